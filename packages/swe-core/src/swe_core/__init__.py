@@ -1,0 +1,46 @@
+"""swe-core: train and evaluate models inside coding agents you did not write.
+
+The public names below are all that a plugin needs. Importing this package imports nothing heavy.
+"""
+
+from swe_core.agent import AgentContext, AgentEvent, AgentExit, AgentSpec
+from swe_core.component import Component, Config
+from swe_core.engine import ChatRequest, Completion, Delta, Emit, Engine, EngineSession, Usage
+from swe_core.grade import Grade, Graded, Grader
+from swe_core.hookspecs import hookimpl
+from swe_core.record import Failure, Rollout, Turn
+from swe_core.sandbox import Asset, ExecResult, Process, Sandbox, SandboxProvider, SandboxSpec
+from swe_core.task import Task, TaskSource
+from swe_core.worker import RolloutWorker
+
+__all__ = [
+    "AgentContext",
+    "AgentEvent",
+    "AgentExit",
+    "AgentSpec",
+    "Asset",
+    "ChatRequest",
+    "Completion",
+    "Component",
+    "Config",
+    "Delta",
+    "Emit",
+    "Engine",
+    "EngineSession",
+    "ExecResult",
+    "Failure",
+    "Grade",
+    "Graded",
+    "Grader",
+    "Process",
+    "Rollout",
+    "RolloutWorker",
+    "Sandbox",
+    "SandboxProvider",
+    "SandboxSpec",
+    "Task",
+    "TaskSource",
+    "Turn",
+    "Usage",
+    "hookimpl",
+]

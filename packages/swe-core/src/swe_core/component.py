@@ -1,0 +1,38 @@
+"""Component: the one descriptor of every plugin kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+T = TypeVar("T")
+
+
+class Config(BaseModel):
+    """Base of every component's settings: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True, slots=True)
+class Component(Generic[T]):
+    """One thing that a plugin offers for a role.
+
+    Declaring a component must be cheap: import heavy libraries inside `create`.
+
+    Args:
+        name: How users ask for it (`--agent NAME`); unique within its role.
+        create: Builds the object from its validated settings, an instance of `config`. It may raise any
+            exception; the caller records it.
+        config: The settings it takes, a subclass of `Config`. Users set `[ROLE.NAME]` in the file or
+            `--set ROLE.NAME.KEY=VALUE`.
+        summary: Half a line for `swe-core plugins`.
+    """
+
+    name: str
+    create: Callable[[Any], T]
+    config: type[Config] = Config
+    summary: str = ""

@@ -1,0 +1,131 @@
+"""The exceptions that swe-core raises on purpose.
+
+    SweError
+    ├── UsageError               the user's input: options, configuration, files (exit code 2)
+    │   ├── ConfigError          a setting is unknown, mistyped or missing
+    │   ├── PluginError          a plugin is unknown, broken, blocked or ambiguous
+    │   └── TaskError            a task row is missing something or holds the wrong type
+    ├── SandboxError             where the code runs failed
+    │   ├── SandboxTimeout       a command outlived its time and its process tree was killed (also TimeoutError)
+    │   ├── SandboxDied          the sandbox itself is gone
+    │   ├── ImageNotFound        the image is absent and cannot be pulled (also LookupError)
+    │   └── PolicyRefused        the provider cannot enforce what was asked
+    ├── AgentError               the coding agent failed
+    │   └── NoLLMCall            it ended without one call through the endpoint
+    ├── EngineError              the model's side failed
+    │   ├── EngineRefused        it said no, and will say no again: 400, 401, 403, 404
+    │   ├── EngineUnavailable    unreachable, overloaded or failing, after all retries
+    │   └── EngineProtocolError  it answered something that is not its protocol
+    └── GraderError              the verdict could not be reached (never a verdict itself)
+
+Every message is one sentence that names the thing, what was expected and what to do. The four middle
+branches are the *boundaries* of a rollout. A plugin may raise any exception: the boundary that records it
+(`boundary_of`) classifies it by where it happened.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Boundary = Literal["sandbox", "agent", "engine", "grader"]
+BOUNDARIES: tuple[Boundary, ...] = ("sandbox", "agent", "engine", "grader")
+
+
+class SweError(Exception):
+    """Base of every exception that swe-core raises on purpose."""
+
+
+class UsageError(SweError):
+    """The user's input is wrong; the command line prints the sentence and exits with 2."""
+
+
+class ConfigError(UsageError):
+    """A setting is unknown, mistyped or missing."""
+
+
+class PluginError(UsageError):
+    """A plugin is unknown, broken, blocked or ambiguous."""
+
+
+class TaskError(UsageError):
+    """A task row lacks something or holds the wrong type."""
+
+
+class SandboxError(SweError):
+    """Where the code runs failed."""
+
+
+class SandboxTimeout(SandboxError, TimeoutError):
+    """A command outlived its time; its process tree inside the sandbox was killed."""
+
+
+class SandboxDied(SandboxError):
+    """The sandbox itself is gone: nothing can be executed in it any more."""
+
+
+class ImageNotFound(SandboxError, LookupError):
+    """The image is absent and cannot be pulled."""
+
+
+class PolicyRefused(SandboxError):
+    """The provider cannot enforce a policy that was asked for, so it refuses to open the sandbox."""
+
+
+class AgentError(SweError):
+    """The coding agent failed."""
+
+
+class NoLLMCall(AgentError):
+    """The agent ended without one LLM call through the rollout's endpoint."""
+
+
+class EngineError(SweError):
+    """The model's side failed.
+
+    `status` is the HTTP status that the agent is answered with.
+    """
+
+    status: int = 502
+
+
+class EngineRefused(EngineError):
+    """The engine said no and will say no again (400, 401, 403, 404)."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class EngineUnavailable(EngineError):
+    """The engine is unreachable, overloaded or failing, after all retries."""
+
+    status = 503
+
+
+class EngineProtocolError(EngineError):
+    """The engine answered something that is not its protocol."""
+
+
+class GraderError(SweError):
+    """The verdict could not be reached. Never a verdict: it carries no reward."""
+
+
+_BRANCH: tuple[tuple[type[SweError], Boundary], ...] = (
+    (SandboxError, "sandbox"),
+    (AgentError, "agent"),
+    (EngineError, "engine"),
+    (GraderError, "grader"),
+)
+
+
+def boundary_of(error: BaseException, default: Boundary) -> Boundary:
+    """The boundary that `error` belongs to: its own branch, else `default`, where it happened."""
+    return next((name for kind, name in _BRANCH if isinstance(error, kind)), default)
+
+
+def sentence(error: BaseException) -> str:
+    """The text of `error` for people: our own sentence as it is, any other exception with its type."""
+    text = " ".join(str(error).split())
+    if isinstance(error, SweError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,80 @@
+"""What is written to disk: Turn, Failure, Rollout. The format is documented in docs/run-directory.md."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swe_core.engine import Usage
+from swe_core.errors import Boundary
+from swe_core.grade import Grade
+
+FORMAT_VERSION = 1
+Outcome = Literal["resolved", "unresolved", "error", "cancelled"]
+
+
+class Record(BaseModel):
+    """Base of what is written to disk: immutable, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Failure(Record):
+    """Why a rollout has no verdict: the boundary that failed, and one sentence."""
+
+    boundary: Boundary
+    type: str = Field(description="the exception's class name")
+    message: str
+
+
+class Turn(Record):
+    """One LLM call. `messages` holds only what this request added: the first `kept` messages are those of
+    the turn before it, so that a file of turns grows linearly with the conversation."""
+
+    index: int = Field(ge=0)
+    started_at: datetime
+    seconds: float = Field(ge=0)
+    kept: int = Field(ge=0, description="messages taken over from the previous turn's request")
+    messages: list[dict[str, Any]]
+    params: dict[str, Any] = Field(
+        description="the rest of the request body; `tools` only where they changed"
+    )
+    reply: dict[str, Any] | None = Field(description="the assistant message; None when the call failed")
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    error: str | None = None
+
+
+class Phases(Record):
+    """Wall time of each phase, seconds; None when it was not reached."""
+
+    open: float | None = None
+    prepare: float | None = None
+    agent: float | None = None
+    export: float | None = None
+    grade: float | None = None
+
+
+class Rollout(Record):
+    """One finished rollout: a line of `rollouts.jsonl`."""
+
+    id: str
+    task_id: str
+    attempt: int = Field(ge=0)
+    agent: str
+    sandbox: str
+    engine: str
+    model: str
+    outcome: Outcome
+    reward: float | None = Field(description="1.0 resolved, 0.0 unresolved, None otherwise")
+    failure: Failure | None = None
+    grade: Grade | None = None
+    turns: int = Field(default=0, ge=0)
+    usage: Usage = Usage()
+    patch_bytes: int = Field(default=0, ge=0)
+    agent_exit_code: int | None = None
+    phases: Phases = Phases()
+    started_at: datetime
+    seconds: float = Field(ge=0, description="wall time of the whole rollout")

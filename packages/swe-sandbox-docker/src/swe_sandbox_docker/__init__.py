@@ -1,0 +1,1 @@
+"""Docker containers for swe-core."""

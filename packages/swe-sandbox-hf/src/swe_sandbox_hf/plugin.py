@@ -1,0 +1,1 @@
+"""The entry point. It registers nothing yet: the package reserves the name and the seam."""

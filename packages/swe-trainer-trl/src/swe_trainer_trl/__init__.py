@@ -1,0 +1,1 @@
+"""TRL training for swe-core."""
