@@ -93,7 +93,7 @@ class Engine(ABC):
     async def __aexit__(self, *exc: object) -> None:
         return None
 
-    async def check(self) -> None:
+    async def check(self) -> None:  # noqa: B027 (most engines have nothing to ask)
         """Ask once, before any sandbox is opened, whether the engine can serve this run at all.
 
         Raises:

@@ -6,7 +6,7 @@
     │   ├── PluginError          a plugin is unknown, broken, blocked or ambiguous
     │   └── TaskError            a task row is missing something or holds the wrong type
     ├── SandboxError             where the code runs failed
-    │   ├── SandboxTimeout       a command outlived its time and its process tree was killed (also TimeoutError)
+    │   ├── SandboxTimeout       a command outlived its time; its tree was killed (also TimeoutError)
     │   ├── SandboxDied          the sandbox itself is gone
     │   ├── ImageNotFound        the image is absent and cannot be pulled (also LookupError)
     │   └── PolicyRefused        the provider cannot enforce what was asked

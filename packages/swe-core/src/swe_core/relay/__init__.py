@@ -1,0 +1,1 @@
+"""The way from inside a sandbox to a host endpoint."""
