@@ -1,0 +1,26 @@
+"""Ownership of sandboxes: only what a dead process of this host left is abandoned."""
+
+import subprocess
+import sys
+
+from swe_core.owner import current_owner, is_abandoned
+
+
+def test_a_living_owner_is_not_abandoned() -> None:
+    assert not is_abandoned(current_owner())
+
+
+def test_a_dead_process_is_abandoned() -> None:
+    script = "from swe_core.owner import current_owner; print(current_owner())"
+    owner = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert is_abandoned(owner.strip())
+
+
+def test_a_reused_pid_is_abandoned() -> None:
+    host, boot, pid, started = current_owner().rsplit("/", 3)
+    assert is_abandoned(f"{host}/{boot}/{pid}/{int(started) + 1}")
+
+
+def test_other_hosts_and_nonsense_are_left_alone() -> None:
+    assert not is_abandoned("elsewhere/boot/1/1")
+    assert not is_abandoned("nonsense")
