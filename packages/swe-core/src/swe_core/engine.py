@@ -100,6 +100,13 @@ class Engine(ABC):
             EngineError: It cannot, and will not without the user's help.
         """
 
+    def notes(self) -> Sequence[str]:
+        """Sentences that must stand wherever results of this engine are shown; empty for a real model.
+
+        An engine whose replies are recordings says so here.
+        """
+        return ()
+
     @abstractmethod
     async def complete(
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None

@@ -31,7 +31,7 @@ def current_owner() -> str:
 
 
 def is_abandoned(owner: str) -> bool:
-    """Whether `owner` ran on this host and lives no more. False for other hosts: theirs is not ours to judge."""
+    """Whether `owner` ran on this host and lives no more; False for other hosts, which we cannot judge."""
     try:
         host, boot, pid, started = owner.rsplit("/", 3)
         number = int(pid)

@@ -1,0 +1,39 @@
+"""The names of what ships with the core, and of the project's own plugin distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+BUILTINS: Mapping[str, str] = {
+    "local": "swe_core.builtin.local",
+    "agents": "swe_core.builtin.agents",
+    "mini": "swe_core.builtin.mini",
+    "openai": "swe_core.builtin.openai",
+    "replay": "swe_core.builtin.replay",
+    "swe": "swe_core.builtin.swe",
+    "swegym": "swe_core.builtin.swegym",
+    "demo": "swe_core.builtin.demo",
+    "collect": "swe_core.builtin.collect",
+}
+"""Plugin name → module."""
+
+DEFAULTS: Mapping[str, str] = {
+    "agent": "mini",
+    "sandbox": "local",
+    "grader": "swe",
+    "engine": "openai",
+    "tasks": "swegym",
+    "worker": "collect",
+}
+"""Who fills a role that nobody chose. For `tasks`, who reads a file."""
+
+KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
+    "pi": "swe-agents-pi",
+    "docker": "swe-sandbox-docker",
+    "hf": "swe-sandbox-hf",
+    "trl": "swe-trainer-trl",
+}
+"""Plugin name → the distribution to install."""
+
+RECORDED_ENGINE = "replay"
+"""Who answers when nobody chose an engine and the tasks bring recorded replies."""

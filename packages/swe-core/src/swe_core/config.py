@@ -1,0 +1,233 @@
+"""Settings of a run: defaults < file < environment < command line.
+
+The file is TOML; every table is also an environment variable (`SWE_RUN__ATTEMPTS=4`,
+`SWE_SANDBOX__DOCKER__CPUS=1`) and a `--set` (`--set run.attempts=4`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from swe_core.component import Config
+from swe_core.errors import ConfigError
+from swe_core.sandbox import Network
+
+PREFIX = "SWE_"
+NESTED = "__"
+
+ComponentOptions = dict[str, dict[str, Any]]
+"""Component name → its own settings, validated by the component's `config` model."""
+
+
+class RunOptions(Config):
+    """`[run]`: what to run, with what, and how much of it."""
+
+    plugins: tuple[str, ...] | None = Field(default=None, description="as --plugins")
+    tasks: str = Field(default="demo", description="a task source's name, or a file of rows")
+    only: tuple[str, ...] = Field(default=(), description="instance ids; empty is all of them")
+    agent: str | None = None
+    sandbox: str | None = None
+    engine: str | None = None
+    grader: str | None = None
+    worker: str | None = None
+    engine_url: str | None = None
+    model: str | None = None
+    recording: Path | None = Field(default=None, description="recorded replies to answer from")
+    record: Path | None = Field(default=None, description="where to record this run's replies")
+    attempts: int = Field(default=1, ge=1, description="rollouts per task")
+    concurrency: int = Field(default=4, ge=1, description="rollouts at once")
+    mode: Literal["gate", "black-box"] = "gate"
+    agent_key_env: str | None = Field(
+        default=None, description="black-box: the variable whose key is handed to the agent"
+    )
+
+
+class Limits(Config):
+    """`[limits]`: the time budget of each phase, seconds."""
+
+    open: float = Field(default=600.0, gt=0, description="open a sandbox, a pull included")
+    prepare: float = Field(default=120.0, gt=0, description="prepare the repository; also export the patch")
+    agent: float = Field(default=1800.0, gt=0, description="the agent's own run")
+    grade: float = Field(default=1800.0, gt=0, description="the test run of a grade")
+
+
+class Resources(Config):
+    """`[resources]`: what one sandbox may use."""
+
+    network: Network = Field(default="llm", description="what the agent's sandbox reaches")
+    memory_mb: int = Field(default=4096, gt=0)
+    cpus: float = Field(default=2.0, gt=0)
+    pids: int = Field(default=512, gt=0)
+    disk_mb: int = Field(default=4096, gt=0)
+
+
+class _FileSource(PydanticBaseSettingsSource):
+    """Values that were read from the file already."""
+
+    def __init__(self, settings_cls: type[BaseSettings], values: dict[str, Any]) -> None:
+        super().__init__(settings_cls)
+        self.values = values
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        return self.values.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return self.values
+
+
+class Settings(BaseSettings):
+    """All settings of a run, layered by pydantic-settings."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter=NESTED, extra="forbid", frozen=True
+    )
+    file_values: ClassVar[dict[str, Any]] = {}
+
+    run: RunOptions = RunOptions()
+    limits: Limits = Limits()
+    resources: Resources = Resources()
+    agent: ComponentOptions = Field(default_factory=dict)
+    sandbox: ComponentOptions = Field(default_factory=dict)
+    engine: ComponentOptions = Field(default_factory=dict)
+    grader: ComponentOptions = Field(default_factory=dict)
+    tasks: ComponentOptions = Field(default_factory=dict)
+    worker: ComponentOptions = Field(default_factory=dict)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """First wins: the command line, then the environment, then the file."""
+        return init_settings, env_settings, _FileSource(settings_cls, cls.file_values)
+
+
+def load_settings(
+    file: Path | None = None, sets: Iterable[str] = (), command_line: Mapping[str, Any] | None = None
+) -> Settings:
+    """The settings of a run from all four layers.
+
+    Args:
+        file: A TOML file (`--config`).
+        sets: `--set` values, `SECTION.KEY=VALUE` or `ROLE.COMPONENT.KEY=VALUE`; VALUE is JSON where it
+            parses as JSON, else text.
+        command_line: Options of `run` by their name in `RunOptions`; None values are unset.
+
+    Raises:
+        ConfigError: A file, a key or a value is wrong; the sentence names it and where it came from.
+    """
+    overrides: dict[str, Any] = {}
+    given = {name: value for name, value in (command_line or {}).items() if value is not None}
+    if given:
+        overrides["run"] = given
+    for text in sets:
+        _put(overrides, text)
+    _refuse_unknown_environment()
+    # A subclass carries the file's values, so that loading twice in one process shares nothing.
+    layered = type("Settings", (Settings,), {"file_values": _read_file(file), "__module__": __name__})
+    try:
+        settings: Settings = layered(**overrides)
+    except ValidationError as error:
+        raise ConfigError(explain(error, "the settings")) from None
+    except ValueError as error:  # pydantic-settings: an environment value that is not JSON
+        raise ConfigError(f"the environment holds a setting that cannot be read: {error}") from None
+    return settings
+
+
+def validate(model: type[Config], values: Mapping[str, Any], what: str) -> Config:
+    """`values` as a component's settings.
+
+    Raises:
+        ConfigError: A key is unknown or a value is wrong; the sentence starts with `what`.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(explain(error, what, model)) from None
+
+
+def explain(error: ValidationError, what: str, model: type[BaseModel] | None = None) -> str:
+    """One sentence for a pydantic error: the first problem, and how many more there are."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        fields = _fields_at(model or Settings, first["loc"][:-1])
+        close = difflib.get_close_matches(str(first["loc"][-1]), fields, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(fields) or 'none'}"
+        text = f"{what}: unknown setting {key!r}; {hint}"
+    elif first["type"] == "missing":
+        text = f"{what}: the setting {key!r} is missing"
+    else:
+        text = f"{what}: {key + ': ' if key else ''}{first['msg']} (found {first['input']!r})"
+    return text if len(problems) == 1 else f"{text} (and {len(problems) - 1} more)"
+
+
+def _fields_at(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    """The field names of the model that `path` leads to."""
+    for part in path:
+        annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def _put(target: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise ConfigError(f"--set {text!r}: expected SECTION.KEY=VALUE, such as run.attempts=4")
+    try:
+        parsed = json.loads(value)
+    except json.JSONDecodeError:
+        parsed = value
+    for part in parts[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"--set {text!r}: {part!r} is already set to a value, not to a table")
+    target[parts[-1]] = parsed
+
+
+def _read_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the settings file {str(file)!r}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the settings file {str(file)!r} is not TOML: {error}") from None
+
+
+def _refuse_unknown_environment() -> None:
+    """A mistyped variable would be ignored in silence, so look for those that can only be meant for us."""
+    sections = list(Settings.model_fields)
+    for name in os.environ:
+        section, nested, key = name.removeprefix(PREFIX).lower().partition(NESTED)
+        if not name.startswith(PREFIX) or not nested:
+            continue
+        if section not in sections:
+            close = difflib.get_close_matches(section, sections, n=1)
+            hint = f"did you mean {PREFIX}{close[0].upper()}{NESTED}…?" if close else f"one of {sections}"
+            raise ConfigError(f"unknown setting {name!r} in the environment; {hint}")
+        annotation = Settings.model_fields[section].annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            field = key.split(NESTED)[0]
+            if field not in annotation.model_fields:
+                close = difflib.get_close_matches(field, list(annotation.model_fields), n=1)
+                hint = f"; did you mean {PREFIX}{section.upper()}{NESTED}{close[0].upper()}?" if close else ""
+                raise ConfigError(f"unknown setting {name!r} in the environment{hint}")

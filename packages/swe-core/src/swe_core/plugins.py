@@ -1,0 +1,336 @@
+"""PluginSet: discover, select, block, list and blame plugins."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import pluggy
+
+from swe_core import hookspecs
+from swe_core.builtin.index import BUILTINS, KNOWN_DISTRIBUTIONS
+from swe_core.component import Component
+from swe_core.errors import PluginError, sentence
+
+GROUP = "swe_core"
+ALLOW_VARIABLE = "SWE_PLUGINS"
+
+Role = Literal["agent", "sandbox", "grader", "engine", "tasks", "worker"]
+HOOKS: Mapping[Role, str] = {
+    "agent": "swe_agents",
+    "sandbox": "swe_sandboxes",
+    "grader": "swe_graders",
+    "engine": "swe_engines",
+    "tasks": "swe_tasks",
+    "worker": "swe_workers",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A component together with the plugin that offers it."""
+
+    role: Role
+    component: Component[Any]
+    plugin: str
+
+    @property
+    def name(self) -> str:
+        """The component's name."""
+        return self.component.name
+
+
+@dataclass(slots=True)
+class Plugin:
+    """One plugin, loaded or broken.
+
+    Args:
+        name: Its entry point's name, its file's stem or its module's name.
+        origin: Distribution name, file path or module name.
+        version: The distribution's version, "" where there is none.
+        builtin: Whether it ships with the core.
+        offers: What it registered; empty when it is broken.
+        error: One sentence why it could not be loaded, else None.
+    """
+
+    name: str
+    origin: str
+    version: str = ""
+    builtin: bool = False
+    offers: list[Offer] = field(default_factory=list)
+    error: str | None = None
+
+
+class PluginSet:
+    """The plugins of one process.
+
+    Built-ins are always loaded. Of the installed plugins (entry points in group `swe_core`) all are, unless
+    `select` names some: then exactly those. One broken plugin is kept with its error and the rest still
+    work; only asking for it by name raises.
+
+    Args:
+        select: Names from `--plugins`; each becomes the choice for every role that it fills.
+        extra: Values of `-p`: `no:NAME`, a module name, or a path of a `.py` file.
+        allow: Allow-list of entry point names (`SWE_PLUGINS`); None allows all, an empty one none.
+
+    Raises:
+        PluginError: A selected plugin is unknown, blocked, not allowed or broken.
+    """
+
+    def __init__(
+        self,
+        select: Sequence[str] | None = None,
+        extra: Sequence[str] = (),
+        allow: Sequence[str] | None = None,
+    ) -> None:
+        self.manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self.manager.add_hookspecs(hookspecs)
+        self.plugins: dict[str, Plugin] = {}
+        self.chosen: list[str] = []
+        self._blocked = {value[3:] for value in extra if value.startswith("no:")}
+        self._allow = None if allow is None else set(allow)
+        for name, module in BUILTINS.items():
+            if name not in self._blocked:
+                plugin = Plugin(name, "swe-core", _version("swe-core"), builtin=True)
+                self._load(plugin, lambda module=module: importlib.import_module(module))
+        self._load_installed(None if select is None else set(select))
+        for value in extra:
+            if not value.startswith("no:"):
+                self._load_extra(value)
+        for name in select or ():
+            self._choose(name)
+
+    # loading
+
+    def _load_installed(self, wanted: set[str] | None) -> None:
+        for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name):
+            allowed = self._allow is None or point.name in self._allow
+            if point.name in self._blocked or not allowed:
+                continue
+            if wanted is not None and point.name not in wanted:
+                continue
+            dist = point.dist
+            plugin = Plugin(point.name, dist.name if dist else point.value, dist.version if dist else "")
+            if point.name in self.plugins:
+                taken = self.plugins[point.name]
+                plugin.error = (
+                    f"the plugin name {point.name!r} is taken twice, by {taken.origin!r} and by "
+                    f"{plugin.origin!r}: uninstall one of them"
+                )
+                if taken.builtin:
+                    self.plugins[f"{point.name} ({plugin.origin})"] = plugin
+                else:
+                    taken.error, taken.offers = plugin.error, []
+                    self.manager.unregister(name=point.name)
+                continue
+            self._load(plugin, point.load)
+
+    def _load_extra(self, value: str) -> None:
+        """Load `-p VALUE`; unlike an installed plugin, one that the user names this way must load."""
+        if value.endswith(".py") or os.sep in value:
+            path = Path(value)
+            if not path.is_file():
+                raise PluginError(f"-p {value!r}: there is no such file; give the path of a .py file")
+            plugin = Plugin(path.stem, str(path))
+            self._refuse_taken(plugin)
+            self._load(plugin, lambda: _import_file(path))
+        else:
+            plugin = Plugin(value, value)
+            self._refuse_taken(plugin)
+            self._load(plugin, lambda: importlib.import_module(value))
+        if plugin.error:
+            raise PluginError(f"-p {value!r} cannot be loaded: {plugin.error}")
+        self.chosen.append(plugin.name)
+
+    def _refuse_taken(self, plugin: Plugin) -> None:
+        if plugin.name in self.plugins:
+            raise PluginError(
+                f"-p {plugin.origin!r}: the plugin name {plugin.name!r} is already taken by "
+                f"{self.plugins[plugin.name].origin!r}; rename the file or block the other with "
+                f"-p no:{plugin.name}"
+            )
+
+    def _load(self, plugin: Plugin, load: Any) -> None:
+        """Load one plugin and record what it offers, or why it cannot be loaded.
+
+        This is the boundary to foreign code: whatever importing it raises is the plugin's recorded error.
+        """
+        self.plugins[plugin.name] = plugin
+        try:
+            module = load()
+            _refuse_coroutines(self.manager, module)
+            self.manager.register(module, plugin.name)
+            self._check_hooks(plugin.name)
+            plugin.offers = self._collect(plugin.name)
+        except (Exception, SystemExit) as error:
+            plugin.error = sentence(error)
+            plugin.offers = []
+            if self.manager.has_plugin(plugin.name):
+                self.manager.unregister(name=plugin.name)
+
+    def _check_hooks(self, name: str) -> None:
+        known = {spec for spec in dir(hookspecs) if spec.startswith("swe_")}
+        plugin = self.manager.get_plugin(name)
+        for attribute in dir(plugin):
+            if attribute not in known and self.manager.parse_hookimpl_opts(plugin, attribute):
+                raise PluginError(f"it implements an unknown hook {attribute!r}{_nearest(attribute, known)}")
+
+    def _collect(self, name: str) -> list[Offer]:
+        offers: list[Offer] = []
+        for role, hook in HOOKS.items():
+            for impl in getattr(self.manager.hook, hook).get_hookimpls():
+                if impl.plugin_name != name:
+                    continue
+                for component in impl.function():
+                    if not isinstance(component, Component):
+                        raise PluginError(f"its {hook} returned {component!r}, expected a Component")
+                    offers.append(Offer(role, component, name))
+        return offers
+
+    # choosing
+
+    def _choose(self, name: str) -> None:
+        plugin = self.plugins.get(name)
+        if plugin is not None:
+            if plugin.error:
+                raise PluginError(
+                    f"the plugin {name!r} ({plugin.origin} {plugin.version}) is broken: {plugin.error}"
+                )
+        elif not any(offer.name == name for offer in self.offers()):
+            raise PluginError(self._unknown(name))
+        self.chosen.append(name)
+
+    def _unknown(self, name: str) -> str:
+        if name in self._blocked:
+            return f"the plugin {name!r} is both selected and blocked: drop '-p no:{name}' or the selection"
+        installed = {point.name for point in importlib.metadata.entry_points(group=GROUP)}
+        if name in installed:
+            return f"the plugin {name!r} is installed but not in {ALLOW_VARIABLE}: add it there or unset it"
+        if name in KNOWN_DISTRIBUTIONS:
+            return f"the plugin {name!r} is not installed: pip install {KNOWN_DISTRIBUTIONS[name]}"
+        known = installed | KNOWN_DISTRIBUTIONS.keys() | {offer.name for offer in self.offers()}
+        return (
+            f"unknown plugin {name!r}{_nearest(name, known)}; if it is a distribution of its own, install it "
+            f"first: pip install swe-agents-{name} (or swe-sandbox-{name}, swe-trainer-{name})"
+        )
+
+    def offers(self, role: Role | None = None) -> list[Offer]:
+        """What all working plugins offer, for one role or for all."""
+        return [
+            offer
+            for plugin in self.plugins.values()
+            for offer in plugin.offers
+            if role is None or offer.role == role
+        ]
+
+    def find(self, role: Role, name: str) -> Offer:
+        """The component `name` of `role`.
+
+        Raises:
+            PluginError: Nobody offers it, its plugin is broken, or two plugins offer the same name.
+        """
+        found = [offer for offer in self.offers(role) if offer.name == name]
+        if len(found) > 1:
+            names = " and ".join(repr(offer.plugin) for offer in found)
+            raise PluginError(
+                f"the plugins {names} both offer the {role} {name!r}: block one with -p no:PLUGIN"
+            )
+        if found:
+            return found[0]
+        broken = self.plugins.get(name)
+        if broken is not None and broken.error:
+            raise PluginError(f"the plugin {name!r} is broken: {broken.error}")
+        have = sorted({offer.name for offer in self.offers(role)})
+        hint = KNOWN_DISTRIBUTIONS.get(name)
+        remedy = f"pip install {hint}" if hint else f"there are: {', '.join(have) or 'none'}"
+        raise PluginError(f"unknown {role} {name!r}{_nearest(name, have)}; {remedy}")
+
+    def choose(self, role: Role, explicit: str | None, default: str | None) -> Offer | None:
+        """The component that fills `role`.
+
+        `explicit` (the role's own option) decides; then whatever `--plugins` and `-p` selected; then
+        `default`, a built-in's name (None: nobody).
+
+        Raises:
+            PluginError: Two selected plugins fill the role, or the name is unknown.
+        """
+        if explicit is not None:
+            return self.find(role, explicit)
+        candidates: dict[tuple[str, str], Offer] = {}
+        for name in self.chosen:
+            plugin = self.plugins.get(name)
+            offers = plugin.offers if plugin else [o for o in self.offers() if o.name == name]
+            candidates |= {(o.plugin, o.name): o for o in offers if o.role == role}
+        found = list(candidates.values())
+        if len(found) > 1:
+            names = " and ".join(f"{offer.name!r} (plugin {offer.plugin!r})" for offer in found)
+            raise PluginError(f"{names} can both be the {role}: choose one with --{role} NAME")
+        if found:
+            return found[0]
+        return None if default is None else self.find(role, default)
+
+    # calling
+
+    def notify(self, hook: str, **values: object) -> list[str]:
+        """Call a notification hook of every plugin; one that raises is named in the result, not raised.
+
+        Returns:
+            One sentence for each plugin whose implementation raised.
+        """
+        problems: list[str] = []
+        for impl in getattr(self.manager.hook, hook).get_hookimpls():
+            try:
+                impl.function(*(values[name] for name in impl.argnames))
+            except Exception as error:  # a notification must never harm the rollout
+                problems.append(f"the plugin {impl.plugin_name!r} failed in {hook}: {sentence(error)}")
+        return problems
+
+
+def allow_list(environment: Mapping[str, str]) -> list[str] | None:
+    """The allow-list in `SWE_PLUGINS`: None when unset, empty when empty."""
+    value = environment.get(ALLOW_VARIABLE)
+    return None if value is None else [name.strip() for name in value.split(",") if name.strip()]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _import_file(path: Path) -> ModuleType:
+    name = f"swe_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{str(path)!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _refuse_coroutines(manager: pluggy.PluginManager, module: object) -> None:
+    """pluggy would call an `async def` and drop the coroutine, so refuse it while somebody is looking."""
+    for name in dir(module):
+        if manager.parse_hookimpl_opts(module, name) and inspect.iscoroutinefunction(getattr(module, name)):
+            raise PluginError(f"its hook {name!r} is 'async def'; hooks are plain functions")

@@ -1,0 +1,215 @@
+"""The run directory: append-only, crash-safe. The format is documented in docs/run-directory.md."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from swe_core.agent import AgentEvent
+from swe_core.errors import UsageError
+from swe_core.record import FORMAT_VERSION, Record, Rollout, Turn
+from swe_core.redact import Redactor
+
+RUN_FILE = "run.json"
+ROLLOUTS_FILE = "rollouts.jsonl"
+FOLDERS = "rollouts"
+
+MAX_LOG = 32 * 1024 * 1024
+"""Bytes kept of an agent's output and of its transcript, each; what comes after is counted, not kept."""
+
+
+class RunInfo(Record):
+    """`run.json`: what this run is. Written once, when it starts."""
+
+    format: int = FORMAT_VERSION
+    created_at: datetime
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    planned: int
+    notes: tuple[str, ...] = ()
+
+
+class _Capped:
+    """An append-only file that stops growing at `MAX_LOG` and says so."""
+
+    def __init__(self, path: Path, redactor: Redactor) -> None:
+        self._path = path
+        self._redactor = redactor
+        self._file: BinaryIO | None = None
+        self._size = 0
+        self._full = False
+
+    def write(self, data: bytes) -> None:
+        if self._full:
+            return
+        if self._file is None:
+            self._file = self._path.open("ab")
+        data = self._redactor.data(data)
+        if self._size + len(data) > MAX_LOG:
+            self._full = True
+            data = orjson.dumps({"kind": "info", "text": f"cut here: more than {MAX_LOG} bytes"}) + b"\n"
+        self._size += len(data)
+        self._file.write(data)
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class RolloutFolder:
+    """One rollout's folder: turns, transcript, agent output, patch, grade and test log, as they come."""
+
+    def __init__(self, path: Path, redactor: Redactor) -> None:
+        path.mkdir(parents=True)
+        self.path = path
+        self._redactor = redactor
+        self._turns = _Capped(path / "turns.jsonl", redactor)
+        self._transcript = _Capped(path / "transcript.jsonl", redactor)
+        self._output = _Capped(path / "agent.log", redactor)
+
+    def add_turn(self, turn: Turn) -> None:
+        """Append one LLM call to `turns.jsonl`."""
+        self._turns.write(_line(turn))
+
+    def add_event(self, event: AgentEvent) -> None:
+        """Append one event to `transcript.jsonl`."""
+        self._transcript.write(_line(event))
+
+    def add_output(self, data: bytes) -> None:
+        """Append raw output of the agent's process to `agent.log`."""
+        self._output.write(data)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a whole file, `name`, into the folder."""
+        (self.path / name).write_bytes(self._redactor.data(data))
+
+    def put_patch(self, patch: bytes) -> None:
+        """Write `patch.diff`, byte for byte: what was graded is what is kept."""
+        (self.path / "patch.diff").write_bytes(patch)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in (self._turns, self._transcript, self._output):
+            file.close()
+
+
+class RunDirectory:
+    """A run on disk."""
+
+    def __init__(self, path: Path, info: RunInfo, redactor: Redactor) -> None:
+        self.path = path
+        self.info = info
+        self.redactor = redactor
+
+    @classmethod
+    def create(cls, path: Path, info: RunInfo, redactor: Redactor) -> RunDirectory:
+        """Make a new run directory.
+
+        Raises:
+            UsageError: `path` exists and is not empty, or cannot be written.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise UsageError(f"the run directory {str(path)!r} is not empty: give another with --out")
+            (path / FOLDERS).mkdir()
+            _write_synced(path / RUN_FILE, _pretty(info, redactor))
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the run directory {str(path)!r}: {error.strerror}; give another with --out"
+            ) from None
+        return cls(path, info, redactor)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """Open a run directory for reading.
+
+        Raises:
+            UsageError: It is not one, or is of another format.
+        """
+        try:
+            raw = orjson.loads((path / RUN_FILE).read_bytes())
+        except OSError:
+            raise UsageError(f"{str(path)!r} is not a run directory: it has no readable {RUN_FILE}") from None
+        except orjson.JSONDecodeError as error:
+            raise UsageError(f"{str(path / RUN_FILE)!r} is not JSON: {error}") from None
+        found = raw.get("format") if isinstance(raw, dict) else None
+        if found != FORMAT_VERSION:
+            raise UsageError(
+                f"the run directory {str(path)!r} has format {found!r}; this version reads {FORMAT_VERSION}"
+            )
+        try:
+            info = RunInfo.model_validate(raw)
+        except ValidationError:
+            raise UsageError(f"{str(path / RUN_FILE)!r} is damaged: it lacks fields of its format") from None
+        return cls(path, info, Redactor())
+
+    def folder(self, rollout_id: str) -> RolloutFolder:
+        """Make the folder of one rollout."""
+        return RolloutFolder(self.path / FOLDERS / rollout_id, self.redactor)
+
+    def append(self, rollout: Rollout) -> None:
+        """Append one finished rollout as a line and sync it to disk: from here on it is not lost."""
+        descriptor = os.open(self.path / ROLLOUTS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            data = self.redactor.data(_line(rollout))
+            while data:
+                data = data[os.write(descriptor, data) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rollouts(self) -> list[Rollout]:
+        """The finished rollouts, in the order in which they finished. A torn last line is left out.
+
+        Raises:
+            UsageError: A line in the middle is damaged; the message names it.
+        """
+        try:
+            lines = (self.path / ROLLOUTS_FILE).read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return []
+        found: list[Rollout] = []
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                found.append(Rollout.model_validate_json(line))
+            except ValidationError:
+                raise UsageError(
+                    f"line {number} of {str(self.path / ROLLOUTS_FILE)!r} is not a finished rollout"
+                ) from None
+        return found
+
+
+def new_run_info(
+    versions: Mapping[str, str], settings: Mapping[str, Any], planned: int, notes: Sequence[str]
+) -> RunInfo:
+    """`RunInfo` for a run that starts now."""
+    return RunInfo(
+        created_at=datetime.now(UTC),
+        versions=dict(versions),
+        settings=dict(settings),
+        planned=planned,
+        notes=tuple(notes),
+    )
+
+
+def _line(model: BaseModel) -> bytes:
+    return orjson.dumps(model.model_dump(mode="json")) + b"\n"
+
+
+def _pretty(model: BaseModel, redactor: Redactor) -> bytes:
+    return redactor.data(orjson.dumps(model.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
