@@ -1,0 +1,43 @@
+# Each target works alone, on a clean checkout, on a machine that has Python >= 3.11, make and git.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/.demo  ## real Pi fixes real bugs in isolated sandboxes; no root, Docker, GPU or key
+	@$(BIN)/swe-core run --plugins pi --tasks demo --set sandbox.local.allow_unisolated=true
+
+test: .venv/.dev  ## everything, with Docker where the machine can
+	@tests/with-docker $(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy packages/*/src
+
+bench: .venv/.dev  ## every benchmark prints a table and ends with one line of JSON
+	@for script in benchmarks/[a-z]*.py; do tests/with-docker $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf .venv
+
+.venv/bin/python:
+	@echo "creating .venv"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@$(PYTHON) -m venv .venv
+	@$(PIP) install --upgrade "pip>=25.1"
+
+# pip, not uv: it takes a local torch build where a machine offers one.
+.venv/.demo: .venv/bin/python $(PROJECTS)
+	@echo "installing swe-core and swe-agents-pi into .venv"
+	@$(PIP) install --group build
+	@$(PIP) install --no-build-isolation -e packages/swe-core -e packages/swe-agents-pi
+	@touch $@
+
+.venv/.dev: .venv/.demo
+	@echo "installing all packages and the development tools into .venv"
+	@$(PIP) install --group dev
+	@$(PIP) install --no-build-isolation $(patsubst %,-e %,$(wildcard packages/*))
+	@touch $@
