@@ -116,7 +116,9 @@ class Settings(BaseSettings):
 
 
 def load_settings(
-    file: Path | None = None, sets: Iterable[str] = (), command_line: Mapping[str, Any] | None = None
+    file: Path | None = None,
+    sets: Iterable[str] = (),
+    command_line: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Settings:
     """The settings of a run from all four layers.
 
@@ -124,15 +126,16 @@ def load_settings(
         file: A TOML file (`--config`).
         sets: `--set` values, `SECTION.KEY=VALUE` or `ROLE.COMPONENT.KEY=VALUE`; VALUE is JSON where it
             parses as JSON, else text.
-        command_line: Options of `run` by their name in `RunOptions`; None values are unset.
+        command_line: Section → setting → value; None values are unset.
 
     Raises:
         ConfigError: A file, a key or a value is wrong; the sentence names it and where it came from.
     """
     overrides: dict[str, Any] = {}
-    given = {name: value for name, value in (command_line or {}).items() if value is not None}
-    if given:
-        overrides["run"] = given
+    for section, options in (command_line or {}).items():
+        given = {name: value for name, value in options.items() if value is not None}
+        if given:
+            overrides[section] = given
     for text in sets:
         _put(overrides, text)
     _refuse_unknown_environment()

@@ -1,0 +1,77 @@
+"""The command line: one thin file a command, imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from swe_core.errors import SweError, UsageError, sentence
+
+_COMMANDS = {
+    "run": ("swe_core.cli.run:run", "Run rollouts: an agent on tasks, graded on the host."),
+    "report": ("swe_core.cli.report:report", "Print the table of a finished run."),
+    "plugins": ("swe_core.cli.plugins:plugins", "List every plugin, what it offers, and what is broken."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Subcommands whose modules are imported when they are called; plugins add theirs the same way."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._plugins_asked = False
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        self._ask_plugins()
+        return [*_COMMANDS, *sorted(set(super().list_commands(ctx)) - _COMMANDS.keys())]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _COMMANDS:
+            module, attribute = _COMMANDS[cmd_name][0].split(":")
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+            return command
+        self._ask_plugins()
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does it, but the built-in commands' help is known without importing them."""
+        rows = [(name, text) for name, (_, text) in _COMMANDS.items()]
+        for name in self.list_commands(ctx):
+            command = self.commands.get(name)
+            if command is not None:
+                rows.append((name, command.get_short_help_str()))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def _ask_plugins(self) -> None:
+        if self._plugins_asked:
+            return
+        self._plugins_asked = True
+        from swe_core.plugins import PluginSet, allow_list
+
+        for problem in PluginSet(allow=allow_list(os.environ)).notify("swe_commands", cli=self):
+            click.echo(f"swe-core: {problem}", err=True)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="swe-core", prog_name="swe-core")
+def cli() -> None:
+    """Train and evaluate models inside coding agents you did not write."""
+
+
+def main() -> None:
+    """The entry point. Our own errors are one sentence on stderr: exit code 2 for wrong input, else 1."""
+    try:
+        code = cli.main(standalone_mode=False)  # click returns the code of its own Exit
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except SweError as error:
+        click.echo(f"swe-core: error: {sentence(error)}", err=True)
+        sys.exit(2 if isinstance(error, UsageError) else 1)

@@ -1,0 +1,31 @@
+"""The worker `collect`: runs everything and leaves it in the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from swe_core.component import Component, Config
+from swe_core.hookspecs import hookimpl
+from swe_core.worker import RolloutWorker
+
+if TYPE_CHECKING:
+    from swe_core.runner import Runner
+
+
+class Collect:
+    """Runs every rollout once."""
+
+    async def run(self, runner: Runner) -> None:
+        """Run all requests of `runner`."""
+        await runner.run_all()
+
+
+def _create(config: Config) -> RolloutWorker:
+    return Collect()
+
+
+@hookimpl
+def swe_workers() -> Iterable[Component[RolloutWorker]]:
+    """Offer `collect`."""
+    return [Component("collect", _create, summary="run every rollout once, into the run directory")]

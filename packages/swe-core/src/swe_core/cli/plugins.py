@@ -1,0 +1,44 @@
+"""`swe-core plugins`: every plugin, what it offers, and the error of a broken one."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+
+from swe_core.plugins import Plugin, PluginSet, allow_list
+
+
+@click.command()
+@click.option("-p", "extra", multiple=True, metavar="PLUGIN", help="As in `swe-core run`.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def plugins(extra: tuple[str, ...], as_json: bool) -> None:
+    """List every plugin, its distribution and version, what it offers, and what is broken."""
+    found = PluginSet(extra=extra, allow=allow_list(os.environ)).plugins.values()
+    if as_json:
+        click.echo(json.dumps([_as_dict(plugin) for plugin in found], indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("plugin", "from", "offers", box=None, header_style="bold", pad_edge=False)
+    for plugin in found:
+        offers = "\n".join(f"{offer.role} {offer.name}: {offer.component.summary}" for offer in plugin.offers)
+        origin = "built in" if plugin.builtin else f"{plugin.origin} {plugin.version}".strip()
+        table.add_row(plugin.name, origin, f"broken: {plugin.error}" if plugin.error else offers or "nothing")
+    Console(soft_wrap=False).print(table, markup=False)
+
+
+def _as_dict(plugin: Plugin) -> dict[str, object]:
+    return {
+        "name": plugin.name,
+        "distribution": plugin.origin,
+        "version": plugin.version,
+        "builtin": plugin.builtin,
+        "offers": [
+            {"role": offer.role, "name": offer.name, "summary": offer.component.summary}
+            for offer in plugin.offers
+        ],
+        "error": plugin.error,
+    }

@@ -1,0 +1,142 @@
+"""What a run shows while it runs: a live table on a terminal, one line per event elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from swe_core.record import Rollout, Turn
+from swe_core.rollout import Phase, RolloutRequest
+
+
+@dataclass(slots=True)
+class _Running:
+    task: str
+    attempt: int
+    phase: str = "open"
+    turns: int = 0
+    tokens: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+
+class _Tally:
+    """Counts what is running and what is finished."""
+
+    def __init__(self, requests: Sequence[RolloutRequest]) -> None:
+        self.planned = len(requests)
+        self.running: dict[str, _Running] = {}
+        self.outcomes: Counter[str] = Counter()
+        self.boundaries: Counter[str] = Counter()
+        self.began = time.monotonic()
+
+    def started(self, request: RolloutRequest) -> None:
+        self.running[request.id] = _Running(request.task.instance_id, request.attempt)
+
+    def phase(self, rollout_id: str, phase: Phase) -> None:
+        self.running[rollout_id].phase = phase
+
+    def turn(self, rollout_id: str, turn: Turn) -> None:
+        row = self.running[rollout_id]
+        row.turns += 1
+        row.tokens += turn.usage.prompt_tokens + turn.usage.completion_tokens
+
+    def finished(self, rollout: Rollout) -> None:
+        self.running.pop(rollout.id, None)
+        self.outcomes[rollout.outcome] += 1
+        if rollout.failure is not None:
+            self.boundaries[rollout.failure.boundary] += 1
+
+    def line(self) -> str:
+        done = self.outcomes.total()
+        seconds = time.monotonic() - self.began
+        text = f"{done}/{self.planned} done, {self.outcomes['resolved']} resolved"
+        if self.boundaries:
+            text += ", errors: " + ", ".join(f"{name} {n}" for name, n in self.boundaries.items())
+        text += f", {seconds:.0f} s"
+        if 0 < done < self.planned:
+            text += f", about {seconds / done * (self.planned - done):.0f} s left"
+        return text
+
+
+class PlainProgress:
+    """One line per rollout start, phase and end, to stderr."""
+
+    def __init__(self, requests: Sequence[RolloutRequest]) -> None:
+        self._tally = _Tally(requests)
+
+    def started(self, request: RolloutRequest) -> None:
+        """Nothing yet: the first phase says it."""
+        self._tally.started(request)
+
+    def phase(self, rollout_id: str, phase: Phase) -> None:
+        """A rollout enters a phase."""
+        self._tally.phase(rollout_id, phase)
+        self._say(f"{rollout_id}: {phase}")
+
+    def turn(self, rollout_id: str, turn: Turn) -> None:
+        """Counted; a line per turn would drown the rest."""
+        self._tally.turn(rollout_id, turn)
+
+    def finished(self, rollout: Rollout) -> None:
+        """A rollout is over."""
+        self._tally.finished(rollout)
+        why = f" ({rollout.failure.boundary}: {rollout.failure.message})" if rollout.failure else ""
+        self._say(
+            f"{rollout.id}: {rollout.outcome}{why}, {rollout.turns} turns, {rollout.seconds:.1f} s; "
+            f"{self._tally.line()}"
+        )
+
+    @staticmethod
+    def _say(text: str) -> None:
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        sys.stderr.flush()
+
+
+class LiveProgress:
+    """A table on the terminal: a line per running rollout, and a summary."""
+
+    def __init__(self, requests: Sequence[RolloutRequest], console: Console) -> None:
+        self._tally = _Tally(requests)
+        self._console = console
+        self.live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
+
+    def started(self, request: RolloutRequest) -> None:
+        """A new line."""
+        self._tally.started(request)
+
+    def phase(self, rollout_id: str, phase: Phase) -> None:
+        """The line changes."""
+        self._tally.phase(rollout_id, phase)
+
+    def turn(self, rollout_id: str, turn: Turn) -> None:
+        """The line counts."""
+        self._tally.turn(rollout_id, turn)
+
+    def finished(self, rollout: Rollout) -> None:
+        """The line goes up into the scrollback, with its outcome."""
+        self._tally.finished(rollout)
+        style = {"resolved": "green", "unresolved": "yellow", "error": "red"}.get(rollout.outcome, "dim")
+        why = f" {rollout.failure.boundary}: {rollout.failure.message}" if rollout.failure else ""
+        self._console.print(
+            Text.assemble(
+                (f"{rollout.outcome:<10} ", style),
+                f"{rollout.id}  {rollout.turns} turns, {rollout.seconds:.1f} s{why}",
+            )
+        )
+
+    def _render(self) -> RenderableType:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for name in ("task", "attempt", "phase", "turns", "tokens", "seconds"):
+            table.add_column(name, justify="left" if name in ("task", "phase") else "right")
+        for row in list(self._tally.running.values()):
+            seconds = f"{time.monotonic() - row.started:.0f}"
+            table.add_row(row.task, str(row.attempt), row.phase, str(row.turns), str(row.tokens), seconds)
+        return Group(table, Text(self._tally.line(), style="bold"))

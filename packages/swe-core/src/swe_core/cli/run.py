@@ -1,0 +1,157 @@
+"""`swe-core run`: an agent on tasks, graded on the host."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swe_core.config import Settings, load_settings
+from swe_core.errors import UsageError
+from swe_core.plugins import PluginSet, allow_list
+
+if TYPE_CHECKING:
+    from swe_core.execute import RunResult
+    from swe_core.rollout import Observer, RolloutRequest
+
+
+def _names(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+@click.command()
+@click.option(
+    "--plugins",
+    callback=_names,
+    metavar="A,B",
+    help="Load the built-ins and exactly these, each the choice for the role it fills.",
+)
+@click.option(
+    "-p",
+    "extra",
+    multiple=True,
+    metavar="PLUGIN",
+    help="Also load a .py file or a module; -p no:NAME blocks one.",
+)
+@click.option(
+    "--tasks", metavar="FILE|NAME", help="A .jsonl or .json file of rows, or a task source. [default: demo]"
+)
+@click.option("--task", "only", multiple=True, metavar="ID", help="Only this task; may be repeated.")
+@click.option("--agent", metavar="NAME", help="The coding agent. [default: mini]")
+@click.option("--sandbox", metavar="NAME", help="Where it runs. [default: local]")
+@click.option(
+    "--engine",
+    metavar="NAME",
+    help="What answers its LLM calls. [default: openai, "
+    "or recorded replies where the tasks bring them and no --engine-url is given]",
+)
+@click.option("--engine-url", metavar="URL", help="The engine's base URL, ending in /v1.")
+@click.option("--model", metavar="NAME", help="The model to ask for.")
+@click.option("--recording", type=click.Path(path_type=Path), help="Recorded replies to answer from.")
+@click.option("--record", type=click.Path(path_type=Path), help="Record this run's replies into a file.")
+@click.option("--grader", metavar="NAME", help="Who decides. [default: swe]")
+@click.option("--worker", metavar="NAME", help="What is done with the rollouts. [default: collect]")
+@click.option("--attempts", type=int, metavar="K", help="Rollouts per task. [default: 1]")
+@click.option("--concurrency", type=int, metavar="N", help="Rollouts at once. [default: 4]")
+@click.option(
+    "--network",
+    metavar="POLICY",
+    help="What the sandbox reaches: llm (its LLM endpoint and nothing else), none, full. [default: llm]",
+)
+@click.option(
+    "--mode",
+    metavar="MODE",
+    help="gate (through the host) or black-box (the agent calls the provider itself). [default: gate]",
+)
+@click.option("--agent-key-env", metavar="VAR", help="Black-box: the variable whose key the agent gets.")
+@click.option("--config", type=click.Path(path_type=Path), help="Settings in TOML.")
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any setting, such as limits.agent=600 or sandbox.docker.KEY=VALUE.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="The run directory. [default: runs/TIME-AGENT]")
+@click.option("--json", "as_json", is_flag=True, help="End with the summary as JSON on stdout.")
+@click.option("-v", "--verbose", is_flag=True, help="Log more, to stderr.")
+def run(
+    plugins: tuple[str, ...] | None,
+    extra: tuple[str, ...],
+    network: str | None,
+    only: tuple[str, ...],
+    config: Path | None,
+    sets: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
+    verbose: bool,
+    **options: Any,
+) -> None:
+    """Run an agent on tasks in sandboxes and grade its patches on the host.
+
+    Exit code: 0 when every rollout has a verdict, 1 when some ended in an error, 2 for wrong input,
+    130 when interrupted.
+    """
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    options["only"] = only or None
+    options["plugins"] = plugins
+    settings = load_settings(config, sets, {"run": options, "resources": {"network": network}})
+    plugin_set = PluginSet(settings.run.plugins, extra, allow_list(os.environ))
+    result = _execute(settings, plugin_set, out)
+    from swe_core.cli.report import show
+
+    show(result.directory, as_json)
+    if result.cancelled:
+        raise click.exceptions.Exit(130)
+    if any(rollout.outcome == "error" for rollout in result.directory.rollouts()):
+        raise click.exceptions.Exit(1)
+
+
+def _execute(settings: Settings, plugins: PluginSet, out: Path | None) -> RunResult:
+    # The heavy half of the program, imported only once the input is known to be sound.
+    import anyio
+    from rich.console import Console
+
+    from swe_core.assemble import make_plan
+    from swe_core.cli.progress import LiveProgress, PlainProgress
+    from swe_core.execute import execute
+
+    plan = make_plan(settings, plugins)
+    console = Console(stderr=True, highlight=False)
+    directory = out or _default_directory(plan.agent.name)
+
+    with ExitStack() as stack:
+
+        def observe(requests: Sequence[RolloutRequest], notes: Sequence[str]) -> Observer:
+            agent, sandbox, engine = requests[0].agent, requests[0].sandbox, requests[0].engine
+            console.print(
+                f"{len(requests)} rollouts: agent {agent}, sandbox {sandbox}, engine {engine}; {directory}",
+                markup=False,
+            )
+            for note in notes:
+                console.print(f"Note: {note}", style="yellow", markup=False)
+            if not console.is_terminal:
+                return PlainProgress(requests)
+            display = LiveProgress(requests, console)
+            stack.enter_context(display.live)
+            return display
+
+        return anyio.run(execute, plan, plugins, directory, observe)
+
+
+def _default_directory(agent: str) -> Path:
+    stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{agent}"
+    for number in range(1, 1000):
+        path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        if not path.exists():
+            return path
+    raise UsageError(f"{str(stem)!r} and its successors exist already: give another with --out")

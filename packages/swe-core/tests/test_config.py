@@ -1,0 +1,90 @@
+"""Settings: four layers, and a sentence for each mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swe_core.config import load_settings
+from swe_core.errors import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "swe.toml"
+    path.write_text(
+        '[run]\nattempts = 2\nconcurrency = 2\ntasks = "a"\n[limits]\nagent = 10\n[sandbox.docker]\nx = 1\n'
+    )
+    return path
+
+
+def test_each_layer_overrides_the_one_below(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWE_RUN__CONCURRENCY", "3")
+    monkeypatch.setenv("SWE_RUN__TASKS", "b")
+    monkeypatch.setenv("SWE_SANDBOX__DOCKER__Y", "2")
+    settings = load_settings(file, ["limits.grade=7", "sandbox.docker.z=true"], {"run": {"tasks": "c"}})
+    assert settings.run.attempts == 2  # file over default
+    assert settings.run.concurrency == 3  # environment over file
+    assert settings.run.tasks == "c"  # command line over environment
+    assert (settings.limits.agent, settings.limits.grade, settings.limits.open) == (10, 7, 600)
+    assert settings.sandbox["docker"] == {"x": 1, "y": "2", "z": True}
+
+
+def test_the_allow_list_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWE_PLUGINS", "pi")
+    assert load_settings().run.plugins is None
+
+
+def test_loading_twice_shares_nothing(file: Path) -> None:
+    assert load_settings(file).run.attempts == 2
+    assert load_settings().run.attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["run.attemps=2"], "unknown setting 'run.attemps'; did you mean 'attempts'"),
+        (["run.attempts=0"], "run.attempts.*greater than or equal to 1.*found 0"),
+        (["run.attempts=many"], "run.attempts.*valid integer"),
+        (["attempts=2"], "expected SECTION.KEY=VALUE"),
+        (["run.attempts"], "expected SECTION.KEY=VALUE"),
+        (["run.attempts=1", "run.attempts.x=1"], "already set to a value"),
+        (["rum.attempts=1"], "unknown setting 'rum'; did you mean 'run'"),
+        (["resources.network=some"], "resources.network"),
+    ],
+)
+def test_a_wrong_set_is_a_sentence(sets: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_settings(sets=sets)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("SWE_RUN__ATTEMPS", "did you mean SWE_RUN__ATTEMPTS"),
+        ("SWE_RUM__ATTEMPTS", "did you mean SWE_RUN__"),
+        ("SWE_RUN__ATTEMPTS", "run.attempts.*integer"),
+    ],
+)
+def test_a_wrong_variable_is_a_sentence(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "x")
+    with pytest.raises(ConfigError, match=message):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"[run", "not TOML"), (b"\xff\xfe", "not TOML"), (b"[run]\nattempt = 1", "did you mean 'attempts'")],
+)
+def test_a_wrong_file_is_a_sentence(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "swe.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        load_settings(path)
+
+
+def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the settings file .*No such file"):
+        load_settings(tmp_path / "none.toml")

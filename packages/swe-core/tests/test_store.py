@@ -1,0 +1,97 @@
+"""The run directory: what is finished is on disk, secrets are not."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from swe_core.agent import AgentEvent
+from swe_core.errors import UsageError
+from swe_core.record import Rollout
+from swe_core.redact import Redactor
+from swe_core.store import MAX_LOG, RunDirectory, new_run_info
+
+
+def rollout(name: str) -> Rollout:
+    return Rollout(
+        id=name, task_id="t", attempt=0, agent="a", sandbox="s", engine="e", model="m", outcome="resolved",
+        reward=1.0, started_at=datetime.now(UTC), seconds=1.0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    redactor = Redactor()
+    redactor.add("sekret-token-1")
+    return RunDirectory.create(tmp_path / "run", new_run_info({"swe-core": "0"}, {}, 2, ["a note"]), redactor)
+
+
+def test_what_was_appended_is_read_back_in_order(run: RunDirectory) -> None:
+    for name in ("b", "a"):
+        run.append(rollout(name))
+    again = RunDirectory.open(run.path)
+    assert [r.id for r in again.rollouts()] == ["b", "a"]
+    assert again.info == run.info
+
+
+def test_a_torn_last_line_is_left_out(run: RunDirectory) -> None:
+    run.append(rollout("a"))
+    with (run.path / "rollouts.jsonl").open("ab") as file:
+        file.write(b'{"id": "b", "task')
+    assert [r.id for r in run.rollouts()] == ["a"]
+
+
+def test_a_damaged_line_is_named(run: RunDirectory) -> None:
+    (run.path / "rollouts.jsonl").write_bytes(b"{}\n")
+    with pytest.raises(UsageError, match="line 1 of"):
+        run.rollouts()
+
+
+def test_a_used_directory_is_refused(run: RunDirectory) -> None:
+    with pytest.raises(UsageError, match="not empty"):
+        RunDirectory.create(run.path, run.info, Redactor())
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path, run: RunDirectory) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write"):
+        RunDirectory.create(tmp_path / "file", run.info, Redactor())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "not a run directory"), ("{", "not JSON"), ('{"format": 99}', "format 99"), ("[]", "format None"),
+     ('{"format": 1}', "damaged")],
+)  # fmt: skip
+def test_what_is_not_a_run_directory(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(UsageError, match=message):
+        RunDirectory.open(tmp_path)
+
+
+def test_no_secret_reaches_the_disk_but_the_patch_is_exact(run: RunDirectory) -> None:
+    folder = run.folder("a")
+    folder.add_event(AgentEvent(kind="text", text="my token is sekret-token-1"))
+    folder.add_output(b"TOKEN=sekret-token-1\n")
+    folder.put("test.log", b"sekret-token-1")
+    folder.put_patch(b"+sekret-token-1\n")
+    folder.close()
+    run.append(rollout("a").model_copy(update={"model": "sekret-token-1"}))
+    for root, _, names in os.walk(run.path):
+        for name in names:
+            data = (Path(root) / name).read_bytes()
+            assert (b"sekret" in data) == (name == "patch.diff"), name
+
+
+def test_a_flood_is_cut_and_says_so(run: RunDirectory) -> None:
+    folder = run.folder("a")
+    for _ in range(40):
+        folder.add_output(b"x" * (1024 * 1024))
+    folder.close()
+    data = (folder.path / "agent.log").read_bytes()
+    assert len(data) <= MAX_LOG + 200
+    assert b"cut here" in data[-200:]
