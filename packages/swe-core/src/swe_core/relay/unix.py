@@ -1,0 +1,102 @@
+"""The host's half of the relay: a unix socket that leads to one endpoint and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+from anyio.abc import ByteStream, SocketStream, TaskGroup
+
+from swe_core.errors import SandboxError
+
+MAX_UNIX_PATH = 107
+"""Bytes that Linux takes for the path of a unix socket."""
+_CHUNK = 65536
+
+
+def address_of(endpoint: str) -> tuple[str, int]:
+    """Host and port of an endpoint such as `http://127.0.0.1:8123`.
+
+    Raises:
+        SandboxError: It is not a plain http URL without a path.
+    """
+    parts = urlsplit(endpoint)
+    if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/") or parts.query:
+        raise SandboxError(
+            f"cannot relay to the endpoint {endpoint!r}: expected http://HOST:PORT of a server on this host"
+        )
+    return parts.hostname, parts.port or 80
+
+
+@asynccontextmanager
+async def background() -> AsyncIterator[TaskGroup]:
+    """A task group for helpers of a context: they are cancelled when its body ends, and an exception of
+    the body leaves as it is instead of inside a group."""
+    failed: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        try:
+            yield tasks
+        except Exception as error:  # raised again below, out of the task group's reach
+            failed = error
+        tasks.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
+
+
+@asynccontextmanager
+async def unix_listener(path: Path, endpoint: str) -> AsyncIterator[None]:
+    """Listen on the unix socket `path`, open to every user, and carry each connection to `endpoint`.
+
+    Raises:
+        SandboxError: The path is too long for a socket, or the endpoint is no plain http URL.
+    """
+    host, port = address_of(endpoint)
+    if len(os.fsencode(path)) > MAX_UNIX_PATH:
+        raise SandboxError(
+            f"the socket path {str(path)!r} is longer than the {MAX_UNIX_PATH} bytes that Linux allows; "
+            "set TMPDIR to a shorter directory"
+        )
+
+    async def connected(near: SocketStream) -> None:
+        async with near:
+            try:
+                far = await anyio.connect_tcp(host, port)
+            except OSError:
+                return  # the endpoint is gone; who called sees a connection that ends without an answer
+            async with far:
+                await splice(near, far)
+
+    listener = await anyio.create_unix_listener(path, mode=0o666, backlog=1024)
+    try:
+        async with background() as tasks:
+            tasks.start_soon(listener.serve, connected)
+            yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await listener.aclose()
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+async def splice(near: ByteStream, far: ByteStream) -> None:
+    """Carry bytes both ways until both directions have ended or one side broke off."""
+    async with anyio.create_task_group() as both:
+
+        async def pump(source: ByteStream, target: ByteStream) -> None:
+            try:
+                while True:
+                    try:
+                        data = await source.receive(_CHUNK)
+                    except anyio.EndOfStream:
+                        await target.send_eof()
+                        return
+                    await target.send(data)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                both.cancel_scope.cancel()
+
+        both.start_soon(pump, near, far)
+        both.start_soon(pump, far, near)
