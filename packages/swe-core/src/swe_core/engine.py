@@ -107,6 +107,15 @@ class Engine(ABC):
         """
         return ()
 
+    async def end(self, session: EngineSession) -> None:  # noqa: B027 (most engines keep nothing)
+        """The rollout of `session` is over and asks no more: free what is kept for it, write what is due.
+
+        Called once per session that was opened, after its last `complete` returned, whatever its outcome.
+
+        Raises:
+            EngineError: What was due could not be done; the rollout fails with it.
+        """
+
     @abstractmethod
     async def complete(
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None

@@ -13,7 +13,8 @@
     ├── AgentError               the coding agent failed
     │   └── NoLLMCall            it ended without one call through the endpoint
     ├── EngineError              the model's side failed
-    │   ├── EngineRefused        it said no, and will say no again: 400, 401, 403, 404
+    │   ├── EngineRefused        it said no, and will say no again: 401, 403, 404
+    │   │   └── RequestRefused   it said no to this one request; another may pass: 400, 413, 422
     │   ├── EngineUnavailable    unreachable, overloaded or failing, after all retries
     │   └── EngineProtocolError  it answered something that is not its protocol
     └── GraderError              the verdict could not be reached (never a verdict itself)
@@ -82,24 +83,31 @@ class NoLLMCall(AgentError):
 class EngineError(SweError):
     """The model's side failed.
 
-    `status` is the HTTP status that the agent is answered with.
+    `status` is the HTTP status that the agent is answered with. It is none of those that clients retry
+    (429, 5xx): the engine has made its own retries when it raises.
     """
 
-    status: int = 502
+    status: int = 424
 
 
 class EngineRefused(EngineError):
-    """The engine said no and will say no again (400, 401, 403, 404)."""
+    """The engine said no and will say no again (401, 403, 404)."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
 
 
+class RequestRefused(EngineRefused):
+    """The engine refuses this one request (400, 413, 422), say because its context is too long.
+
+    The only failure of an engine that does not end the rollout: the agent is told the engine's own words,
+    and may compact its history and ask again.
+    """
+
+
 class EngineUnavailable(EngineError):
     """The engine is unreachable, overloaded or failing, after all retries."""
-
-    status = 503
 
 
 class EngineProtocolError(EngineError):

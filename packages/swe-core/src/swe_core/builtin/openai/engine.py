@@ -1,0 +1,194 @@
+"""OpenAIEngine: one request in, one completion out, over a provider that may fail in every way."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import string
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import orjson
+import stamina
+from httpx_sse import EventSource
+from pydantic import SecretStr
+
+from swe_core.builtin.openai import OpenAIConfig
+from swe_core.builtin.openai.replies import Refusals, StreamedReply, Transient, parse_models, parse_reply
+from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession
+from swe_core.errors import ConfigError, EngineProtocolError, EngineUnavailable
+
+MAX_WAIT = 60.0
+"""Seconds between two attempts at most, whatever Retry-After says."""
+_CHECK_TIMEOUT = 10.0
+_OURS = ("model", "messages", "stream")
+
+log = logging.getLogger(__name__)
+
+
+class OpenAIEngine(Engine):
+    """Relays chat completions to `url`.
+
+    Attributes:
+        url: The provider's base URL, without a trailing slash.
+        model: What every request's `model` is replaced by.
+
+    Raises:
+        ConfigError: The url or the model is missing or unusable, or the key cannot be a header.
+    """
+
+    def __init__(self, config: OpenAIConfig) -> None:
+        self.url, self.model = _required(config)
+        key = _key(config.api_key_env)
+        self._params = config.params
+        self._attempts = config.max_retries + 1
+        self._timeout = config.timeout
+        self._refusals = Refusals(self.url, self.model, config.api_key_env, key)
+        headers = {"Accept": "application/json, text/event-stream"}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key.get_secret_value()}"
+        # The runner bounds how many rollouts call at once; a second bound here would only hide it.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        timeout = httpx.Timeout(config.timeout, connect=min(10.0, config.timeout), pool=None)
+        self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._client.aclose()
+
+    async def check(self) -> None:
+        """Ask for the list of models. Providers without one, or with one that leaves the model out, pass:
+        many lists are incomplete."""
+        try:
+            response = await self._client.get(f"{self.url}/models", timeout=_CHECK_TIMEOUT)
+        except httpx.RequestError as error:
+            raise EngineUnavailable(
+                f"{self._lost(error, _CHECK_TIMEOUT)}: check --engine-url and that it is up"
+            ) from None
+        if response.status_code in (403, 404, 405, 429):
+            log.info("%s/models answered %d: not checked further", self.url, response.status_code)
+            return
+        if response.status_code != 200:
+            raise _final(self._refusals.of(response))
+        models = parse_models(response, self.url)
+        if models and self.model not in models:
+            near = difflib.get_close_matches(self.model, models, n=3)
+            hint = f"; near it are {', '.join(map(repr, near))}" if near else ""
+            log.warning("the provider at %r does not list the model %r%s", self.url, self.model, hint)
+
+    async def complete(
+        self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+    ) -> Completion:
+        content = orjson.dumps(self._body(request, stream=emit is not None))
+        attempts = stamina.retry_context(
+            on=_wait, attempts=self._attempts, timeout=None, wait_initial=0.5, wait_max=30.0, wait_jitter=1.0
+        )
+        try:
+            async for attempt in attempts:
+                with attempt:
+                    completion = await self._attempt(content, emit)
+        except Transient as error:
+            raise _final(error, f" (tried {self._attempts} times)") from None
+        return completion
+
+    def _body(self, request: ChatRequest, *, stream: bool) -> Mapping[str, Any]:
+        body = {**request.body, **self._params, "model": self.model, "stream": stream}
+        if stream:
+            body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+        else:
+            body.pop("stream_options", None)
+        return body
+
+    async def _attempt(self, content: bytes, emit: Emit | None) -> Completion:
+        reply = StreamedReply(self.url, emit, self._refusals)
+        try:
+            async with self._client.stream(
+                "POST",
+                f"{self.url}/chat/completions",
+                content=content,
+                headers={"Content-Type": "application/json"},
+            ) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    raise self._refusals.of(response)
+                if emit is None or "text/event-stream" not in response.headers.get("content-type", ""):
+                    await response.aread()
+                    return parse_reply(response, self.url, self._refusals)
+                async for event in EventSource(response).aiter_sse():
+                    if await reply.add(event.data):
+                        break
+        except httpx.DecodingError:
+            raise EngineProtocolError(
+                f"the provider at {self.url!r} sent a reply whose encoding is broken"
+            ) from None
+        except httpx.RequestError as error:
+            lost = self._lost(error, self._timeout)
+            if reply.emitted:
+                raise EngineUnavailable(f"{lost}, in the middle of a reply") from None
+            raise Transient(lost) from None
+        return reply.completion()
+
+    def _lost(self, error: httpx.RequestError, timeout: float) -> str:
+        where = f"the provider at {self.url!r}"
+        if isinstance(error, httpx.ConnectTimeout):
+            return f"{where} accepts no connection in time"
+        if isinstance(error, httpx.TimeoutException):
+            return f"{where} sent nothing for {timeout:g} s"
+        if isinstance(error, httpx.ConnectError):
+            return f"{where} cannot be reached ({self._refusals.redact(str(error)) or 'connection failed'})"
+        return f"{where} broke the connection ({type(error).__name__})"
+
+
+def _wait(error: Exception) -> bool | float:
+    """stamina's question: retry after this error, and when? True is exponential back-off with jitter."""
+    if not isinstance(error, Transient):
+        return False
+    if error.retry_after is None:
+        return True
+    return min(max(error.retry_after, 0.1), MAX_WAIT)
+
+
+def _final(error: Exception, tried: str = "") -> Exception:
+    if isinstance(error, Transient):
+        return EngineUnavailable(f"{error}{tried}: check that it is up, and its limits")
+    return error
+
+
+def _required(config: OpenAIConfig) -> tuple[str, str]:
+    options = {"url": "--engine-url URL", "model": "--model NAME"}
+    missing = [name for name in options if not getattr(config, name)]
+    if missing or not config.url or not config.model:
+        raise ConfigError(
+            f"the engine 'openai' needs {' and '.join(f'a {name}' for name in missing)}: "
+            f"pass {' '.join(options[name] for name in missing)}"
+        )
+    try:
+        url = httpx.URL(config.url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"the engine URL is not a URL ({error}): pass http(s)://HOST[:PORT]/v1") from None
+    if url.userinfo:  # not quoted: it holds a secret
+        raise ConfigError(
+            "the engine URL holds a user or password: leave them out, the key is read from the environment"
+        )
+    if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
+        raise ConfigError(
+            f"the engine URL {config.url!r} is not a base URL: pass http(s)://HOST[:PORT]/v1, no query"
+        )
+    ours = [name for name in _OURS if name in config.params]
+    if ours:
+        raise ConfigError(
+            f"the engine 'openai' sets {ours[0]!r} itself: leave it out of params (the model is --model)"
+        )
+    return config.url.rstrip("/"), config.model
+
+
+def _key(variable: str) -> SecretStr | None:
+    value = os.environ.get(variable, "").strip()
+    if not value:
+        return None
+    if not set(value) <= set(string.ascii_letters + string.digits + string.punctuation):
+        raise ConfigError(
+            f"the key in the environment variable {variable!r} has characters that no key has: set it again"
+        )
+    return SecretStr(value)

@@ -1,0 +1,307 @@
+"""What a provider answers, read strictly: completions, streams, and refusals as one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+import orjson
+from pydantic import BaseModel, Field, SecretStr, ValidationError
+
+from swe_core.deltas import Joiner
+from swe_core.engine import Completion, Delta, Emit, Usage
+from swe_core.errors import EngineError, EngineProtocolError, EngineRefused, EngineUnavailable, RequestRefused
+from swe_core.redact import Redactor
+
+_EXCERPT = 400
+_TRANSIENT = frozenset({408, 409, 425, 429})
+
+
+class Transient(Exception):
+    """A failure that a later attempt may not have. `retry_after` is the provider's wish, seconds."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int | None = Field(default=None, ge=0)
+    completion_tokens: int | None = Field(default=None, ge=0)
+
+    def known(self) -> Usage:
+        return Usage(prompt_tokens=self.prompt_tokens or 0, completion_tokens=self.completion_tokens or 0)
+
+
+class _Message(BaseModel):
+    content: str | list[Any] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class _Choice(BaseModel):
+    message: dict[str, Any]
+    finish_reason: str | None = None
+
+
+class _Reply(BaseModel):
+    choices: list[_Choice] = Field(min_length=1)
+    usage: _Usage | None = None
+    model: str | None = None
+
+
+class _Piece(BaseModel):
+    index: int = 0
+    delta: dict[str, Any] | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(BaseModel):
+    choices: list[_Piece] = Field(default_factory=list)
+    usage: _Usage | None = None
+    model: str | None = None
+
+
+class _Models(BaseModel):
+    class Model(BaseModel):
+        id: str
+
+    data: list[Model]
+
+
+def parse_reply(response: httpx.Response, url: str, refusals: Refusals) -> Completion:
+    """The completion that `response`, read and with status 200, holds.
+
+    Raises:
+        EngineProtocolError: It holds something else.
+        Transient | EngineError: It holds an error, as some providers answer with status 200.
+    """
+    body = _json(response, url)
+    if isinstance(body, dict) and body.get("error"):
+        raise refusals.in_reply(body)
+    try:
+        reply = _Reply.model_validate(body)
+        choice = reply.choices[0]
+        _Message.model_validate(choice.message)
+    except ValidationError as error:
+        raise EngineProtocolError(
+            f"the provider at {url!r} answered no chat completion ({_first(error)}): check that the URL is "
+            "that of an OpenAI-compatible API"
+        ) from None
+    message = {key: value for key, value in choice.message.items() if value is not None}
+    message = {"role": "assistant", "content": None, **message}
+    return _completion(message, choice.finish_reason, reply.usage, reply.model)
+
+
+def parse_models(response: httpx.Response, url: str) -> list[str]:
+    """The model names of a `GET /models` reply; empty where its shape is not OpenAI's.
+
+    Raises:
+        EngineProtocolError: It is not JSON.
+    """
+    try:
+        return [model.id for model in _Models.model_validate(_json(response, url)).data]
+    except ValidationError:
+        return []
+
+
+class StreamedReply:
+    """One streamed reply: passes on its pieces as they come and gathers them.
+
+    Attributes:
+        emitted: Whether a piece went out; from then on the call cannot be made again.
+    """
+
+    def __init__(self, url: str, emit: Emit | None, refusals: Refusals) -> None:
+        self.emitted = False
+        self._url = url
+        self._emit = emit
+        self._refusals = refusals
+        self._joiner = Joiner()
+        self._finish: str | None = None
+        self._usage: _Usage | None = None
+        self._model: str | None = None
+        self._done = False
+
+    async def add(self, data: str) -> bool:
+        """Take the data of one event; True when it was the last.
+
+        Raises:
+            EngineProtocolError: It is no chunk of a chat completion.
+            Transient | EngineError: It is an error of the provider.
+        """
+        if data.strip() == "[DONE]":
+            self._done = True
+            return True
+        try:
+            body = orjson.loads(data)
+            if isinstance(body, dict) and body.get("error"):
+                raise self._broken(self._refusals.in_reply(body))
+            chunk = _Chunk.model_validate(body)
+            for piece in chunk.choices:
+                if piece.index == 0:
+                    await self._take(piece)
+        except orjson.JSONDecodeError:
+            raise self._no_chunk("invalid JSON") from None
+        except ValidationError as error:
+            raise self._no_chunk(_first(error)) from None
+        self._usage = chunk.usage or self._usage
+        self._model = chunk.model or self._model
+        return False
+
+    def completion(self) -> Completion:
+        """The whole reply, after the last event.
+
+        Raises:
+            Transient | EngineUnavailable: The stream ended before the reply did.
+        """
+        if not self._done and self._finish is None:
+            raise self._broken(Transient(f"the stream of the provider at {self._url!r} ended early"))
+        return _completion(self._joiner.message(), self._finish, self._usage, self._model)
+
+    async def _take(self, piece: _Piece) -> None:
+        self._finish = piece.finish_reason or self._finish
+        delta = {key: value for key, value in (piece.delta or {}).items() if value is not None}
+        try:
+            self._joiner.add(delta)
+        except ValueError as error:
+            raise self._no_chunk(str(error)) from None
+        if self._emit is not None and _says_something(delta):
+            self.emitted = True
+            await self._emit(delta)
+
+    def _no_chunk(self, why: str) -> EngineProtocolError:
+        return EngineProtocolError(f"the provider at {self._url!r} streamed no chat completion ({why})")
+
+    def _broken(self, error: Exception) -> Exception:
+        if self.emitted and isinstance(error, Transient):
+            return EngineUnavailable(f"{error}, in the middle of a reply")
+        return error
+
+
+class Refusals:
+    """Turns a provider's errors into sentences without the key in them."""
+
+    def __init__(self, url: str, model: str, key_variable: str, key: SecretStr | None) -> None:
+        self._where = f"the provider at {url!r}"
+        self._model = model
+        self._variable = key_variable
+        self._has_key = key is not None
+        self._redactor = Redactor()
+        if key is not None:
+            self._redactor.add(key.get_secret_value())
+
+    def redact(self, text: str) -> str:
+        """`text` without the key."""
+        return self._redactor.text(text)
+
+    def of(self, response: httpx.Response) -> Transient | EngineError:
+        """The error that a read `response` with a status other than 200 means."""
+        status = response.status_code
+        if 300 <= status < 400:
+            target = self.redact(response.headers.get("location", "elsewhere"))
+            return EngineRefused(f"{self._where} redirects to {target!r} ({status}): pass that URL")
+        return self._error(status, self._said(response), _retry_after(response))
+
+    def in_reply(self, body: Mapping[str, Any]) -> Transient | EngineError:
+        """The error that stands in a reply with status 200, or in an event of a stream."""
+        error = body["error"]
+        code = error.get("code") if isinstance(error, Mapping) else None
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        return self._error(status, self._clean(_text_of(body)), None)
+
+    def _error(self, status: int, said: str, retry_after: float | None) -> Transient | EngineError:
+        because = f": {said}" if said else ""
+        if status in _TRANSIENT or status >= 500:
+            if status == 429 and "insufficient_quota" in said:
+                return EngineRefused(
+                    f"{self._where} says that the account has no quota left (429){because}", 403
+                )
+            kind = "has too many requests" if status == 429 else "fails"
+            return Transient(f"{self._where} {kind} ({status}){because}", retry_after)
+        if status in (400, 413, 422):
+            return RequestRefused(f"the provider refuses this request ({status}){because}", status)
+        if status == 401 and not self._has_key:
+            advice = f"wants a key (401): put it into the environment variable {self._variable!r}"
+        elif status == 401:
+            advice = f"refuses the key in the environment variable {self._variable!r} (401)"
+        elif status == 404:
+            advice = (
+                f"finds no such model or path (404): check the model {self._model!r} and that the URL is "
+                "what /chat/completions is appended to, most often ending in /v1"
+            )
+        else:
+            advice = f"refuses access ({status})"
+        return EngineRefused(f"{self._where} {advice}{because}", status)
+
+    def _said(self, response: httpx.Response) -> str:
+        try:
+            return self._clean(_text_of(orjson.loads(response.content)))
+        except orjson.JSONDecodeError:
+            return "an HTML page" if _is_html(response) else self._clean(response.text)
+
+    def _clean(self, text: str) -> str:
+        """Redact first: a key cut in half would not be found."""
+        return " ".join(self.redact(text).split())[:_EXCERPT]
+
+
+def _json(response: httpx.Response, url: str) -> Any:
+    try:
+        return orjson.loads(response.content)
+    except orjson.JSONDecodeError:
+        what = "an HTML page" if _is_html(response) else "something that is not JSON"
+        raise EngineProtocolError(
+            f"the provider at {url!r} answered {what}: check that the URL is the API's base, most often "
+            "ending in /v1"
+        ) from None
+
+
+def _completion(
+    message: dict[str, Any], finish: str | None, usage: _Usage | None, model: str | None
+) -> Completion:
+    if finish is None:  # some providers leave it out, and agents cannot do without
+        finish = "tool_calls" if message.get("tool_calls") else "stop"
+    return Completion(
+        message=message,
+        finish_reason=finish,
+        usage=usage.known() if usage else Usage(),
+        model=model or "",
+    )
+
+
+def _says_something(delta: Delta) -> bool:
+    return any(value for key, value in delta.items() if key != "role")
+
+
+def _is_html(response: httpx.Response) -> bool:
+    return "html" in response.headers.get("content-type", "") or response.content.lstrip()[:1] == b"<"
+
+
+def _text_of(body: Any) -> str:
+    """The message of an error body, in any of the shapes that providers use."""
+    if isinstance(body, Mapping):
+        for key in ("error", "message", "detail"):
+            if body.get(key):
+                code = body.get("code")
+                text = _text_of(body[key])
+                return f"{text} [{code}]" if isinstance(code, str) and code not in text else text
+    return body if isinstance(body, str) else orjson.dumps(body).decode()
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    value = response.headers.get("retry-after", "")
+    try:
+        return float(value)
+    except ValueError:
+        pass
+    try:
+        return (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError):  # absent, or no date, or one without a zone
+        return None
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc']) or 'body'}: {first['msg']}"

@@ -1,0 +1,29 @@
+"""The engine `replay`: answers from a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import Field
+
+from swe_core.component import Component, Config
+from swe_core.engine import Engine
+from swe_core.hookspecs import hookimpl
+
+
+class ReplayConfig(Config):
+    """`[engine.replay]`."""
+
+    file: Path | None = Field(default=None, description="the recording, one rollout a line")
+
+
+def _create(config: ReplayConfig) -> Engine:
+    from swe_core.builtin.replay.engine import ReplayEngine
+
+    return ReplayEngine(config)
+
+
+@hookimpl
+def swe_engines() -> Iterable[Component[Engine]]:
+    return [Component("replay", _create, ReplayConfig, "answers from a recording (no model at all)")]

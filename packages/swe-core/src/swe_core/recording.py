@@ -1,0 +1,156 @@
+"""Recordings: what an engine replied, one line per rollout, to be answered from later.
+
+`read_recording` is what the `replay` engine answers from; `RecordingEngine` writes one from any engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
+from swe_core.errors import ConfigError, EngineError
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class RecordedReply(_Line):
+    """One reply: an OpenAI assistant message, why it ended, and what it cost."""
+
+    message: dict[str, Any]
+    finish_reason: str = "stop"
+    usage: Usage | None = None
+
+    @field_validator("message")
+    @classmethod
+    def _from_the_assistant(cls, message: dict[str, Any]) -> dict[str, Any]:
+        if message.get("role") != "assistant":
+            raise ValueError(f"a reply's role is 'assistant', not {message.get('role')!r}")
+        return message
+
+
+class RecordedRollout(_Line):
+    """One line of a recording: the replies to a rollout's calls, in the order of the calls.
+
+    `attempt` and `agent` narrow down which rollouts the line is for; null is any.
+    """
+
+    task_id: str
+    attempt: int | None = Field(default=None, ge=0)
+    agent: str | None = None
+    note: str | None = None
+    replies: list[RecordedReply]
+
+
+def read_recording(file: Path) -> list[RecordedRollout]:
+    """All lines of a recording.
+
+    Raises:
+        ConfigError: `file` cannot be read, or a line is not a `RecordedRollout`; the sentence names it.
+    """
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(
+            f"the recording {str(file)!r} cannot be read ({error.strerror}): name an existing .jsonl file"
+        ) from None
+    return [_parse(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _parse(file: Path, number: int, line: bytes) -> RecordedRollout:
+    try:
+        return RecordedRollout.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"line {number} of the recording {str(file)!r} is not a recorded rollout: "
+            f"{where + ': ' if where else ''}{first['msg']}"
+        ) from None
+
+
+class RecordingEngine(Engine):
+    """Passes everything to `inner` and appends each session's replies to `file` when the session ends.
+
+    A line is written whole, by one `write`, and synced; a session without a reply writes none. Replies are
+    in the order in which the calls began, which is the order that `replay` gives them out in.
+    """
+
+    def __init__(self, inner: Engine, file: Path) -> None:
+        self.model = inner.model
+        self._inner = inner
+        self._file = file.expanduser()
+        self._sessions: dict[str, list[RecordedReply | None]] = {}
+        self._writing = anyio.Lock()
+
+    async def __aenter__(self) -> RecordingEngine:
+        try:
+            self._file.open("ab").close()
+        except OSError as error:
+            raise ConfigError(
+                f"the recording {str(self._file)!r} cannot be written ({error.strerror}): "
+                "name a file in a writable directory"
+            ) from None
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._inner.__aexit__(*exc)
+
+    async def check(self) -> None:
+        await self._inner.check()
+
+    def notes(self) -> Sequence[str]:
+        return self._inner.notes()
+
+    async def complete(
+        self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+    ) -> Completion:
+        replies = self._sessions.setdefault(session.rollout_id, [])
+        place = len(replies)
+        replies.append(None)  # holds the place of this call; stays empty if it fails
+        completion = await self._inner.complete(request, session, emit)
+        replies[place] = RecordedReply(
+            message=completion.message, finish_reason=completion.finish_reason, usage=completion.usage
+        )
+        return completion
+
+    async def end(self, session: EngineSession) -> None:
+        replies = [reply for reply in self._sessions.pop(session.rollout_id, ()) if reply is not None]
+        await self._inner.end(session)
+        if not replies:
+            return
+        rollout = RecordedRollout(
+            task_id=session.task_id, attempt=session.attempt, agent=session.agent, replies=replies
+        )
+        line = orjson.dumps(
+            rollout.model_dump(mode="json", exclude_none=False), option=orjson.OPT_APPEND_NEWLINE
+        )
+        async with self._writing:
+            try:
+                await anyio.to_thread.run_sync(_append, self._file, line)
+            except OSError as error:
+                raise EngineError(
+                    f"the recording {str(self._file)!r} could not be written: {error.strerror}"
+                ) from None
+
+
+def _append(file: Path, line: bytes) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        written = os.write(descriptor, line)
+        if written != len(line):  # a full disk: take the torn line back, it would spoil the whole file
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+            raise OSError(28, f"only {written} of {len(line)} bytes could be written")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
