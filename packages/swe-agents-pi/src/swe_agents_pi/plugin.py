@@ -1,1 +1,20 @@
-"""The entry point."""
+"""The entry point: what this distribution offers to swe-core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from swe_agents_pi.config import PiConfig
+from swe_core import AgentSpec, Component, hookimpl
+
+
+def _create(config: PiConfig) -> AgentSpec:
+    from swe_agents_pi.agent import PiAgent
+
+    return PiAgent(config)
+
+
+@hookimpl
+def swe_agents() -> Iterable[Component[AgentSpec]]:
+    """Offer the agent `pi`."""
+    return [Component("pi", _create, PiConfig, "the Pi coding agent, unmodified, from a host-built bundle")]

