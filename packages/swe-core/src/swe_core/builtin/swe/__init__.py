@@ -1,0 +1,34 @@
+"""The grader "swe": a patch is graded in a fresh sandbox by the task's own tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from swe_core.component import Component, Config
+from swe_core.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from swe_core.grade import Grader
+
+
+class SweGraderConfig(Config):
+    """Settings of the grader "swe"."""
+
+    log_mb: int = Field(
+        default=16, gt=0, description="MiB kept of the test log, from its start and (most of it) its end"
+    )
+
+
+def _create(config: SweGraderConfig) -> Grader:
+    from swe_core.builtin.swe.grader import SweGrader
+
+    return SweGrader(config.log_mb * 1024 * 1024)
+
+
+@hookimpl
+def swe_graders() -> Iterable[Component[Grader]]:
+    """Offer the grader "swe"."""
+    return [Component("swe", _create, SweGraderConfig, "the task's own tests, in a fresh sandbox")]

@@ -1,0 +1,182 @@
+"""Test logs: which test ended how, from what pytest and unittest print.
+
+pytest must have been run with `-rA`, unittest with `-v`. Where a log says several things about one test (it
+passed and its teardown failed), the worst counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from swe_core.grade import TestStatus
+from swe_core.task import LogParser
+
+Found = Mapping[str, TestStatus]
+"""Test id → how it ended. Ids are those of the log (pytest) or dotted names (unittest)."""
+
+_STATUSES: tuple[TestStatus, ...] = ("PASSED", "XFAIL", "XPASS", "SKIPPED", "FAILED", "ERROR", "MISSING")
+_BADNESS: Mapping[TestStatus, int] = {status: rank for rank, status in enumerate(_STATUSES)}
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def _note(found: dict[str, TestStatus], test: str, status: TestStatus) -> None:
+    before = found.get(test)
+    if before is None or _BADNESS[status] > _BADNESS[before]:
+        found[test] = status
+
+
+# pytest
+
+_SUMMARY = b"short test summary info"
+_SUMMARY_LINE = re.compile(rb"^(?:\x1b\[[0-9;]*m)*=+ short test summary info =+\s*(?:\x1b|$)")
+_WORDS: Mapping[str, TestStatus] = {status: status for status in _STATUSES if status != "MISSING"}
+_VERBOSE_SKIP = re.compile(r"^(\S.*::.*?) SKIPPED(?: \(.*\))?(?: +\[ *\d+%\])?\s*$")
+
+
+def parse_pytest(log: bytes) -> dict[str, TestStatus]:
+    """The results in the last "short test summary info" of a `pytest -rA` log; empty when there is none.
+
+    A skipped test is listed there by file and line only (`tests/test_a.py:12`); its id is known where
+    the run was verbose.
+    """
+    start = _summary_start(log)
+    if start is None:
+        return {}
+    found: dict[str, TestStatus] = {}
+    for line in _lines(log[start:]):
+        word, _, rest = line.partition(" ")
+        status = _WORDS.get(word)
+        rest = rest.strip()
+        if status is None or not rest:
+            continue
+        if status == "SKIPPED":
+            rest = re.sub(r"^\[\d+\] ", "", rest)
+            _note(found, re.sub(r"(:\d+)?: .*", r"\1", rest, count=1), status)
+            continue
+        test = rest if status == "PASSED" else _without_message(rest)
+        _note(found, test, status)
+        if status == "XPASS" and test == rest and " " in rest:  # before pytest 8: "XPASS id reason"
+            _note(found, rest.split(" ", 1)[0], status)
+    for line in _lines_with(log[:start], b" SKIPPED"):
+        if skipped := _VERBOSE_SKIP.match(line):
+            _note(found, skipped[1], "SKIPPED")
+    return found
+
+
+def _summary_start(log: bytes) -> int | None:
+    """Where the last summary begins: code under test may print one too, but earlier."""
+    end = len(log)
+    while (at := log.rfind(_SUMMARY, 0, end)) >= 0:
+        line_start = log.rfind(b"\n", 0, at) + 1
+        line_end = log.find(b"\n", at)
+        if _SUMMARY_LINE.match(log[line_start : line_end if line_end >= 0 else len(log)]):
+            return line_start
+        end = at
+    return None
+
+
+def _lines(log: bytes) -> list[str]:
+    text = log.decode(errors="replace")
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    return text.split("\n")  # not splitlines(): an id may hold characters that count as line ends there
+
+
+def _lines_with(log: bytes, needle: bytes) -> Iterable[str]:
+    at = log.find(needle)
+    while at >= 0:
+        line_start = log.rfind(b"\n", 0, at) + 1
+        line_end = log.find(b"\n", at)
+        line_end = line_end if line_end >= 0 else len(log)
+        yield _lines(log[line_start:line_end])[0]
+        at = log.find(needle, line_end)
+
+
+def _without_message(rest: str) -> str:
+    """Cut ` - message` off an id. Inside the brackets of a parametrized id, ` - ` belongs to the id: it ends
+    at the first `] - ` with balanced brackets, else at the first `] - `."""
+    bracket, dash = rest.find("["), rest.find(" - ")
+    if dash < 0:
+        return rest
+    if bracket < 0 or dash < bracket:
+        return rest[:dash].rstrip()
+    if rest.endswith("]") and rest.count("[") == rest.count("]") and "] - " not in rest:
+        return rest
+    ends = [match.start() + 1 for match in re.finditer(r"\] - ", rest)]
+    balanced = (end for end in ends if rest.count("[", 0, end) == rest.count("]", 0, end))
+    return rest[: next(balanced, ends[0] if ends else len(rest))]
+
+
+# unittest
+
+_HEAD = re.compile(r"\s*(\w+) \(([\w.]+)\)")
+_GLUED = re.compile(r".* \.\.\. (\w+) \(([\w.]+)\)(?= .*\.\.\. )")
+_END = re.compile(
+    r"(?:^|\.\.\. )(?:(ok|FAIL|ERROR|expected failure|unexpected success)|(skipped) (['\"]).*\3)\s*$"
+)
+_SECTION = re.compile(r"(FAIL|ERROR): (\w+) \(([\w.]+)\)")
+_ENDINGS: Mapping[str, TestStatus] = {
+    "ok": "PASSED",
+    "FAIL": "FAILED",
+    "ERROR": "ERROR",
+    "expected failure": "XFAIL",
+    "unexpected success": "FAILED",  # it makes the run fail, like pytest's strict xfail
+    "skipped": "SKIPPED",
+}
+
+
+def parse_unittest(log: bytes) -> dict[str, TestStatus]:
+    """The results in the log of a `unittest -v` run, by dotted name (`package.module.Class.test_x`).
+
+    Docstring lines, output between a test's name and its result, and sub-tests are understood. A test
+    that printed text without a line end right before its result is not found.
+    """
+    found: dict[str, TestStatus] = {}
+    running: str | None = None
+    for line in _lines(log):
+        line = line.rstrip("\r")
+        if head := _HEAD.match(line):
+            # a test whose sub-tests failed ends without a word before Python 3.11: the next one follows
+            head = _GLUED.match(line) or head
+            running = dotted(head[1], head[2])
+        elif section := _SECTION.match(line):
+            _note(found, dotted(section[2], section[3]), _ENDINGS[section[1]])
+            continue
+        if running is not None and (end := _END.search(line)):
+            _note(found, running, _ENDINGS[end[1] or end[2]])
+            running = None
+    return found
+
+
+def dotted(name: str, where: str) -> str:
+    """The dotted name of a unittest: `where` holds the method since Python 3.11, only the class before."""
+    return where if where.endswith(f".{name}") else f"{where}.{name}"
+
+
+PARSERS: Mapping[LogParser, Callable[[bytes], dict[str, TestStatus]]] = {
+    "pytest": parse_pytest,
+    "unittest": parse_unittest,
+}
+
+
+def statuses(parser: LogParser, found: Found, wanted: Iterable[str]) -> dict[str, TestStatus]:
+    """How each of the `wanted` tests ended; MISSING where the log does not say.
+
+    Data sets name tests as other parsers saw them. A pytest id that was cut at a space inside its brackets
+    (`test_a[x` for `test_a[x y]`) stands for all tests that begin so, the worst of which counts. A unittest
+    is named as in a log of any Python version, or by its dotted name.
+    """
+    if parser == "unittest":
+        return {test: found.get(_dotted_id(test), "MISSING") for test in wanted}
+    cut: dict[str, TestStatus] = {}
+    for test, status in found.items():
+        head, space, _ = test.partition(" ")
+        if space and "[" in head:
+            _note(cut, head, status)
+    return {test: found.get(test) or cut.get(test, "MISSING") for test in wanted}
+
+
+def _dotted_id(test: str) -> str:
+    head = _HEAD.fullmatch(test.strip())
+    return dotted(head[1], head[2]) if head else test.strip()

@@ -1,0 +1,101 @@
+"""One run of a task's tests: the command, its exit code, its log."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import anyio
+
+from swe_core.sandbox import Sandbox
+from swe_core.task import Task
+
+# stdout and stderr in one stream, in order; bash where there is one, since set-up lines `source` things
+_SHELL = 'exec 2>&1; if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; fi; exec sh -c "$1"'
+
+
+class HeadAndTail:
+    """Keeps the first quarter of `limit` bytes and the last three: results stand at the end of a log."""
+
+    def __init__(self, limit: int) -> None:
+        self._head_limit = limit // 4
+        self._tail_limit = limit - self._head_limit
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._cut = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Append `chunk`."""
+        room = self._head_limit - len(self._head)
+        self._head += chunk[:room]
+        self._tail += chunk[room:]
+        if len(self._tail) > 2 * self._tail_limit:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        surplus = max(0, len(self._tail) - self._tail_limit)
+        self._cut += surplus
+        del self._tail[:surplus]
+
+    def value(self) -> bytes:
+        """What was kept, with a line that says how much was not."""
+        self._shorten()
+        note = f"\n[... {self._cut} bytes left out ...]\n".encode() if self._cut else b""
+        return bytes(self._head) + note + bytes(self._tail)
+
+
+@dataclass(frozen=True, slots=True)
+class TestRun:
+    """The end of a test run.
+
+    Args:
+        exit_code: The test command's own; None when it was killed for its time.
+        log: stdout and stderr, merged.
+        seconds: Wall time.
+    """
+
+    __test__ = False  # not a test class, whatever pytest thinks of its name
+
+    exit_code: int | None
+    log: bytes
+    seconds: float
+
+    @property
+    def last_line(self) -> str:
+        """The last line of the log that says something, at most 300 characters."""
+        lines = self.log[-10_000:].decode(errors="replace").split("\n")
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "nothing printed")
+
+
+def test_script(task: Task, workdir: str, files: Sequence[str]) -> str:
+    """The shell script of a test run: the task's set-up lines, then its test command on `files`."""
+    command = " ".join((task.test_command.strip(), *map(shlex.quote, files)))
+    return f"{task.setup}\ncd -- {shlex.quote(workdir)} || exit 126\n{command}"
+
+
+async def run_tests(
+    sandbox: Sandbox, task: Task, files: Sequence[str], *, timeout: float, log_bytes: int
+) -> TestRun:
+    """Run the tests once; a time-out kills the process tree and is no exception.
+
+    Raises:
+        SandboxDied: The sandbox went away.
+    """
+    log = HeadAndTail(log_bytes)
+    exit_code: int | None = None
+    started = time.monotonic()
+    process = await sandbox.start(
+        ["sh", "-c", _SHELL, "sh", test_script(task, sandbox.spec.workdir, files)], cwd="/"
+    )
+    try:
+        with anyio.move_on_after(timeout):
+            async for _, chunk in process.output():
+                log.add(chunk)
+            exit_code = await process.wait()
+    finally:
+        seconds = time.monotonic() - started
+        with anyio.CancelScope(shield=True):
+            await process.kill()
+    return TestRun(exit_code, log.value(), seconds)

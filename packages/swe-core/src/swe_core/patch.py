@@ -1,0 +1,180 @@
+"""The patch: what the agent changed in the repository, whatever else it did to it.
+
+`record_base` notes the exact working state before the agent starts; `export_patch` compares the working state
+after it ended with that. What counts is the files in the work tree: commits, branches, stashes, the index and
+the configuration of the repository do not, and no command that the agent planted there is run
+(`swe_core.private_git`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swe_core.errors import SandboxError, SandboxTimeout, SweError
+from swe_core.private_git import NO_BASE, NO_COMMIT, NO_GIT, NO_WORKTREE, TOO_BIG, last_line, run_script
+from swe_core.sandbox import Sandbox
+
+MAX_PATCH_BYTES = 32 * 1024 * 1024
+"""The largest patch that is taken, and the largest changed file."""
+
+ALIVE_TIMEOUT = 30.0
+"""Seconds in which a living sandbox executes `true`."""
+
+
+class PatchUnavailable(SweError):
+    """The agent left the repository in a state that no patch can be taken from: the policy's own deed,
+    so the rollout is unresolved and not an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The state of a repository before the agent.
+
+    Args:
+        commit: What HEAD was.
+        tree: The id of a git tree of the whole working state: committed, modified and untracked files, but
+            not ignored ones that are untracked.
+        root: The repository's physical path inside the sandbox.
+        store: A git directory of our own inside the sandbox, outside the repository; its objects are those
+            that `tree` has and the repository has not, its index is at `tree`.
+        objects: Where the repository kept its objects.
+    """
+
+    commit: str
+    tree: str
+    root: str
+    store: str
+    objects: str
+
+
+_RECORD = r"""
+cd -- "$1" 2>/dev/null || quit 42 'no such directory'
+root=$(pwd -P)
+HOME=$(mktemp -d /tmp/swe-base-XXXXXXXX)
+printf '[safe]\n  directory = *\n' >"$HOME/.gitconfig"  # someone else's repository is what we came for
+top=$(git rev-parse --show-toplevel 2>/dev/null) || quit 42 'not a git repository'
+[ "$(cd -- "$top" && pwd -P)" = "$root" ] || quit 42 "a directory inside the repository $top"
+commit=$(git rev-parse --verify --quiet 'HEAD^{commit}') || quit 43 'no commit'
+objects=$(cd -- "$(git rev-parse --git-path objects)" && pwd -P)
+
+new_git_dir "$HOME" "${#commit}" "$objects"
+export GIT_WORK_TREE="$root"
+git read-tree "$commit"
+# Sub-repositories become ordinary directories, so that their files count.
+git ls-files --stage | sed -n 's/^160000 \([0-9a-f]*\) 0/0 \1/p' | git update-index --index-info
+tree=$(take_all)
+printf '%s\n' "$commit" "$tree" "$root" "$HOME" "$objects"
+"""
+
+_EXPORT = r"""
+tree=$1 root=$2 store=$3 objects=$4 cap=$5
+{ cd -- "$root" && [ "$(pwd -P)" = "$root" ]; } 2>/dev/null || {
+  [ -d "$root" ] && [ ! -L "$root" ] && chmod u+rwx "$root" && cd -- "$root"
+} 2>/dev/null || quit 42 'no such directory'
+HOME=$(mktemp -d /tmp/swe-export-XXXXXXXX)
+trap 'rm -rf "$HOME"' EXIT
+find "$root" -type d ! -perm -0700 -exec chmod u+rwx {} \; -o -type f ! -perm -0400 -exec chmod u+r {} \; \
+  2>/dev/null || :
+moved=$(if [ -f .git ]; then sed -n 's/^gitdir: //p' .git; fi)
+new_git_dir "$HOME" "${#tree}" "$store/objects" "$objects" .git/objects "$moved/objects"
+export GIT_WORK_TREE="$root"
+git read-tree "$tree" 2>/dev/null || quit 44 'objects are gone'
+
+find "$root" -name .git -prune -o -type f -size "+${cap}c" -print >"$HOME/big"
+while IFS= read -r file; do
+  file=${file#"$root"/}
+  if git check-ignore --quiet -- "$file"; then continue; fi
+  if [ "$(git cat-file -s "$tree:$file" 2>/dev/null)" = "$(wc -c <"$file")" ]; then continue; fi
+  quit 45 "the file $file is larger than that"
+done <"$HOME/big"
+
+new=$(take_all)
+git diff --binary --full-index --no-renames --no-color --no-ext-diff --no-textconv \
+  "$tree" "$new" >"$HOME/patch"
+[ "$(wc -c <"$HOME/patch")" -le "$cap" ] || quit 45 'the whole patch is larger than that'
+cat "$HOME/patch"
+"""
+
+
+async def record_base(sandbox: Sandbox, *, timeout: float | None = None) -> Base:
+    """Note the working state of the repository in `sandbox.spec.workdir`, before the agent starts.
+
+    The repository itself is not written to.
+
+    Args:
+        timeout: Seconds; None is no limit of its own.
+
+    Raises:
+        SandboxError: `workdir` is not the top of a git work tree with a commit, or git is missing.
+    """
+    workdir = sandbox.spec.workdir
+    done = await run_script(sandbox, _RECORD, workdir, timeout=timeout)
+    if done.exit_code == 0:
+        commit, tree, root, store, objects = done.text.splitlines()
+        return Base(commit, tree, root, store, objects)
+    said = last_line(done)
+    match done.exit_code:
+        case code if code == NO_GIT or code == 127:
+            raise SandboxError("the sandbox has no git: use an image that has git and a POSIX shell")
+        case code if code == NO_WORKTREE:
+            raise SandboxError(f"{workdir!r} in the sandbox is not the top of a git work tree: {said}")
+        case code if code == NO_COMMIT:
+            raise SandboxError(f"the repository {workdir!r} in the sandbox has no commit to start from")
+        case _:
+            raise SandboxError(f"the state of the repository {workdir!r} could not be recorded: {said}")
+
+
+async def export_patch(
+    sandbox: Sandbox, base: Base, *, timeout: float | None = None, max_bytes: int = MAX_PATCH_BYTES
+) -> bytes:
+    """The agent's change as a git diff in binary form, from the recorded base to the present work tree.
+
+    Nothing of the agent's may be running any more (`Sandbox.kill_all`). Permissions in the work tree that
+    keep the owner from reading are lifted.
+
+    Args:
+        timeout: Seconds; None is no limit of its own.
+        max_bytes: The largest patch, and the largest changed file, that is taken.
+
+    Returns:
+        The diff; empty when nothing was changed. `git apply` on the same base gives the same files.
+
+    Raises:
+        PatchUnavailable: The agent deleted the repository or its objects, or changed too much.
+        SandboxError: The sandbox failed.
+    """
+    try:
+        args = (base.tree, base.root, base.store, base.objects, str(max_bytes))
+        done = await run_script(sandbox, _EXPORT, *args, timeout=timeout, max_output=max_bytes)
+    except SandboxTimeout:
+        await check_alive(sandbox)
+        raise PatchUnavailable(
+            f"the change in {base.root!r} could not be read within {timeout:g} s: "
+            "the agent left too many or too odd files"
+        ) from None
+    if done.exit_code == 0:
+        return done.stdout
+    said = last_line(done)
+    match done.exit_code:
+        case code if code == NO_GIT or code == 127:
+            raise PatchUnavailable("the agent removed git or the shell from the sandbox")
+        case code if code == NO_WORKTREE:
+            raise PatchUnavailable(f"the agent deleted or replaced the repository {base.root!r}")
+        case code if code == NO_BASE:
+            raise PatchUnavailable(f"the agent deleted the git objects of the repository {base.root!r}")
+        case code if code == TOO_BIG:
+            raise PatchUnavailable(f"the change exceeds the {max_bytes} bytes allowed: {said}")
+        case _:
+            raise PatchUnavailable(f"no patch can be taken from {base.root!r} as the agent left it: {said}")
+
+
+async def check_alive(sandbox: Sandbox) -> None:
+    """Return when the sandbox still executes commands, after killing all that runs in it.
+
+    Raises:
+        SandboxError: It does not.
+    """
+    await sandbox.kill_all()
+    done = await sandbox.exec(["true"], cwd="/", timeout=ALIVE_TIMEOUT)
+    if done.exit_code != 0:
+        raise SandboxError(f"the sandbox no longer executes commands: 'true' ended with {done.exit_code}")

@@ -1,0 +1,114 @@
+"""Git inside a sandbox, with nothing of the repository's own configuration in force.
+
+A repository can carry commands: hooks, filter and diff drivers, an fsmonitor, aliases, an editor. All of them
+are named in a git directory's config, so the scripts here work with a git directory of their own. It borrows
+the repository's objects as alternates (plain data, addressed by content) and its work tree, and takes neither
+its config, hooks, index, refs, excludes nor attributes:
+
+- `env -i` clears the environment, `HOME` is the private directory: no global, system or injected config.
+- `info/attributes` overrules every `.gitattributes` in the tree, so that files are taken and written byte
+  by byte: no filter, no line-ending or encoding conversion, no `$Id$`, no diff driver.
+- `.gitignore` files in the tree count, as they do for everyone; the repository's `info/exclude` does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swe_core.sandbox import MAX_OUTPUT, ExecResult, Sandbox
+
+NO_GIT, NO_WORKTREE, NO_COMMIT, NO_BASE, TOO_BIG = 41, 42, 43, 44, 45
+"""Exit codes of the scripts, apart from git's own (1, 128, 129) and the shell's (126, 127)."""
+
+_CLEAN = (
+    'exec env -i PATH="$PATH" HOME=/nonexistent LC_ALL=C GIT_CONFIG_NOSYSTEM=1 GIT_ATTR_NOSYSTEM=1 '
+    'GIT_TERMINAL_PROMPT=0 GIT_OPTIONAL_LOCKS=0 sh -c "$@"'
+)
+
+_LIBRARY = r"""
+set -eu
+quit() { code=$1; shift; printf '%s\n' "$*" >&2; exit "$code"; }
+command -v git >/dev/null 2>&1 || quit 41 'git: not found'
+
+# new_git_dir DIR ID_LENGTH ALTERNATE...: make DIR a git directory of our own and use it.
+new_git_dir() {
+  export GIT_DIR="$1" GIT_INDEX_FILE="$1/index"
+  format='repositoryformatversion = 0'
+  [ "$2" = 40 ] || format='repositoryformatversion = 1'
+  shift 2
+  mkdir -p "$GIT_DIR/objects/info" "$GIT_DIR/refs" "$GIT_DIR/info"
+  echo 'ref: refs/heads/none' >"$GIT_DIR/HEAD"
+  cat >"$GIT_DIR/config" <<END
+[core]
+  $format
+  bare = false
+  hooksPath = /dev/null
+  attributesFile = /dev/null
+  excludesFile = /dev/null
+  fsmonitor = false
+  untrackedCache = false
+  splitIndex = false
+  fileMode = true
+  symlinks = true
+  ignoreCase = false
+  autocrlf = false
+  safecrlf = false
+  protectHFS = false
+  protectNTFS = false
+  looseCompression = 1
+[gc]
+  auto = 0
+END
+  case $format in *1) printf '[extensions]\n  objectFormat = sha256\n' >>"$GIT_DIR/config" ;; esac
+  echo '* -text -filter -ident !eol !working-tree-encoding !diff !whitespace' >"$GIT_DIR/info/attributes"
+  echo '.[gG][iI][tT]' >"$GIT_DIR/info/exclude"  # git refuses such names, so leave them out
+  for objects in "$@"; do
+    if [ -d "$objects" ]; then (cd "$objects" && pwd -P); fi
+  done >"$GIT_DIR/objects/info/alternates"
+}
+
+# take_all: bring the index to the state of the work tree, like `git add -A`, and print its tree.
+take_all() {
+  # git would take a repository inside the work tree as a link to a commit, without its files. A directory
+  # that has an entry in the index counts as an ordinary one, so give each an entry; `add` removes it again.
+  empty=$(git hash-object -w --stdin </dev/null)
+  while :; do
+    git ls-files --others --exclude-standard >"$GIT_DIR/others"
+    sed -n -e 's|/$|/.swe-core|p' -e 's|/"$|/.swe-core"|p' "$GIT_DIR/others" >"$GIT_DIR/nested"
+    [ -s "$GIT_DIR/nested" ] || break
+    sed "s|^|100644 $empty	|" "$GIT_DIR/nested" | git update-index --index-info
+  done
+  rm -f "$GIT_DIR/others" "$GIT_DIR/nested"
+  git add -A >/dev/null
+  git write-tree
+}
+"""
+
+
+async def run_script(
+    sandbox: Sandbox,
+    script: str,
+    *args: str,
+    timeout: float | None = None,
+    max_output: int = MAX_OUTPUT,
+) -> ExecResult:
+    """Run a POSIX shell script that has the functions of this module, in a clean environment.
+
+    Args:
+        script: Its parameters `$1…` are `args`.
+        timeout: Seconds; None is no limit of its own.
+
+    Raises:
+        SandboxTimeout: The time was up.
+        SandboxDied: The sandbox is gone.
+    """
+    argv = ["sh", "-c", _CLEAN, "sh", _LIBRARY + script, "swe-git", *args]
+    return await sandbox.exec(argv, cwd="/", timeout=timeout, max_output=max_output)
+
+
+def last_line(done: ExecResult) -> str:
+    """What a failed command said, in one line of at most 300 characters."""
+    lines: Sequence[str] = [line.strip() for line in done.stderr.decode(errors="replace").splitlines()]
+    told = [line for line in lines if line and not line.startswith(("warning:", "hint:"))]
+    said = told[-1].removeprefix("error: ").removeprefix("fatal: ") if told else ""
+    return said[:300] or f"exit code {done.exit_code}"
