@@ -98,6 +98,8 @@ class Seen:
 class ScriptedProvider:
     """An async context manager serving `/v1/chat/completions` and `/v1/models`.
 
+    `requests` are the chat-completions requests that arrived; `asked` is set when the first one has.
+
     Args:
         replies: The k-th request that is answered well gets the k-th reply; the last one is repeated.
         faults: How the requests are answered, in their order; those after the last one as `then`.
@@ -122,6 +124,7 @@ class ScriptedProvider:
         retry_after: str | None = None,
     ) -> None:
         self.requests: list[Seen] = []
+        self.asked = anyio.Event()
         self._replies = itertools.chain(
             replies or [say("ok")], itertools.repeat((replies or [say("ok")])[-1])
         )
@@ -167,6 +170,7 @@ class ScriptedProvider:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         seen = Seen(json.loads(await request.read()), dict(request.headers))
         self.requests.append(seen)
+        self.asked.set()
         try:
             return await self._answer(request, seen.body, next(self._faults))
         except (anyio.get_cancelled_exc_class(), ConnectionError):
@@ -216,7 +220,7 @@ class ScriptedProvider:
 
         async def send(**more: Any) -> None:
             data = {**head, "object": "chat.completion.chunk", **more}
-            await response.write(f"data: {json.dumps(data)}\n\n".encode())
+            await response.write(f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode())
 
         for number, delta in enumerate(cut(message, self._piece)):
             await send(choices=[{"index": 0, "delta": delta, "finish_reason": None}])

@@ -1,0 +1,333 @@
+"""The engine `openai` against a provider that answers and fails as real ones do."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+import stamina
+
+from swe_core.builtin.openai import OpenAIConfig
+from swe_core.builtin.openai.engine import MAX_WAIT, OpenAIEngine, _wait
+from swe_core.builtin.openai.replies import Refusals, Transient, parse_reply
+from swe_core.engine import ChatRequest, Completion, Delta, EngineSession, Usage
+from swe_core.errors import (
+    ConfigError,
+    EngineError,
+    EngineProtocolError,
+    EngineRefused,
+    EngineUnavailable,
+    RequestRefused,
+)
+from swe_core.testing.provider import Fault, ScriptedProvider, call_tool, refusing_url, say
+
+pytestmark = pytest.mark.anyio
+KEY = "sk-do-not-show-this-0123456789"
+WHO = EngineSession("r", "t", 0, "a")
+BODY: dict[str, Any] = {"model": "whatever", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Attempts follow each other at once; their number stays what the settings say."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with stamina.set_testing(True, attempts=100, cap=True):
+        yield
+
+
+def _engine(url: str, **settings: Any) -> OpenAIEngine:
+    return OpenAIEngine(
+        OpenAIConfig(url=url, **{"model": "scripted", "max_retries": 2, "timeout": 5, **settings})
+    )
+
+
+class Ear:
+    """Hears the pieces of a streamed reply."""
+
+    def __init__(self) -> None:
+        self.heard: list[Delta] = []
+
+    async def __call__(self, delta: Delta) -> None:
+        self.heard.append(delta)
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.get("content") or "" for delta in self.heard)
+
+
+async def _ask(engine: OpenAIEngine, stream: bool, **body: Any) -> tuple[Completion, Ear]:
+    ear = Ear()
+    request = ChatRequest({**BODY, **body, "stream": stream})
+    return await engine.complete(request, WHO, ear if stream else None), ear
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_is_whole_and_counted(stream: bool) -> None:
+    text = "line\u2028separators\x85and ünïcödé, in many small pieces"
+    reply = say(text, reasoning_content="let me think about it")
+    async with ScriptedProvider([reply], piece=3) as provider, _engine(provider.url) as engine:
+        completion, ear = await _ask(engine, stream)
+    assert completion.message == reply.message
+    assert (completion.finish_reason, completion.usage, completion.model) == ("stop", reply.usage, "scripted")
+    if stream:
+        assert ear.text == text
+        assert len(ear.heard) > 10
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tool_calls_are_gathered(stream: bool) -> None:
+    reply = call_tool("bash", {"command": "grep -rn 'a b' ."})
+    async with ScriptedProvider([reply], piece=5) as provider, _engine(provider.url) as engine:
+        completion, _ = await _ask(engine, stream)
+    assert completion.message["tool_calls"] == reply.message["tool_calls"]
+    assert completion.message["content"] is None
+    assert completion.finish_reason == "tool_calls"
+
+
+async def test_the_body_is_the_agents_but_for_model_and_params() -> None:
+    extra = {
+        "tools": [{"type": "function", "function": {"name": "bash"}}],
+        "temperature": 1,
+        "x_unknown": {"a": [None]},
+        "stream_options": {"x": 1},
+    }
+    async with (
+        ScriptedProvider() as provider,
+        _engine(provider.url, params={"temperature": 0, "top_p": 0.5}) as engine,
+    ):
+        await _ask(engine, False, **extra)
+        await _ask(engine, True, **extra)
+    plain, streamed = (seen.body for seen in provider.requests)
+    common = {**BODY, **extra, "model": "scripted", "temperature": 0, "top_p": 0.5}
+    del common["stream_options"]
+    assert plain == {**common, "stream": False}
+    assert streamed == {**common, "stream": True, "stream_options": {"x": 1, "include_usage": True}}
+    assert provider.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+async def test_without_a_key_none_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY")
+    async with ScriptedProvider() as provider, _engine(provider.url) as engine:
+        await _ask(engine, False)
+    assert "Authorization" not in provider.requests[0].headers
+
+
+WHOLE: list[tuple[Fault, type[EngineError], str, int]] = [
+    ("html", EngineProtocolError, "answered an HTML page: check that the URL is the API's base", 1),
+    ("not-json", EngineProtocolError, "answered something that is not JSON", 1),
+    ("no-choices", EngineProtocolError, r"answered no chat completion \(choices: ", 1),
+    ("400", RequestRefused, r"refuses this request \(400\): This model's maximum context length", 1),
+    ("413", RequestRefused, r"refuses this request \(413\)", 1),
+    ("401", EngineRefused, r"refuses the key in the environment variable 'OPENAI_API_KEY' \(401\)", 1),
+    ("403", EngineRefused, r"refuses access \(403\): scripted 403", 1),
+    ("404", EngineRefused, r"no such model or path \(404\): check the model 'scripted' .*/v1", 1),
+    ("redirect", EngineRefused, "redirects to 'https://elsewhere.invalid/v1'.*pass that URL", 1),
+    ("429", EngineUnavailable, r"too many requests \(429\): slow down \(tried 3 times\): check", 3),
+    ("500", EngineUnavailable, r"fails \(500\): scripted 500 \(tried 3 times\)", 3),
+    ("drop", EngineUnavailable, r"broke the connection .*\(tried 3 times\)", 3),
+    ("hang", EngineUnavailable, r"sent nothing for 0\.2 s \(tried 3 times\)", 3),
+    ("error-in-reply", EngineUnavailable, r"fails \(502\): upstream is down \(tried 3 times\)", 3),
+]
+STREAMED: list[tuple[Fault, type[EngineError], str, int]] = [
+    ("broken-stream-early", EngineUnavailable, r"broke the connection .*\(tried 3 times\)", 3),
+    ("broken-stream", EngineUnavailable, "broke the connection .*in the middle of a reply", 1),
+    ("hang-in-stream", EngineUnavailable, "sent nothing for 0.2 s, in the middle of a reply", 1),
+    ("error-event-early", EngineUnavailable, r"fails \(500\): the model crashed \(tried 3 times\)", 3),
+    ("error-event", EngineUnavailable, "the model crashed, in the middle of a reply", 1),
+    ("garbage-event", EngineProtocolError, r"streamed no chat completion \(invalid JSON\)", 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("stream", "fault", "kind", "sentence", "requests"),
+    [(False, *case) for case in WHOLE] + [(True, *case) for case in WHOLE + STREAMED],
+)
+async def test_each_failure_is_one_sentence(
+    stream: bool,
+    fault: Fault,
+    kind: type[EngineError],
+    sentence: str,
+    requests: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And the key is in none of them, nor in a log line, though the provider quotes it."""
+    caplog.set_level(logging.DEBUG)
+    reply = say("a reply of several pieces")
+    async with ScriptedProvider([reply], then=fault) as provider:
+        async with _engine(provider.url, timeout=0.2) as engine:
+            with pytest.raises(EngineError, match=sentence) as caught:
+                await _ask(engine, stream)
+    assert type(caught.value) is kind
+    assert len(provider.requests) == requests
+    assert caught.value.status not in (408, 409, 429)
+    assert caught.value.status < 500
+    assert "\n" not in str(caught.value)
+    assert all(seen.headers["Authorization"] == f"Bearer {KEY}" for seen in provider.requests)
+    for text in (str(caught.value), repr(caught.value), repr(engine), repr(vars(engine)), caplog.text):
+        assert KEY not in text
+    assert all(KEY not in repr(vars(record)) for record in caplog.records)
+
+
+async def test_a_port_that_refuses() -> None:
+    with refusing_url() as url:
+        async with _engine(url) as engine:
+            with pytest.raises(EngineUnavailable, match=r"cannot be reached .*\(tried 3 times\)"):
+                await _ask(engine, False)
+            with pytest.raises(EngineUnavailable, match=r"cannot be reached .*check --engine-url"):
+                await engine.check()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", ["429", "500", "drop"])
+async def test_a_passing_failure_passes(fault: Fault, stream: bool) -> None:
+    async with (
+        ScriptedProvider([say("at last")], faults=[fault, fault]) as provider,
+        _engine(provider.url) as engine,
+    ):
+        completion, ear = await _ask(engine, stream)
+    assert completion.message["content"] == "at last"
+    assert len(provider.requests) == 3
+    assert ear.text == ("at last" if stream else "")
+
+
+async def test_a_stream_that_broke_before_its_first_piece_starts_again() -> None:
+    faults: list[Fault] = ["broken-stream-early", "error-event-early"]
+    async with (
+        ScriptedProvider([say("said once")], faults=faults) as provider,
+        _engine(provider.url) as engine,
+    ):
+        completion, ear = await _ask(engine, True)
+    assert (completion.message["content"], ear.text) == ("said once", "said once")
+    assert len(provider.requests) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_null_content_is_an_empty_reply(stream: bool) -> None:
+    async with ScriptedProvider(then="null-content") as provider, _engine(provider.url) as engine:
+        completion, _ = await _ask(engine, stream)
+    assert completion.message == {"role": "assistant", "content": None}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_missing_finish_reason_is_inferred(stream: bool) -> None:
+    async with ScriptedProvider([call_tool("bash", {})], then="no-finish") as provider:
+        async with _engine(provider.url) as engine:
+            completion, _ = await _ask(engine, stream)
+    assert completion.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("wish", "wait"), [(None, True), (7.0, 7.0), (0.0, 0.1), (-5.0, 0.1), (86_400.0, MAX_WAIT)]
+)
+def test_retry_after_is_honoured_up_to_a_cap(wish: float | None, wait: bool | float) -> None:
+    assert _wait(Transient("busy", wish)) == wait
+    assert _wait(EngineRefused("no")) is False
+
+
+async def test_retry_after_is_really_waited_for() -> None:
+    async with ScriptedProvider(faults=["429"], retry_after="1") as provider, _engine(provider.url) as engine:
+        with stamina.set_testing(False):
+            started = time.monotonic()
+            await _ask(engine, False)
+    assert 0.9 < time.monotonic() - started < 5
+    assert len(provider.requests) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_cancelling_closes_the_connection(stream: bool) -> None:
+    fault: Fault = "hang-in-stream" if stream else "hang"
+    async with ScriptedProvider(then=fault) as provider, _engine(provider.url) as engine:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_ask, engine, stream)
+            with anyio.fail_after(5):
+                await provider.asked.wait()
+            group.cancel_scope.cancel()
+        with anyio.fail_after(5):
+            await provider.requests[0].finished.wait()
+        assert provider.requests[0].disconnected
+
+
+@pytest.mark.parametrize("fault", ["html", "not-json", "401", "500", "redirect", "400"])
+async def test_check_says_what_is_wrong_before_anything_is_opened(fault: Fault) -> None:
+    async with ScriptedProvider(models_fault=fault) as provider, _engine(provider.url) as engine:
+        with pytest.raises(EngineError, match=r"html|HTML|JSON|401|500|308|400") as caught:
+            await engine.check()
+    assert KEY not in str(caught.value)
+    assert provider.requests == []
+
+
+@pytest.mark.parametrize("fault", ["403", "404", "429"])
+async def test_check_tolerates_a_provider_without_a_list(fault: Fault) -> None:
+    async with ScriptedProvider(models_fault=fault) as provider, _engine(provider.url) as engine:
+        await engine.check()
+    async with ScriptedProvider(models=None) as provider, _engine(provider.url) as engine:
+        await engine.check()
+
+
+@pytest.mark.parametrize(
+    ("listed", "warning"),
+    [
+        (["qwen3-4b-instruct"], r"does not list the model 'qwen3-4b'; near it are 'qwen3-4b-instruct'"),
+        (["zzz"], r"does not list the model 'qwen3-4b'"),
+        (["a", "qwen3-4b"], None),
+        ([], None),
+    ],
+)
+async def test_check_warns_of_a_model_that_is_not_listed(
+    listed: list[str], warning: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedProvider(models=listed) as provider, _engine(provider.url, model="qwen3-4b") as engine:
+        await engine.check()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == (0 if warning is None else 1)
+    if warning is not None:
+        assert warning in warnings[0]
+
+
+async def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY")
+    async with ScriptedProvider(key="wanted") as provider, _engine(provider.url) as engine:
+        with pytest.raises(EngineRefused, match=r"wants a key \(401\): put it into .*'OPENAI_API_KEY'"):
+            await engine.check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({}, "needs a url and a model: pass --engine-url URL --model NAME"),
+        ({"model": "m"}, "needs a url: pass --engine-url URL"),
+        ({"url": "http://h/v1"}, "needs a model: pass --model NAME"),
+        ({"url": "h/v1", "model": "m"}, "'h/v1' is not a base URL"),
+        ({"url": "ftp://h/v1", "model": "m"}, "not a base URL"),
+        ({"url": "http://", "model": "m"}, "not a base URL"),
+        ({"url": "http://h/v1?key=x", "model": "m"}, "no query"),
+        ({"url": "http://h:port/v1", "model": "m"}, "not a URL"),
+        ({"url": "http://u:sekret@h/v1", "model": "m"}, "user or password"),
+        ({"url": "http://h/v1", "model": "m", "params": {"messages": []}}, "sets 'messages' itself"),
+    ],
+)
+def test_unusable_settings_are_config_errors(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        OpenAIEngine(OpenAIConfig(**settings))
+    assert "sekret" not in str(caught.value)
+
+
+def test_a_key_that_cannot_be_a_header_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-line1\nsk-line2")
+    with pytest.raises(ConfigError, match="'MY_KEY' has characters") as caught:
+        OpenAIEngine(OpenAIConfig(url="http://h/v1", model="m", api_key_env="MY_KEY"))
+    assert "line1" not in str(caught.value)
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}])
+def test_usage_that_a_provider_leaves_out_is_zero(usage: Any) -> None:
+    response = httpx.Response(200, json={"choices": [{"message": {"content": "x"}}], "usage": usage})
+    completion = parse_reply(response, "http://h/v1", Refusals("http://h/v1", "m", "KEY", None))
+    assert completion.usage == Usage()
+    assert completion.message == {"role": "assistant", "content": "x"}
+    assert completion.finish_reason == "stop"

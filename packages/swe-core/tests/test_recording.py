@@ -1,0 +1,243 @@
+"""Recordings: written from any engine, read strictly, and answered from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from openai import AsyncOpenAI
+
+from swe_core.builtin.openai import OpenAIConfig
+from swe_core.builtin.openai.engine import OpenAIEngine
+from swe_core.builtin.replay import ReplayConfig
+from swe_core.builtin.replay.engine import ReplayEngine
+from swe_core.engine import ChatRequest, Engine, EngineSession
+from swe_core.errors import ConfigError, EngineError, EngineRefused
+from swe_core.interception.server import InterceptionServer
+from swe_core.record import Turn
+from swe_core.recording import RecordingEngine, read_recording
+from swe_core.testing.provider import ScriptedProvider, call_tool, say
+
+pytestmark = pytest.mark.anyio
+REQUEST = ChatRequest({"messages": [{"role": "user", "content": "hi"}]})
+GOOD = {"task_id": "t", "replies": [{"message": {"role": "assistant", "content": "hi"}}]}
+
+
+def _who(task: str = "t", attempt: int = 0, agent: str = "pi", rollout: str = "r") -> EngineSession:
+    return EngineSession(rollout, task, attempt, agent)
+
+
+def _write(file: Path, *lines: Any) -> Path:
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def _line(text: str, **more: Any) -> dict[str, Any]:
+    return {"task_id": "t", "replies": [{"message": {"role": "assistant", "content": text}}], **more}
+
+
+async def _converse(server: InterceptionServer, engine: Engine, who: EngineSession, calls: int) -> list[Turn]:
+    """Ask `calls` times with the real SDK, every other time streaming."""
+    turns: list[Turn] = []
+    async with server.session(engine, who, turns.append) as gate:
+        async with AsyncOpenAI(base_url=server.url + gate.path, api_key=gate.token) as client:
+            for number in range(calls):
+                messages: list[Any] = [{"role": "user", "content": "go"}] * (number + 1)
+                if number % 2:
+                    async for _ in await client.chat.completions.create(
+                        model="any", messages=messages, stream=True
+                    ):
+                        pass
+                else:
+                    await client.chat.completions.create(model="any", messages=messages)
+    return turns
+
+
+async def test_a_recording_answers_as_the_provider_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    file = tmp_path / "recording.jsonl"
+    replies = [
+        call_tool("bash", {"command": "ls -la", "unicode": "ä\u2028ö"}),
+        say("thinking aloud", reasoning_content="hmm"),
+        say("done"),
+    ]
+    async with InterceptionServer() as server:
+        async with ScriptedProvider(replies) as provider:
+            config = OpenAIConfig(url=provider.url, model="scripted")
+            async with RecordingEngine(OpenAIEngine(config), file) as engine:
+                recorded = await _converse(server, engine, _who(), 3)
+                await _converse(server, engine, _who(task="other", rollout="r2"), 1)
+        async with ReplayEngine(ReplayConfig(file=file)) as engine:
+            replayed = await _converse(server, engine, _who(rollout="again"), 3)
+    assert [turn.reply for turn in recorded] == [dict(reply.message) for reply in replies]
+    for then, now in zip(recorded, replayed, strict=True):
+        assert (now.reply, now.finish_reason, now.usage) == (then.reply, then.finish_reason, then.usage)
+    assert [(line.task_id, line.attempt, line.agent) for line in read_recording(file)] == [
+        ("t", 0, "pi"),
+        ("other", 0, "pi"),
+    ]
+
+
+async def test_replies_are_recorded_in_the_order_of_the_calls(tmp_path: Path) -> None:
+    """The first call is answered last; its reply is still the first one."""
+    file = tmp_path / "recording.jsonl"
+    slow_is_asked, fast_is_done = anyio.Event(), anyio.Event()
+    inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", _two_replies())))
+    async with RecordingEngine(inner, file) as engine:
+
+        async def slow_emit(_: object) -> None:
+            slow_is_asked.set()
+            await fast_is_done.wait()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.complete, REQUEST, _who(), slow_emit)
+            await slow_is_asked.wait()
+            await engine.complete(REQUEST, _who())
+            fast_is_done.set()
+        await engine.end(_who())
+    (line,) = read_recording(file)
+    assert [reply.message["content"] for reply in line.replies] == ["first", "second"]
+
+
+def _two_replies() -> dict[str, Any]:
+    replies = [{"message": {"role": "assistant", "content": text}} for text in ("first", "second")]
+    return {"task_id": "t", "replies": replies}
+
+
+async def test_calls_that_failed_are_not_recorded(tmp_path: Path) -> None:
+    file = tmp_path / "recording.jsonl"
+    inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", GOOD)))
+    async with RecordingEngine(inner, file) as engine:
+        await engine.complete(REQUEST, _who())
+        with pytest.raises(EngineError):
+            await engine.complete(REQUEST, _who())
+        await engine.end(_who())
+        await engine.end(_who(task="never asked", rollout="r2"))
+    (line,) = read_recording(file)
+    assert len(line.replies) == 1
+
+
+async def test_many_sessions_end_at_once_and_no_line_is_torn(tmp_path: Path) -> None:
+    file = tmp_path / "recording.jsonl"
+    text = "x" * 200_000
+    source = _write(tmp_path / "in.jsonl", _line(text))
+    async with RecordingEngine(ReplayEngine(ReplayConfig(file=source)), file) as engine:
+
+        async def one(number: int) -> None:
+            who = _who(rollout=str(number), attempt=number)
+            await engine.complete(REQUEST, who)
+            await engine.end(who)
+
+        async with anyio.create_task_group() as group:
+            for number in range(20):
+                group.start_soon(one, number)
+    lines = read_recording(file)
+    assert sorted(line.attempt or 0 for line in lines) == list(range(20))
+    assert {line.replies[0].message["content"] for line in lines} == {text}
+
+
+async def test_a_recording_that_cannot_be_written_is_told_before_the_run(tmp_path: Path) -> None:
+    inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", GOOD)))
+    with pytest.raises(ConfigError, match=r"nowhere.*cannot be written.*name a file"):
+        await RecordingEngine(inner, tmp_path / "nowhere" / "r.jsonl").__aenter__()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+async def test_a_full_disk_is_an_engine_error(tmp_path: Path) -> None:
+    inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", GOOD)))
+    async with RecordingEngine(inner, Path("/dev/full")) as engine:
+        await engine.complete(REQUEST, _who())
+        with pytest.raises(EngineError, match=r"'/dev/full' could not be written"):
+            await engine.end(_who())
+
+
+@pytest.mark.parametrize(
+    ("attempt", "agent", "expected"),
+    [
+        (1, "pi", "both"),
+        (1, "mini", "attempt"),
+        (0, "pi", "agent"),
+        (0, "mini", "any, newer"),
+    ],
+)
+async def test_the_most_exact_line_wins(tmp_path: Path, attempt: int, agent: str, expected: str) -> None:
+    file = _write(
+        tmp_path / "r.jsonl",
+        _line("both", attempt=1, agent="pi"),
+        _line("any"),
+        _line("any, newer", note="hand-written"),
+        _line("agent", agent="pi"),
+        _line("attempt", attempt=1),
+        {**_line("other task"), "task_id": "u"},
+    )
+    engine = ReplayEngine(ReplayConfig(file=file))
+    completion = await engine.complete(REQUEST, _who(attempt=attempt, agent=agent))
+    assert completion.message["content"] == expected
+    assert completion.model == "replay"
+    assert "no model was called" in engine.notes()[0]
+    assert "hand-written" in engine.notes()
+
+
+async def test_streamed_replies_come_in_pieces(tmp_path: Path) -> None:
+    text = "word " * 30
+    engine = ReplayEngine(ReplayConfig(file=_write(tmp_path / "r.jsonl", _line(text))))
+    pieces: list[str] = []
+
+    async def emit(delta: Any) -> None:
+        pieces.append(delta.get("content", ""))
+
+    await engine.complete(REQUEST, _who(), emit)
+    assert "".join(pieces) == text
+    assert len(pieces) > 3
+
+
+async def test_sessions_are_apart_and_forgotten_when_they_end(tmp_path: Path) -> None:
+    engine = ReplayEngine(ReplayConfig(file=_write(tmp_path / "r.jsonl", _two_replies())))
+
+    async def ask(rollout: str) -> Any:
+        return (await engine.complete(REQUEST, _who(rollout=rollout))).message["content"]
+
+    assert [await ask("a"), await ask("b"), await ask("a")] == ["first", "first", "second"]
+    await engine.end(_who(rollout="a"))
+    assert await ask("a") == "first"
+
+
+async def test_no_line_and_no_more_replies_are_sentences(tmp_path: Path) -> None:
+    engine = ReplayEngine(ReplayConfig(file=_write(tmp_path / "r.jsonl", GOOD)))
+    with pytest.raises(EngineRefused, match=r"r\.jsonl' has no replies for the task 'u' .*--record"):
+        await engine.complete(REQUEST, _who(task="u"))
+    await engine.complete(REQUEST, _who())
+    with pytest.raises(EngineRefused, match=r"r\.jsonl' has no more replies for the task 't'.*more calls"):
+        await engine.complete(REQUEST, _who())
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{not json", "Invalid JSON"),
+        ("[]", "valid dictionary|object"),
+        ('{"replies": []}', "task_id: Field required"),
+        ('{"task_id": 7, "replies": []}', "task_id: .*string"),
+        ('{"task_id": "t"}', "replies: Field required"),
+        ('{"task_id": "t", "replies": [], "atempt": 1}', "atempt: Extra"),
+        ('{"task_id": "t", "replies": [{"message": "hi"}]}', r"replies\.0\.message: .*dictionary|object"),
+        ('{"task_id": "t", "replies": [{"message": {"role": "user"}}]}', "role is 'assistant'"),
+        ('{"task_id": "t", "attempt": "1", "replies": []}', "attempt: .*integer"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text(json.dumps(GOOD) + "\n\n" + line + "\n")
+    with pytest.raises(ConfigError, match=rf"line 3 of the recording '.*r\.jsonl' .*({problem})"):
+        ReplayEngine(ReplayConfig(file=file))
+
+
+@pytest.mark.parametrize("file", [None, Path("/nowhere/r.jsonl"), Path("/")])
+def test_no_file_is_a_sentence(file: Path | None) -> None:
+    with pytest.raises(ConfigError, match=r"pass --recording FILE|cannot be read .*name an existing"):
+        ReplayEngine(ReplayConfig(file=file))
