@@ -1,0 +1,74 @@
+"""How mini is put into a sandbox, started and read."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+from swe_core.agent import AgentContext, AgentEvent, AgentExit, AgentSpec, EventKind
+from swe_core.builtin.mini import MiniConfig
+
+_KINDS = frozenset(get_args(EventKind))
+
+
+class Mini(AgentSpec):
+    """The agent "mini"."""
+
+    name = "mini"
+    version = "1"
+    dialect = "chat"
+
+    def __init__(self, config: MiniConfig) -> None:
+        self._config = config
+
+    def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
+        """The program itself."""
+        source = importlib.resources.files("swe_core.builtin.mini").joinpath("mini_agent.py")
+        return {_program(ctx): source.read_bytes()}
+
+    def command(self, ctx: AgentContext) -> Sequence[str]:
+        """Runs it apart from the repository's own modules and the user's (`-I`)."""
+        return ("python3", "-I", _program(ctx))
+
+    def env(self, ctx: AgentContext) -> Mapping[str, str]:
+        """Its settings; it removes them from the environment of the commands it runs."""
+        return {
+            "SWE_MINI_BASE_URL": ctx.base_url,
+            "SWE_MINI_API_KEY": ctx.api_key,
+            "SWE_MINI_MODEL": ctx.model,
+            "SWE_MINI_WORKDIR": ctx.workdir,
+            "SWE_MINI_MAX_TURNS": str(self._config.max_turns),
+            "SWE_MINI_COMMAND_TIMEOUT": str(self._config.command_timeout),
+            "SWE_MINI_OUTPUT_CHARS": str(self._config.output_chars),
+        }
+
+    def stdin(self, ctx: AgentContext) -> bytes:
+        """The prompt."""
+        return ctx.prompt.encode()
+
+    def parse_event(self, line: str) -> Sequence[AgentEvent]:
+        """One JSON event a line; anything else it prints is kept as information."""
+        try:
+            event = json.loads(line)
+            kind, text, tool = event["kind"], event["text"], event.get("tool")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            kind, text, tool = "info", line, None
+        if not (kind in _KINDS and isinstance(text, str) and isinstance(tool, str | None)):
+            kind, text, tool = "info", line, None
+        if not text.strip() and tool is None:
+            return ()
+        return (AgentEvent(kind=kind, text=text, tool=tool, fatal=kind == "error"),)
+
+    def failure(self, ended: AgentExit) -> str | None:
+        """Its error event where it printed one, else what the exit code says."""
+        if ended.exit_code != 0 and ended.last_error is not None:
+            return f"the agent 'mini' ended with an error: {ended.last_error.text}"
+        if ended.exit_code == 127 and not ended.stderr_tail.strip():
+            return "the agent 'mini' could not start: the sandbox has no python3"
+        return super().failure(ended)
+
+
+def _program(ctx: AgentContext) -> str:
+    return f"{ctx.home}/mini_agent.py"
