@@ -1,0 +1,168 @@
+"""Running a plan: open what the rollouts share, drive the worker, close everything."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import platform
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import anyio.to_thread
+
+from swe_core.agent import AgentSpec
+from swe_core.assemble import BlackBoxPlan, Plan, sandbox_spec
+from swe_core.engine import Engine
+from swe_core.grade import Grader
+from swe_core.interception.server import InterceptionServer
+from swe_core.plugins import PluginSet
+from swe_core.recording import RecordingEngine
+from swe_core.redact import Redactor
+from swe_core.rollout import BlackBox, Observer, Parts, RolloutRequest
+from swe_core.runner import PluginObserver, Runner
+from swe_core.sandbox import Asset, SandboxProvider
+from swe_core.store import RunDirectory, new_run_info
+from swe_core.worker import RolloutWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+BLACK_BOX = "black-box"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended.
+
+    Args:
+        directory: The run directory, with every finished rollout.
+        cancelled: Whether it was interrupted.
+    """
+
+    directory: RunDirectory
+    cancelled: bool
+
+
+async def execute(
+    plan: Plan,
+    plugins: PluginSet,
+    out: Path,
+    observe: Callable[[Sequence[RolloutRequest], Sequence[str]], Observer],
+) -> RunResult:
+    """Run `plan` into the directory `out`. SIGINT and SIGTERM cancel it; what was running is recorded.
+
+    Args:
+        observe: Makes the display from the requests and the notes that must be shown with them.
+
+    Raises:
+        SweError: The run could not start, or could not go on.
+    """
+    redactor = Redactor()
+    agent = cast(AgentSpec, plan.agent.create())
+    provider = cast(SandboxProvider, plan.sandbox.create())
+    grader = cast(Grader, plan.grader.create())
+    worker = cast(RolloutWorker, plan.worker.create())
+    reaped = await provider.reap()
+    if reaped:
+        logger.warning("removed %d sandboxes that a run which lives no more left behind", reaped)
+    async with _model_side(plan, redactor) as (gate, black_box, engine_name, model):
+        if gate is not None and agent.dialect is not None:
+            await gate[1].check()
+        # A bundle may have to be built: host work, in a thread, before the first sandbox is opened.
+        assets = await anyio.to_thread.run_sync(agent.assets)
+        notes = [*provider.notes(), *_model_notes(gate, black_box)]
+        requests = _requests(plan, agent, tuple(assets), engine_name, model)
+        info = new_run_info(_versions(plugins), plan.settings.model_dump(mode="json"), len(requests), notes)
+        directory = RunDirectory.create(out, info, redactor)
+        parts = Parts(agent, provider, grader, gate, black_box, redactor)
+        observers = [observe(requests, notes), PluginObserver(plugins)]
+        runner = Runner(requests, parts, directory, observers, plan.settings.run.concurrency)
+        cancelled = await _until_signalled(worker, runner)
+    return RunResult(directory, cancelled)
+
+
+@asynccontextmanager
+async def _model_side(
+    plan: Plan, redactor: Redactor
+) -> AsyncIterator[tuple[tuple[InterceptionServer, Engine] | None, BlackBox | None, str, str]]:
+    """What answers the agent's LLM calls, with its name and its model's."""
+    if isinstance(plan.model_side, BlackBoxPlan):
+        key = plan.model_side.key.get_secret_value()
+        redactor.add(key)
+        yield None, BlackBox(plan.model_side.url, key), BLACK_BOX, plan.model_side.model
+        return
+    engine = cast(Engine, plan.model_side.create())
+    if plan.settings.run.record is not None:
+        engine = RecordingEngine(engine, plan.settings.run.record)
+    async with engine, InterceptionServer() as server:
+        yield (server, engine), None, plan.model_side.name, engine.model
+
+
+def _model_notes(gate: tuple[InterceptionServer, Engine] | None, black_box: BlackBox | None) -> Sequence[str]:
+    if black_box is not None:
+        return (
+            "Black-box mode: the agent calls the provider itself with a key that it holds, its sandbox "
+            "reaches every address, and no LLM call is recorded.",
+        )
+    return gate[1].notes() if gate is not None else ()
+
+
+def _requests(
+    plan: Plan, agent: AgentSpec, assets: tuple[Asset, ...], engine: str, model: str
+) -> list[RolloutRequest]:
+    """Every attempt at every task, task by task."""
+    return [
+        RolloutRequest(
+            id=f"{task.instance_id}-{attempt}",
+            task=task,
+            attempt=attempt,
+            agent=agent.name,
+            sandbox=plan.sandbox.name,
+            engine=engine,
+            model=model,
+            spec=sandbox_spec(task, plan.settings).model_copy(update={"assets": assets}),
+            limits=plan.settings.limits,
+        )
+        for task in plan.tasks
+        for attempt in range(plan.settings.run.attempts)
+    ]
+
+
+async def _until_signalled(worker: RolloutWorker, runner: Runner) -> bool:
+    """Drive the worker to its end, or until a signal cancels it. Returns whether one did."""
+    signalled = False
+    problem: Exception | None = None
+
+    async def watch(scope: anyio.CancelScope) -> None:
+        nonlocal signalled
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                signalled = True
+                scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch, group.cancel_scope)
+        try:
+            await worker.run(runner)
+        except Exception as error:  # carried out of the task group, which would wrap it
+            problem = error
+        group.cancel_scope.cancel()
+    if problem is not None:
+        raise problem
+    return signalled
+
+
+def _versions(plugins: PluginSet) -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for plugin in plugins.plugins.values():
+        if plugin.version and not plugin.builtin:
+            found[plugin.origin] = plugin.version
+    found["swe-core"] = importlib.metadata.version("swe-core")
+    return found

@@ -1,0 +1,125 @@
+"""Many rollouts: how many at once, in which order, who is told, and what happens on cancellation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import anyio
+
+from swe_core.errors import SweError
+from swe_core.plugins import PluginSet
+from swe_core.record import Rollout, Turn
+from swe_core.rollout import Observer, Parts, Phase, RolloutRequest, run_rollout
+from swe_core.store import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+
+class Runner:
+    """Runs the rollouts of one run and keeps what they end with.
+
+    Args:
+        requests: The rollouts, in the order in which they start.
+        parts: The live objects that they share.
+        store: Where every finished rollout is appended before anybody is told.
+        observers: Told what happens: the display, the plugins.
+        concurrency: Rollouts at once.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[RolloutRequest],
+        parts: Parts,
+        store: RunDirectory,
+        observers: Sequence[Observer],
+        concurrency: int,
+    ) -> None:
+        self.requests = requests
+        self.store = store
+        self._parts = parts
+        self._observer = _Observers(observers)
+        self._concurrency = concurrency
+
+    async def run_all(self) -> None:
+        """Run every request. Cancelled, it records the running rollouts as cancelled and closes them.
+
+        Raises:
+            SweError: The run directory cannot be written any more; what is finished is kept.
+        """
+        waiting = iter(self.requests)
+        try:
+            async with anyio.create_task_group() as group:
+                for _ in range(min(self._concurrency, len(self.requests))):
+                    group.start_soon(self._work, waiting)
+        except ExceptionGroup as errors:  # the first one cancelled the others
+            raise errors.exceptions[0] from None
+
+    async def _work(self, waiting: Iterator[RolloutRequest]) -> None:
+        for request in waiting:
+            try:
+                folder = self.store.folder(request.id)
+                await run_rollout(request, self._parts, folder, self._observer, self._finish)
+            except OSError as error:
+                raise SweError(
+                    f"cannot write to the run directory {str(self.store.path)!r}: "
+                    f"{error.strerror or error}; what is finished is kept"
+                ) from error
+
+    def _finish(self, rollout: Rollout) -> None:
+        self.store.append(rollout)
+        self._observer.finished(rollout)
+
+
+class PluginObserver:
+    """Passes what happens to the plugins' notification hooks; one that fails is logged, no more."""
+
+    def __init__(self, plugins: PluginSet) -> None:
+        self._plugins = plugins
+
+    def started(self, request: RolloutRequest) -> None:
+        """Calls `swe_rollout_started`."""
+        self._notify(
+            "swe_rollout_started",
+            rollout_id=request.id,
+            task_id=request.task.instance_id,
+            attempt=request.attempt,
+        )
+
+    def phase(self, rollout_id: str, phase: Phase) -> None:
+        """Has no hook."""
+
+    def turn(self, rollout_id: str, turn: Turn) -> None:
+        """Calls `swe_turn_recorded`."""
+        self._notify("swe_turn_recorded", rollout_id=rollout_id, turn=turn)
+
+    def finished(self, rollout: Rollout) -> None:
+        """Calls `swe_rollout_finished`."""
+        self._notify("swe_rollout_finished", rollout=rollout)
+
+    def _notify(self, hook: str, **values: object) -> None:
+        for problem in self._plugins.notify(hook, **values):
+            logger.warning("%s", problem)
+
+
+class _Observers:
+    """Several observers as one."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._all = observers
+
+    def started(self, request: RolloutRequest) -> None:
+        for observer in self._all:
+            observer.started(request)
+
+    def phase(self, rollout_id: str, phase: Phase) -> None:
+        for observer in self._all:
+            observer.phase(rollout_id, phase)
+
+    def turn(self, rollout_id: str, turn: Turn) -> None:
+        for observer in self._all:
+            observer.turn(rollout_id, turn)
+
+    def finished(self, rollout: Rollout) -> None:
+        for observer in self._all:
+            observer.finished(rollout)

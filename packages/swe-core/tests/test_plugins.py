@@ -1,0 +1,222 @@
+"""Plugins: discovery, selection, blocking, blame. Distributions here are real metadata on the path."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swe_core.errors import PluginError
+from swe_core.plugins import PluginSet, allow_list
+
+Install = Callable[..., None]
+
+AGENT = """
+from swe_core import AgentSpec, Component, hookimpl
+
+class Spec(AgentSpec):
+    name = "{name}"
+    def command(self, ctx): return ["true"]
+
+@hookimpl
+def swe_agents():
+    return [Component("{name}", lambda config: Spec(), summary="a test agent")]
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a one-module distribution with an entry point in our group."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+
+    def make(dist: str, point: str, code: str) -> None:
+        # Modules stay imported: a name of its own for each test.
+        module = f"{dist}_{tmp_path.name}".replace("-", "_")
+        (site / f"{module}.py").write_text(textwrap.dedent(code))
+        info = site / f"{dist.replace('-', '_')}-1.2.3.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.2.3\n")
+        (info / "entry_points.txt").write_text(f"[swe_core]\n{point} = {module}\n")
+
+    return make
+
+
+def test_an_installed_plugin_is_listed_with_distribution_version_and_offer(install: Install) -> None:
+    install("acme-agent", "acme", AGENT.format(name="acme"))
+    plugin = PluginSet().plugins["acme"]
+    assert (plugin.origin, plugin.version, plugin.error) == ("acme-agent", "1.2.3", None)
+    assert [(offer.role, offer.name) for offer in plugin.offers] == [("agent", "acme")]
+
+
+def test_a_broken_plugin_is_listed_and_the_rest_work(install: Install) -> None:
+    install("acme-broken", "broken", "import a_module_that_is_not_there")
+    install("acme-agent", "acme", AGENT.format(name="acme"))
+    plugins = PluginSet()
+    assert "a_module_that_is_not_there" in (plugins.plugins["broken"].error or "")
+    assert plugins.find("agent", "acme").name == "acme"
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit('bye')", "1/0", "def ("])
+def test_whatever_an_import_raises_is_recorded(install: Install, code: str) -> None:
+    install("acme-broken", "broken", code)
+    assert PluginSet().plugins["broken"].error
+
+
+def test_selecting_a_broken_plugin_quotes_its_error(install: Install) -> None:
+    install("acme-broken", "broken", "import a_module_that_is_not_there")
+    with pytest.raises(PluginError, match=r"'broken'.*acme-broken.*a_module_that_is_not_there"):
+        PluginSet(["broken"])
+
+
+def test_selecting_loads_exactly_those(install: Install) -> None:
+    install("acme-agent", "acme", AGENT.format(name="acme"))
+    install("other-agent", "other", AGENT.format(name="other"))
+    plugins = PluginSet(["acme"])
+    assert "other" not in plugins.plugins
+    chosen = plugins.choose("agent", None, "mini")
+    assert chosen is not None
+    assert chosen.name == "acme"
+
+
+def test_nobody_selected_means_the_default(install: Install) -> None:
+    install("acme-agent", "acme", AGENT.format(name="acme"))
+    chosen = PluginSet().choose("agent", None, "nop")
+    assert chosen is not None
+    assert chosen.name == "nop"
+
+
+def test_a_builtin_component_can_be_selected_by_its_name() -> None:
+    chosen = PluginSet(["oracle"]).choose("agent", None, "mini")
+    assert chosen is not None
+    assert chosen.name == "oracle"
+
+
+def test_two_candidates_for_a_role_name_both_and_the_option_that_decides(install: Install) -> None:
+    install("acme-agent", "acme", AGENT.format(name="acme"))
+    install("other-agent", "other", AGENT.format(name="other"))
+    plugins = PluginSet(["acme", "other"])
+    with pytest.raises(PluginError, match=r"'acme'.*'other'.*--agent"):
+        plugins.choose("agent", None, "mini")
+    decided = plugins.choose("agent", "other", "mini")
+    assert decided is not None
+    assert decided.name == "other"
+
+
+def test_two_plugins_with_the_same_component_name_are_a_collision(install: Install) -> None:
+    install("acme-agent", "acme", AGENT.format(name="same"))
+    install("other-agent", "other", AGENT.format(name="same"))
+    with pytest.raises(PluginError, match=r"'acme' and 'other'.*-p no:"):
+        PluginSet().find("agent", "same")
+    assert PluginSet(extra=["no:other"]).find("agent", "same").plugin == "acme"
+
+
+def test_two_distributions_with_one_plugin_name(install: Install) -> None:
+    install("acme-agent", "acme", AGENT.format(name="acme"))
+    install("fake-agent", "acme", AGENT.format(name="acme"))
+    with pytest.raises(PluginError, match="taken twice"):
+        PluginSet(["acme"])
+
+
+def test_a_plugin_cannot_take_the_name_of_a_builtin(install: Install) -> None:
+    install("acme-local", "local", AGENT.format(name="acme"))
+    plugins = PluginSet()
+    assert plugins.plugins["local"].builtin
+    assert plugins.plugins["local"].error is None
+    assert "taken twice" in (plugins.plugins["local (acme-local)"].error or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("acme", "pip install swe-agents-acme"), ("orcale", "did you mean 'oracle'")],
+)
+def test_an_unknown_plugin_says_what_to_do(name: str, remedy: str) -> None:
+    with pytest.raises(PluginError, match=remedy):
+        PluginSet([name])
+
+
+def test_a_known_plugin_that_is_not_installed_names_its_distribution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
+    with pytest.raises(PluginError, match=r"'docker' is not installed: pip install swe-sandbox-docker"):
+        PluginSet(["docker"])
+
+
+def test_blocking_wins_and_says_so_when_selected_too(install: Install) -> None:
+    install("acme-agent", "acme", AGENT.format(name="acme"))
+    assert "acme" not in PluginSet(extra=["no:acme"]).plugins
+    with pytest.raises(PluginError, match="both selected and blocked"):
+        PluginSet(["acme"], extra=["no:acme"])
+
+
+def test_the_allow_list(install: Install) -> None:
+    install("acme-agent", "acme", AGENT.format(name="acme"))
+    assert allow_list({}) is None
+    assert allow_list({"SWE_PLUGINS": ""}) == []
+    assert "acme" not in PluginSet(allow=[]).plugins
+    assert "acme" in PluginSet(allow=["acme"]).plugins
+    with pytest.raises(PluginError, match="SWE_PLUGINS"):
+        PluginSet(["acme"], allow=[])
+
+
+def test_a_one_file_plugin_needs_no_packaging_and_is_chosen(tmp_path: Path) -> None:
+    file = tmp_path / "my_agent.py"
+    file.write_text(AGENT.format(name="mine"))
+    chosen = PluginSet(extra=[str(file)]).choose("agent", None, "mini")
+    assert chosen is not None
+    assert chosen.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("./not_there.py", "no such file"),
+        ("not_a_module_at_all", "cannot be loaded: ModuleNotFoundError"),
+    ],
+)
+def test_an_extra_plugin_must_load(value: str, message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        PluginSet(extra=[value])
+
+
+def test_an_extra_plugin_must_not_take_a_name(tmp_path: Path) -> None:
+    file = tmp_path / "local.py"
+    file.write_text(AGENT.format(name="mine"))
+    with pytest.raises(PluginError, match="already taken"):
+        PluginSet(extra=[str(file)])
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("from swe_core import hookimpl\n@hookimpl\nasync def swe_agents(): return []", "async def"),
+        ("from swe_core import hookimpl\n@hookimpl\ndef swe_agentz(): return []", "swe_agentz.*swe_agents"),
+        ("from swe_core import hookimpl\n@hookimpl\ndef swe_agents(): return ['x']", "expected a Component"),
+        ("from swe_core import hookimpl\n@hookimpl\ndef swe_agents(nope): return []", "nope"),
+    ],
+)
+def test_a_wrong_hook_is_refused_at_registration(tmp_path: Path, code: str, message: str) -> None:
+    file = tmp_path / "wrong.py"
+    file.write_text(code)
+    with pytest.raises(PluginError, match=message):
+        PluginSet(extra=[str(file)])
+
+
+def test_a_notification_may_take_fewer_arguments_and_a_failing_one_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "listener.py"
+    file.write_text(
+        "from swe_core import hookimpl\n"
+        "seen = []\n"
+        "@hookimpl\n"
+        "def swe_rollout_started(task_id):\n"
+        "    seen.append(task_id)\n"
+        "    raise ValueError('no')\n"
+    )
+    plugins = PluginSet(extra=[str(file)])
+    problems = plugins.notify("swe_rollout_started", rollout_id="r", task_id="t", attempt=0)
+    assert plugins.manager.get_plugin("listener").seen == ["t"]  # type: ignore[union-attr]
+    assert problems == ["the plugin 'listener' failed in swe_rollout_started: ValueError: no"]
