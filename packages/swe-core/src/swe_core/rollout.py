@@ -178,9 +178,9 @@ async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutF
                     notes.boundary = boundary_of(error, "agent")
             boundary = notes.boundary
             try:
-                with notes.phase("export"), _budget("prepare", limits.prepare, AgentError):
+                with notes.phase("export"):
                     await sandbox.kill_all()  # nothing that the agent left behind changes files from here on
-                    notes.patch = await export_patch(sandbox, base)
+                    notes.patch = await export_patch(sandbox, base, timeout=limits.prepare)
                 folder.put_patch(notes.patch)
             except Exception:
                 if agent_failure is None:

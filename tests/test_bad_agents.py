@@ -1,0 +1,57 @@
+"""Agents on bad days: one clear sentence, nothing lost, nothing left behind. Both sandboxes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import SweCore
+
+PLUGIN = str(Path(__file__).with_name("misbehaving_agents.py"))
+TASK = "demo__slugs-1"
+
+
+@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+def sandbox(request: pytest.FixtureRequest) -> str:
+    if request.param == "docker":
+        request.getfixturevalue("docker_demo_image")
+    return str(request.param)
+
+
+@pytest.mark.parametrize(
+    ("agent", "outcome", "boundary", "says"),
+    [
+        ("crash", "error", "agent", "'crash' exited with code 3: about to fail"),
+        ("hang", "error", "agent", "did not end within its budget of 6 s"),
+        ("silent", "error", "agent", "made no LLM call through the endpoint"),
+        ("flood", "unresolved", None, "empty"),
+        ("fill", "unresolved", None, ""),
+        ("fork", "unresolved", None, ""),
+        ("delete", "unresolved", None, ""),
+        ("commit", "unresolved", None, ""),
+        ("orphan", "unresolved", None, ""),
+    ],
+)
+def test_a_bad_agent_is_data(
+    swe_core: SweCore, sandbox: str, agent: str, outcome: str, boundary: str | None, says: str
+) -> None:
+    done = swe_core(
+        "-p", PLUGIN, "--agent", agent, "--sandbox", sandbox, "--tasks", "demo", "--task", TASK,
+        "--engine", "replay", "--set", "limits.agent=6", "--set", "resources.pids=64",
+        "--set", "resources.memory_mb=512", "--set", "resources.disk_mb=256",
+    )  # fmt: skip
+    rollout = done.only
+    assert rollout["outcome"] == outcome, done.stderr
+    failure, grade = rollout["failure"], rollout["grade"]
+    assert (failure or {}).get("boundary") == boundary
+    message = failure["message"] if failure else grade["reason"]
+    assert says in message
+    assert "\n" not in message
+    assert rollout["reward"] == (None if outcome == "error" else 0.0)
+    assert done.code == (1 if outcome == "error" else 0)
+    patch = (done.out / "rollouts" / rollout["id"] / "patch.diff").read_text()
+    if agent in ("hang", "commit"):
+        assert "+# changed" in patch  # saved whatever the outcome
+    if agent == "orphan":
+        assert "late" not in patch  # what the agent left running was killed before the export

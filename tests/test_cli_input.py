@@ -1,0 +1,68 @@
+"""Wrong input on the command line: one sentence, exit code 2, nothing started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import SweCore
+
+URL = ("--engine-url", "http://127.0.0.1:9/v1", "--model", "m")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--plugins", "nonsense"], "unknown plugin 'nonsense'"),
+        (["--plugins", "oracle,nop"], "'oracle'.*'nop'.*--agent"),
+        (["--agent", "orakle"], "unknown agent 'orakle' (did you mean 'oracle'?)"),
+        (["--sandbox", "nonsense"], "unknown sandbox 'nonsense'"),
+        (["-p", "./none.py"], "no such file"),
+        (["--tasks", "none.jsonl"], "neither a file nor a task source"),
+        (["--tasks", "dmo"], "did you mean 'demo'?"),
+        (["--task", "nonsense"], "--task 'nonsense': no such task"),
+        (["--attempts", "0"], "run.attempts"),
+        (["--concurrency", "0"], "run.concurrency"),
+        (["--engine", "openai"], "--engine-url"),
+        (["--engine", "openai", "--engine-url", "http://127.0.0.1:9/v1"], "--model"),
+        (["--engine", "replay", *URL], "takes no --engine-url"),
+        (["--recording", "none.jsonl"], "none.jsonl"),
+        (["--mode", "black-box", *URL], "--network full"),
+        (["--mode", "black-box", "--network", "full", *URL], "--agent-key-env"),
+        (["--mode", "black-box", "--network", "full", *URL, "--agent-key-env", "SWE_NO_SUCH"], "SWE_NO_SUCH"),
+        (["--mode", "white"], "run.mode"),
+        (["--network", "some"], "resources.network"),
+        (["--set", "sandbox.locl.x=1"], "did you mean 'local'?"),
+        (["--set", "sandbox.local.nonsense=1"], "unknown setting 'nonsense'"),
+        (["--config", "none.toml"], "cannot read the settings file"),
+        (["--sandbox", "local", "--attempts", "x"], "--attempts"),
+    ],
+)
+def test_one_sentence_and_exit_code_2(swe_core: SweCore, args: list[str], says: str) -> None:
+    done = swe_core(*args)
+    assert done.code == 2, done.stderr
+    for part in says.split(".*"):
+        assert part in done.stderr
+    assert not done.out.exists()
+
+
+def test_a_task_file_with_a_bad_row(swe_core: SweCore, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    row = {"instance_id": "a__b-1", "repo": "a/b", "base_commit": "0", "problem_statement": "p", "patch": "",
+           "test_patch": "", "FAIL_TO_PASS": "not a list", "PASS_TO_PASS": []}  # fmt: skip
+    file.write_text(json.dumps(row))
+    done = swe_core("--tasks", str(file), *URL)
+    assert done.code == 2
+    assert "FAIL_TO_PASS" in done.stderr
+    assert "a__b-1" in done.stderr
+
+
+def test_a_used_run_directory(swe_core: SweCore, tmp_path: Path) -> None:
+    (tmp_path / "run-1").mkdir()
+    (tmp_path / "run-1" / "file").write_text("")
+    done = swe_core("--agent", "nop")
+    assert done.out == tmp_path / "run-1"
+    assert done.code == 2
+    assert "not empty" in done.stderr
