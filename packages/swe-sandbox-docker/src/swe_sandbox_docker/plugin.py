@@ -1,1 +1,25 @@
-"""The entry point."""
+"""The entry point: what this package offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from swe_core import Component, SandboxProvider, hookimpl
+from swe_sandbox_docker.config import DockerConfig
+
+
+def _create(config: DockerConfig) -> SandboxProvider:
+    from swe_sandbox_docker.provider import DockerProvider
+
+    return DockerProvider(config)
+
+
+@hookimpl
+def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:
+    """One container per sandbox, on a Docker Engine of this host."""
+    yield Component(
+        name="docker",
+        create=_create,
+        config=DockerConfig,
+        summary="a container per sandbox, on this host's Docker Engine",
+    )

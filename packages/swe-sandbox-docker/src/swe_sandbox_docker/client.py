@@ -1,0 +1,185 @@
+"""The way to the Docker Engine: docker-py in threads, and the streams of an exec straight in the event loop.
+
+docker-py blocks, so its calls run in worker threads. An exec's streams last as long as its command, so a
+thread for each would end at some hundred commands; and docker-py's own socket for them loses what came
+together with the head of the reply. They are therefore read here, from the engine's socket.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import docker
+from anyio.abc import SocketStream
+from docker.errors import APIError, DockerException
+
+from swe_core.errors import SandboxDied, SandboxError
+
+DEFAULT_HOST = "unix:///var/run/docker.sock"
+CALLS = 64
+"""Blocking calls at once; more wait their turn."""
+TIMEOUT = 120
+"""Seconds that one call may take; starting many containers on few cores is slow."""
+_MAX_HEAD = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What the engine can enforce, from its own account of itself.
+
+    Args:
+        cpus: The processors it has.
+        missing: Limits that it cannot enforce at all, in words.
+        swap: Whether it can keep a container from using swap beyond its memory.
+        storage: Its storage driver and the file system under it.
+        quota: Whether it may be able to bound what a container writes.
+    """
+
+    cpus: int
+    missing: tuple[str, ...]
+    swap: bool
+    storage: str
+    quota: bool
+
+
+def resolve_host(configured: str | None) -> str:
+    """The engine's address: the setting, else DOCKER_HOST, else Docker's default.
+
+    Raises:
+        SandboxError: It is on another machine, with which no directory or socket can be shared.
+    """
+    host = configured or os.environ.get("DOCKER_HOST") or DEFAULT_HOST
+    if not host.startswith("unix://"):
+        raise SandboxError(
+            f"the Docker Engine at {host!r} is not reached by a socket of this host, so sandboxes can share "
+            "neither the agent's files nor the socket of its LLM endpoint with it; set DOCKER_HOST to "
+            "unix:///PATH of an engine on this machine"
+        )
+    return host
+
+
+class Client:
+    """A connection to one engine; safe to use from many tasks.
+
+    Raises:
+        SandboxError: No engine answers at `host`.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        try:
+            self.api = docker.APIClient(
+                base_url=host, version="auto", timeout=TIMEOUT, max_pool_size=CALLS, num_pools=1
+            )
+            self.limits = _limits(self.api.info())
+        except (DockerException, OSError) as error:
+            raise SandboxError(
+                f"no Docker Engine answers at {host!r}: {reason(error)}; start one, or set DOCKER_HOST to "
+                "unix:///PATH of one that runs and that you may use"
+            ) from None
+        self._limiter = anyio.CapacityLimiter(CALLS)
+
+    async def call(
+        self, function: Callable[..., Any], *args: Any, abandon: bool = False, **kwargs: Any
+    ) -> Any:
+        """Call a blocking function of docker-py in a thread.
+
+        Args:
+            abandon: Whether cancellation leaves the thread to itself instead of waiting for it.
+
+        Raises:
+            docker.errors.APIError: The engine said no.
+            SandboxError: The engine does not answer any more.
+        """
+        try:
+            return await anyio.to_thread.run_sync(
+                partial(function, *args, **kwargs), abandon_on_cancel=abandon, limiter=self._limiter
+            )
+        except APIError:
+            raise
+        except (DockerException, OSError) as error:
+            raise SandboxError(
+                f"the Docker Engine at {self.host!r} does not answer any more: {reason(error)}"
+            ) from error
+
+    async def attach(self, exec_id: str) -> tuple[SocketStream, bytes]:
+        """Start an exec that was created, and take over the connection that carries its streams.
+
+        Returns:
+            The connection, and the bytes of the streams that came with the head of the reply.
+
+        Raises:
+            SandboxDied: The exec's container is gone.
+            SandboxError: The engine does not answer, or refuses to start it.
+        """
+        body = b'{"Detach":false,"Tty":false}'
+        request = (
+            f"POST /v{self.api.api_version}/exec/{exec_id}/start HTTP/1.1\r\nHost: docker\r\n"
+            "Content-Type: application/json\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        try:
+            connection = await anyio.connect_unix(self.host.removeprefix("unix://"))
+        except OSError as error:
+            raise SandboxError(
+                f"the Docker Engine at {self.host!r} does not answer any more: {reason(error)}"
+            ) from error
+        try:
+            await connection.send(request.encode() + body)
+            reply = b""
+            while b"\r\n\r\n" not in reply and len(reply) < _MAX_HEAD:
+                reply += await connection.receive()
+            head, _, rest = reply.partition(b"\r\n\r\n")
+            status = int(head.split(None, 2)[1])
+            # Only now may standard input be sent: the engine drops what comes before it has switched.
+            if status not in (101, 200):
+                kind = SandboxDied if status in (404, 409) else SandboxError
+                said = rest.decode(errors="replace").strip() or f"status {status}"
+                raise kind(f"the Docker Engine does not start a command in the container: {said}")
+        except (anyio.EndOfStream, anyio.BrokenResourceError, IndexError, ValueError) as error:
+            await anyio.aclose_forcefully(connection)
+            raise SandboxError(
+                f"the Docker Engine at {self.host!r} answered the start of a command with no HTTP reply"
+            ) from error
+        except BaseException:
+            await anyio.aclose_forcefully(connection)
+            raise
+        return connection, rest
+
+
+def reason(error: BaseException) -> str:
+    """What an exception of docker-py says, in one line: the innermost cause, or the engine's own words."""
+    if isinstance(error, APIError) and error.explanation:
+        text = str(error.explanation)
+        if text.startswith("{"):  # older engines repeat the JSON of the reply
+            with suppress(ValueError):
+                text = str(json.loads(text).get("message", text))
+        return " ".join(text.split())
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, OSError) and inner.strerror:
+            return inner.strerror
+        inner = inner.__cause__ or inner.__context__
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _limits(info: dict[str, Any]) -> EngineLimits:
+    named = {"MemoryLimit": "memory", "PidsLimit": "the number of processes", "CpuCfsQuota": "processor time"}
+    status = dict(info.get("DriverStatus") or ())
+    below = status.get("Backing Filesystem", "")
+    driver = info.get("Driver", "")
+    return EngineLimits(
+        cpus=info["NCPU"],
+        missing=tuple(words for key, words in named.items() if not info.get(key)),
+        swap=bool(info.get("SwapLimit")),
+        storage=f"{driver} on {below}" if below else driver,
+        quota=driver in ("btrfs", "zfs", "devicemapper") or (driver == "overlay2" and below == "xfs"),
+    )

@@ -1,0 +1,177 @@
+"""From a SandboxSpec to a container: what it may do, and what is put into it before it starts."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from docker.errors import NotFound
+from docker.types import LogConfig, Mount, Ulimit
+
+from swe_core.errors import PolicyRefused, SandboxError
+from swe_core.owner import LABEL, current_owner
+from swe_core.sandbox import ASSETS_DIR, HOME_DIR, SandboxSpec
+from swe_sandbox_docker.client import Client
+
+SOCKET_DIR = "/run/swe"
+"""Where a sandbox shows, read-only, the host directory with the sockets of its relays."""
+
+KEEPER = "65432:65432"
+"""User and group of the container's first processes. Not the user of what runs in it: without CAP_KILL
+that one, be it root, cannot signal them: an agent that kills all it can see does not end its sandbox."""
+_KEEP = "while read -r _; do :; done"  # from a standard input that stays open: waits, and forks nothing
+_OWN_PROCESSES = 2  # docker-init and the shell that keeps
+
+_SPOOL = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Whom commands run as: the name that the engine is given, and the numbers that files belong to."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+def check(spec: SandboxSpec, client: Client) -> str:
+    """The image of `spec`.
+
+    Raises:
+        PolicyRefused: The engine cannot enforce a limit.
+        SandboxError: There is no image, or a host directory is not there.
+    """
+    if spec.image is None:
+        raise SandboxError(
+            "the docker sandbox needs an image and the task names none: give the task an 'image', or use "
+            "another sandbox"
+        )
+    if client.limits.missing:
+        raise PolicyRefused(
+            f"the Docker Engine at {client.host!r} cannot limit {' or '.join(client.limits.missing)}: its "
+            "kernel or its mode (rootless) lacks the cgroup controllers; use an engine that has them"
+        )
+    shared = {"repository": spec.repository} | {f"asset {asset.name}": asset.path for asset in spec.assets}
+    for what, path in shared.items():
+        if path is not None and not path.is_dir():
+            raise SandboxError(f"the {what} is not a directory of this host: {str(path)!r}")
+    return spec.image
+
+
+def create(client: Client, name: str, spec: SandboxSpec, image: str, sockets: Path, quota: bool) -> str:
+    """Blocking: create the container, which is not started, and return its id.
+
+    Args:
+        quota: Bound all that it writes; else every single file is bounded.
+
+    Raises:
+        docker.errors.APIError: The engine said no.
+    """
+    api = client.api
+    mounts = [Mount(SOCKET_DIR, str(sockets), type="bind", read_only=True)]
+    for asset in spec.assets:
+        target = f"{ASSETS_DIR}/{asset.name}"
+        mounts.append(Mount(target, str(asset.path.resolve()), type="bind", read_only=True))
+    disk = spec.disk_mb * 1024 * 1024
+    options: dict[str, Any] = (
+        {"storage_opt": {"size": f"{spec.disk_mb}m"}}
+        if quota
+        else {"ulimits": [Ulimit(name="fsize", soft=disk, hard=disk)]}
+    )
+    host_config = api.create_host_config(
+        init=True,
+        network_mode="bridge" if spec.network == "full" else "none",
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges:true"],
+        mem_limit=f"{spec.memory_mb}m",
+        memswap_limit=f"{spec.memory_mb}m",
+        nano_cpus=int(min(spec.cpus, client.limits.cpus) * 1e9),
+        pids_limit=spec.pids + _OWN_PROCESSES,
+        mounts=mounts,
+        log_config=LogConfig(type=LogConfig.types.NONE),
+        **options,
+    )
+    created = api.create_container(
+        image,
+        command=[],
+        entrypoint=["sh", "-c", _KEEP],
+        user=KEEPER,
+        stdin_open=True,
+        environment={**spec.env, "HOME": HOME_DIR},
+        working_dir=spec.workdir,
+        labels={**spec.labels, "swe-core": "1", LABEL: current_owner()},
+        healthcheck={"test": ["NONE"]},
+        host_config=host_config,
+        name=name,
+    )
+    return str(created["Id"])
+
+
+def fill(client: Client, container: str, user: User, spec: SandboxSpec) -> None:
+    """Blocking: make the home directory and copy the repository, as the user's own.
+
+    Raises:
+        docker.errors.APIError: The engine said no.
+        OSError: The repository cannot be read.
+    """
+    with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as file:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            home = tarfile.TarInfo(HOME_DIR.lstrip("/"))
+            home.type, home.mode, home.uid, home.gid = tarfile.DIRTYPE, 0o700, user.uid, user.gid
+            archive.addfile(home)
+            if spec.repository is not None:
+                _add(archive, spec.repository, posixpath.normpath(spec.workdir).lstrip("/"), user)
+        file.seek(0)
+        client.api.put_archive(container, "/", file)
+
+
+def _add(archive: tarfile.TarFile, source: Path, target: str, user: User) -> None:
+    def owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid, member.gid, member.uname, member.gname = user.uid, user.gid, "", ""
+        return member
+
+    archive.add(source, target, filter=owned)
+
+
+def resolve_user(client: Client, container: str, configured: str) -> User:
+    """Blocking: the user that an image is made for, `NAME`, `UID`, `NAME:GROUP` or `UID:GID`, with numbers.
+
+    Raises:
+        SandboxError: The image has no such user or group.
+        docker.errors.APIError: The engine said no.
+    """
+    name, _, group = configured.partition(":")
+    name = name or "root"
+    if name in ("root", "0") and not group:
+        return User("0:0", 0, 0)
+    uid, gid = _look_up(client, container, "/etc/passwd", name)
+    if group:
+        gid, _ = _look_up(client, container, "/etc/group", group)
+    return User(configured, uid, gid)
+
+
+def _look_up(client: Client, container: str, path: str, name: str) -> tuple[int, int]:
+    """Fields 3 and 4 of the entry called or numbered `name`; a number without an entry stands for itself.
+    In /etc/group, field 4 is no number and not asked for."""
+    for line in _read(client, container, path).splitlines():
+        fields = line.split(":")
+        if len(fields) > 3 and name in (fields[0], fields[2]):
+            return int(fields[2]), int(fields[3]) if fields[3].isdecimal() else 0
+    if name.isdecimal():
+        return int(name), 0
+    raise SandboxError(f"the image's user or group {name!r} is not in its {path}")
+
+
+def _read(client: Client, container: str, path: str) -> str:
+    try:
+        chunks, _ = client.api.get_archive(container, path)
+    except NotFound:
+        return ""
+    with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+        content: IO[bytes] | None = archive.extractfile(archive.next() or tarfile.TarInfo())
+        return content.read().decode(errors="replace") if content else ""

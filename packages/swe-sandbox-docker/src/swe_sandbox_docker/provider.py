@@ -1,0 +1,162 @@
+"""DockerProvider: opens, destroys and reaps containers."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from docker.errors import APIError, NotFound
+from docker.errors import ImageNotFound as Absent
+
+from swe_core.errors import ImageNotFound, SandboxError
+from swe_core.owner import LABEL, current_owner, is_abandoned
+from swe_core.relay.unix import background
+from swe_core.sandbox import Sandbox, SandboxSpec
+from swe_sandbox_docker.client import Client, reason, resolve_host
+from swe_sandbox_docker.config import DockerConfig
+from swe_sandbox_docker.container import User, check, create, fill, resolve_user
+from swe_sandbox_docker.images import Images
+from swe_sandbox_docker.sandbox import DockerSandbox
+
+logger = logging.getLogger(__name__)
+
+_DIRECTORY = "swe-docker-"
+_OWNER = "owner"
+_CONFLICT = 409
+
+
+class DockerProvider:
+    """One container per sandbox, on a Docker Engine of this host.
+
+    Connects when the first sandbox is opened, not before.
+    """
+
+    def __init__(self, config: DockerConfig) -> None:
+        self._config = config
+        self._connecting = threading.Lock()
+        self._connected: tuple[Client, Images] | None = None
+        self._quota = True  # until the engine says that it has none
+
+    def _connect(self) -> tuple[Client, Images]:
+        """Blocking: the connection, made once."""
+        with self._connecting:
+            if self._connected is None:
+                client = Client(resolve_host(self._config.host))
+                self._connected = client, Images(client, self._config.pull)
+            return self._connected
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        """See `SandboxProvider.open`."""
+        client, images = await anyio.to_thread.run_sync(self._connect)
+        image = check(spec, client)
+        configured = (await images.ensure(image))["Config"].get("User") or ""
+        name = f"swe-core-{secrets.token_hex(6)}"
+        with _socket_directory() as sockets:
+            try:
+                user = await client.call(self._launch, client, name, spec, image, configured, sockets)
+                async with background() as tasks:
+                    yield DockerSandbox(client, name, spec, user, sockets, tasks)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._remove(client, name)
+
+    def _launch(
+        self, client: Client, name: str, spec: SandboxSpec, image: str, configured: str, sockets: Path
+    ) -> User:
+        """Blocking: create, fill and start the container. What it leaves when it fails, `open` removes."""
+        try:
+            try:
+                create(client, name, spec, image, sockets, quota=self._quota and client.limits.quota)
+            except APIError as error:
+                if "storage-opt" not in reason(error) or not self._quota:
+                    raise
+                self._quota = False
+                logger.warning(_no_quota(client))
+                create(client, name, spec, image, sockets, quota=False)
+            user = resolve_user(client, name, configured)
+            fill(client, name, user, spec)
+            client.api.start(name)
+        except Absent:
+            raise ImageNotFound(f"the image {image!r} was removed while a sandbox of it was opened") from None
+        except APIError as error:
+            raise SandboxError(f"cannot open a sandbox of the image {image!r}: {reason(error)}") from None
+        return user
+
+    async def _remove(self, client: Client, name: str) -> None:
+        try:
+            await client.call(client.api.remove_container, name, force=True, v=True)
+        except NotFound:
+            return
+        except (APIError, SandboxError) as error:
+            if not (isinstance(error, APIError) and error.status_code == _CONFLICT):  # somebody else does it
+                logger.warning("the container %s is left for the next run to remove: %s", name, reason(error))
+
+    def notes(self) -> Sequence[str]:
+        """See `SandboxProvider.notes`."""
+        try:
+            client, _ = self._connect()
+        except SandboxError:
+            return ()  # `open` will say so
+        found = []
+        if not (self._quota and client.limits.quota):
+            found.append(_no_quota(client))
+        if not client.limits.swap:
+            found.append(
+                "The kernel does not account for swap: a container may use swap beyond its memory_mb."
+            )
+        return found
+
+    async def reap(self) -> int:
+        """See `SandboxProvider.reap`.
+
+        Raises:
+            SandboxError: No engine answers.
+        """
+        client, _ = await anyio.to_thread.run_sync(self._connect)
+        found = await client.call(client.api.containers, all=True, filters={"label": LABEL})
+        abandoned = [entry["Id"] for entry in found if is_abandoned(entry["Labels"][LABEL])]
+        async with anyio.create_task_group() as removals:
+            for container in abandoned:
+                removals.start_soon(self._remove, client, container)
+        await anyio.to_thread.run_sync(_reap_directories)
+        return len(abandoned)
+
+
+def _no_quota(client: Client) -> str:
+    return (
+        f"The storage of the Docker Engine ({client.limits.storage}) has no quotas: disk_mb bounds each file "
+        "that a sandbox writes, not their sum."
+    )
+
+
+@contextmanager
+def _socket_directory() -> Iterator[Path]:
+    """A directory that the container sees, inside a private one that says whose it is."""
+    private = Path(tempfile.mkdtemp(prefix=_DIRECTORY))
+    try:
+        (private / _OWNER).write_text(current_owner())
+        shared = private / "s"
+        shared.mkdir()
+        shared.chmod(0o755)  # whatever the umask: the sandbox's user must get to the socket
+        yield shared
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def _reap_directories() -> None:
+    for private in Path(tempfile.gettempdir()).glob(f"{_DIRECTORY}*"):
+        try:
+            owner = (private / _OWNER).read_text()
+        except OSError:
+            continue  # another user's, or being made
+        if is_abandoned(owner):
+            shutil.rmtree(private, ignore_errors=True)

@@ -1,0 +1,113 @@
+"""DockerSandbox: a running container as a sandbox."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from importlib import resources
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup
+from docker.errors import APIError
+
+from swe_core.errors import SandboxDied, SandboxError
+from swe_core.relay import reach_by_socket
+from swe_core.sandbox import Process, Sandbox, SandboxSpec
+from swe_sandbox_docker.client import Client, reason
+from swe_sandbox_docker.container import SOCKET_DIR, User
+from swe_sandbox_docker.process import DockerProcess
+
+MARK = "SWE_EXEC_ID"
+KILL_TIMEOUT = 20.0
+"""Seconds for a kill from within; then the container is restarted."""
+
+_KILL_TREE = (resources.files("swe_sandbox_docker") / "kill_tree.sh").read_text()
+
+
+class DockerSandbox(Sandbox):
+    """A container that runs.
+
+    Args:
+        container: The container's name.
+        user: Whom commands run as.
+        sockets: The host directory that the container shows at `SOCKET_DIR`.
+        tasks: Where the tasks that serve its commands run.
+    """
+
+    def __init__(
+        self, client: Client, container: str, spec: SandboxSpec, user: User, sockets: Path, tasks: TaskGroup
+    ) -> None:
+        self.id = container
+        self.spec = spec
+        self._client = client
+        self._user = user
+        self._sockets = sockets
+        self._tasks = tasks
+        self._restarting = anyio.Lock()
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+    ) -> Process:
+        """See `Sandbox.start`."""
+        mark = secrets.token_hex(8)
+        api = self._client.api
+        try:
+            created = await self._client.call(
+                api.exec_create,
+                self.id,
+                list(argv),
+                stdin=stdin is not None,
+                user=self._user.name,
+                environment={**(env or {}), MARK: mark},
+                workdir=cwd or self.spec.workdir,
+            )
+        except APIError as error:
+            kind = SandboxDied if error.status_code in (404, 409) else SandboxError
+            raise kind(f"cannot run {argv[0]!r} in the sandbox {self.id!r}: {reason(error)}") from None
+        connection, first = await self._client.attach(created["Id"])
+        process = DockerProcess(self._client, self.id, created["Id"], mark, self._alive, self._kill_tree)
+        self._tasks.start_soon(process.pump, connection, first)
+        if stdin is not None:
+            self._tasks.start_soon(process.feed, connection, stdin)
+        return process
+
+    async def kill_all(self) -> None:
+        """See `Sandbox.kill_all`. The container is restarted, which keeps its files: that needs nothing
+        inside, where a shell may be the agent's own, and no process outlives its namespace."""
+        async with self._restarting:
+            try:
+                await self._client.call(self._client.api.restart, self.id, timeout=0)
+            except APIError as error:
+                raise SandboxDied(
+                    f"the sandbox {self.id!r} does not start again after all its processes were killed: "
+                    f"{reason(error)}"
+                ) from None
+
+    def reach(self, endpoint: str) -> AbstractAsyncContextManager[str]:
+        """See `Sandbox.reach`."""
+        return reach_by_socket(self, endpoint, self._sockets, SOCKET_DIR)
+
+    async def _alive(self) -> bool:
+        async with self._restarting:
+            try:
+                container = await self._client.call(self._client.api.inspect_container, self.id)
+            except APIError:
+                return False
+        return bool(container["State"]["Running"])
+
+    async def _kill_tree(self, mark: str) -> None:
+        """Kill the processes that carry `mark` from within, else everything from without."""
+        with anyio.move_on_after(KILL_TIMEOUT):
+            process = await self.start(["sh", "-c", _KILL_TREE, "sh", mark], cwd="/")
+            async for _ in process.output():
+                pass
+            if await process.wait() == 0:
+                return
+        await self.kill_all()

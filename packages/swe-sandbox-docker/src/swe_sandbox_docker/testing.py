@@ -1,0 +1,56 @@
+"""Pytest fixtures for tests that need containers; public API for plugin authors.
+
+    pytest_plugins = ["swe_sandbox_docker.testing"]  # in the root conftest.py
+
+A machine without an engine skips what asks for these fixtures, with the remedy as the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+IMAGE = os.environ.get("SWE_DOCKER_TEST_IMAGE", "swe-core-demo:1")
+"""The image that tests use: it has sh, git, Python, pytest and a /testbed."""
+
+_BUILD = Path(__file__).parents[2] / "demo-image" / "from-debs"
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> str:
+    """The address of an engine that answers."""
+    from swe_core.errors import SandboxError
+    from swe_sandbox_docker.client import Client, resolve_host
+
+    try:
+        host = resolve_host(None)
+        Client(host).api.close()
+    except SandboxError as error:
+        pytest.skip(str(error))
+    return host
+
+
+@pytest.fixture(scope="session")
+def docker_image(docker_engine: str) -> str:
+    """The name of an image that is there; where it is not, it is made, in a source checkout on Debian."""
+    import docker
+
+    client = docker.APIClient(base_url=docker_engine, version="auto")
+    try:
+        client.inspect_image(IMAGE)
+    except docker.errors.ImageNotFound:
+        remedy = f"the image {IMAGE!r} is absent: build demo-image/Dockerfile of swe-sandbox-docker"
+        if not _BUILD.exists():
+            pytest.skip(remedy)
+        environment = {**os.environ, "DOCKER_HOST": docker_engine}
+        done = subprocess.run(
+            [_BUILD, IMAGE], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        if done.returncode != 0:
+            pytest.skip(f"{remedy} ({done.stderr.strip().splitlines()[-1:]})")
+    finally:
+        client.close()
+    return IMAGE
