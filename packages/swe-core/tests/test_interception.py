@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,10 +12,11 @@ import anyio
 import httpx
 import openai
 import pytest
-import stamina
+import tenacity
 from openai import AsyncOpenAI
 
 from swe_core.builtin.openai import OpenAIConfig
+from swe_core.builtin.openai import engine as engine_module
 from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.builtin.replay import ReplayConfig
 from swe_core.builtin.replay.engine import ReplayEngine
@@ -36,10 +37,9 @@ TOOLS: list[Any] = [
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with stamina.set_testing(True, attempts=100, cap=True):
-        yield
+    monkeypatch.setattr(engine_module, "_BACKOFF", tenacity.wait_none())
 
 
 @pytest.fixture

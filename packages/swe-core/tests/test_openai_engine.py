@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import anyio
 import httpx
 import pytest
-import stamina
+import tenacity
 
 from swe_core.builtin.openai import OpenAIConfig
+from swe_core.builtin.openai import engine as engine_module
 from swe_core.builtin.openai.engine import MAX_WAIT, OpenAIEngine, _wait
 from swe_core.builtin.openai.replies import Refusals, Transient, parse_reply
 from swe_core.engine import ChatRequest, Completion, Delta, EngineSession, Usage
@@ -33,11 +33,10 @@ BODY: dict[str, Any] = {"model": "whatever", "messages": [{"role": "user", "cont
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow each other at once; their number stays what the settings say."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with stamina.set_testing(True, attempts=100, cap=True):
-        yield
+    monkeypatch.setattr(engine_module, "_BACKOFF", tenacity.wait_none())
 
 
 def _engine(url: str, **settings: Any) -> OpenAIEngine:
@@ -221,19 +220,30 @@ async def test_a_missing_finish_reason_is_inferred(stream: bool) -> None:
     assert completion.finish_reason == "tool_calls"
 
 
-@pytest.mark.parametrize(
-    ("wish", "wait"), [(None, True), (7.0, 7.0), (0.0, 0.1), (-5.0, 0.1), (86_400.0, MAX_WAIT)]
-)
-def test_retry_after_is_honoured_up_to_a_cap(wish: float | None, wait: bool | float) -> None:
-    assert _wait(Transient("busy", wish)) == wait
-    assert _wait(EngineRefused("no")) is False
+@pytest.mark.parametrize(("wish", "wait"), [(7.0, 7.0), (0.0, 0.0), (-5.0, 0.0), (86_400.0, MAX_WAIT)])
+def test_retry_after_is_honoured_up_to_a_cap(wish: float, wait: float) -> None:
+    assert _wait(_after(Transient("busy", wish), attempt=1)) == wait
+
+
+def test_back_off_grows_with_jitter_up_to_a_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    waits = [[_wait(_after(Transient("busy"), attempt)) for _ in range(20)] for attempt in (1, 4, 20)]
+    for some, (low, high) in zip(waits, [(0.5, 1.5), (4.0, 5.0), (30.0, 31.0)], strict=True):
+        assert low <= min(some) <= max(some) <= high
+    assert len(set(waits[0])) > 10
+
+
+def _after(error: Exception, attempt: int) -> tenacity.RetryCallState:
+    state = tenacity.RetryCallState(tenacity.AsyncRetrying(), None, (), {})
+    state.attempt_number = attempt
+    state.set_exception((type(error), error, error.__traceback__))
+    return state
 
 
 async def test_retry_after_is_really_waited_for() -> None:
     async with ScriptedProvider(faults=["429"], retry_after="1") as provider, _engine(provider.url) as engine:
-        with stamina.set_testing(False):
-            started = time.monotonic()
-            await _ask(engine, False)
+        started = time.monotonic()
+        await _ask(engine, False)
     assert 0.9 < time.monotonic() - started < 5
     assert len(provider.requests) == 2
 

@@ -9,9 +9,10 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
 import httpx
 import orjson
-import stamina
+import tenacity
 from httpx_sse import EventSource
 from pydantic import SecretStr
 
@@ -22,6 +23,7 @@ from swe_core.errors import ConfigError, EngineProtocolError, EngineUnavailable
 
 MAX_WAIT = 60.0
 """Seconds between two attempts at most, whatever Retry-After says."""
+_BACKOFF = tenacity.wait_exponential(multiplier=0.5, max=30.0) + tenacity.wait_random(0.0, 1.0)
 _CHECK_TIMEOUT = 10.0
 _OURS = ("model", "messages", "stream")
 
@@ -81,8 +83,13 @@ class OpenAIEngine(Engine):
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
     ) -> Completion:
         content = orjson.dumps(self._body(request, stream=emit is not None))
-        attempts = stamina.retry_context(
-            on=_wait, attempts=self._attempts, timeout=None, wait_initial=0.5, wait_max=30.0, wait_jitter=1.0
+        attempts = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(Transient),
+            stop=tenacity.stop_after_attempt(self._attempts),
+            wait=_wait,
+            before_sleep=_tell,
+            sleep=anyio.sleep,
+            reraise=True,
         )
         try:
             async for attempt in attempts:
@@ -140,13 +147,17 @@ class OpenAIEngine(Engine):
         return f"{where} broke the connection ({type(error).__name__})"
 
 
-def _wait(error: Exception) -> bool | float:
-    """stamina's question: retry after this error, and when? True is exponential back-off with jitter."""
-    if not isinstance(error, Transient):
-        return False
-    if error.retry_after is None:
-        return True
-    return min(max(error.retry_after, 0.1), MAX_WAIT)
+def _wait(state: tenacity.RetryCallState) -> float:
+    """Seconds until the next attempt: what the provider wishes, up to a cap, else back-off with jitter."""
+    error = state.outcome.exception() if state.outcome else None
+    if isinstance(error, Transient) and error.retry_after is not None:
+        return min(max(error.retry_after, 0.0), MAX_WAIT)
+    return _BACKOFF(state)
+
+
+def _tell(state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    log.warning("%s; attempt %d follows in %.1f s", error, state.attempt_number + 1, state.upcoming_sleep)
 
 
 def _final(error: Exception, tried: str = "") -> Exception:
