@@ -111,6 +111,11 @@ def test_a_list_may_be_json_in_a_string(tmp_path: Path) -> None:
     assert task.pass_to_pass == ()
 
 
+def test_patches_may_be_empty(tmp_path: Path) -> None:
+    (task,) = load(tmp_path, row(patch="", test_patch=""))
+    assert (task.patch, task.test_patch) == ("", "")
+
+
 def test_optional_columns_may_be_null(tmp_path: Path) -> None:
     names = ("hints_text", "version", "created_at", "environment_setup_commit", "image_name", "repository")
     null = dict.fromkeys((*names, "test_command", "setup", "log_parser"))
@@ -198,9 +203,9 @@ WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
         "the column 'base_commit' is '--all', expected a commit",
     ),
     "a patch is none": ({"patch": "fix it"}, "the column 'patch' is 'fix it', expected a unified diff"),
-    "a test patch is empty": (
-        {"test_patch": ""},
-        "the column 'test_patch' is empty, expected a unified diff",
+    "a test patch is none": (
+        {"test_patch": "tests"},
+        "the column 'test_patch' is 'tests', expected a unified diff, or nothing",
     ),
     "an image with a blank": ({"image_name": "a b"}, "the column 'image_name' is 'a b', expected the name"),
     "an unknown parser": ({"log_parser": "tap"}, "the column 'log_parser' is 'tap', expected 'pytest' or"),

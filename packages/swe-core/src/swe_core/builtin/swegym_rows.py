@@ -245,10 +245,9 @@ class Row:
     # columns with a meaning of their own
 
     def _check_diffs(self, text: Mapping[str, str]) -> None:
-        if text["patch"].strip() and not _DIFF.search(text["patch"]):
-            raise self._error("patch", text["patch"], "a unified diff, or nothing")
-        if not _DIFF.search(text["test_patch"]):
-            raise self._error("test_patch", text["test_patch"], "a unified diff that brings the tests")
+        for name in ("patch", "test_patch"):
+            if text[name].strip() and not _DIFF.search(text[name]):
+                raise self._error(name, text[name], "a unified diff, or nothing")
 
     def _repository(self, value: str | None) -> Path | None:
         if value is None:

@@ -1,0 +1,28 @@
+"""The task source "demo": six small repositories of our own, each with a real bug.
+
+Its recording holds hand-written replies: they show the program at work, not what any model can do. The tasks
+are ordinary ones, for any agent and any engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from swe_core.component import Component, Config
+from swe_core.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from swe_core.task import TaskSource
+
+
+def _create(config: Config) -> TaskSource:
+    from swe_core.builtin.demo.source import DemoSource
+
+    return DemoSource()
+
+
+@hookimpl
+def swe_tasks() -> Iterable[Component[TaskSource]]:
+    """Offer the source "demo"."""
+    return [Component("demo", _create, Config, "six small repositories with real bugs; hand-written replies")]

@@ -1,0 +1,97 @@
+"""A `git fast-import` stream → a repository in a cache, once and whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from swe_core.errors import TaskError
+
+_BRANCH = "refs/heads/main"
+
+
+def materialise(stream: Path, base_commit: str, cache: Path) -> Path:
+    """The repository that `stream` describes: a clean work tree at `base_commit`, the tip of its only branch.
+
+    It has no remote, no tag, no hook and no other commit, so nothing in it tells how the bug was fixed. It is
+    made once per content of `stream`; any number of processes may ask at the same time.
+
+    Args:
+        stream: What `git fast-import` reads; it writes the branch main.
+        base_commit: The id that the tip must have.
+        cache: A directory to keep repositories in; it is made.
+
+    Raises:
+        TaskError: There is no usable git, `cache` cannot be written, or what is there was changed.
+    """
+    data = stream.read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    repository = cache / f"{stream.parent.name}-{digest[:16]}"
+    try:
+        if not repository.exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            _make(data, repository)
+    except OSError as error:
+        raise TaskError(
+            f"the demo's repositories cannot be made in {str(cache)!r}: {error.strerror}; "
+            "let XDG_CACHE_HOME name a directory that can be written"
+        ) from None
+    if _tip(repository) != base_commit:
+        raise TaskError(
+            f"the demo's repository {str(repository)!r} is not at its commit {base_commit[:12]}: something "
+            "changed it; delete that directory and it is made anew"
+        )
+    return repository
+
+
+def _make(data: bytes, repository: Path) -> None:
+    """Make the repository beside its final place and move it there: it is never seen half made."""
+    place = Path(tempfile.mkdtemp(prefix=f".{repository.name}-", dir=repository.parent))
+    try:
+        place.chmod(0o755)
+        _git(place, "init", "--quiet", "--template=", "--object-format=sha1", "--initial-branch=main")
+        _git(place, "fast-import", "--quiet", "--done", stdin=data)
+        _git(place, "checkout", "--quiet", "--force", "main")
+        try:
+            place.rename(repository)
+        except OSError:
+            if not repository.exists():  # else another process was faster, with the same content
+                raise
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _tip(repository: Path) -> str | None:
+    """What the checked-out branch points to, read without a process; None where it is not as we made it."""
+    try:
+        head = (repository / ".git" / "HEAD").read_text()
+        tip = (repository / ".git" / _BRANCH).read_text()
+    except OSError:
+        return None
+    return tip.strip() if head.strip() == f"ref: {_BRANCH}" else None
+
+
+def _git(repository: Path, *args: str, stdin: bytes = b"") -> None:
+    """Run git in `repository`, with no configuration but its own."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "XDG_"))}
+    env |= {
+        "HOME": str(repository / ".git"),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_COMMITTER_NAME": "swe-core demo",  # goes into the reflog
+        "GIT_COMMITTER_EMAIL": "demo@swe-core.invalid",
+        "LC_ALL": "C",
+    }
+    try:
+        done = subprocess.run(["git", *args], cwd=repository, env=env, input=stdin, capture_output=True)
+    except FileNotFoundError:
+        raise TaskError("the demo's tasks need git: install git and let PATH lead to it") from None
+    if done.returncode != 0:
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        raise TaskError(
+            f"git could not make the demo's repository {repository.name!r}: {said[:300]}; git 2.29 or newer "
+            "is needed"
+        )
