@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from random import Random
 from typing import Any
 
 import anyio
@@ -518,3 +520,73 @@ async def test_a_server_that_is_not_open_has_no_url() -> None:
     server = InterceptionServer()
     with pytest.raises(RuntimeError, match="not open"):
         _ = server.url
+
+
+async def test_a_body_that_is_complete_only_after_the_rollout_ended(server: InterceptionServer) -> None:
+    """The token was good when the request began; the engine must not be asked all the same."""
+    engine = Plugin(Completion(message={"role": "assistant", "content": "too late"}))
+    body = json.dumps({"messages": HELLO}).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    async with server.session(engine, _who(), lambda _: None) as gate:
+        head = (
+            f"POST {gate.path}/chat/completions HTTP/1.1\r\nHost: h\r\nConnection: close\r\n"
+            f"Authorization: Bearer {gate.token}\r\nContent-Length: {len(body)}\r\n"
+            "Expect: 100-continue\r\n\r\n"
+        )
+        client = await anyio.connect_tcp(host, int(port))
+        await client.send(head.encode())
+        assert b"100 Continue" in await client.receive()  # the handler has begun
+        await client.send(body[:10])
+    async with client:
+        await client.send(body[10:])
+        answer = b"".join([chunk async for chunk in client])
+    assert answer.startswith((b"HTTP/1.1 410", b"HTTP/1.1 401"))
+    assert b"too late" not in answer
+    assert gate.turns == 0
+
+
+async def test_nothing_is_left_behind_by_clients_that_misbehave(
+    server: InterceptionServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Forty rollouts with clients that leave at any moment, over a provider that fails in many ways."""
+    random = Random(3)
+    faults: list[Fault] = ["ok", "ok", "hang", "hang-in-stream", "broken-stream", "500", "drop", "html"]
+    unlimited = httpx.Limits(max_connections=None)
+    before = len(asyncio.all_tasks())
+    recorded = 0
+
+    def on_turn(turn: Turn) -> None:
+        nonlocal recorded
+        recorded += 1
+
+    async with ScriptedProvider([say("x" * 200)], faults=random.choices(faults, k=1000)) as provider:
+        async with _relay(provider, max_retries=1) as engine, httpx.AsyncClient(limits=unlimited) as client:
+
+            async def misbehave(gate: Gate, patience: float, body: bytes, token: str) -> None:
+                with anyio.move_on_after(patience), suppress(httpx.HTTPError):
+                    url = f"{server.url}{gate.path}/chat/completions"
+                    await client.post(url, content=body, headers={"Authorization": f"Bearer {token}"})
+
+            async def rollout(number: int) -> None:
+                plain, streamed = (
+                    json.dumps({"messages": HELLO, "stream": stream}).encode() for stream in (False, True)
+                )
+                async with server.session(engine, _who(str(number)), on_turn) as gate:
+                    with anyio.move_on_after(random.uniform(0.5, 2.0)):
+                        async with anyio.create_task_group() as group:
+                            for _ in range(3):
+                                body = random.choice([plain, plain, streamed, streamed, b"{"])
+                                token = random.choice([gate.token, gate.token, gate.token, "wrong"])
+                                group.start_soon(misbehave, gate, random.uniform(0, 2), body, token)
+
+            async with anyio.create_task_group() as group:
+                for number in range(40):
+                    group.start_soon(rollout, number)
+        with anyio.fail_after(5):
+            for seen in provider.requests:
+                await seen.finished.wait()
+    assert recorded > 20
+    with anyio.fail_after(5):
+        while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 (closing connections end their tasks)
+            await anyio.sleep(0.02)
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
