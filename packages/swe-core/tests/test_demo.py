@@ -1,0 +1,327 @@
+"""The demo's tasks, proved with real git and their real tests, and the replies recorded for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swe_core.builtin.demo import swe_tasks
+from swe_core.builtin.demo.materialise import materialise
+from swe_core.builtin.demo.source import RECORDING, REPOS, DemoSource
+from swe_core.builtin.swe.parsers import PARSERS, statuses
+from swe_core.component import Config
+from swe_core.errors import TaskError
+from swe_core.grade import TestStatus
+from swe_core.recording import RecordedRollout, read_recording
+from swe_core.task import Task
+
+NAMES = sorted(path.name for path in REPOS.iterdir())
+STREAM = REPOS / NAMES[0] / "history.fast-import"
+UNRESOLVED = {"demo__logweave-1"}
+"""The tasks that the recorded replies do not resolve, as the README says."""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Task]:
+    source = DemoSource(tmp_path_factory.mktemp("cache"))
+    return {task.instance_id: task for task in source.tasks()}
+
+
+@pytest.fixture(params=NAMES)
+def task(request: pytest.FixtureRequest, tasks: Mapping[str, Task]) -> Task:
+    return tasks[f"demo__{request.param}-1"]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Callable[[Task], Path]:
+    """Makes a private copy of a task's repository, as a sandbox would."""
+
+    def make(task: Task) -> Path:
+        assert task.repository is not None
+        return Path(shutil.copytree(task.repository, tmp_path / "testbed"))
+
+    return make
+
+
+def run(directory: Path, script: str, stdin: str = "") -> tuple[int, str]:
+    """Run a shell script with the interpreter of this test run as `python`, and no settings of the user's."""
+    env = {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "HOME": str(directory.parent),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # faster; the repositories need no plugin
+    }
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=directory,
+        env=env,
+        input=stdin,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    return done.returncode, done.stdout
+
+
+def git(directory: Path, *args: str, stdin: str = "") -> str:
+    code, output = run(directory, shlex.join(["git", *args]), stdin)
+    assert code == 0, output
+    return output.strip()
+
+
+def blobs(directory: Path, tree: str) -> set[str]:
+    return {line.split()[2] for line in git(directory, "ls-tree", "-r", tree).splitlines()}
+
+
+def graded(task: Task, directory: Path) -> dict[str, TestStatus]:
+    """How the task's tests end with its test patch on what is in `directory`."""
+    files = [
+        line.removeprefix("+++ b/") for line in task.test_patch.splitlines() if line.startswith("+++ b/")
+    ]
+    git(directory, "checkout", task.base_commit, "--", *files)
+    git(directory, "apply", stdin=task.test_patch)
+    _, log = run(directory, f"{task.setup}\n{task.test_command} {shlex.join(files)}")
+    wanted = [*task.fail_to_pass, *task.pass_to_pass]
+    found = PARSERS[task.log_parser](log.encode())
+    assert len(found) == len(wanted), "a test that runs is in neither list"
+    return statuses(task.log_parser, found, wanted)
+
+
+# The tasks.
+
+
+def test_a_demo_of_six_tasks_in_the_order_of_their_names(tasks: Mapping[str, Task]) -> None:
+    assert list(tasks) == [f"demo__{name}-1" for name in NAMES]
+    assert len(tasks) == 6
+    edited = [task.patch.count("diff --git ") for task in tasks.values()]
+    assert sum(files > 1 for files in edited) >= 2
+    assert {task.log_parser for task in tasks.values()} == {"pytest", "unittest"}
+    assert {(task.image, task.workdir, task.setup) for task in tasks.values()} == {
+        ("swe-core-demo:1", "/testbed", "")
+    }
+
+
+def test_before_the_fix_what_must_fail_fails_and_the_rest_passes(
+    task: Task, checkout: Callable[[Task], Path]
+) -> None:
+    found = graded(task, checkout(task))
+    assert {found[test] for test in task.fail_to_pass} <= {"FAILED", "ERROR"}
+    assert {found[test] for test in task.pass_to_pass} == {"PASSED"}
+
+
+def test_after_the_fix_all_pass(task: Task, checkout: Callable[[Task], Path]) -> None:
+    directory = checkout(task)
+    git(directory, "apply", stdin=task.patch)
+    assert set(graded(task, directory).values()) == {"PASSED"}
+
+
+def test_the_repository_ends_at_the_bug(task: Task, checkout: Callable[[Task], Path]) -> None:
+    directory = checkout(task)
+    assert git(directory, "rev-parse", "HEAD", "main") == f"{task.base_commit}\n{task.base_commit}"
+    assert git(directory, "for-each-ref", "--format=%(refname)") == "refs/heads/main"
+    assert git(directory, "status", "--porcelain", "--ignored") == ""
+    assert git(directory, "remote") == ""
+    assert git(directory, "fsck", "--full", "--unreachable", "--no-progress") == ""
+    assert 3 <= int(git(directory, "rev-list", "--count", "--all")) <= 6
+    assert set(git(directory, "log", "--format=%an <%ae> %cn <%ce>").splitlines()) == {
+        "swe-core demo <demo@swe-core.invalid> swe-core demo <demo@swe-core.invalid>"
+    }
+    assert not (directory / ".git" / "hooks").exists()
+
+
+def test_no_commit_holds_the_fix_or_the_tests_that_decide(
+    task: Task, checkout: Callable[[Task], Path]
+) -> None:
+    directory = checkout(task)
+    for patch in (task.patch, task.test_patch):
+        git(directory, "apply", "--cached", stdin=patch)
+    fixed = blobs(directory, git(directory, "write-tree")) - blobs(directory, "HEAD")
+    past = set(git(directory, "rev-list", "--objects", "--all").split())
+    assert len(fixed) == task.patch.count("diff --git ") + task.test_patch.count("diff --git ")
+    assert not fixed & past
+
+
+def test_the_issue_gives_no_part_of_the_fix_away(task: Task) -> None:
+    added = [line[1:].strip() for line in task.patch.splitlines() if line.startswith("+")]
+    assert not [line for line in added if len(line) > 12 and line in task.problem_statement]
+
+
+# Making the repositories.
+
+
+def test_a_repository_is_made_once(tmp_path: Path) -> None:
+    first = [task.repository for task in DemoSource(tmp_path).tasks()]
+    made = [path.stat().st_ino for path in tmp_path.iterdir()]
+    assert [task.repository for task in DemoSource(tmp_path).tasks()] == first
+    assert [path.stat().st_ino for path in tmp_path.iterdir()] == made
+    assert len(made) == len(NAMES)  # and nothing half made is left
+
+
+def test_another_content_is_another_repository(tmp_path: Path, tasks: Mapping[str, Task]) -> None:
+    changed = tmp_path / NAMES[0] / "history.fast-import"
+    changed.parent.mkdir()
+    changed.write_bytes(STREAM.read_bytes().replace(b"demo@swe-core.invalid", b"nobody@swe-core.invalid"))
+    base = tasks[f"demo__{NAMES[0]}-1"].base_commit
+    made = materialise(STREAM, base, tmp_path / "cache")
+    with pytest.raises(TaskError, match=f"is not at its commit {base[:12]}"):
+        materialise(changed, base, tmp_path / "cache")
+    assert materialise(STREAM, base, tmp_path / "cache") == made
+
+
+def test_many_may_ask_at_once(tmp_path: Path, tasks: Mapping[str, Task]) -> None:
+    base = tasks[f"demo__{NAMES[0]}-1"].base_commit
+    with ThreadPoolExecutor(8) as pool:
+        made = set(pool.map(lambda _: materialise(STREAM, base, tmp_path), range(8)))
+    assert list(tmp_path.iterdir()) == list(made)
+
+
+def test_the_users_git_settings_do_not_matter(
+    tmp_path: Path, tasks: Mapping[str, Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".gitconfig").write_text(
+        "[core]\n\tautocrlf = true\n[init]\n\tdefaultBranch = trunk\n\ttemplateDir = /nowhere\n"
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("GIT_DEFAULT_HASH", "sha256")
+    task = tasks[f"demo__{NAMES[0]}-1"]
+    made = materialise(STREAM, task.base_commit, tmp_path / "cache")
+    assert b"\r" not in (made / "README.md").read_bytes()
+
+
+def test_a_changed_repository_is_refused(tmp_path: Path) -> None:
+    (first, *_) = DemoSource(tmp_path).tasks()
+    assert first.repository is not None
+    git(first.repository, "-c", "user.name=x", "-c", "user.email=x", "commit", "--allow-empty", "-m", "more")
+    with pytest.raises(TaskError, match=f"{first.repository.name}' is not at its commit .*; delete that"):
+        list(DemoSource(tmp_path).tasks())
+
+
+def test_a_cache_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(TaskError, match=r"cannot be made in '.*cache': .*; let XDG_CACHE_HOME name"):
+        list(DemoSource(tmp_path / "cache").tasks())
+
+
+def test_no_git_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TaskError, match="the demo's tasks need git"):
+        list(DemoSource(tmp_path / "cache").tasks())
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_git_that_fails_is_quoted(tmp_path: Path) -> None:
+    broken = tmp_path / "broken" / "history.fast-import"
+    broken.parent.mkdir()
+    broken.write_text("nonsense\n")
+    with pytest.raises(TaskError, match=r"git could not make .*Unsupported command: nonsense"):
+        materialise(broken, "0" * 40, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+# The recording.
+
+
+def lines() -> list[RecordedRollout]:
+    return read_recording(RECORDING)
+
+
+def calls(line: RecordedRollout) -> list[dict[str, Any]]:
+    return [call for reply in line.replies for call in reply.message.get("tool_calls", [])]
+
+
+def test_the_source_names_its_recording() -> None:
+    (component,) = swe_tasks()
+    assert component.create(Config()).recording == RECORDING
+
+
+def test_every_task_has_replies_for_pi_and_for_any_agent(tasks: Mapping[str, Task]) -> None:
+    assert sorted((line.task_id, line.agent or "") for line in lines()) == sorted(
+        (task_id, agent) for task_id in tasks for agent in ("", "pi")
+    )
+    assert all(line.attempt is None for line in lines())
+
+
+def test_every_line_says_that_it_is_hand_written() -> None:
+    assert {line.note for line in lines()} == {
+        "Hand-written replies for the demo: they show the program at work, not what any model can do."
+    }
+
+
+def test_tool_calls_are_well_formed_and_their_ids_unique() -> None:
+    arguments: Mapping[str, set[str]] = {
+        "bash": {"command"},
+        "read": {"path"},
+        "edit": {"path", "edits"},
+        "answer": {"text"},
+    }
+    ids = [call["id"] for line in lines() for call in calls(line)]
+    assert len(set(ids)) == len(ids) > 0
+    for line in lines():
+        tools = {"bash"} if line.agent is None else arguments.keys()
+        for call in calls(line):
+            assert call.keys() == {"id", "type", "function"}
+            assert call["type"] == "function"
+            function = call["function"]
+            assert function["name"] in tools
+            assert json.loads(function["arguments"]).keys() == arguments[function["name"]]
+
+
+def test_replies_end_with_the_agents_own_ending() -> None:
+    for line in lines():
+        *working, last = line.replies
+        assert {reply.finish_reason for reply in working} == {"tool_calls"}
+        assert all(reply.message["tool_calls"] for reply in working)
+        names = [call["function"]["name"] for call in last.message.get("tool_calls", [])]
+        if line.agent == "pi":
+            assert (last.finish_reason, names) == ("tool_calls", ["answer"])
+        else:
+            assert (last.finish_reason, names) == ("stop", [])
+            assert last.message["content"]
+        assert all(reply.usage and reply.usage.completion_tokens > 0 for reply in line.replies)
+
+
+@pytest.mark.parametrize("agent", [None, "pi"])
+def test_the_replies_do_what_the_readme_says(
+    task: Task, agent: str | None, checkout: Callable[[Task], Path]
+) -> None:
+    directory = checkout(task)
+    (line,) = [line for line in lines() if (line.task_id, line.agent) == (task.instance_id, agent)]
+    for call in calls(line):
+        perform(directory, call["function"]["name"], json.loads(call["function"]["arguments"]))
+    changed = git(directory, "status", "--porcelain").splitlines()
+    assert changed
+    assert all(entry.endswith(".py") and "tests/" not in entry for entry in changed)
+    found = graded(task, directory)
+    assert {found[test] for test in task.pass_to_pass} == {"PASSED"}
+    failed = {test for test in task.fail_to_pass if found[test] != "PASSED"}
+    if task.instance_id in UNRESOLVED:
+        assert 0 < len(failed) < len(task.fail_to_pass)  # an honest attempt: one of two symptoms is gone
+    else:
+        assert not failed
+
+
+def perform(directory: Path, tool: str, arguments: Mapping[str, Any]) -> None:
+    """Do what the tool does for an agent; Pi's own tools are simple enough to be done here."""
+    if tool == "bash":
+        _, output = run(directory, arguments["command"])
+        assert "SyntaxError" not in output
+        assert "command not found" not in output
+    elif tool == "read":
+        assert (directory / arguments["path"]).is_file()
+    elif tool == "edit":
+        text = (directory / arguments["path"]).read_text()
+        for change in arguments["edits"]:
+            assert text.count(change["oldText"]) == 1
+            text = text.replace(change["oldText"], change["newText"])
+        (directory / arguments["path"]).write_text(text)
