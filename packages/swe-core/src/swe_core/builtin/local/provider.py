@@ -1,0 +1,235 @@
+"""LocalProvider: opens sandboxes on this machine and reaps what dead runs left."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+
+import anyio
+from anyio.abc import Process as HostProcess
+
+from swe_core.builtin.local import bwrap, limits, state
+from swe_core.builtin.local.control import Control
+from swe_core.builtin.local.sandbox import LocalSandbox
+from swe_core.builtin.local.unisolated import Paths, UnisolatedSandbox
+from swe_core.errors import SandboxDied, SandboxError
+from swe_core.sandbox import HOME_DIR, Sandbox, SandboxSpec
+
+OPEN_TIMEOUT = 60.0
+"""Seconds that a sandbox may take to open on a busy machine."""
+CLOSE_TIMEOUT = 10.0
+_STDERR = "stderr"
+_PROGRAM = Path(__file__).with_name("supervisor.py")
+# Enters the cgroups before anything else, so that whatever follows is counted.
+_ENTER = 'for group do [ "$group" = -- ] && break; echo $$ >"$group" || exit; shift; done; shift; exec "$@"'
+
+
+class LocalProvider:
+    """Sandboxes made of namespaces, by bubblewrap.
+
+    Args:
+        unisolated: Where namespaces are missing, run on the bare host instead of refusing.
+        overlay: Use an overlay for the repository where the kernel has it, instead of a copy.
+    """
+
+    def __init__(self, *, unisolated: bool = False, overlay: bool = True) -> None:
+        self._unisolated = unisolated
+        self._overlay = overlay
+
+    @cached_property
+    def _bwrap(self) -> str | None:
+        return bwrap.find_bwrap()
+
+    @cached_property
+    def _obstacle(self) -> str | None:
+        """Why this machine cannot isolate; None when it can."""
+        return bwrap.why_not(self._bwrap)
+
+    @cached_property
+    def _parents(self) -> limits.Parents | None:
+        return limits.find_parents() if sys.platform == "linux" else None
+
+    def notes(self) -> Sequence[str]:
+        """See `SandboxProvider.notes`."""
+        if self._obstacle is not None:
+            if not self._unisolated:
+                return (self._obstacle,)
+            return (
+                f"local sandboxes are NOT isolated, as you asked: {self._obstacle}. Commands run as you, see "
+                "and may change all your files and processes, and reach every network; only the repository "
+                "is a private copy, at another path. Disk, processes and processor time are not limited, "
+                "memory only per process.",
+            )
+        if self._parents is None:
+            root = os.getuid() == 0
+            return (
+                "local sandboxes limit memory per process instead of in sum, and processor time not at all"
+                f"{', and processes not at all' if root else ''}: no cgroup with memory and pids controllers "
+                "is writable here.",
+            )
+        if self._parents.cpu is None:
+            return ("local sandboxes do not limit processor time: no cgroup with a cpu controller here.",)
+        return ()
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        """See `SandboxProvider.open`."""
+        _check(spec)
+        if self._obstacle is not None and not self._unisolated:
+            raise SandboxError(
+                f"{self._obstacle}; or use containers (`--sandbox docker`), or accept to run without "
+                "isolation (`--set sandbox.local.unisolated=true`)"
+            )
+        isolated = self._obstacle is None
+        name = state.new_name()
+        parents = self._parents if isolated else None
+        files = parents.limits(f"swe-core-{name}", spec) if parents else {}
+        groups = list(dict.fromkeys(file.parent for file in files))
+        directory = state.create(groups, name)
+        try:
+            enter = limits.make(files)
+            (directory / "sockets").mkdir(mode=0o755)
+            async with self._supervised(spec, directory, enter, isolated) as sandbox:
+                yield sandbox
+        finally:
+            with anyio.CancelScope(shield=True):
+                await limits.remove(groups)
+                await anyio.to_thread.run_sync(state.remove, directory)
+
+    @asynccontextmanager
+    async def _supervised(
+        self, spec: SandboxSpec, directory: Path, enter: Sequence[Path], isolated: bool
+    ) -> AsyncIterator[LocalSandbox]:
+        host_end, inner_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control = Control(host_end, directory.name)
+        try:
+            with inner_end:
+                descriptor = inner_end.fileno()
+                settings, sandbox, argv = await anyio.to_thread.run_sync(
+                    self._plan, spec, directory, control, descriptor, isolated
+                )
+                process = await _launch([*_enter(enter), *argv], descriptor, directory / _STDERR)
+            try:
+                await _set_up(control, settings, directory / _STDERR)
+                yield sandbox
+            finally:
+                sandbox.close()
+                with anyio.CancelScope(shield=True):
+                    control.close()
+                    await _end(process)
+        finally:
+            control.close()
+
+    def _plan(
+        self, spec: SandboxSpec, directory: Path, control: Control, descriptor: int, isolated: bool
+    ) -> tuple[Mapping[str, object], LocalSandbox, Sequence[str]]:
+        """What to tell the supervisor, the sandbox to be, and the argv that starts it."""
+        sockets = directory / "sockets"
+        env = {"PATH": bwrap.default_path(), "HOME": HOME_DIR, "LANG": "C.UTF-8", **spec.env}
+        settings: dict[str, object] = {"isolated": isolated}
+        if not isolated:
+            settings["rlimits"] = limits.rlimits(spec, memory=True, processes=False)
+            paths = Paths.make(directory, spec)
+            sandbox: LocalSandbox = UnisolatedSandbox(directory.name, spec, control, env, sockets, paths)
+            return settings, sandbox, [sys.executable, "-I", "-S", str(_PROGRAM), str(descriptor)]
+        binds = bwrap.Binds(spec, sockets, _PROGRAM)
+        loose = self._parents is None
+        settings |= {
+            "rlimits": limits.rlimits(spec, memory=loose, processes=loose),
+            "uid": bwrap.UID,
+            "home": HOME_DIR,
+            "workdir": spec.workdir,
+            "files": bwrap.identity_files(spec.network),
+            "late_binds": binds.late,
+            # Files of another owner could not be changed through an overlay; a copy is ours.
+            "overlay": self._overlay and _is_ours(spec.repository),
+        }
+        sandbox = LocalSandbox(directory.name, spec, control, env, sockets)
+        return settings, sandbox, bwrap.command_line(self._bwrap or "", spec, binds, descriptor)
+
+    async def reap(self) -> int:
+        """See `SandboxProvider.reap`."""
+        count = 0
+        for directory, groups in list(state.abandoned()):
+            await limits.remove(groups)
+            await anyio.to_thread.run_sync(state.remove, directory)
+            count += 1
+        return count
+
+
+def _check(spec: SandboxSpec) -> None:
+    """Refuse what local sandboxes cannot do.
+
+    Raises:
+        SandboxError: One sentence about it.
+    """
+    if spec.image is not None and spec.repository is None:
+        raise SandboxError(
+            f"the image {spec.image!r} cannot be run: local sandboxes run no images; use `--sandbox docker`"
+        )
+    if not spec.workdir.startswith("/") or spec.workdir == "/":
+        raise SandboxError(f"the workdir {spec.workdir!r} must be an absolute path below '/'")
+    if spec.repository is not None and not spec.repository.is_dir():
+        raise SandboxError(f"the repository {str(spec.repository)!r} is not a directory on this host")
+    for asset in spec.assets:
+        if not asset.path.is_dir():
+            raise SandboxError(f"the asset {asset.name!r} is not there: no directory {str(asset.path)!r}")
+
+
+def _is_ours(repository: Path | None) -> bool:
+    return repository is not None and repository.stat().st_uid == os.getuid()
+
+
+def _enter(files: Sequence[Path]) -> list[str]:
+    return ["sh", "-c", _ENTER, "sh", *map(str, files), "--"] if files else []
+
+
+async def _launch(argv: Sequence[str], descriptor: int, stderr: Path) -> HostProcess:
+    """Start the supervisor, in a session of its own: Ctrl-C in the terminal is for us alone."""
+    file = os.open(stderr, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        return await anyio.open_process(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            start_new_session=True,
+            pass_fds=(descriptor,),
+        )
+    finally:
+        os.close(file)
+
+
+async def _set_up(control: Control, settings: Mapping[str, object], stderr: Path) -> None:
+    """Wait until the supervisor is ready.
+
+    Raises:
+        SandboxError: It did not get there; the message has what it, or bubblewrap, said last.
+    """
+    try:
+        with anyio.fail_after(OPEN_TIMEOUT):
+            await control.setup(settings)
+    except TimeoutError:
+        raise SandboxError(f"the local sandbox did not open within {OPEN_TIMEOUT:g} s") from None
+    except SandboxDied:
+        text = await anyio.Path(stderr).read_text(errors="replace")
+        said = text.strip().splitlines()
+        raise SandboxError(
+            f"the local sandbox did not open: {said[-1] if said else 'its supervisor ended'}"
+        ) from None
+
+
+async def _end(process: HostProcess) -> None:
+    """Wait until the supervisor and with it everything inside is gone."""
+    with anyio.move_on_after(CLOSE_TIMEOUT):
+        await process.wait()
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -1,0 +1,82 @@
+"""The host's directories of local sandboxes, each with its owner, so that leftovers can be reaped."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from swe_core.errors import SandboxError
+from swe_core.owner import current_owner, is_abandoned
+
+_OWNER_FILE = "owner.json"
+
+
+def root() -> Path:
+    """This user's directory of sandboxes, short because unix sockets are below it.
+
+    Raises:
+        SandboxError: It cannot be made, or somebody else made it.
+    """
+    path = Path(tempfile.gettempdir(), f"swe-core-{os.getuid()}")
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise SandboxError(f"cannot make the directory {str(path)!r}: {error.strerror}; set TMPDIR") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise SandboxError(
+            f"{str(path)!r} must be a directory that only you can enter; remove it or set TMPDIR"
+        )
+    return path
+
+
+def create(cgroups: Sequence[Path], name: str) -> Path:
+    """Make the directory of one sandbox, `name`, that remembers its owner and its cgroups."""
+    making = root() / f".{name}"  # renamed when its owner is in it: nobody sees it without
+    making.mkdir(mode=0o700)
+    owner = {"owner": current_owner(), "cgroups": [str(path) for path in cgroups]}
+    (making / _OWNER_FILE).write_text(json.dumps(owner))
+    path = making.with_name(name)
+    making.rename(path)
+    return path
+
+
+def new_name() -> str:
+    """A name for a sandbox."""
+    return secrets.token_hex(5)
+
+
+def remove(path: Path) -> None:
+    """Remove a sandbox's directory, whatever modes its content has; the owner file goes last."""
+
+    def unlock(function: object, failed: str, error: object) -> None:
+        os.chmod(Path(failed).parent, 0o700)
+        if os.path.isdir(failed) and not os.path.islink(failed):
+            os.chmod(failed, 0o700)
+            shutil.rmtree(failed)
+        else:
+            os.unlink(failed)
+
+    for entry in sorted(path.iterdir(), key=lambda entry: entry.name == _OWNER_FILE):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, onerror=unlock)
+        else:
+            entry.unlink()
+    path.rmdir()
+
+
+def abandoned() -> Iterator[tuple[Path, list[Path]]]:
+    """Each directory whose owner lives no more, with the cgroups it remembers."""
+    for path in root().iterdir():
+        try:
+            record = json.loads((path / _OWNER_FILE).read_text())
+        except (OSError, ValueError):
+            continue  # just being made or removed
+        if is_abandoned(record["owner"]):
+            yield path, [Path(group) for group in record["cgroups"]]
