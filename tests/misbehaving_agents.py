@@ -18,7 +18,7 @@ SCRIPTS = {
     "delete": "rm -rf .git * ; true",
     "commit": f"{FIX}; git -c user.name=x -c user.email=x@example.invalid commit -qam sneaky",
     "silent": "true",
-    "orphan": f"{FIX}; (setsid sh -c 'sleep 0.3; while :; do echo late >> README.md; sleep 0.1; done' &) ; true",
+    "orphan": f"{FIX}; (setsid sh -c 'sleep 0.3; while :; do echo late >>README.md; sleep 1; done' &); true",
 }
 
 

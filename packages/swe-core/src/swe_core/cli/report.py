@@ -65,20 +65,28 @@ def render(run: RunDirectory, rollouts: Sequence[Rollout]) -> RenderableType:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("rollout", no_wrap=True)
     table.add_column("outcome", no_wrap=True)
-    for name in ("turns", "tokens in", "out", "seconds"):
+    for name in ("reward", "turns", "tokens in", "out", "patch", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
-    for rollout in sorted(rollouts, key=lambda rollout: (rollout.task_id, rollout.attempt)):
+    rows = sorted(rollouts, key=lambda rollout: (rollout.task_id, rollout.attempt))
+    for rollout in rows:
         table.add_row(
             Text(rollout.id),
             Text(rollout.outcome, style=_STYLE[rollout.outcome]),
+            "-" if rollout.reward is None else f"{rollout.reward:.0f}",
             str(rollout.turns),
             str(rollout.usage.prompt_tokens),
             str(rollout.usage.completion_tokens),
+            f"{rollout.patch_bytes} B",
             f"{rollout.seconds:.1f}",
-            Text(_why(rollout)),
         )
-    lines: list[RenderableType] = [table, Text(), Text(_last_line(run, rollouts), style="bold")]
+    lines: list[RenderableType] = [table, Text()]
+    # Sentences below the table: a column of them would leave no room for the numbers.
+    lines += [
+        Text.assemble((f"{rollout.id}: ", _STYLE[rollout.outcome]), _why(rollout))
+        for rollout in rows
+        if _why(rollout)
+    ]
+    lines.append(Text(_last_line(run, rollouts), style="bold"))
     lines += [Text(f"Note: {note}", style="yellow") for note in run.info.notes]
     lines.append(Text(f"Records: {run.path}"))
     return Group(*lines)
