@@ -9,7 +9,7 @@ import pytest
 from .conftest import SweCore
 
 PLUGIN = str(Path(__file__).with_name("misbehaving_agents.py"))
-TASK = "demo__slugs-1"
+TASK = "demo__memofn-1"
 
 
 @pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
@@ -26,9 +26,9 @@ def sandbox(request: pytest.FixtureRequest) -> str:
         ("hang", "error", "agent", "did not end within its budget of 6 s"),
         ("silent", "error", "agent", "made no LLM call through the endpoint"),
         ("flood", "unresolved", None, "empty"),
-        ("fill", "unresolved", None, ""),
-        ("fork", "unresolved", None, ""),
-        ("delete", "unresolved", None, ""),
+        ("fill", "unresolved", None, "disk is full"),
+        ("fork", "error", "agent", "Cannot fork"),
+        ("delete", "unresolved", None, "deleted"),
         ("commit", "unresolved", None, ""),
         ("orphan", "unresolved", None, ""),
     ],
@@ -50,8 +50,7 @@ def test_a_bad_agent_is_data(
     assert "\n" not in message
     assert rollout["reward"] == (None if outcome == "error" else 0.0)
     assert done.code == (1 if outcome == "error" else 0)
-    patch = (done.out / "rollouts" / rollout["id"] / "patch.diff").read_text()
-    if agent in ("hang", "commit"):
+    if agent in ("hang", "commit", "orphan"):
+        patch = (done.out / "rollouts" / rollout["id"] / "patch.diff").read_text()
         assert "+# changed" in patch  # saved whatever the outcome
-    if agent == "orphan":
         assert "late" not in patch  # what the agent left running was killed before the export

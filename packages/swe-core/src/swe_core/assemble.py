@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from pydantic import SecretStr
 
+from swe_core.agent import AgentSpec
 from swe_core.builtin.index import DEFAULTS, KNOWN_DISTRIBUTIONS, RECORDED_ENGINE
 from swe_core.component import Config
 from swe_core.config import Settings, validate
@@ -52,12 +53,12 @@ class Plan:
 
     settings: Settings
     tasks: Sequence[Task]
-    agent: Chosen
+    agent: AgentSpec
     sandbox: Chosen
     grader: Chosen
     worker: Chosen
-    model_side: Chosen | BlackBoxPlan
-    """The engine behind the gate, or black-box mode."""
+    model_side: Chosen | BlackBoxPlan | None
+    """The engine behind the gate, or black-box mode; None for an agent that makes no LLM calls."""
 
 
 def make_plan(settings: Settings, plugins: PluginSet) -> Plan:
@@ -69,14 +70,19 @@ def make_plan(settings: Settings, plugins: PluginSet) -> Plan:
     _refuse_unknown_tables(settings, plugins)
     run = settings.run
     source_name, source = _task_source(settings, plugins)
+    agent = cast(AgentSpec, _choose(settings, plugins, "agent", run.agent).create())
+    model_side: Chosen | BlackBoxPlan | None = None
+    if agent.dialect is not None:
+        black_box = run.mode == "black-box"
+        model_side = _black_box(settings) if black_box else _engine(settings, plugins, source)
     return Plan(
         settings=settings,
         tasks=_select(list(source.tasks()), run.only, source_name),
-        agent=_choose(settings, plugins, "agent", run.agent),
+        agent=agent,
         sandbox=_choose(settings, plugins, "sandbox", run.sandbox),
         grader=_choose(settings, plugins, "grader", run.grader),
         worker=_choose(settings, plugins, "worker", run.worker),
-        model_side=_black_box(settings) if run.mode == "black-box" else _engine(settings, plugins, source),
+        model_side=model_side,
     )
 
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BLACK_BOX = "black-box"
+NO_ENGINE = "none"
+"""Stand for an engine's name in the records where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ async def execute(
         SweError: The run could not start, or could not go on.
     """
     redactor = Redactor()
-    agent = cast(AgentSpec, plan.agent.create())
+    agent = plan.agent
     provider = cast(SandboxProvider, plan.sandbox.create())
     grader = cast(Grader, plan.grader.create())
     worker = cast(RolloutWorker, plan.worker.create())
@@ -73,7 +75,7 @@ async def execute(
     if reaped:
         logger.warning("removed %d sandboxes that a run which lives no more left behind", reaped)
     async with _model_side(plan, redactor) as (gate, black_box, engine_name, model):
-        if gate is not None and agent.dialect is not None:
+        if gate is not None:
             await gate[1].check()
         # A bundle may have to be built: host work, in a thread, before the first sandbox is opened.
         assets = await anyio.to_thread.run_sync(agent.assets)
@@ -93,6 +95,9 @@ async def _model_side(
     plan: Plan, redactor: Redactor
 ) -> AsyncIterator[tuple[tuple[InterceptionServer, Engine] | None, BlackBox | None, str, str]]:
     """What answers the agent's LLM calls, with its name and its model's."""
+    if plan.model_side is None:
+        yield None, None, NO_ENGINE, ""
+        return
     if isinstance(plan.model_side, BlackBoxPlan):
         key = plan.model_side.key.get_secret_value()
         redactor.add(key)

@@ -199,9 +199,9 @@ async def _run_agent(
     agent, limit = parts.agent, request.limits.agent
     async with AsyncExitStack() as stack:
         gate, base_url, api_key = None, "", ""
-        if agent.dialect is not None and parts.black_box is not None:
+        if parts.black_box is not None:
             base_url, api_key = parts.black_box.url, parts.black_box.key
-        elif agent.dialect is not None and parts.gate is not None:
+        elif parts.gate is not None:
             server, engine = parts.gate
 
             def on_turn(turn: Turn) -> None:
