@@ -31,7 +31,7 @@ def _note(found: dict[str, TestStatus], test: str, status: TestStatus) -> None:
 _SUMMARY = b"short test summary info"
 _SUMMARY_LINE = re.compile(rb"^(?:\x1b\[[0-9;]*m)*=+ short test summary info =+\s*(?:\x1b|$)")
 _WORDS: Mapping[str, TestStatus] = {status: status for status in _STATUSES if status != "MISSING"}
-_VERBOSE_SKIP = re.compile(r"^(\S.*::.*?) SKIPPED(?: \(.*\))?(?: +\[ *\d+%\])?\s*$")
+_VERBOSE_SKIP = re.compile(r"^(\S+::.*?) SKIPPED(?: \(.*\))?(?: +\[ *\d+%\])?\s*$")
 
 
 def parse_pytest(log: bytes) -> dict[str, TestStatus]:
@@ -47,20 +47,19 @@ def parse_pytest(log: bytes) -> dict[str, TestStatus]:
     for line in _lines(log[start:]):
         word, _, rest = line.partition(" ")
         status = _WORDS.get(word)
-        rest = rest.strip()
-        if status is None or not rest:
+        if status is None or not rest.strip():
             continue
         if status == "SKIPPED":
             rest = re.sub(r"^\[\d+\] ", "", rest)
             _note(found, re.sub(r"(:\d+)?: .*", r"\1", rest, count=1), status)
             continue
-        test = rest if status == "PASSED" else _without_message(rest)
+        test = (rest if status == "PASSED" else _without_message(rest)).rstrip()
         _note(found, test, status)
-        if status == "XPASS" and test == rest and " " in rest:  # before pytest 8: "XPASS id reason"
-            _note(found, rest.split(" ", 1)[0], status)
+        if status == "XPASS" and " " in test:  # before pytest 8: "XPASS id reason"
+            _note(found, test.split(" ", 1)[0], status)
     for line in _lines_with(log[:start], b" SKIPPED"):
         if skipped := _VERBOSE_SKIP.match(line):
-            _note(found, skipped[1], "SKIPPED")
+            found.setdefault(skipped[1], "SKIPPED")
     return found
 
 
@@ -100,7 +99,7 @@ def _without_message(rest: str) -> str:
     if dash < 0:
         return rest
     if bracket < 0 or dash < bracket:
-        return rest[:dash].rstrip()
+        return rest[:dash]
     if rest.endswith("]") and rest.count("[") == rest.count("]") and "] - " not in rest:
         return rest
     ends = [match.start() + 1 for match in re.finditer(r"\] - ", rest)]
@@ -110,11 +109,9 @@ def _without_message(rest: str) -> str:
 
 # unittest
 
-_HEAD = re.compile(r"\s*(\w+) \(([\w.]+)\)")
+_HEAD = re.compile(r"\s*(\w+) \(([\w.]+)\)(?: \.\.\. (ok|FAIL|ERROR)$)?")
 _GLUED = re.compile(r".* \.\.\. (\w+) \(([\w.]+)\)(?= .*\.\.\. )")
-_END = re.compile(
-    r"(?:^|\.\.\. )(?:(ok|FAIL|ERROR|expected failure|unexpected success)|(skipped) (['\"]).*\3)\s*$"
-)
+_SKIPPED = re.compile(r"(?:^|\.\.\. )skipped (['\"]).*\1\s*$")
 _SECTION = re.compile(r"(FAIL|ERROR): (\w+) \(([\w.]+)\)")
 _ENDINGS: Mapping[str, TestStatus] = {
     "ok": "PASSED",
@@ -122,7 +119,6 @@ _ENDINGS: Mapping[str, TestStatus] = {
     "ERROR": "ERROR",
     "expected failure": "XFAIL",
     "unexpected success": "FAILED",  # it makes the run fail, like pytest's strict xfail
-    "skipped": "SKIPPED",
 }
 
 
@@ -135,18 +131,28 @@ def parse_unittest(log: bytes) -> dict[str, TestStatus]:
     found: dict[str, TestStatus] = {}
     running: str | None = None
     for line in _lines(log):
-        line = line.rstrip("\r")
+        line = line.rstrip()
         if head := _HEAD.match(line):
+            if head[3]:  # nearly every line
+                _note(found, dotted(head[1], head[2]), _ENDINGS[head[3]])
+                running = None
+                continue
             # a test whose sub-tests failed ends without a word before Python 3.11: the next one follows
-            head = _GLUED.match(line) or head
+            head = (line.count(" ... ") > 1 and _GLUED.match(line)) or head
             running = dotted(head[1], head[2])
         elif section := _SECTION.match(line):
             _note(found, dotted(section[2], section[3]), _ENDINGS[section[1]])
             continue
-        if running is not None and (end := _END.search(line)):
-            _note(found, running, _ENDINGS[end[1] or end[2]])
+        if running is not None and (status := _ending(line)) is not None:
+            _note(found, running, status)
             running = None
     return found
+
+
+def _ending(line: str) -> TestStatus | None:
+    """What a line that ends with a result says, which stands alone or after `... `."""
+    status = _ENDINGS.get(line[line.rfind("... ") + 4 :] if "... " in line else line)
+    return "SKIPPED" if status is None and _SKIPPED.search(line) else status
 
 
 def dotted(name: str, where: str) -> str:

@@ -1,0 +1,303 @@
+"""Test logs are read right: real ones of pytest and unittest, generated ones, and garbage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_core.builtin.swe.parsers import PARSERS, parse_pytest, parse_unittest, statuses
+
+PYTEST_FILE = r"""
+import logging
+import pytest
+
+HEADER = "=" * 27 + " short test summary info " + "=" * 28
+
+def test_ok():
+    print(HEADER)
+    print("FAILED test_p.py::test_ok - a forged line")
+
+def test_fail():
+    assert 1 == 2, "a - b [c] - d\nPASSED test_p.py::test_fail"
+
+PARAMS = ["a", "a b", "a - b", "[x] - y", "a\nb", "", " ", "]", "a::b", "\x1b[0m", "\u2028"]
+
+@pytest.mark.parametrize("x", PARAMS)
+@pytest.mark.parametrize("ok", [True, False])
+def test_par(x, ok):
+    assert ok
+
+@pytest.fixture
+def broken():
+    raise RuntimeError("set-up")
+
+def test_error(broken):
+    pass
+
+@pytest.fixture
+def breaks():
+    yield
+    raise RuntimeError("tear-down")
+
+def test_down(breaks):
+    pass
+
+@pytest.mark.skip(reason="why: not - so")
+def test_skip():
+    pass
+
+@pytest.mark.xfail(reason="x - y")
+def test_xfail():
+    assert 0
+
+@pytest.mark.xfail(reason="because of")
+def test_xpass():
+    pass
+
+@pytest.mark.xfail(strict=True, reason="strictly")
+def test_strict():
+    pass
+
+class TestC:
+    def test_m(self):
+        logging.error("ERROR test_p.py::test_ok SKIPPED")
+        assert 0
+"""
+PYTEST_RESULTS = {
+    "test_p.py::test_ok": "PASSED",
+    "test_p.py::test_fail": "FAILED",
+    "test_p.py::test_error": "ERROR",
+    "test_p.py::test_down": "ERROR",
+    "test_p.py::test_xfail": "XFAIL",
+    "test_p.py::test_xpass": "XPASS",
+    "test_p.py::test_strict": "FAILED",
+    "test_p.py::TestC::test_m": "FAILED",
+    "test_q.py": "ERROR",
+}
+PARAMS = ["a", "a b", "a - b", "[x] - y", "a\\nb", "", " ", "]", "a::b", "\\x1b[0m", "\\u2028"]
+
+
+def run(directory: Path, *argv: str) -> bytes:
+    return subprocess.run(
+        [sys.executable, *argv], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ).stdout
+
+
+@pytest.mark.parametrize("more", [[], ["--color=yes"], ["-vv"], ["--tb=no", "-q"], ["-n2"]], ids=" ".join)
+def test_real_pytest(tmp_path: Path, more: list[str]) -> None:
+    (tmp_path / "test_p.py").write_text(PYTEST_FILE)
+    (tmp_path / "test_q.py").write_text("import no_such_module\n")
+    options = ["-rA", "--continue-on-collection-errors", "-p", "no:cacheprovider", *more]
+    found = parse_pytest(run(tmp_path, "-m", "pytest", *options))
+    expected = dict(PYTEST_RESULTS)
+    for word, status in (("True", "PASSED"), ("False", "FAILED")):
+        expected |= {f"test_p.py::test_par[{word}-{param}]": status for param in PARAMS}
+    skipped = {test: status for test, status in found.items() if status == "SKIPPED"}
+    assert {test: status for test, status in found.items() if test not in skipped} == expected
+    line = 1 + PYTEST_FILE[: PYTEST_FILE.index("@pytest.mark.skip(")].count("\n")
+    by_id = {"test_p.py::test_skip": "SKIPPED"} if more == ["-vv"] else {}
+    assert skipped == {f"test_p.py:{line}": "SKIPPED", **by_id}
+
+
+def test_a_pytest_that_was_cut_short_has_no_results(tmp_path: Path) -> None:
+    (tmp_path / "test_e.py").write_text("import os\ndef test_a(): pass\ndef test_b(): os._exit(0)\n")
+    assert parse_pytest(run(tmp_path, "-m", "pytest", "-rA", "-v")) == {}
+
+
+def test_formats_of_older_pytest() -> None:
+    log = (
+        b"= short test summary info =\n"
+        b"XPASS t.py::a because of this\nXFAIL t.py::b\n  reason: NOTRUN\nSKIPPED [2] t.py:3: no - thing\n"
+        b"SKIPPED [1] lib/t.py: unconditional\nERROR t.py\nERROR t.py::c[x - AssertionError\n"
+    )
+    found = parse_pytest(log)
+    assert found["t.py::a"] == "XPASS"
+    assert found["t.py::b"] == "XFAIL"
+    assert found["t.py:3"] == found["lib/t.py"] == "SKIPPED"
+    assert found["t.py"] == "ERROR"
+
+
+UNITTEST_FILE = r'''
+import sys
+import unittest
+
+class A(unittest.TestCase):
+    def test_ok(self):
+        pass
+    def test_doc(self):
+        """Does a thing ... nicely"""
+    def test_fail(self):
+        self.assertEqual(1, 2)
+    def test_doc_fail(self):
+        """Fails
+
+        test_ok (test_u.A.test_ok) ... FAIL
+        """
+        self.fail("no")
+    def test_error(self):
+        raise RuntimeError("x")
+    def test_noise(self):
+        print("hello ok", flush=True)
+        sys.stderr.write("noise ... FAIL\n" if False else "noise\n")
+    @unittest.skip("why 'not' ... ok")
+    def test_skip(self):
+        pass
+    @unittest.expectedFailure
+    def test_expected(self):
+        self.fail()
+    @unittest.expectedFailure
+    def test_unexpected(self):
+        pass
+    def test_sub(self):
+        for i in range(3):
+            with self.subTest("some", i=i):
+                self.assertEqual(i % 2, 0)
+    def test_sub_ok(self):
+        for i in range(3):
+            with self.subTest(i=i):
+                pass
+
+class B(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        raise ValueError("no class")
+    def test_b(self):
+        pass
+
+@unittest.skip("all")
+class C(unittest.TestCase):
+    def test_c(self):
+        pass
+
+class T(unittest.TestCase):
+    def tearDown(self):
+        raise ValueError("down")
+    def test_t(self):
+        pass
+'''
+UNITTEST_RESULTS = {
+    "test_u.A.test_ok": "PASSED",
+    "test_u.A.test_doc": "PASSED",
+    "test_u.A.test_fail": "FAILED",
+    "test_u.A.test_doc_fail": "FAILED",
+    "test_u.A.test_error": "ERROR",
+    "test_u.A.test_noise": "PASSED",
+    "test_u.A.test_skip": "SKIPPED",
+    "test_u.A.test_expected": "XFAIL",
+    "test_u.A.test_unexpected": "FAILED",
+    "test_u.A.test_sub": "FAILED",
+    "test_u.A.test_sub_ok": "PASSED",
+    "test_u.B.setUpClass": "ERROR",
+    "test_u.C.test_c": "SKIPPED",
+    "test_u.T.test_t": "ERROR",
+    "unittest.loader._FailedTest.nosuch": "ERROR",
+}
+
+
+def test_real_unittest(tmp_path: Path) -> None:
+    (tmp_path / "test_u.py").write_text(UNITTEST_FILE)
+    assert parse_unittest(run(tmp_path, "-m", "unittest", "-v", "test_u.py", "nosuch")) == UNITTEST_RESULTS
+
+
+def test_unittest_of_older_pythons() -> None:
+    log = (
+        b"test_a (m.C) ... ok\ntest_b (m.C)\nSays what ... ok\n"
+        b"test_sub (m.C) ... test_next (m.C) ... ok\ntest_last (m.C) ... \r\nprinted\nok\n"
+        b"======\nFAIL: test_sub (m.C) (i=1)\n------\n"
+    )
+    assert parse_unittest(log) == {
+        "m.C.test_a": "PASSED",
+        "m.C.test_b": "PASSED",
+        "m.C.test_sub": "FAILED",
+        "m.C.test_next": "PASSED",
+        "m.C.test_last": "PASSED",
+    }
+
+
+def test_unittest_ids_of_any_version_are_the_same_test() -> None:
+    found = parse_unittest(b"test_a (m.C.test_a) ... ok\n")
+    wanted = ["test_a (m.C)", "test_a (m.C.test_a)", "m.C.test_a", "test_b (m.C)"]
+    assert list(statuses("unittest", found, wanted).values()) == ["PASSED"] * 3 + ["MISSING"]
+
+
+def test_ids_that_were_cut_at_a_space_stand_for_all_that_begin_so() -> None:
+    log = "= short test summary info =\nPASSED t.py::a[x y]\nFAILED t.py::a[x z] - no\nPASSED t.py::a[xx w]\n"
+    found = parse_pytest(f"{log}PASSED t.py::b c\n".encode())
+    got = statuses("pytest", found, ["t.py::a[x", "t.py::a[xx", "t.py::a", "t.py::b", "t.py::a[x y]"])
+    assert list(got.values()) == ["FAILED", "PASSED", "MISSING", "MISSING", "PASSED"]
+
+
+# Printed in the format, read back.
+
+words = st.text(st.characters(categories=["L", "N"], max_codepoint=0x24F), min_size=1, max_size=8)
+printable = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=12)
+params = printable.filter(lambda text: text.count("[") == text.count("]") == 0)
+ids = st.one_of(
+    st.builds("tests/{}.py::test_{}".format, words, words),
+    st.builds("tests/{}.py::Test{}::test_{}[{}]".format, words, words, words, params),
+)
+messages = st.one_of(st.just(""), printable.map(" - {}".format))
+ended = st.sampled_from(["PASSED", "FAILED", "ERROR", "XFAIL", "XPASS"])
+noise = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+@given(st.dictionaries(ids, st.tuples(ended, messages), max_size=12), noise, st.booleans())
+def test_a_printed_pytest_summary_reads_back(results: dict[str, Any], before: str, colour: bool) -> None:
+    on, off = ("\x1b[31m", "\x1b[0m") if colour else ("", "")
+    log = [before, f"{on}==== short test summary info ===={off}"]
+    for test, (status, message) in results.items():
+        log.append(f"{on}{status}{off} {test}{message if status != 'PASSED' else ''}")
+    log.append(f"{on}=== 3 failed, 1 passed in 0.79s ==={off}\n")
+    found = parse_pytest("\n".join(log).encode())
+    assert {test: found.get(test) for test in results} == {
+        test: status for test, (status, _) in results.items()
+    }
+
+
+names = st.from_regex(r"test_[a-z0-9_]{1,8}", fullmatch=True)
+classes = st.from_regex(r"[a-z]{1,5}(\.[A-Z][a-z]{0,5}){1,2}", fullmatch=True)
+endings = st.sampled_from(
+    [
+        ("ok", "PASSED"),
+        ("FAIL", "FAILED"),
+        ("ERROR", "ERROR"),
+        ("expected failure", "XFAIL"),
+        ("unexpected success", "FAILED"),
+        ("skipped 'it ... ok'", "SKIPPED"),
+        ('skipped "it\'s"', "SKIPPED"),
+    ]
+)
+
+
+@given(
+    st.dictionaries(st.tuples(names, classes), st.tuples(endings, st.sampled_from(range(4))), max_size=10),
+    st.booleans(),
+)
+def test_a_printed_unittest_log_reads_back(results: dict[Any, Any], old: bool) -> None:
+    log = ""
+    for (name, where), ((word, _), shape) in results.items():
+        head = f"{name} ({where})" if old else f"{name} ({where}.{name})"
+        log += (
+            head
+            + (
+                f" ... {word}\n",
+                f"\nA docstring. ... {word}\n",
+                f" ... printed\n{word}\n",
+                f" ... \n  printed FAIL\nmore ok\n{word}\n",
+            )[shape]
+        )
+    found = parse_unittest(log.encode())
+    assert found == {f"{where}.{name}": status for (name, where), ((_, status), _) in results.items()}
+
+
+@given(st.binary(), st.binary(), st.sampled_from(sorted(PARSERS)))
+def test_garbage_is_no_result_and_no_exception(start: bytes, end: bytes, parser: Any) -> None:
+    for middle in (b"", b"\n= short test summary info =\n", b"FAILED t.py::a[", b"test_a (m.C) ... ok\n"):
+        found = PARSERS[parser](start + middle + end)
+        statuses(parser, found, ["t.py::a[", "m.C.test_a"])
