@@ -1,0 +1,90 @@
+"""Opening and closing: many at once, whatever happens in between, and nothing left behind."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.testing.sandbox.base import PATIENCE, SandboxSuite, unique_seconds, until_runs
+
+
+class LifecycleTests(SandboxSuite):
+    """`open`, `reap`, `notes`."""
+
+    async def test_closing_leaves_nothing(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
+        """Also with commands running, and with children that belong to nobody."""
+        assert list(self.leftovers(provider)) == []
+        async with provider.open(spec) as sandbox:
+            mark = unique_seconds()
+            await sandbox.start(["sh", "-c", f"(setsid sleep {mark} &); sleep 1000"])
+            await until_runs(sandbox, mark)
+            assert len(self.leftovers(provider)) > 0
+        assert list(self.leftovers(provider)) == []
+
+    async def test_error_in_the_body(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
+        """It leaves as it is, and the sandbox is closed."""
+        with pytest.raises(KeyError, match="mine"):  # noqa: PT012
+            async with provider.open(spec) as sandbox:
+                await sandbox.start(["sleep", "1000"])
+                raise KeyError("mine")
+        assert list(self.leftovers(provider)) == []
+
+    async def test_cancellation(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
+        """Closing is shielded."""
+        with anyio.CancelScope() as scope:
+            async with provider.open(spec) as sandbox:
+                await sandbox.start(["sleep", "1000"])
+                scope.cancel()
+                await anyio.sleep(PATIENCE)
+        assert scope.cancelled_caught
+        assert list(self.leftovers(provider)) == []
+
+    @pytest.mark.parametrize("delay", [0.0, 0.01, 0.05, 0.1])
+    async def test_cancellation_while_opening(
+        self, provider: SandboxProvider, spec: SandboxSpec, delay: float
+    ) -> None:
+        """Whenever opening is interrupted, nothing is left."""
+        with anyio.move_on_after(delay):
+            async with provider.open(spec):
+                await anyio.sleep(PATIENCE)
+        assert list(self.leftovers(provider)) == []
+
+    async def test_sixteen_at_once(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
+        """They open together, do not see each other, and are gone together."""
+        ids: list[str] = []
+        here = anyio.Event()
+
+        async def use(number: int) -> None:
+            async with provider.open(spec) as sandbox:
+                ids.append(sandbox.id)
+                await sandbox.write("/tmp/number", b"%d" % number)
+                if len(ids) == 16:
+                    here.set()
+                await here.wait()
+                assert await sandbox.read("/tmp/number") == b"%d" % number
+
+        with anyio.fail_after(4 * PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                for number in range(16):
+                    tasks.start_soon(use, number)
+        assert len(set(ids)) == 16
+        assert list(self.leftovers(provider)) == []
+
+    async def test_code_inside_cannot_end_the_sandbox(self, sandbox: Sandbox) -> None:
+        """Process 1 is out of reach."""
+        if not self.isolates:
+            pytest.skip("this provider does not isolate")
+        await sandbox.exec(["sh", "-c", "kill -9 1; kill -STOP 1; kill 1"], timeout=PATIENCE)
+        assert (await sandbox.exec(["echo", "alive"], timeout=PATIENCE)).stdout == b"alive\n"
+
+    async def test_reap_spares_the_living(self, provider: SandboxProvider, sandbox: Sandbox) -> None:
+        """Sandboxes of a run that is alive are not touched."""
+        await provider.reap()
+        assert (await sandbox.exec(["echo", "alive"])).stdout == b"alive\n"
+        assert await provider.reap() == 0
+
+    def test_notes(self, provider: SandboxProvider) -> None:
+        """Sentences, each about something that is not isolated."""
+        for note in provider.notes():
+            assert note.strip().endswith(".")
