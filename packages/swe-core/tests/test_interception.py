@@ -448,7 +448,8 @@ async def test_leaving_a_session_aborts_what_is_in_flight(
     assert all(seen.disconnected for seen in provider.requests)
     assert len(responses) == 3
     for response in responses:
-        assert response.status_code == (200 if fault == "hang-in-stream" else 410)
+        # A stream whose first bytes are out has its status; it ends with an error event.
+        assert response.status_code in ((200, 410) if stream else (410,))
         assert OVER in response.text
 
 
