@@ -1,0 +1,102 @@
+"""What PiAgent puts into a sandbox, and the settings it takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from swe_agents_pi.agent import PiAgent
+from swe_agents_pi.config import PiConfig
+from swe_agents_pi.plugin import swe_agents
+from swe_core import AgentContext, Task
+
+TASK = Task(
+    instance_id="t-1",
+    repo="o/r",
+    base_commit="c0ffee",
+    problem_statement="It is broken.",
+    patch="",
+    test_patch="",
+    fail_to_pass=("t",),
+    pass_to_pass=(),
+    test_command="pytest",
+)
+
+
+def context(base_url: str = "http://127.0.0.1:4000/r/1/v1") -> AgentContext:
+    return AgentContext(
+        task=TASK, prompt="Fix.", base_url=base_url, api_key="secret-token", model="m", workdir="/testbed"
+    )
+
+
+def written(agent: PiAgent, name: str) -> Any:
+    return json.loads(agent.files(context())[f"/tmp/swe-home/pi/{name}"])
+
+
+def test_the_plugin_offers_pi() -> None:
+    (component,) = swe_agents()
+    agent = component.create(component.config())
+    assert (component.name, agent.name, agent.version, agent.dialect) == ("pi", "pi", "1.5.2", "chat")
+
+
+def test_the_token_travels_in_the_environment_only() -> None:
+    agent, ctx = PiAgent(), context()
+    assert written(agent, "models.json")["providers"]["rollout"]["apiKey"] == "$SWE_LLM_TOKEN"
+    assert agent.env(ctx)["SWE_LLM_TOKEN"] == "secret-token"
+    assert "secret-token" not in str([agent.files(ctx), agent.command(ctx), agent.stdin(ctx)])
+
+
+def test_no_variable_names_the_endpoint() -> None:
+    env = PiAgent().env(context())
+    assert not [name for name in env if name.startswith(("OPENAI", "ANTHROPIC"))]
+    assert not [value for value in env.values() if "4000" in value]
+
+
+def test_a_proxy_is_bypassed_for_the_hosts_endpoint_only() -> None:
+    assert PiAgent().env(context())["NO_PROXY"] == "127.0.0.1"
+    assert PiAgent().env(context("http://[::1]:4000/v1"))["no_proxy"] == "::1"
+    assert "NO_PROXY" not in PiAgent().env(context("https://api.example.org/v1"))
+
+
+def test_the_command_runs_what_the_bundle_brings() -> None:
+    argv = PiAgent(PiConfig(thinking="high", tools=("bash",))).command(context())
+    assert argv[:2] == ["/opt/swe/pi/bin/node", "/opt/swe/pi/pi/dist/bundle/cli.js"]
+    assert argv[argv.index("--extension") + 1] == "/opt/swe/pi/answer.mjs"
+    assert argv[argv.index("--thinking") + 1] == "high"
+    assert argv[argv.index("--tools") + 1] == "bash"
+
+
+def test_compaction_which_rewrites_history_is_off() -> None:
+    assert written(PiAgent(), "settings.json")["compaction"] == {"enabled": False}
+
+
+def test_settings_and_model_are_merged_key_by_key() -> None:
+    agent = PiAgent(
+        PiConfig(
+            thinking="low",
+            settings={"compaction": {"enabled": True}, "retry": {"baseDelayMs": 1}},
+            model={"compat": {"thinkingFormat": "qwen-chat-template"}},
+        )
+    )
+    settings = written(agent, "settings.json")
+    assert settings["compaction"] == {"enabled": True}
+    assert settings["retry"]["baseDelayMs"] == 1
+    assert settings["retry"]["maxRetries"] == 1
+    assert settings["httpIdleTimeoutMs"] == 0
+    (model,) = written(agent, "models.json")["providers"]["rollout"]["models"]
+    assert model["reasoning"] is True
+    assert model["compat"]["thinkingFormat"] == "qwen-chat-template"
+    assert model["compat"]["supportsStore"] is False
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"thinking": "deep"}, {"tools": []}, {"max_tokens": 0}, {"retries": -1}, {"unknown": 1}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        PiConfig.model_validate(wrong)

@@ -1,0 +1,104 @@
+"""Reading Pi's output: what each line says, and that no line can raise. The real Pi is in test_pi_real."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_agents_pi.agent import PiAgent
+from swe_agents_pi.events import parse_line
+from swe_core import AgentEvent, AgentExit
+
+EVENTS = (
+    "session", "agent_start", "message_start", "message_update", "message_end", "tool_execution_end",
+    "turn_end", "agent_end", "agent_settled", "auto_retry_start", "auto_retry_end", "compaction_start",
+    "compaction_end", "something_new",
+)  # fmt: skip
+KEYS = (
+    "message", "messages", "role", "content", "type", "text", "thinking", "name", "arguments",
+    "argumentsError", "stopReason", "errorMessage", "willRetry", "toolName", "success", "reason",
+)  # fmt: skip
+STRINGS = st.sampled_from(
+    ["assistant", "toolResult", "text", "thinking", "toolCall", "error", "length", "stop", "\ud83d"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | STRINGS | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=8),
+    max_leaves=20,
+)
+LINES = st.builds(
+    lambda type, rest: json.dumps({**rest, "type": type}),
+    st.sampled_from(EVENTS),
+    st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4),
+)
+
+
+@given(st.text() | JSON.map(json.dumps) | LINES)
+def test_no_line_raises_and_every_event_can_be_written(line: str) -> None:
+    for event in parse_line(line):
+        assert AgentEvent.model_validate_json(event.model_dump_json()) == event
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"type":' + "9" * 5000 + "}", "\x00", '{"type": "x"'])
+def test_lines_that_no_parser_likes(line: str) -> None:
+    (event,) = parse_line(line)
+    assert event.kind == "info"
+    assert line.startswith(event.text)
+    assert len(event.text) <= 2000
+
+
+def test_empty_lines_say_nothing() -> None:
+    assert parse_line("") == parse_line("  \r") == ()
+
+
+def test_a_torn_surrogate_pair_is_replaced() -> None:
+    message = {"role": "toolResult", "toolName": "bash", "content": [{"type": "text", "text": "cut \ud83d"}]}
+    (event,) = parse_line(json.dumps({"type": "message_end", "message": message}))
+    assert event == AgentEvent(kind="tool_result", text="cut �", tool="bash")
+
+
+def test_an_image_in_a_tool_result_is_named() -> None:
+    content = [{"type": "text", "text": "Read image"}, {"type": "image", "data": "AAAA"}]
+    message = {"role": "toolResult", "toolName": "read", "content": content}
+    (event,) = parse_line(json.dumps({"type": "message_end", "message": message}))
+    assert event.text == "Read image\n[image]"
+
+
+def ended(code: int, error: str | None = None, stderr: str = "") -> AgentExit:
+    event = None if error is None else AgentEvent(kind="error", text=error)
+    return AgentExit(exit_code=code, last_error=event, stderr_tail=stderr)
+
+
+@pytest.mark.parametrize(
+    ("exit", "sentence"),
+    [
+        (ended(0), None),
+        (ended(0, stderr="(node:1) a warning"), None),
+        (ended(0, "401: no"), "Pi ended because its LLM call failed: 401: no"),
+        (ended(1, stderr="first\nlast\n"), "Pi exited with code 1: last"),
+        (ended(1, "401: no", "x"), "Pi exited with code 1: 401: no"),
+        (ended(137), "Pi was killed by SIGKILL (out of memory, or killed from outside)"),
+        (ended(143), "Pi was killed by SIGTERM"),
+        (ended(134, stderr="heap out of memory"), "Pi was killed by SIGABRT: heap out of memory"),
+        (ended(255), "Pi was killed by signal 127"),
+    ],
+)
+def test_failure(exit: AgentExit, sentence: str | None) -> None:
+    assert PiAgent().failure(exit) == sentence
+
+
+def test_a_node_that_the_image_cannot_run_is_explained() -> None:
+    said = PiAgent().failure(ended(127, stderr="node: libstdc++.so.6: cannot open shared object file"))
+    assert said is not None
+    assert "libstdc++.so.6: cannot open" in said
+    assert "needs glibc" in said
+
+
+def test_empty_reply_after_error_leaves_no_last_error() -> None:
+    message: dict[str, Any] = {"role": "assistant", "content": [], "stopReason": "stop"}
+    (event,) = parse_line(json.dumps({"type": "message_end", "message": message}))
+    assert event.kind == "text"
