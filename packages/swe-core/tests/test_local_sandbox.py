@@ -46,3 +46,13 @@ class TestLocal(SandboxConformance):
 
     def leftovers(self, provider: SandboxProvider) -> Collection[str]:
         return left_by_us()
+
+    async def test_commands_killed_just_when_they_end(
+        self, provider: SandboxProvider, spec: SandboxSpec
+    ) -> None:
+        """The supervisor hears of the end and of the kill at the same time; it outlives both orders."""
+        async with provider.open(spec) as sandbox:
+            for _ in range(300):
+                process = await sandbox.start(["true"])
+                assert await process.wait() == 0
+                await process.kill()

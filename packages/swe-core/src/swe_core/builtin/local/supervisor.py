@@ -324,7 +324,8 @@ class Supervisor:
         self.tell("ready")
         while True:
             for key, _ in self.selector.select():
-                key.data()
+                if self.selector.get_map().get(key.fd) is key:  # not forgotten by one before it
+                    key.data()
             self.reap()
 
     def receive(self) -> None:
