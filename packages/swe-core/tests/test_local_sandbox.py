@@ -14,6 +14,7 @@ from swe_core.builtin.local.provider import LocalProvider
 from swe_core.owner import current_owner
 from swe_core.sandbox import SandboxProvider, SandboxSpec
 from swe_core.testing.sandbox import SandboxConformance
+from swe_core.testing.sandbox.base import drain
 
 OBSTACLE = why_not(find_bwrap())
 needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
@@ -54,5 +55,6 @@ class TestLocal(SandboxConformance):
         async with provider.open(spec) as sandbox:
             for _ in range(300):
                 process = await sandbox.start(["true"])
+                await drain(process)
                 assert await process.wait() == 0
                 await process.kill()
