@@ -36,6 +36,8 @@ ANSWER = "answer.mjs"
 _LAYOUT = 1
 """Part of the digest: raise it when the layout of a bundle changes."""
 _NPM_SECONDS = 600.0
+_NPM_NOISE = ("syscall ", "errno ", "A complete log of this run")
+"""How lines of npm's error output begin that say nothing which the others do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +199,8 @@ def _npm_reason(stderr: str) -> str:
     """The part of npm's error output that says why."""
     lines = [line.partition(" ")[2].strip() for line in stderr.splitlines() if line.startswith("npm error")]
     said = [line.removeprefix("error ").strip() for line in lines]
-    said = [line for line in said if line and not line.startswith("A complete log of this run")]
-    return " ".join(said[:3]).rstrip(".") or "it failed without saying why"
+    said = [line for line in said if line and not line.startswith(_NPM_NOISE)]
+    return ", ".join(said[:2]).rstrip(".") or "it failed without saying why"
 
 
 def _unpack(package: NpmPackage, tarball: bytes, staged: Path) -> None:
