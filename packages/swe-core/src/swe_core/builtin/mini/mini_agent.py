@@ -1,8 +1,8 @@
 """mini: an LLM, one tool (bash), one loop. Standard library only, Python 3.8 and later.
 
 Reads the prompt from standard input, calls chat completions at $SWE_MINI_BASE_URL, and prints one JSON event
-a line: {"kind": "text", "text": "..."}. The other kinds are "reasoning", "info", "error", and with a "tool"
-"tool_call" and "tool_result".
+a line: {"kind": "text", "text": "..."}. Other kinds are "reasoning", "info", "error" (with "fatal": true),
+and "tool_call" and "tool_result" (with "tool": "...").
 It ends when the model answers without a tool call: exit code 0; 1 after an error event.
 """
 
@@ -42,10 +42,8 @@ class Problem(Exception):
     """Ends the agent; its text becomes the error event."""
 
 
-def emit(kind: str, text: str, tool: str = "") -> None:
-    event = {"kind": kind, "text": text}
-    if tool:
-        event["tool"] = tool
+def emit(kind: str, text: str, **more: object) -> None:
+    event = {"kind": kind, "text": text, **more}
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
@@ -165,8 +163,8 @@ def main() -> None:
             return
         for call in calls:
             tool, called, result = answer_call(call, settings["WORKDIR"], timeout, limit)
-            emit("tool_call", called, tool)
-            emit("tool_result", result, tool)
+            emit("tool_call", called, tool=tool)
+            emit("tool_result", result, tool=tool)
             call_id = call.get("id") if isinstance(call, dict) else None
             messages.append({"role": "tool", "tool_call_id": str(call_id), "content": result})
     emit("info", f"stopped after {max_turns} turns")
@@ -176,5 +174,5 @@ if __name__ == "__main__":
     try:
         main()
     except Problem as problem:
-        emit("error", str(problem))
+        emit("error", str(problem), fatal=True)
         sys.exit(1)

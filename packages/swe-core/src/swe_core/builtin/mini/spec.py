@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import importlib.resources
-import json
 from collections.abc import Mapping, Sequence
-from typing import get_args
 
-from swe_core.agent import AgentContext, AgentEvent, AgentExit, AgentSpec, EventKind
+from swe_core.agent import AgentContext, AgentEvent, AgentExit, AgentSpec
 from swe_core.builtin.mini import MiniConfig
-
-_KINDS = frozenset(get_args(EventKind))
 
 
 class Mini(AgentSpec):
@@ -50,16 +46,12 @@ class Mini(AgentSpec):
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """One JSON event a line; anything else it prints is kept as information."""
-        try:
-            event = json.loads(line)
-            kind, text, tool = event["kind"], event["text"], event.get("tool")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            kind, text, tool = "info", line, None
-        if not (kind in _KINDS and isinstance(text, str) and isinstance(tool, str | None)):
-            kind, text, tool = "info", line, None
-        if not text.strip() and tool is None:
+        if not line.strip():
             return ()
-        return (AgentEvent(kind=kind, text=text, tool=tool, fatal=kind == "error"),)
+        try:
+            return (AgentEvent.model_validate_json(line),)
+        except ValueError:
+            return (AgentEvent(kind="info", text=line),)
 
     def failure(self, ended: AgentExit) -> str | None:
         """Its error event where it printed one, else what the exit code says."""

@@ -1,0 +1,73 @@
+"""The two ends of the scale: the gold patch, and nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swe_core.agent import AgentContext, AgentExit, AgentSpec
+from swe_core.builtin.agents import swe_agents
+from swe_core.patch import export_patch, record_base
+from swe_core.sandbox import ExecResult, SandboxProvider
+from swe_core.task import Task
+
+pytestmark = pytest.mark.anyio
+
+
+def agent(name: str) -> AgentSpec:
+    component = next(c for c in swe_agents() if c.name == name)
+    return component.create(component.config())
+
+
+async def run_agent(provider: SandboxProvider, repo: Any, name: str, gold: str) -> tuple[ExecResult, bytes]:
+    """What the rollout loop does: the files, the command, the patch."""
+    task = Task(
+        instance_id="t-1",
+        repo="t",
+        base_commit=repo.head,
+        problem_statement="p",
+        patch=gold,
+        test_patch="",
+        fail_to_pass=("t",),
+        pass_to_pass=(),
+        test_command="true",
+    )
+    async with provider.open(repo.spec) as sandbox:
+        ctx = AgentContext(task, "p", "", "", "m", sandbox.spec.workdir)
+        spec = agent(name)
+        base = await record_base(sandbox)
+        for path, content in spec.files(ctx).items():
+            await sandbox.write(path, content, mode=0o600)
+        done = await sandbox.exec(spec.command(ctx), env=spec.env(ctx), stdin=spec.stdin(ctx), timeout=60)
+        return done, await export_patch(sandbox, base)
+
+
+@pytest.mark.parametrize("stripped", [False, True], ids=["whole", "without its last line end"])
+async def test_oracle(provider: SandboxProvider, repo: Any, stripped: bool) -> None:
+    repo.commit(a_py="a = 1\n", b_py="b = 1\n")
+    gold = repo.diff("echo 'a = 2' >a.py; rm b.py; mkdir c; echo 'trailing space ' >c/new.py")
+    done, patch = await run_agent(provider, repo, "oracle", gold.rstrip("\n") if stripped else gold)
+    assert done.exit_code == 0, done.stderr
+    repo.sh("git rm -q b.py; echo 'a = 2' >a.py; mkdir c; echo 'trailing space ' >c/new.py; git add -A")
+    assert patch.decode() == repo.sh("git diff --cached --full-index --binary --no-renames")
+
+
+async def test_oracle_with_a_gold_patch_that_does_not_fit(provider: SandboxProvider, repo: Any) -> None:
+    repo.commit(a_py="a = 1\n")
+    done, patch = await run_agent(provider, repo, "oracle", "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x\n+y\n")
+    assert patch == b""
+    ended = AgentExit(done.exit_code, None, done.stderr.decode())
+    assert agent("oracle").failure(ended) == (
+        "the agent 'oracle' exited with code 1: error: a.py: patch does not apply"
+    )
+
+
+async def test_nop(provider: SandboxProvider, repo: Any) -> None:
+    repo.commit(a_py="a = 1\n")
+    done, patch = await run_agent(provider, repo, "nop", "")
+    assert (done.exit_code, patch) == (0, b"")
+
+
+def test_neither_speaks_to_an_llm() -> None:
+    assert {c.name: c.create(c.config()).dialect for c in swe_agents()} == {"oracle": None, "nop": None}

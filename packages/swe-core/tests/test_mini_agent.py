@@ -1,0 +1,278 @@
+"""The agent "mini", run as the program it is, against a provider that speaks real HTTP."""
+
+from __future__ import annotations
+
+import ast
+import importlib.resources
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_core.agent import AgentContext, AgentEvent, AgentExit
+from swe_core.builtin.mini import MiniConfig, swe_agents
+from swe_core.builtin.mini.spec import Mini
+from swe_core.recording import RecordedReply
+from swe_core.task import Task
+from swe_core.testing.provider import ScriptedProvider, call_tool, refusing_url, say
+
+pytestmark = pytest.mark.anyio
+
+TASK = Task(
+    instance_id="t-1",
+    repo="t",
+    base_commit="HEAD",
+    problem_statement="p",
+    patch="",
+    test_patch="",
+    fail_to_pass=("t",),
+    pass_to_pass=(),
+    test_command="true",
+)
+
+
+class Ran:
+    """The end of one run."""
+
+    def __init__(self, agent: Mini, done: subprocess.CompletedProcess[bytes]) -> None:
+        self.exit_code = done.returncode
+        lines = done.stdout.decode().splitlines()
+        self.events = [event for line in lines for event in agent.parse_event(line)]
+        self.stderr = done.stderr.decode()
+        assert len(self.events) == len(lines)
+        last = self.events[-1] if self.events else None
+        error = last if last is not None and last.kind == "error" else None
+        self.failure = agent.failure(AgentExit(self.exit_code, error, self.stderr))
+
+    def texts(self, kind: str) -> list[str]:
+        return [event.text for event in self.events if event.kind == kind]
+
+
+async def run_mini(tmp_path: Path, url: str, prompt: str = "fix it", **config: Any) -> Ran:
+    """Run it as the rollout loop would, but on the host."""
+    workdir, home = tmp_path / "work", tmp_path / "home"
+    workdir.mkdir()
+    home.mkdir()
+    agent = Mini(MiniConfig(**config))
+    ctx = AgentContext(TASK, prompt, url, "the-token", "the-model", str(workdir), str(home))
+    for path, content in agent.files(ctx).items():
+        await anyio.Path(path).write_bytes(content)
+    _, *args = agent.command(ctx)
+    env = {"PATH": os.environ["PATH"], "http_proxy": "http://127.0.0.1:1", **agent.env(ctx)}
+    with anyio.fail_after(60):
+        done = await anyio.run_process(
+            [sys.executable, *args], input=agent.stdin(ctx), cwd=workdir, env=env, check=False
+        )
+    return Ran(agent, done)
+
+
+def raw_call(function: Any, call_id: str = "c1") -> RecordedReply:
+    call = {"id": call_id, "type": "function", "function": function}
+    return RecordedReply(message={"role": "assistant", "content": None, "tool_calls": [call]})
+
+
+async def test_it_runs_commands_and_ends(tmp_path: Path) -> None:
+    command = "echo changed >file; pwd; echo err >&2; exit 3"
+    replies = [call_tool("bash", {"command": command}), say("Done.", reasoning_content="It is done.")]
+    async with ScriptedProvider(replies) as provider:
+        ran = await run_mini(tmp_path, provider.url, "füge hinzu")
+    assert (ran.exit_code, ran.stderr, ran.failure) == (0, "", None)
+    result = f"exit code: 3\n{tmp_path / 'work'}\nerr\n"
+    assert ran.events == [
+        AgentEvent(kind="tool_call", text=command, tool="bash"),
+        AgentEvent(kind="tool_result", text=result, tool="bash"),
+        AgentEvent(kind="reasoning", text="It is done."),
+        AgentEvent(kind="text", text="Done."),
+    ]
+    assert (tmp_path / "work" / "file").read_text() == "changed\n"
+
+    first, second = provider.requests
+    assert first.headers["Authorization"] == "Bearer the-token"
+    assert first.body["model"] == "the-model"
+    assert not first.body.get("stream")
+    assert [tool["function"]["name"] for tool in first.body["tools"]] == ["bash"]
+    system, user = first.body["messages"]
+    assert str(tmp_path / "work") in system["content"]
+    assert user == {"role": "user", "content": "füge hinzu"}
+    kept, assistant, answer = second.body["messages"][:2], *second.body["messages"][2:]
+    assert kept == first.body["messages"]
+    assert assistant["tool_calls"] == replies[0].message["tool_calls"]
+    assert answer == {"role": "tool", "tool_call_id": "call_1", "content": result}
+
+
+async def test_several_calls_in_one_reply_are_all_answered(tmp_path: Path) -> None:
+    functions = [{"name": "bash", "arguments": json.dumps({"command": f"echo {i}"})} for i in range(3)]
+    calls = [{"id": f"c{i}", "type": "function", "function": f} for i, f in enumerate(functions)]
+    reply = RecordedReply(message={"role": "assistant", "content": "Three.", "tool_calls": calls})
+    async with ScriptedProvider([reply, say("ok")]) as provider:
+        ran = await run_mini(tmp_path, provider.url)
+    answers = [m for m in provider.requests[1].body["messages"] if m["role"] == "tool"]
+    assert [(m["tool_call_id"], m["content"]) for m in answers] == [
+        (f"c{i}", f"exit code: 0\n{i}\n") for i in range(3)
+    ]
+    assert ran.texts("text") == ["Three.", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("function", "answer"),
+    [
+        ({"name": "python", "arguments": "{}"}, "error: there is no tool 'python'"),
+        ({"name": "bash", "arguments": '{"command": "echo'}, "error: the arguments must be a JSON object"),
+        ({"name": "bash", "arguments": '{"cmd": "ls"}'}, "error: the arguments must be a JSON object"),
+        ({"name": "bash", "arguments": '{"command": 7}'}, "error: the arguments must be a JSON object"),
+        ({"name": "bash", "arguments": "[]"}, "error: the arguments must be a JSON object"),
+        ({"name": "bash", "arguments": None}, "error: the arguments must be a JSON object"),
+        ({"name": "bash"}, "error: the arguments must be a JSON object"),
+        ({}, "error: there is no tool 'None'"),
+        (None, "error: there is no tool 'None'"),
+        (
+            {"name": "bash", "arguments": '{"command": "a\\u0000b"}'},
+            "error: the command could not be started",
+        ),
+        ({"name": "bash", "arguments": {"command": "echo hi"}}, "exit code: 0\nhi\n"),
+    ],
+)
+async def test_malformed_calls_are_answered(tmp_path: Path, function: Any, answer: str) -> None:
+    async with ScriptedProvider([raw_call(function), say("I see.")]) as provider:
+        ran = await run_mini(tmp_path, provider.url)
+    assert ran.exit_code == 0
+    assert provider.requests[1].body["messages"][-1]["content"].startswith(answer)
+    assert ran.texts("tool_result")[0].startswith(answer)
+
+
+async def test_commands_do_not_see_its_settings_nor_its_standard_input(tmp_path: Path) -> None:
+    command = "env | grep -c SWE_MINI_; cat; echo end"
+    async with ScriptedProvider([call_tool("bash", {"command": command}), say("ok")]) as provider:
+        ran = await run_mini(tmp_path, provider.url)
+    assert ran.texts("tool_result") == ["exit code: 0\n0\nend\n"]
+
+
+async def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    command = "echo started; (sleep 2; touch late) & sleep 600"
+    async with ScriptedProvider([call_tool("bash", {"command": command}), say("ok")]) as provider:
+        ran = await run_mini(tmp_path, provider.url, command_timeout=0.5)
+    assert ran.texts("tool_result") == ["killed: it did not end within 0.5 s\nstarted\n"]
+    await anyio.sleep(2)
+    assert not (tmp_path / "work" / "late").exists()
+
+
+async def test_a_background_process_does_not_hold_it_up(tmp_path: Path) -> None:
+    command = "sleep 30 & echo $!"
+    async with ScriptedProvider([call_tool("bash", {"command": command}), say("ok")]) as provider:
+        with anyio.fail_after(20):
+            ran = await run_mini(tmp_path, provider.url)
+    code, pid = ran.texts("tool_result")[0].splitlines()
+    assert code == "exit code: 0"
+    os.kill(int(pid), 9)  # it was left running, as the command wanted
+
+
+async def test_long_output_is_cut_in_the_middle(tmp_path: Path) -> None:
+    command = "echo first; yes | head -c 50000000; echo last; kill -9 $$"
+    async with ScriptedProvider([call_tool("bash", {"command": command}), say("ok")]) as provider:
+        ran = await run_mini(tmp_path, provider.url, output_chars=1000)
+    result = ran.texts("tool_result")[0]
+    assert result.startswith("exit code: 137\nfirst\ny\n")
+    assert result.endswith("y\nlast\n")
+    assert "\n[... 49999011 bytes left out ...]\n" in result
+    assert len(result) < 1100
+
+
+async def test_it_stops_after_its_turns(tmp_path: Path) -> None:
+    async with ScriptedProvider([call_tool("bash", {"command": "true"})]) as provider:
+        ran = await run_mini(tmp_path, provider.url, max_turns=3)
+    assert len(provider.requests) == 3
+    assert (ran.exit_code, ran.failure) == (0, None)
+    assert ran.texts("info") == ["stopped after 3 turns"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("400", "the endpoint answered HTTP 400: "),
+        ("401", "the endpoint answered HTTP 401: "),
+        ("429", "the endpoint answered HTTP 429: "),
+        ("500", "the endpoint answered HTTP 500: "),
+        ("html", "the endpoint answered "),
+        ("drop", "the endpoint cannot be reached: "),
+        ("not-json", "the endpoint answered no completion: "),
+        ("no-choices", "the endpoint answered no completion: "),
+        ("error-in-reply", "the endpoint answered no completion: "),
+    ],
+)
+async def test_an_endpoint_that_fails_ends_it(tmp_path: Path, fault: Any, said: str) -> None:
+    async with ScriptedProvider(then=fault) as provider:
+        ran = await run_mini(tmp_path, provider.url)
+    assert ran.exit_code == 1
+    assert ran.stderr == ""
+    assert len(provider.requests) == 1  # retries are the host's
+    (error,) = ran.events
+    assert error.fatal
+    assert error.text.startswith(said)
+    assert ran.failure == f"the agent 'mini' ended with an error: {error.text}"
+
+
+async def test_an_endpoint_that_refuses_ends_it(tmp_path: Path) -> None:
+    with refusing_url() as url:
+        ran = await run_mini(tmp_path, url)
+    assert ran.exit_code == 1
+    assert ran.failure is not None
+    assert "the endpoint cannot be reached: " in ran.failure
+    assert "Connection refused" in ran.failure
+
+
+async def test_nulls_in_a_reply_are_an_end(tmp_path: Path) -> None:
+    async with ScriptedProvider([say("x", tool_calls=None)], then="null-content") as provider:
+        ran = await run_mini(tmp_path, provider.url)
+    assert (ran.exit_code, ran.events) == (0, [])
+
+
+def test_it_is_one_file_for_old_pythons() -> None:
+    source = importlib.resources.files("swe_core.builtin.mini").joinpath("mini_agent.py").read_text()
+    tree = ast.parse(source, feature_version=(3, 8))
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert imported <= sys.stdlib_module_names
+    assert len(source.splitlines()) <= 200
+
+
+@given(st.one_of(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)))
+def test_odd_lines_are_information(line: str) -> None:
+    events = Mini(MiniConfig()).parse_event(line)
+    assert [event.kind for event in events] == (["info"] if line.strip() else [])
+
+
+@pytest.mark.parametrize(
+    "event", [{"kind": "shout", "text": "x"}, {"kind": "text", "text": 1}, {"kind": [], "text": "x"}, {}, 1]
+)
+def test_events_of_another_shape_are_information(event: Any) -> None:
+    (parsed,) = Mini(MiniConfig()).parse_event(json.dumps(event))
+    assert parsed == AgentEvent(kind="info", text=json.dumps(event))
+
+
+def test_a_sandbox_without_python_is_a_sentence() -> None:
+    ended = AgentExit(127, None, "")
+    assert Mini(MiniConfig()).failure(ended) == (
+        "the agent 'mini' could not start: the sandbox has no python3"
+    )
+
+
+def test_it_is_offered() -> None:
+    (component,) = swe_agents()
+    agent = component.create(component.config())
+    assert (component.name, agent.name, agent.dialect) == ("mini", "mini", "chat")
