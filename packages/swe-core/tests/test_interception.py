@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from random import Random
@@ -46,7 +47,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def server() -> AsyncIterator[InterceptionServer]:
-    async with InterceptionServer(keepalive=0.1) as server:
+    async with InterceptionServer() as server:
         yield server
 
 
@@ -65,7 +66,7 @@ def _sdk(server: InterceptionServer, gate: Gate, **settings: Any) -> AsyncOpenAI
 @asynccontextmanager
 async def _by_hand(server: InterceptionServer, gate: Gate) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"Authorization": f"Bearer {gate.token}"}
-    async with httpx.AsyncClient(base_url=server.url + gate.path, headers=headers, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=server.url + gate.path, headers=headers, timeout=60) as client:
         yield client
 
 
@@ -321,7 +322,7 @@ async def test_a_failed_engine_is_asked_once_however_often_the_sdk_asks(
                         await client.chat.completions.create(model="m", messages=HELLO, stream=stream)
                     assert "answers no more calls" in caught.value.message
                     assert provider.url not in str(caught.value)
-            with anyio.fail_after(1):
+            with anyio.fail_after(30):
                 failure = await gate.failed()
     assert posts == 2
     assert len(provider.requests) == (3 if fault in ("500", "429", "drop") else 1)
@@ -364,8 +365,8 @@ async def test_a_failure_after_the_first_piece_is_an_error_event(
     assert len(provider.requests) == 1
 
 
-async def test_a_slow_engine_is_covered_by_keepalives_and_may_still_fail(server: InterceptionServer) -> None:
-    async with ScriptedProvider(then="hang") as provider:
+async def test_a_slow_engine_is_covered_by_keepalives_and_may_still_fail() -> None:
+    async with ScriptedProvider(then="hang") as provider, InterceptionServer(keepalive=0.1) as server:
         async with _relay(provider, timeout=0.5, max_retries=0) as engine:
             async with server.session(engine, _who(), lambda _: None) as gate:
                 async with _by_hand(server, gate) as http:
@@ -384,7 +385,7 @@ async def test_pieces_arrive_while_the_engine_still_generates(server: Intercepti
         async with _relay(provider) as engine:
             async with server.session(engine, _who(), lambda _: None) as gate, _sdk(server, gate) as client:
                 stream = await client.chat.completions.create(model="m", messages=HELLO, stream=True)
-                with anyio.fail_after(5):
+                with anyio.fail_after(30):
                     chunk = await anext(aiter(stream))
                 assert chunk.choices[0].delta.content == "first pa"
                 assert not provider.requests[0].finished.is_set()
@@ -410,10 +411,10 @@ async def test_a_client_that_leaves_aborts_the_generation(
                     await http.post("/chat/completions", json={"messages": HELLO, "stream": stream})
 
                 group.start_soon(ask)
-                with anyio.fail_after(5):
+                with anyio.fail_after(30):
                     await provider.asked.wait()
                 group.cancel_scope.cancel()
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 await provider.requests[0].finished.wait()
                 await recorded.wait()
             assert provider.requests[0].disconnected
@@ -438,11 +439,11 @@ async def test_leaving_a_session_aborts_what_is_in_flight(
 
                 for _ in range(3):
                     group.start_soon(ask)
-                with anyio.fail_after(5):
+                with anyio.fail_after(30):
                     while len(provider.requests) < 3:  # noqa: ASYNC110 (three events would say no more)
                         await anyio.sleep(0.01)
             assert [turn.error for turn in turns] == [OVER] * 3  # on leaving, not some time later
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             for seen in provider.requests:
                 await seen.finished.wait()
     assert all(seen.disconnected for seen in provider.requests)
@@ -554,12 +555,6 @@ async def test_nothing_is_left_behind_by_clients_that_misbehave(
     faults: list[Fault] = ["ok", "ok", "hang", "hang-in-stream", "broken-stream", "500", "drop", "html"]
     unlimited = httpx.Limits(max_connections=None)
     before = len(asyncio.all_tasks())
-    recorded = 0
-
-    def on_turn(turn: Turn) -> None:
-        nonlocal recorded
-        recorded += 1
-
     async with ScriptedProvider([say("x" * 200)], faults=random.choices(faults, k=1000)) as provider:
         async with _relay(provider, max_retries=1) as engine, httpx.AsyncClient(limits=unlimited) as client:
 
@@ -572,22 +567,24 @@ async def test_nothing_is_left_behind_by_clients_that_misbehave(
                 plain, streamed = (
                     json.dumps({"messages": HELLO, "stream": stream}).encode() for stream in (False, True)
                 )
-                async with server.session(engine, _who(str(number)), on_turn) as gate:
-                    with anyio.move_on_after(random.uniform(0.5, 2.0)):
-                        async with anyio.create_task_group() as group:
-                            for _ in range(3):
-                                body = random.choice([plain, plain, streamed, streamed, b"{"])
-                                token = random.choice([gate.token, gate.token, gate.token, "wrong"])
-                                group.start_soon(misbehave, gate, random.uniform(0, 2), body, token)
+                async with server.session(engine, _who(str(number)), lambda _: None) as gate:
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(misbehave, gate, math.inf, streamed, gate.token)
+                        for _ in range(3):
+                            body = random.choice([plain, plain, streamed, streamed, b"{"])
+                            token = random.choice([gate.token, gate.token, gate.token, "wrong"])
+                            group.start_soon(misbehave, gate, random.uniform(0, 2), body, token)
+                        await provider.asked.wait()  # on a busy machine this takes longer than the rest
+                        await anyio.sleep(random.uniform(0, 1))
+                        group.cancel_scope.cancel()
 
             async with anyio.create_task_group() as group:
                 for number in range(40):
                     group.start_soon(rollout, number)
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             for seen in provider.requests:
                 await seen.finished.wait()
-    assert recorded > 20
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 (closing connections end their tasks)
             await anyio.sleep(0.02)
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -41,7 +41,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _engine(url: str, **settings: Any) -> OpenAIEngine:
     return OpenAIEngine(
-        OpenAIConfig(url=url, **{"model": "scripted", "max_retries": 2, "timeout": 5, **settings})
+        OpenAIConfig(url=url, **{"model": "scripted", "max_retries": 2, "timeout": 60, **settings})
     )
 
 
@@ -158,7 +158,7 @@ async def test_each_failure_is_one_sentence(
     caplog.set_level(logging.DEBUG)
     reply = say("a reply of several pieces")
     async with ScriptedProvider([reply], then=fault) as provider:
-        async with _engine(provider.url, timeout=0.2 if "hang" in fault else 10) as engine:
+        async with _engine(provider.url, timeout=0.2 if "hang" in fault else 60) as engine:
             with pytest.raises(EngineError, match=sentence) as caught:
                 await _ask(engine, stream)
     assert type(caught.value) is kind
@@ -244,7 +244,7 @@ async def test_retry_after_is_really_waited_for() -> None:
     async with ScriptedProvider(faults=["429"], retry_after="1") as provider, _engine(provider.url) as engine:
         started = time.monotonic()
         await _ask(engine, False)
-    assert 0.9 < time.monotonic() - started < 5
+    assert time.monotonic() - started > 0.9
     assert len(provider.requests) == 2
 
 
@@ -254,10 +254,10 @@ async def test_cancelling_closes_the_connection(stream: bool) -> None:
     async with ScriptedProvider(then=fault) as provider, _engine(provider.url) as engine:
         async with anyio.create_task_group() as group:
             group.start_soon(_ask, engine, stream)
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 await provider.asked.wait()
             group.cancel_scope.cancel()
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             await provider.requests[0].finished.wait()
         assert provider.requests[0].disconnected
 
