@@ -7,7 +7,7 @@ PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 .PHONY: demo test lint bench clean
 
 demo: .venv/.demo  ## real Pi fixes real bugs in isolated sandboxes; no root, Docker, GPU or key
-	@$(BIN)/swe-core run --plugins pi --tasks demo --set sandbox.local.allow_unisolated=true
+	@$(BIN)/swe-core run --plugins pi --tasks demo --set sandbox.local.unisolated=true
 
 test: .venv/.dev  ## everything, with Docker where the machine can
 	@tests/with-docker $(BIN)/python -m pytest $(ARGS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from swe_core import AgentContext, AgentSpec, Component, hookimpl
@@ -11,7 +12,7 @@ FIX = "echo '# changed' >> $(git ls-files '*.py' | head -1)"
 
 SCRIPTS = {
     "crash": "echo about to fail >&2; exit 3",
-    "hang": f"{FIX}; setsid sleep 1000 & sleep 1000",
+    "hang": f"echo waiting; {FIX}; setsid sleep 1000 & sleep 1000",
     "flood": "head -c 100000000 /dev/zero | tr '\\0' 'x'; echo; echo end",
     "fill": "for where in . /tmp; do dd if=/dev/zero of=$where/big bs=1M 2>/dev/null; done; true",
     "fork": "b() { b | b & }; b; sleep 1; true",
@@ -20,6 +21,35 @@ SCRIPTS = {
     "silent": "true",
     "orphan": f"{FIX}; (setsid sh -c 'sleep 0.3; while :; do echo late >>README.md; sleep 1; done' &); true",
 }
+
+
+PROBE = """
+import json, os, socket, urllib.request
+report = {}
+headers = {"Authorization": "Bearer " + os.environ["KEY"]}
+request = urllib.request.Request(os.environ["BASE"] + "/models", headers=headers)
+report["endpoint"] = urllib.request.urlopen(request, timeout=5).status
+for address in os.environ["ADDRESSES"].split(","):
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+        report[address] = True
+    except OSError:
+        report[address] = False
+print(json.dumps(report))
+"""
+
+
+class Probe(AgentSpec):
+    """Asks its endpoint for the models, then tries to reach the addresses in SWE_TEST_PROBE (of the host)."""
+
+    name = "probe"
+
+    def command(self, ctx: AgentContext) -> Sequence[str]:
+        return ["python3", "-c", PROBE]
+
+    def env(self, ctx: AgentContext) -> Mapping[str, str]:
+        return {"BASE": ctx.base_url, "KEY": ctx.api_key, "ADDRESSES": os.environ["SWE_TEST_PROBE"]}
 
 
 class Misbehaving(AgentSpec):
@@ -35,4 +65,5 @@ class Misbehaving(AgentSpec):
 
 @hookimpl
 def swe_agents() -> Iterable[Component[AgentSpec]]:
-    return [Component(name, lambda _config, name=name: Misbehaving(name)) for name in SCRIPTS]
+    scripts = [Component(name, lambda _config, name=name: Misbehaving(name)) for name in SCRIPTS]
+    return [*scripts, Component("probe", lambda _config: Probe())]

@@ -15,7 +15,7 @@ TASK = "demo__memofn-1"
 @pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
 def sandbox(request: pytest.FixtureRequest) -> str:
     if request.param == "docker":
-        request.getfixturevalue("docker_demo_image")
+        request.getfixturevalue("docker_image")
     return str(request.param)
 
 

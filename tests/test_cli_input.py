@@ -50,7 +50,8 @@ def test_one_sentence_and_exit_code_2(swe_core: SweCore, args: list[str], says: 
 
 def test_a_task_file_with_a_bad_row(swe_core: SweCore, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    row = {"instance_id": "a__b-1", "repo": "a/b", "base_commit": "0" * 40, "problem_statement": "p", "patch": "",
+    row = {"instance_id": "a__b-1", "repo": "a/b",
+           "base_commit": "0" * 40, "problem_statement": "p", "patch": "",
            "test_patch": "", "FAIL_TO_PASS": "not a list", "PASS_TO_PASS": []}  # fmt: skip
     file.write_text(json.dumps(row))
     done = swe_core("--tasks", str(file), *URL)

@@ -1,0 +1,73 @@
+"""Every benchmark ends with one JSON object of the documented keys. How fast anything is, is not tested."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+KEYS = {"benchmark", "runs", "medians", "ratios", "targets", "notes"}
+TARGET_KEYS = {"what", "figure", "limit", "unit", "met"}
+
+
+def last_line(name: str, *args: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / f"{name}.py"), *args],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert set(result) == KEYS
+    assert result["benchmark"] == name
+    for target in result["targets"]:
+        assert set(target) == TARGET_KEYS
+        assert (target["met"] is None) == (target["figure"] is None)
+    return result
+
+
+def test_startup() -> None:
+    result = last_line("startup", "--runs", "1")
+    assert result["medians"]["help"] > 0
+    assert set(result["ratios"]) == {"help_to_imports", "help_to_imports_processor"}
+    heavy = result["targets"][1]
+    assert heavy["met"] is True, result["notes"]  # what is imported is no question of speed
+
+
+def test_overhead() -> None:
+    args = ("--runs", "1", "--sandbox", "local", "--agent", "oracle", "--task", "demo__csvtidy-1")
+    result = last_line("overhead", *args)
+    medians = result["medians"]
+    assert medians["docker_pi"] is None
+    figures = medians["local_oracle"]
+    parts = ("open", "prepare", "export", "close", "grade_without_tests")
+    assert figures["added"] == pytest.approx(sum(figures[part] for part in parts), abs=0.001)
+    assert figures["whole"] == pytest.approx(
+        figures["added"] + figures["tests"] + figures["agent"], abs=0.001
+    )
+
+
+@pytest.mark.pi
+def test_first_request(pi_is_there: None) -> None:
+    result = last_line("first_request", "--runs", "1", "--npm-runs", "0", "--sandbox", "local")
+    assert result["medians"]["local"]["first_request"] > 0
+    assert result["medians"]["local_npm"]["first_request"] is None
+    assert result["ratios"] == {"local_npm_to_bundle": None, "docker_npm_to_bundle": None}
+
+
+def test_a_benchmark_that_cannot_run_says_why_in_one_sentence() -> None:
+    args = ("--sandbox", "local", "--agent", "oracle", "--task", "no-such-task")
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "overhead.py"), *args], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (sentence,) = done.stderr.splitlines()
+    assert "no such task" in sentence

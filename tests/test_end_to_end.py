@@ -1,0 +1,264 @@
+"""The whole program as its users run it: real Pi, real sandboxes, real tests, a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from swe_core.testing.provider import Fault, ScriptedProvider, call_tool, refusing_url, say
+
+from .conftest import Done, SweCore
+
+PLUGIN = str(Path(__file__).with_name("misbehaving_agents.py"))
+TASK = "demo__memofn-1"
+KEY = "sk-a-key-that-must-not-leave-the-host"
+
+
+@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+def sandbox(request: pytest.FixtureRequest) -> str:
+    if request.param == "docker":
+        request.getfixturevalue("docker_image")
+    return str(request.param)
+
+
+async def in_thread(swe_core: SweCore, *args: str, **more: object) -> Done:
+    """Run the program while this loop serves its provider."""
+    return await anyio.to_thread.run_sync(partial(swe_core, *args, **more))
+
+
+@pytest.mark.pi
+def test_pi_fixes_the_demo_tasks_from_recorded_replies(swe_core: SweCore, sandbox: str) -> None:
+    """The same recorded replies give the same verdicts in both sandboxes, with network=llm."""
+    done = swe_core("--plugins", f"pi,{sandbox}", "--tasks", "demo", "--engine", "replay", timeout=300)
+    assert done.code == 0, done.stderr
+    outcomes = {rollout["task_id"]: rollout["outcome"] for rollout in done.rollouts}
+    assert len(outcomes) >= 5
+    assert outcomes.pop("demo__logweave-1") == "unresolved"  # the recorded replies fix one file of two
+    assert set(outcomes.values()) == {"resolved"}
+    assert "hand-written" in done.stdout.lower()  # wherever the replies are shown, it says what they are
+    for rollout in done.rollouts:
+        assert rollout["turns"] >= 3
+        folder = done.out / "rollouts" / rollout["id"]
+        turns = [json.loads(line) for line in (folder / "turns.jsonl").read_text().splitlines()]
+        assert len(turns) == rollout["turns"]
+        kinds = {json.loads(line)["kind"] for line in (folder / "transcript.jsonl").read_text().splitlines()}
+        assert {"tool_call", "tool_result", "text"} <= kinds
+        assert (folder / "patch.diff").stat().st_size == rollout["patch_bytes"] > 0
+
+
+def test_the_core_alone_runs_without_arguments(swe_core: SweCore) -> None:
+    done = swe_core()
+    assert done.code == 0, done.stderr
+    assert sum(rollout["outcome"] == "resolved" for rollout in done.rollouts) >= 3
+    assert {rollout["agent"] for rollout in done.rollouts} == {"mini"}
+
+
+def test_gold_patches_resolve_and_no_patch_does_not(swe_core: SweCore, sandbox: str) -> None:
+    gold = swe_core("--agent", "oracle", "--sandbox", sandbox)
+    assert [rollout["reward"] for rollout in gold.rollouts] == [1.0] * len(gold.rollouts)
+    nothing = swe_core("--agent", "nop", "--sandbox", sandbox, "--task", TASK)
+    assert nothing.only["reward"] == 0.0
+    assert "empty" in nothing.only["grade"]["reason"]
+
+
+def test_many_attempts_report_and_json(swe_core: SweCore) -> None:
+    done = swe_core("--task", TASK, "--attempts", "3", "--concurrency", "2", "--json")
+    summary = json.loads(done.stdout)
+    assert summary["planned"] == summary["finished"] == summary["resolved"] == 3
+    assert sorted(rollout["attempt"] for rollout in summary["rollouts"]) == [0, 1, 2]
+    program = str(Path(sys.executable).parent / "swe-core")
+    report = [program, "report", str(done.out)]
+    table = subprocess.run(report, capture_output=True, text=True, check=True).stdout
+    assert f"{TASK}-2" in table
+    assert "resolved 3 of 3" in table
+    again = subprocess.run([*report, "--json"], capture_output=True, text=True, check=True).stdout
+    assert json.loads(again) == summary
+
+
+@pytest.mark.anyio
+async def test_an_openai_compatible_provider_answers_and_the_key_stays_on_the_host(
+    swe_core: SweCore, tmp_path: Path
+) -> None:
+    """Recorded on the way: the recording then gives the same verdict without the provider."""
+    fix = "printf '\\n# a change\\n' >> $(git ls-files '*.py' | head -1); env"
+    replies = [call_tool("bash", {"command": fix}), say("done")]
+    recording = tmp_path / "replies.jsonl"
+    async with ScriptedProvider(replies, key=KEY) as provider:
+        done = await in_thread(
+            swe_core, "--task", TASK, "--engine-url", provider.url, "--model", "scripted",
+            "--record", str(recording), env={"OPENAI_API_KEY": KEY},
+        )  # fmt: skip
+    assert done.only["outcome"] == "unresolved", done.stderr
+    assert done.only["turns"] == 2
+    assert done.only["usage"] == {"prompt_tokens": 20, "completion_tokens": 6}
+    assert {seen.body["model"] for seen in provider.requests} == {"scripted"}
+    everything = b"".join(path.read_bytes() for path in done.out.rglob("*") if path.is_file())
+    assert KEY.encode() not in everything + recording.read_bytes() + done.stderr.encode()
+
+    again = swe_core("--task", TASK, "--recording", str(recording))
+    patch = Path("rollouts", f"{TASK}-0", "patch.diff")
+    assert (again.out / patch).read_bytes() == (done.out / patch).read_bytes()
+    assert again.only["turns"] == 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [("html", "HTML"), ("401", "401"), ("429", "429"), ("500", "500"), ("hang", "sent nothing for 2 s")],
+)
+async def test_a_provider_that_fails_in_the_middle_is_an_engine_error(
+    swe_core: SweCore, fault: Fault, says: str
+) -> None:
+    async with ScriptedProvider(
+        [call_tool("bash", {"command": "ls"})], faults=["ok"], then=fault
+    ) as provider:
+        done = await in_thread(
+            swe_core, "--task", TASK, "--engine-url", provider.url, "--model", "scripted",
+            "--set", "engine.openai.max_retries=1", "--set", "engine.openai.timeout=2",
+        )  # fmt: skip
+    failure = done.only["failure"]
+    assert done.code == 1
+    assert (done.only["outcome"], failure["boundary"], done.only["reward"]) == ("error", "engine", None)
+    assert says in failure["message"], failure["message"]
+    assert "\n" not in failure["message"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("fault", "says"), [("html", "HTML"), ("401", "401")])
+async def test_a_provider_that_cannot_serve_at_all_is_told_before_anything_is_opened(
+    swe_core: SweCore, fault: Fault, says: str
+) -> None:
+    async with ScriptedProvider(models_fault=fault) as provider:
+        done = await in_thread(swe_core, "--task", TASK, "--engine-url", provider.url, "--model", "scripted")
+    assert done.code == 1
+    assert says in done.stderr
+    assert not done.out.exists()
+
+
+def test_a_refusing_port_is_told_before_anything_is_opened(swe_core: SweCore) -> None:
+    with refusing_url() as url:
+        done = swe_core("--task", TASK, "--engine-url", url, "--model", "m")
+    assert done.code == 1
+    assert url in done.stderr
+    assert not done.out.exists()
+
+
+@pytest.mark.anyio
+async def test_black_box_mode_hands_over_the_chosen_key_and_says_so(swe_core: SweCore) -> None:
+    fix = "printf '\\n# a change\\n' >> $(git ls-files '*.py' | head -1)"
+    async with ScriptedProvider([call_tool("bash", {"command": fix}), say("done")], key=KEY) as provider:
+        done = await in_thread(
+            swe_core, "--task", TASK, "--mode", "black-box", "--network", "full",
+            "--engine-url", provider.url, "--model", "scripted",
+            "--agent-key-env", "HANDED_OVER", env={"HANDED_OVER": KEY},
+        )  # fmt: skip
+    assert len(provider.requests) == 2
+    assert done.only["outcome"] == "unresolved", done.stderr
+    assert "Black-box mode" in done.stdout
+    everything = b"".join(path.read_bytes() for path in done.out.rglob("*") if path.is_file())
+    assert KEY.encode() not in everything
+
+
+@pytest.fixture
+def listener() -> Iterator[int]:
+    """A host server on every address that counts who comes; its port."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        server.settimeout(0.2)
+        stop = threading.Event()
+
+        def serve() -> None:
+            while not stop.is_set():
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError:
+                    continue
+                connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "network"), [("local", "llm"), ("docker", "llm"), ("local", "full")], indirect=["sandbox"]
+)
+def test_an_agent_reaches_its_endpoint_and_nothing_else(
+    swe_core: SweCore, sandbox: str, network: str, listener: int
+) -> None:
+    """With network=llm every other address fails; with full the same probe succeeds, so it can."""
+    done = swe_core(
+        "-p", PLUGIN, "--agent", "probe", "--sandbox", sandbox, "--task", TASK, "--network", network,
+        env={"SWE_TEST_PROBE": f"127.0.0.1:{listener},{host_address()}:{listener},192.0.2.1:80"},
+    )  # fmt: skip
+    log = (done.out / "rollouts" / f"{TASK}-0" / "agent.log").read_text()
+    report = json.loads(log.splitlines()[0])
+    assert report.pop("endpoint") == 200, log
+    assert report[f"127.0.0.1:{listener}"] is (network == "full")
+    if network == "llm":
+        assert list(report.values()) == [False] * len(report)
+
+
+def host_address() -> str:
+    """An address of this host on its default interface, or loopback's where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # documentation range (RFC 5737); UDP connect sends nothing
+        except OSError:
+            return "127.0.0.2"
+        return str(probe.getsockname()[0])
+
+
+def test_ctrl_c_records_what_was_running_and_leaves_nothing(tmp_path: Path, sandbox: str) -> None:
+    out = tmp_path / "run"
+    program = str(Path(sys.executable).parent / "swe-core")
+    process = subprocess.Popen(
+        [program, "run", "-p", PLUGIN, "--agent", "hang", "--sandbox", sandbox, "--concurrency", "2",
+         "--out", str(out)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while len(list(out.glob("rollouts/*/agent.log"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    done = Done(130, stdout, stderr, out)
+    assert [rollout["outcome"] for rollout in done.rollouts] == ["cancelled"] * 2
+    assert "cancelled 2, not started 4" in stdout
+    assert "sleep 1000" not in processes()
+    if sandbox == "docker":
+        owners = subprocess.run(
+            ["docker", "ps", "-a", "--format", '{{.Label "swe-core.owner"}}'],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert f"/{process.pid}/" not in owners.stdout
+
+
+def processes() -> str:
+    """The command lines of all processes of this host."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return "\n".join(line for line in found if str(os.getpid()) not in line)
