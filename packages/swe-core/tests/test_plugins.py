@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from swe_core.assemble import Chosen
+from swe_core.component import Config
 from swe_core.errors import PluginError
 from swe_core.plugins import PluginSet, allow_list
 
@@ -161,6 +163,41 @@ def test_the_allow_list(install: Install) -> None:
     assert "acme" in PluginSet(allow=["acme"]).plugins
     with pytest.raises(PluginError, match="SWE_PLUGINS"):
         PluginSet(["acme"], allow=[])
+
+
+@pytest.mark.parametrize(
+    ("select", "extra", "allow", "message"),
+    [
+        (["other"], [], None, "'acme' is installed but not among --plugins"),
+        (None, ["no:acme"], None, "'acme' is both selected and blocked"),
+        (None, [], [], "'acme' is installed but not in SWE_PLUGINS"),
+        (["other"], [], ["other"], "'acme' is installed but not in SWE_PLUGINS"),
+    ],
+)
+def test_asking_for_a_component_that_was_kept_out_says_what_kept_it_out(
+    install: Install, select: list[str] | None, extra: list[str], allow: list[str] | None, message: str
+) -> None:
+    install("acme-agent", "acme", AGENT.format(name="acme"))
+    install("other-agent", "other", AGENT.format(name="other"))
+    with pytest.raises(PluginError, match=message):
+        PluginSet(select, extra, allow).find("agent", "acme")
+
+
+def test_a_plugin_that_fills_another_role_is_not_to_be_installed() -> None:
+    with pytest.raises(PluginError, match=r"unknown agent 'docker'; there are: mini, nop, oracle"):
+        PluginSet().find("agent", "docker")
+
+
+def test_a_component_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    (tmp_path / "unlucky.py").write_text(
+        "from swe_core import Component, hookimpl\n"
+        "def create(config): raise RuntimeError('no such luck')\n"
+        "@hookimpl\n"
+        "def swe_agents(): return [Component('bad', create)]\n"
+    )
+    offer = PluginSet(extra=[str(tmp_path / "unlucky.py")]).find("agent", "bad")
+    with pytest.raises(PluginError, match=r"agent 'bad' of the plugin 'unlucky'.*RuntimeError: no such luck"):
+        Chosen(offer, Config()).create()
 
 
 def test_a_one_file_plugin_needs_no_packaging_and_is_chosen(tmp_path: Path) -> None:

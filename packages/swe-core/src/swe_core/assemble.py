@@ -15,7 +15,7 @@ from swe_core.agent import AgentSpec
 from swe_core.builtin.index import DEFAULTS, KNOWN_DISTRIBUTIONS, RECORDED_ENGINE
 from swe_core.component import Config
 from swe_core.config import Settings, validate
-from swe_core.errors import ConfigError, PluginError, TaskError
+from swe_core.errors import ConfigError, PluginError, SweError, TaskError, sentence
 from swe_core.plugins import HOOKS, Offer, PluginSet, Role
 from swe_core.sandbox import SandboxSpec
 from swe_core.task import Task, TaskSource
@@ -34,8 +34,21 @@ class Chosen:
         return self.offer.name
 
     def create(self) -> Any:
-        """Build it; its role says what it is."""
-        return self.offer.component.create(self.config)
+        """Build it; its role says what it is.
+
+        Raises:
+            SweError: As the plugin raised it.
+            PluginError: The plugin raised anything else.
+        """
+        try:
+            return self.offer.component.create(self.config)
+        except SweError:
+            raise
+        except Exception as error:  # the boundary to foreign code
+            raise PluginError(
+                f"the {self.offer.role} {self.name!r} of the plugin {self.offer.plugin!r} cannot be created: "
+                f"{sentence(error)}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

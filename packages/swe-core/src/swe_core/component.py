@@ -26,7 +26,7 @@ class Component(Generic[T]):
     Args:
         name: How users ask for it (`--agent NAME`); unique within its role.
         create: Builds the object from its validated settings, an instance of `config`. It may raise any
-            exception; the caller records it.
+            exception; users see a `SweError`'s sentence as it is, any other with the component's name.
         config: The settings it takes, a subclass of `Config`. Users set `[ROLE.NAME]` in the file or
             `--set ROLE.NAME.KEY=VALUE`.
         summary: Half a line for `swe-core plugins`.

@@ -213,9 +213,11 @@ class PluginSet:
     def _unknown(self, name: str) -> str:
         if name in self._blocked:
             return f"the plugin {name!r} is both selected and blocked: drop '-p no:{name}' or the selection"
-        installed = {point.name for point in importlib.metadata.entry_points(group=GROUP)}
-        if name in installed:
+        installed = _installed()
+        if name in installed and not (self._allow is None or name in self._allow):
             return f"the plugin {name!r} is installed but not in {ALLOW_VARIABLE}: add it there or unset it"
+        if name in installed:
+            return f"the plugin {name!r} is installed but not among --plugins: add it there"
         if name in KNOWN_DISTRIBUTIONS:
             return f"the plugin {name!r} is not installed: pip install {KNOWN_DISTRIBUTIONS[name]}"
         known = installed | KNOWN_DISTRIBUTIONS.keys() | {offer.name for offer in self.offers()}
@@ -250,8 +252,10 @@ class PluginSet:
         broken = self.plugins.get(name)
         if broken is not None and broken.error:
             raise PluginError(f"the plugin {name!r} is broken: {broken.error}")
+        if name in self._blocked or (broken is None and name in _installed()):
+            raise PluginError(self._unknown(name))
         have = sorted({offer.name for offer in self.offers(role)})
-        hint = KNOWN_DISTRIBUTIONS.get(name)
+        hint = None if name in self.plugins else KNOWN_DISTRIBUTIONS.get(name)
         remedy = f"pip install {hint}" if hint else f"there are: {', '.join(have) or 'none'}"
         raise PluginError(f"unknown {role} {name!r}{_nearest(name, have)}; {remedy}")
 
@@ -307,6 +311,11 @@ def _version(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def _installed() -> set[str]:
+    """The names of all entry points, loaded or not."""
+    return {point.name for point in importlib.metadata.entry_points(group=GROUP)}
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
