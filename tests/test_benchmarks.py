@@ -55,7 +55,7 @@ def test_overhead() -> None:
 
 
 @pytest.mark.pi
-def test_first_request(pi_is_there: None) -> None:
+def test_first_request() -> None:
     result = last_line("first_request", "--runs", "1", "--npm-runs", "0", "--sandbox", "local")
     assert result["medians"]["local"]["first_request"] > 0
     assert result["medians"]["local_npm"]["first_request"] is None
