@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from swe_core.builtin import local
+from swe_core.builtin.local import bwrap
 from swe_core.sandbox import SandboxProvider, SandboxSpec
 
 
@@ -59,5 +60,7 @@ def repo(tmp_path: Path) -> Repo:
 @pytest.fixture(scope="session", params=["local"])
 def provider(request: pytest.FixtureRequest) -> SandboxProvider:
     """Every provider that is handed a repository directory can stand here."""
+    if (obstacle := bwrap.why_not(bwrap.find_bwrap())) is not None:
+        pytest.skip(obstacle)
     component = next(c for c in local.swe_sandboxes() if c.name == request.param)
     return component.create(component.config())

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.builtin.swe.testrun import HeadAndTail
 from swe_core.component import Component
-from swe_core.errors import GraderError, SandboxError
+from swe_core.errors import GraderError, SandboxDied, SandboxError
 from swe_core.grade import Graded, Grader
 from swe_core.patch import export_patch, record_base
 from swe_core.sandbox import SandboxProvider
@@ -288,6 +293,36 @@ async def test_tests_that_hang_are_the_patchs_doing(calc: Graders) -> None:
     assert graded.grade.reason == "the tests did not end within 3 s and were killed"
     assert graded.grade.test_exit_code is None
     assert graded.log.startswith(b"started\n")
+
+
+async def test_a_sandbox_that_dies_under_the_tests_is_an_error(calc: Graders) -> None:
+    """Not the patch's doing, whatever the patch: nobody knows how the tests would have ended."""
+    died: list[SandboxDied] = []
+
+    async def grade() -> None:
+        with pytest.raises(SandboxDied) as caught:
+            await calc.grade(calc.task.patch, test_command="sleep 600 #")
+        died.append(caught.value)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(grade)
+            while not _descendants(b"sleep\x00600"):  # noqa: ASYNC110 (nothing tells when a process starts)
+                await anyio.sleep(0.05)
+            for pid in _descendants(b"supervisor.py"):
+                os.kill(pid, signal.SIGKILL)
+    assert died
+
+
+def _descendants(command: bytes) -> list[int]:
+    """Processes of this machine below this one that run `command`."""
+    todo, found = [os.getpid()], []
+    while todo:
+        for children in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
+            with suppress(OSError):  # it ended meanwhile
+                todo += (pids := [int(pid) for pid in children.read_text().split()])
+                found += [p for p in pids if command in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return found
 
 
 async def test_a_long_log_keeps_its_head_and_its_tail(calc: Graders) -> None:
