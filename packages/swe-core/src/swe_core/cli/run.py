@@ -17,6 +17,8 @@ from swe_core.errors import UsageError
 from swe_core.plugins import PluginSet, allow_list
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from swe_core.execute import RunResult
     from swe_core.rollout import Observer, RolloutRequest
 
@@ -98,15 +100,11 @@ def run(
     Exit code: 0 when every rollout has a verdict, 1 when some ended in an error, 2 for wrong input,
     130 when interrupted.
     """
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     options["only"] = only or None
     options["plugins"] = plugins
     settings = load_settings(config, sets, {"run": options, "resources": {"network": network}})
     plugin_set = PluginSet(settings.run.plugins, extra, allow_list(os.environ))
-    result = _execute(settings, plugin_set, out)
+    result = _execute(settings, plugin_set, out, verbose)
     from swe_core.cli.report import show
 
     show(result.directory, as_json)
@@ -116,7 +114,7 @@ def run(
         raise click.exceptions.Exit(1)
 
 
-def _execute(settings: Settings, plugins: PluginSet, out: Path | None) -> RunResult:
+def _execute(settings: Settings, plugins: PluginSet, out: Path | None, verbose: bool) -> RunResult:
     # The heavy half of the program, imported only once the input is known to be sound.
     import anyio
     from rich.console import Console
@@ -127,6 +125,7 @@ def _execute(settings: Settings, plugins: PluginSet, out: Path | None) -> RunRes
 
     plan = make_plan(settings, plugins)
     console = Console(stderr=True, highlight=False)
+    _log_to(console, plugins, verbose)
     directory = out or _default_directory(plan.agent.name)
 
     with ExitStack() as stack:
@@ -146,6 +145,22 @@ def _execute(settings: Settings, plugins: PluginSet, out: Path | None) -> RunRes
             return display
 
         return anyio.run(execute, plan, plugins, directory, observe)
+
+
+def _log_to(console: Console, plugins: PluginSet, verbose: bool) -> None:
+    """Show what we and the plugins log, above the live table where there is one; of libraries, warnings."""
+    from rich.logging import RichHandler
+
+    if console.is_terminal:
+        handler: logging.Handler = RichHandler(console=console, show_path=False, markup=False)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    modules = (getattr(module, "__name__", "") for module in plugins.manager.get_plugins())
+    for package in {"swe_core", *(name.partition(".")[0] for name in modules)}:
+        logging.getLogger(package).setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
 def _default_directory(agent: str) -> Path:
