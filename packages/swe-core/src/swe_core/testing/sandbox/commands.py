@@ -33,8 +33,8 @@ class CommandTests(SandboxSuite):
 
     async def test_program_not_executable(self, sandbox: Sandbox) -> None:
         """A file that cannot be executed gives 126."""
-        await sandbox.write("/tmp/data", b"no program", mode=0o644)
-        assert (await sandbox.exec(["/tmp/data"])).exit_code == 126
+        await sandbox.write(f"{HOME_DIR}/data", b"no program", mode=0o644)
+        assert (await sandbox.exec([f"{HOME_DIR}/data"])).exit_code == 126
 
     async def test_streams_are_kept_apart(self, sandbox: Sandbox) -> None:
         """stdout and stderr do not mix."""

@@ -60,11 +60,11 @@ class FileTests(SandboxSuite):
 
     async def test_read_errors_name_the_file(self, sandbox: Sandbox) -> None:
         """Absent, a directory, too large: a SandboxError each, with the path."""
-        await sandbox.write("/tmp/large", bytes(1001))
-        for path, limit in (("/tmp/absent", 10**6), ("/tmp", 10**6), ("/tmp/large", 1000)):
+        await sandbox.write(f"{HOME_DIR}/large", bytes(1001))
+        for path, limit in ((f"{HOME_DIR}/absent", 10**6), (HOME_DIR, 10**6), (f"{HOME_DIR}/large", 1000)):
             with pytest.raises(SandboxError, match=repr(path)):
                 await sandbox.read(path, max_bytes=limit)
-        assert len(await sandbox.read("/tmp/large", max_bytes=1001)) == 1001
+        assert len(await sandbox.read(f"{HOME_DIR}/large", max_bytes=1001)) == 1001
 
     async def test_write_where_nothing_can_be(self, sandbox: Sandbox) -> None:
         """A path that cannot be written is a SandboxError that names it."""
@@ -81,8 +81,8 @@ class FileTests(SandboxSuite):
 
     async def test_put_archive_that_is_none(self, sandbox: Sandbox) -> None:
         """Bytes that are no archive are a SandboxError."""
-        with pytest.raises(SandboxError, match="/tmp/nothing"):
-            await sandbox.put_archive("/tmp/nothing", b"this is no archive" * 100)
+        with pytest.raises(SandboxError, match=f"{HOME_DIR}/nothing"):
+            await sandbox.put_archive(f"{HOME_DIR}/nothing", b"this is no archive" * 100)
 
     async def test_assets(self, provider: SandboxProvider, spec: SandboxSpec, tmp_path: Path) -> None:
         """Assets are at ASSETS_DIR/name, executable, and read-only."""

