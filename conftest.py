@@ -1,6 +1,10 @@
-"""Shared by the tests of every package: the event loop they run on."""
+"""Shared by the tests of every package: the event loop they run on, and containers where there are any."""
+
+from importlib.util import find_spec
 
 import pytest
+
+pytest_plugins = ["swe_sandbox_docker.testing"] if find_spec("swe_sandbox_docker") else []
 
 
 @pytest.fixture(scope="session")

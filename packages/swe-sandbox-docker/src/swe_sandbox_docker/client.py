@@ -1,4 +1,4 @@
-"""The way to the Docker Engine: docker-py in threads, and the streams of an exec straight in the event loop.
+"""The way to the Docker Engine: docker-py in threads, and its raw streams straight in the event loop.
 
 docker-py blocks, so its calls run in worker threads. An exec's streams last as long as its command, so a
 thread for each would end at some hundred commands; and docker-py's own socket for them loses what came
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,7 +77,10 @@ class Client:
 
     def __init__(self, host: str) -> None:
         self.host = host
+        self.socket = host.removeprefix("unix://")
         try:
+            with socket.socket(socket.AF_UNIX) as probe:  # docker-py leaks its socket where nobody listens
+                probe.connect(self.socket)
             self.api = docker.APIClient(
                 base_url=host, version="auto", timeout=TIMEOUT, max_pool_size=CALLS, num_pools=1
             )
@@ -86,23 +91,18 @@ class Client:
                 "unix:///PATH of one that runs and that you may use"
             ) from None
         self._limiter = anyio.CapacityLimiter(CALLS)
+        # Idle connections are all that it holds, and nobody tells a provider when its last sandbox was.
+        weakref.finalize(self, self.api.close)
 
-    async def call(
-        self, function: Callable[..., Any], *args: Any, abandon: bool = False, **kwargs: Any
-    ) -> Any:
-        """Call a blocking function of docker-py in a thread.
-
-        Args:
-            abandon: Whether cancellation leaves the thread to itself instead of waiting for it.
+    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a blocking function of docker-py in a thread. Cancellation waits for its end.
 
         Raises:
             docker.errors.APIError: The engine said no.
             SandboxError: The engine does not answer any more.
         """
         try:
-            return await anyio.to_thread.run_sync(
-                partial(function, *args, **kwargs), abandon_on_cancel=abandon, limiter=self._limiter
-            )
+            return await anyio.to_thread.run_sync(partial(function, *args, **kwargs), limiter=self._limiter)
         except APIError:
             raise
         except (DockerException, OSError) as error:
@@ -110,30 +110,30 @@ class Client:
                 f"the Docker Engine at {self.host!r} does not answer any more: {reason(error)}"
             ) from error
 
-    async def attach(self, exec_id: str) -> tuple[SocketStream, bytes]:
-        """Start an exec that was created, and take over the connection that carries its streams.
+    async def hijack(self, path: str, body: dict[str, Any]) -> tuple[SocketStream, bytearray]:
+        """Post to a `path` of the API whose reply is a raw stream, and take over the connection.
 
         Returns:
-            The connection, and the bytes of the streams that came with the head of the reply.
+            The connection, and the bytes of the stream that came with the head of the reply.
 
         Raises:
-            SandboxDied: The exec's container is gone.
-            SandboxError: The engine does not answer, or refuses to start it.
+            SandboxDied: The container is gone.
+            SandboxError: The engine does not answer, or refuses.
         """
-        body = b'{"Detach":false,"Tty":false}'
+        content = json.dumps(body)
         request = (
-            f"POST /v{self.api.api_version}/exec/{exec_id}/start HTTP/1.1\r\nHost: docker\r\n"
+            f"POST /v{self.api.api_version}{path} HTTP/1.1\r\nHost: docker\r\n"
             "Content-Type: application/json\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n{content}"
         )
         try:
-            connection = await anyio.connect_unix(self.host.removeprefix("unix://"))
+            connection = await anyio.connect_unix(self.socket)
         except OSError as error:
             raise SandboxError(
                 f"the Docker Engine at {self.host!r} does not answer any more: {reason(error)}"
             ) from error
         try:
-            await connection.send(request.encode() + body)
+            await connection.send(request.encode())
             reply = b""
             while b"\r\n\r\n" not in reply and len(reply) < _MAX_HEAD:
                 reply += await connection.receive()
@@ -143,16 +143,16 @@ class Client:
             if status not in (101, 200):
                 kind = SandboxDied if status in (404, 409) else SandboxError
                 said = rest.decode(errors="replace").strip() or f"status {status}"
-                raise kind(f"the Docker Engine does not start a command in the container: {said}")
+                raise kind(f"the Docker Engine refuses the streams of a container: {said}")
         except (anyio.EndOfStream, anyio.BrokenResourceError, IndexError, ValueError) as error:
             await anyio.aclose_forcefully(connection)
             raise SandboxError(
-                f"the Docker Engine at {self.host!r} answered the start of a command with no HTTP reply"
+                f"the Docker Engine at {self.host!r} answered with something that is no HTTP reply"
             ) from error
         except BaseException:
             await anyio.aclose_forcefully(connection)
             raise
-        return connection, rest
+        return connection, bytearray(rest)
 
 
 def reason(error: BaseException) -> str:

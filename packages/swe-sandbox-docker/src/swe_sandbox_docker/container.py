@@ -24,7 +24,9 @@ SOCKET_DIR = "/run/swe"
 KEEPER = "65432:65432"
 """User and group of the container's first processes. Not the user of what runs in it: without CAP_KILL
 that one, be it root, cannot signal them: an agent that kills all it can see does not end its sandbox."""
-_KEEP = "while read -r _; do :; done"  # from a standard input that stays open: waits, and forks nothing
+READY = b"ready"
+# Reads from a standard input that stays open: it waits, and forks nothing.
+_KEEP = f"echo {READY.decode()}; while read -r _; do :; done"
 _OWN_PROCESSES = 2  # docker-init and the shell that keeps
 
 _SPOOL = 32 * 1024 * 1024
@@ -116,8 +118,8 @@ def fill(client: Client, container: str, user: User, spec: SandboxSpec) -> None:
     """Blocking: make the home directory and copy the repository, as the user's own.
 
     Raises:
+        SandboxError: The repository cannot be read.
         docker.errors.APIError: The engine said no.
-        OSError: The repository cannot be read.
     """
     with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -135,7 +137,10 @@ def _add(archive: tarfile.TarFile, source: Path, target: str, user: User) -> Non
         member.uid, member.gid, member.uname, member.gname = user.uid, user.gid, "", ""
         return member
 
-    archive.add(source, target, filter=owned)
+    try:
+        archive.add(source, target, filter=owned)
+    except OSError as error:
+        raise SandboxError(f"the repository {str(source)!r} cannot be copied: {error}") from None
 
 
 def resolve_user(client: Client, container: str, configured: str) -> User:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import anyio
-import anyio.from_thread
+import httpx
+from docker import APIClient, auth
 from docker.errors import APIError
 from docker.errors import ImageNotFound as Absent
+from docker.utils import parse_repository_tag
 
 from swe_core.errors import ImageNotFound, SandboxError
 from swe_sandbox_docker.client import Client, reason
@@ -76,41 +79,77 @@ class Images:
         """Pull, and tell those who wait. Cancelled, it leaves the pull to the next of them."""
         pull = self._pulls[image] = _Pull()
         try:
-            await self._client.call(self._pull, image, abandon=True)
-        except APIError as error:
-            pull.problem = (
-                f"the image {image!r} is not on this host and cannot be pulled: {reason(error)}; "
-                "check its name and the registry, or build or load it on this host"
-            )
-            raise ImageNotFound(pull.problem) from None
+            pull.problem = await self._pull(image)
         finally:
             del self._pulls[image]
             pull.done.set()
+        if pull.problem is not None:
+            raise ImageNotFound(pull.problem)
 
-    def _pull(self, image: str) -> None:
-        """In a thread: pull, with a line about it now and then."""
+    async def _pull(self, image: str) -> str | None:
+        """Pull, with a line about it now and then. Returns what is wrong, where it fails.
+
+        Not with docker-py: a thread that waits for a registry cannot be cancelled. Hanging up ends the pull.
+        """
+        api = self._client.api
+        repository, tag = parse_repository_tag(image)
+        headers = await self._client.call(_credentials, api, repository)
         logger.info("pulling the image %s", image)
         started = reported = time.monotonic()
-        layers: dict[str, dict[str, Any]] = {}
-        for event in self._client.api.pull(image, stream=True, decode=True):
-            anyio.from_thread.check_cancelled()
-            if "error" in event:
-                raise APIError(event["error"], explanation=event["error"])
-            if event.get("id") and event.get("progressDetail") is not None:
-                layers.setdefault(event["id"], {}).update(_progress(event))
-            if time.monotonic() - reported >= REPORT_EVERY:
-                reported = time.monotonic()
-                logger.info("pulling the image %s: %s", image, _summary(layers))
+        layers: dict[str, dict[str, int]] = {}
+        transport = httpx.AsyncHTTPTransport(uds=self._client.socket)
+        url = f"http://docker/v{api.api_version}/images/create"
+        params = {"fromImage": repository, "tag": tag or "latest"}
+        try:
+            async with (
+                httpx.AsyncClient(transport=transport, timeout=None) as http,
+                http.stream("POST", url, params=params, headers=headers) as reply,
+            ):
+                async for line in reply.aiter_lines():
+                    event = json.loads(line)
+                    problem = event.get("error") or (reply.is_error and event.get("message"))
+                    if problem:
+                        return (
+                            f"the image {image!r} is not on this host and cannot be pulled: "
+                            f"{' '.join(problem.split())}; check its name and the registry, or build or load "
+                            "it on this host"
+                        )
+                    _note(event, layers)
+                    if time.monotonic() - reported >= REPORT_EVERY:
+                        reported = time.monotonic()
+                        logger.info("pulling the image %s: %s", image, _summary(layers))
+        except httpx.HTTPError as error:
+            raise SandboxError(
+                f"the Docker Engine at {self._client.host!r} broke off while it pulled the image {image!r}: "
+                f"{reason(error)}"
+            ) from error
         logger.info("pulled the image %s in %.0f s", image, time.monotonic() - started)
+        return None
 
 
-def _progress(event: dict[str, Any]) -> dict[str, Any]:
-    if event["status"] == "Downloading":
-        return {key: event["progressDetail"].get(key, 0) for key in ("current", "total")}
-    return {"done": event["status"] in ("Pull complete", "Already exists")}
+def _credentials(api: APIClient, repository: str) -> dict[str, str]:
+    """Blocking: the header with what the user's own Docker configuration says for the image's registry."""
+    registry, _ = auth.resolve_repository_name(repository)
+    header = auth.get_config_header(api, registry)
+    return {"X-Registry-Auth": header.decode() if isinstance(header, bytes) else header} if header else {}
 
 
-def _summary(layers: dict[str, dict[str, Any]]) -> str:
-    done = sum(layer.get("done", False) for layer in layers.values())
-    current, total = (sum(layer.get(key, 0) for layer in layers.values()) for key in ("current", "total"))
-    return f"{done} of {len(layers)} layers done, {current / 1e6:.0f} of {total / 1e6:.0f} MB downloaded"
+def _note(event: dict[str, Any], layers: dict[str, dict[str, int]]) -> None:
+    """Keep what an event says of a layer."""
+    status = event.get("status", "")
+    if status == "Pulling fs layer":
+        layers[event["id"]] = {}
+    layer = layers.get(event.get("id", ""))
+    if layer is None:
+        return
+    if status == "Downloading":
+        layer.update(event["progressDetail"])
+    elif status == "Pull complete":
+        layer["done"] = 1
+
+
+def _summary(layers: dict[str, dict[str, int]]) -> str:
+    done, current, total = (
+        sum(layer.get(key, 0) for layer in layers.values()) for key in ("done", "current", "total")
+    )
+    return f"{done} of {len(layers)} layers done, {current / 1e6:.1f} of {total / 1e6:.1f} MB downloaded"

@@ -5,9 +5,9 @@
 # Only what the shell itself can do: nothing is forked, so it works where no process may be added.
 # Ends with 0 when none is left, with 1 when they multiply faster than they are killed.
 marker=SWE_EXEC_ID=$1
-round=0
-while [ "$round" -lt 200 ]; do
-  round=$((round + 1))
+known=' ' # those that were found before, some of which may still be dying
+births=0  # rounds that found others
+while [ "$births" -lt 10 ]; do
   found=' '
   for directory in /proc/[0-9]*; do
     while read -r line || [ -n "$line" ]; do
@@ -37,5 +37,10 @@ while [ "$round" -lt 200 ]; do
   done
   [ "$found" = ' ' ] && exit 0
   kill -9 $found 2>/dev/null
+  born=
+  for process in $found; do
+    case $known in *" $process "*) ;; *) known="$known$process " born=1 ;; esac
+  done
+  [ -z "$born" ] || births=$((births + 1))
 done
 exit 1

@@ -22,9 +22,10 @@ from swe_core.relay.unix import background
 from swe_core.sandbox import Sandbox, SandboxSpec
 from swe_sandbox_docker.client import Client, reason, resolve_host
 from swe_sandbox_docker.config import DockerConfig
-from swe_sandbox_docker.container import User, check, create, fill, resolve_user
+from swe_sandbox_docker.container import READY, User, check, create, fill, resolve_user
 from swe_sandbox_docker.images import Images
 from swe_sandbox_docker.sandbox import DockerSandbox
+from swe_sandbox_docker.streams import take_frames
 
 logger = logging.getLogger(__name__)
 
@@ -62,17 +63,18 @@ class DockerProvider:
         name = f"swe-core-{secrets.token_hex(6)}"
         with _socket_directory() as sockets:
             try:
-                user = await client.call(self._launch, client, name, spec, image, configured, sockets)
+                user = await client.call(self._make, client, name, spec, image, configured, sockets)
+                await _start(client, name, image)
                 async with background() as tasks:
                     yield DockerSandbox(client, name, spec, user, sockets, tasks)
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._remove(client, name)
 
-    def _launch(
+    def _make(
         self, client: Client, name: str, spec: SandboxSpec, image: str, configured: str, sockets: Path
     ) -> User:
-        """Blocking: create, fill and start the container. What it leaves when it fails, `open` removes."""
+        """Blocking: create and fill the container. What it leaves when it fails, `open` removes."""
         try:
             try:
                 create(client, name, spec, image, sockets, quota=self._quota and client.limits.quota)
@@ -84,7 +86,6 @@ class DockerProvider:
                 create(client, name, spec, image, sockets, quota=False)
             user = resolve_user(client, name, configured)
             fill(client, name, user, spec)
-            client.api.start(name)
         except Absent:
             raise ImageNotFound(f"the image {image!r} was removed while a sandbox of it was opened") from None
         except APIError as error:
@@ -129,6 +130,27 @@ class DockerProvider:
                 removals.start_soon(self._remove, client, container)
         await anyio.to_thread.run_sync(_reap_directories)
         return len(abandoned)
+
+
+async def _start(client: Client, name: str, image: str) -> None:
+    """Start the container and wait until its shell says that it runs."""
+    connection, data = await client.hijack(f"/containers/{name}/attach?stream=1&stdout=1&stderr=1", {})
+    async with connection:
+        try:
+            await client.call(client.api.start, name)
+        except APIError as error:
+            raise SandboxError(f"cannot open a sandbox of the image {image!r}: {reason(error)}") from None
+        said = b""
+        while READY not in said:
+            try:
+                data += await connection.receive()
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
+                words = " ".join(said.decode(errors="replace").split()) or "it ended without a word"
+                raise SandboxError(
+                    f"cannot open a sandbox of the image {image!r}: its shell (sh) does not run on this "
+                    f"machine: {words}"
+                ) from None
+            said += b"".join(chunk for _, chunk in take_frames(data))
 
 
 def _no_quota(client: Client) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib import resources
 from pathlib import Path
+from weakref import WeakSet
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,7 +21,7 @@ from swe_sandbox_docker.container import SOCKET_DIR, User
 from swe_sandbox_docker.process import DockerProcess
 
 MARK = "SWE_EXEC_ID"
-KILL_TIMEOUT = 20.0
+KILL_TIMEOUT = 10.0
 """Seconds for a kill from within; then the container is restarted."""
 
 _KILL_TREE = (resources.files("swe_sandbox_docker") / "kill_tree.sh").read_text()
@@ -45,7 +46,7 @@ class DockerSandbox(Sandbox):
         self._user = user
         self._sockets = sockets
         self._tasks = tasks
-        self._restarting = anyio.Lock()
+        self._processes: WeakSet[DockerProcess] = WeakSet()
 
     async def start(
         self,
@@ -71,8 +72,10 @@ class DockerSandbox(Sandbox):
         except APIError as error:
             kind = SandboxDied if error.status_code in (404, 409) else SandboxError
             raise kind(f"cannot run {argv[0]!r} in the sandbox {self.id!r}: {reason(error)}") from None
-        connection, first = await self._client.attach(created["Id"])
+        streams = {"Detach": False, "Tty": False}
+        connection, first = await self._client.hijack(f"/exec/{created['Id']}/start", streams)
         process = DockerProcess(self._client, self.id, created["Id"], mark, self._alive, self._kill_tree)
+        self._processes.add(process)
         self._tasks.start_soon(process.pump, connection, first)
         if stdin is not None:
             self._tasks.start_soon(process.feed, connection, stdin)
@@ -81,25 +84,25 @@ class DockerSandbox(Sandbox):
     async def kill_all(self) -> None:
         """See `Sandbox.kill_all`. The container is restarted, which keeps its files: that needs nothing
         inside, where a shell may be the agent's own, and no process outlives its namespace."""
-        async with self._restarting:
-            try:
-                await self._client.call(self._client.api.restart, self.id, timeout=0)
-            except APIError as error:
-                raise SandboxDied(
-                    f"the sandbox {self.id!r} does not start again after all its processes were killed: "
-                    f"{reason(error)}"
-                ) from None
+        for process in self._processes:
+            process.condemn()
+        try:
+            await self._client.call(self._client.api.restart, self.id, timeout=0)
+        except APIError as error:
+            raise SandboxDied(
+                f"the sandbox {self.id!r} does not start again after all its processes were killed: "
+                f"{reason(error)}"
+            ) from None
 
     def reach(self, endpoint: str) -> AbstractAsyncContextManager[str]:
         """See `Sandbox.reach`."""
         return reach_by_socket(self, endpoint, self._sockets, SOCKET_DIR)
 
     async def _alive(self) -> bool:
-        async with self._restarting:
-            try:
-                container = await self._client.call(self._client.api.inspect_container, self.id)
-            except APIError:
-                return False
+        try:
+            container = await self._client.call(self._client.api.inspect_container, self.id)
+        except APIError:
+            return False
         return bool(container["State"]["Running"])
 
     async def _kill_tree(self, mark: str) -> None:

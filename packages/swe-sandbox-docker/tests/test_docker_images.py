@@ -1,0 +1,238 @@
+"""Images: absent, bad, and really pulled, from a registry on loopback that speaks the real protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import anyio
+import anyio.to_thread
+import docker
+import pytest
+
+from swe_core.errors import ImageNotFound, SandboxError
+from swe_core.sandbox import SandboxSpec
+from swe_sandbox_docker import images
+from swe_sandbox_docker.config import DockerConfig
+from swe_sandbox_docker.provider import DockerProvider
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+
+_TYPE = "application/vnd.docker"
+
+
+class Registry:
+    """One image of one layer, 2 MB of noise without a shell. `name` is what to pull; `layers` counts who
+    asked for the layer.
+
+    Args:
+        pause: Seconds between two pieces of the layer.
+        stall: Never send the end of the layer.
+    """
+
+    def __init__(self, pause: float = 0.0, stall: bool = False) -> None:
+        self.pause = pause
+        self.stopped = threading.Event()
+        self.stall = stall
+        self.layers = 0
+        layer = io.BytesIO()
+        with tarfile.open(fileobj=layer, mode="w") as archive:
+            file = tarfile.TarInfo("noise")
+            content = os.urandom(2_000_000)
+            file.size = len(content)
+            archive.addfile(file, io.BytesIO(content))
+        self.layer = layer.getvalue()
+        self.config = json.dumps(
+            {
+                "architecture": "amd64",
+                "os": "linux",
+                "config": {},
+                "rootfs": {"type": "layers", "diff_ids": [digest(self.layer)]},
+            }
+        ).encode()
+        self.manifest = json.dumps(
+            {
+                "schemaVersion": 2,
+                "mediaType": f"{_TYPE}.distribution.manifest.v2+json",
+                "config": described(self.config, f"{_TYPE}.container.image.v1+json"),
+                "layers": [described(self.layer, f"{_TYPE}.image.rootfs.diff.tar")],
+            }
+        ).encode()
+        self.host = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.host}/noise:1"
+
+
+def digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def described(data: bytes, media_type: str) -> dict[str, str | int]:
+    return {"mediaType": media_type, "size": len(data), "digest": digest(data)}
+
+
+@contextmanager
+def serve(registry: Registry) -> Iterator[Registry]:
+    """Serve until the end of the context. Docker takes a registry on loopback without TLS."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            if self.path == "/v2/":
+                self.reply(b"{}", "application/json")
+            elif self.path == "/v2/noise/manifests/1" or self.path.endswith(digest(registry.manifest)):
+                self.reply(registry.manifest, f"{_TYPE}.distribution.manifest.v2+json")
+            elif self.path.endswith(digest(registry.config)):
+                self.reply(registry.config, "application/octet-stream")
+            elif self.path.endswith(digest(registry.layer)):
+                registry.layers += self.command == "GET"
+                self.reply(registry.layer, "application/octet-stream", slowly=True)
+            else:
+                body = {"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}
+                self.reply(json.dumps(body).encode(), "application/json", status=404)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def reply(self, body: bytes, kind: str, *, status: int = 200, slowly: bool = False) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            if kind.endswith("+json"):
+                self.send_header("Docker-Content-Digest", digest(body))
+            self.end_headers()
+            if self.command == "HEAD":
+                return
+            step = 200_000 if slowly else len(body)
+            try:
+                for at in range(0, len(body) - registry.stall * slowly * step, step):
+                    self.wfile.write(body[at : at + step])
+                    time.sleep(registry.pause * slowly)
+                if slowly and registry.stall:
+                    registry.stopped.wait()
+            except ConnectionError:
+                return  # whoever pulls has hung up
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    registry.host = f"127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield registry
+    finally:
+        registry.stopped.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+async def opening(provider: DockerProvider, image: str | None) -> None:
+    async with provider.open(SandboxSpec(image=image)):
+        pytest.fail("it opened")
+
+
+async def test_an_image_that_no_registry_has(provider: DockerProvider) -> None:
+    with serve(Registry()) as registry:
+        name = f"{registry.host}/other:1"
+        with pytest.raises(
+            ImageNotFound, match=rf"{name}' is not on this host and cannot be pulled: .*unknown"
+        ):
+            await opening(provider, name)
+
+
+async def test_a_registry_that_does_not_answer(provider: DockerProvider) -> None:
+    with pytest.raises(
+        ImageNotFound, match=r"'127.0.0.1:1/x:1'.*cannot be pulled: .*refused.*; check its name"
+    ):
+        await opening(provider, "127.0.0.1:1/x:1")
+
+
+async def test_an_image_that_may_not_be_pulled(docker_engine: str) -> None:
+    with pytest.raises(ImageNotFound, match=r"'127.0.0.1:1/x:1' is not on this host and sandbox.docker"):
+        await opening(DockerProvider(DockerConfig(pull="never")), "127.0.0.1:1/x:1")
+
+
+async def test_a_name_that_is_none(provider: DockerProvider) -> None:
+    with pytest.raises(SandboxError, match="'No Name!' cannot be"):
+        await opening(provider, "No Name!")
+
+
+async def test_a_task_without_an_image(provider: DockerProvider) -> None:
+    with pytest.raises(SandboxError, match="needs an image and the task names none"):
+        await opening(provider, None)
+
+
+async def test_a_pull_once_with_progress_for_all_who_wait(
+    provider: DockerProvider,
+    engine: docker.APIClient,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The image has no shell, so each of them then fails to start, in one sentence."""
+    monkeypatch.setattr(images, "REPORT_EVERY", 0.2)
+    caplog.set_level(logging.INFO, "swe_sandbox_docker")
+    problems: list[str] = []
+
+    async def one(image: str) -> None:
+        with pytest.raises(SandboxError) as caught:
+            await opening(provider, image)
+        problems.append(str(caught.value))
+
+    with serve(Registry(pause=0.1)) as registry:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(one, registry.name)
+        engine.remove_image(registry.name)
+    assert registry.layers == 1
+    assert len(problems) == 4
+    for problem in problems:
+        assert problem.startswith(f"cannot open a sandbox of the image {registry.name!r}: ")
+        assert "its shell (sh) does not run on this machine: " in problem
+        assert "No such file or directory" in problem
+    lines = [record.message for record in caplog.records]
+    assert lines[0] == f"pulling the image {registry.name}"
+    assert any("of 1 layers done, " in line and "of 2.0 MB downloaded" in line for line in lines[1:-1])
+    assert lines[-1].startswith(f"pulled the image {registry.name} in ")
+
+
+async def test_a_failed_pull_is_told_to_all_and_tried_again_later(provider: DockerProvider) -> None:
+    with serve(Registry()) as registry:
+        name = f"{registry.host}/other:1"
+
+        async def one() -> None:
+            with pytest.raises(ImageNotFound, match="cannot be pulled"):
+                await opening(provider, name)
+
+        for _ in range(2):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(one)
+
+
+async def test_a_cancelled_pull_ends_at_once_and_can_be_done_again(
+    provider: DockerProvider, engine: docker.APIClient
+) -> None:
+    with serve(Registry(stall=True)) as registry:
+        started = time.monotonic()
+        with anyio.move_on_after(1) as scope:
+            await opening(provider, registry.name)
+        assert scope.cancelled_caught
+        assert time.monotonic() - started < 5
+        registry.stall = False
+        with pytest.raises(SandboxError, match=r"its shell \(sh\) does not run"):
+            await opening(provider, registry.name)
+        engine.remove_image(registry.name)

@@ -1,0 +1,363 @@
+"""The docker sandbox, on a real engine: what every sandbox must do, and what only containers have."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import docker
+import pytest
+
+from swe_core.errors import PolicyRefused, SandboxDied, SandboxError, SandboxTimeout
+from swe_core.owner import LABEL, current_owner
+from swe_core.sandbox import Asset, Sandbox, SandboxProvider, SandboxSpec
+from swe_core.testing.sandbox import SandboxConformance
+from swe_sandbox_docker.client import Client, EngineLimits, resolve_host
+from swe_sandbox_docker.config import DockerConfig
+from swe_sandbox_docker.container import check
+from swe_sandbox_docker.provider import DockerProvider
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+
+
+@pytest.fixture
+def spec(docker_image: str) -> SandboxSpec:
+    return SandboxSpec(image=docker_image, memory_mb=512, pids=128)
+
+
+class TestDocker(SandboxConformance):
+    """What every sandbox must do."""
+
+    limits_disk = False  # unless its storage has quotas, the engine bounds each file: `notes` says so
+
+    @pytest.fixture
+    def provider(self, docker_engine: str) -> DockerProvider:
+        return DockerProvider(DockerConfig())
+
+    @pytest.fixture
+    def spec(self, docker_image: str) -> SandboxSpec:
+        return SandboxSpec(image=docker_image, memory_mb=512, pids=128)
+
+    def leftovers(self, provider: SandboxProvider) -> Collection[str]:
+        engine = docker.APIClient(base_url=resolve_host(None), version="auto")
+        with closing(engine):
+            found = engine.containers(all=True, filters={"label": f"{LABEL}={current_owner()}"})
+        return [entry["Id"] for entry in found] + socket_directories(os.getpid())
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A git work tree with a test that passes."""
+    path = tmp_path / "repository"
+    path.mkdir()
+    (path / "test_it.py").write_text("def test_it():\n    assert True\n")
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"],
+    ):
+        subprocess.run(["git", "-C", str(path), *command], check=True)
+    return path
+
+
+async def sh(sandbox: Sandbox, script: str, code: int = 0) -> str:
+    """Run a script that must end with `code`; returns its stdout."""
+    done = await sandbox.exec(["sh", "-c", script], timeout=60)
+    assert done.exit_code == code, (done.exit_code, done.stdout, done.stderr)
+    return done.text
+
+
+async def test_the_policies_are_those_of_the_kernel(provider: DockerProvider, spec: SandboxSpec) -> None:
+    async with provider.open(spec) as sandbox:
+        lines = (await sandbox.read("/proc/self/status")).decode().splitlines()
+    status = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    assert {status[key] for key in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert status["NoNewPrivs"] == "1"
+    assert status["Seccomp"] == "2"
+
+
+async def test_the_container_is_made_as_asked(
+    provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient
+) -> None:
+    labels = {"task": "demo-1", LABEL: "somebody else"}
+    async with provider.open(
+        spec.model_copy(update={"cpus": 0.5, "labels": labels, "env": {"A": "b"}})
+    ) as sandbox:
+        found = engine.inspect_container(sandbox.id)
+        assert await sh(sandbox, 'echo "$A $PWD $HOME"; touch "$HOME/x"') == "b /testbed /tmp/swe-home\n"
+    host = found["HostConfig"]
+    assert host["Memory"] == host["MemorySwap"] == 512 * 2**20
+    assert host["NanoCpus"] == 5 * 10**8
+    assert host["NetworkMode"] == "none"
+    assert host["Init"] is True
+    assert found["Config"]["Labels"]["task"] == "demo-1"
+    assert found["Config"]["Labels"][LABEL] != "somebody else"
+
+
+async def test_more_processors_than_there_are(provider: DockerProvider, spec: SandboxSpec) -> None:
+    async with provider.open(spec.model_copy(update={"cpus": 4096.0})) as sandbox:
+        await sh(sandbox, "true")
+
+
+async def test_a_file_that_is_too_large(provider: DockerProvider, spec: SandboxSpec) -> None:
+    async with provider.open(spec.model_copy(update={"disk_mb": 8})) as sandbox:
+        done = await sandbox.exec(["dd", "if=/dev/zero", "of=big", "bs=1M", "count=9"], timeout=60)
+        assert done.exit_code in (1, 128 + signal.SIGXFSZ)
+        assert await sh(sandbox, "wc -c <big; rm big") == f"{8 * 2**20}\n"
+    (note,) = [note for note in provider.notes() if "disk_mb" in note]
+    assert "bounds each file" in note
+
+
+async def test_a_promised_quota_that_is_refused_falls_back(
+    provider: DockerProvider, spec: SandboxSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine whose storage may have quotas, such as xfs, and then has none."""
+    client, _ = provider._connect()
+    if client.limits.quota:
+        pytest.skip("this engine's storage has quotas")
+    client.limits = replace(client.limits, quota=True)
+    assert not any("disk_mb" in note for note in provider.notes())
+    async with provider.open(spec) as sandbox:
+        assert int(await sh(sandbox, "ulimit -f")) > 0
+    assert any("disk_mb" in record.message for record in caplog.records)
+    assert any("disk_mb" in note for note in provider.notes())
+
+
+async def test_an_engine_without_limits_is_refused(docker_engine: str, spec: SandboxSpec) -> None:
+    client = Client(docker_engine)
+    client.limits = EngineLimits(1, ("memory", "processor time"), swap=True, storage="vfs", quota=False)
+    with pytest.raises(PolicyRefused, match="cannot limit memory or processor time"):
+        check(spec, client)
+    client.api.close()
+
+
+@pytest.fixture(params=["root", "games", "4711:4711"])
+def user_image(request: pytest.FixtureRequest, docker_image: str, engine: docker.APIClient) -> Iterator[str]:
+    """The image, made for a user: root, one of /etc/passwd, or one that no file names."""
+    container = engine.create_container(docker_image)["Id"]
+    name = f"swe-core-test-{os.getpid()}-{request.param.split(':')[0]}"
+    engine.commit(container, name, "1", changes=[f"USER {request.param}"])
+    engine.remove_container(container)
+    yield f"{name}:1"
+    engine.remove_image(f"{name}:1")
+
+
+async def test_the_tools_of_a_task_work_for_whichever_user(
+    provider: DockerProvider, spec: SandboxSpec, user_image: str, repository: Path
+) -> None:
+    """git, pytest, tar, apply and files, without a single capability."""
+    update = {"image": user_image, "repository": repository}
+    async with provider.open(spec.model_copy(update=update)) as sandbox:
+        assert await sh(sandbox, "git status --porcelain && git log --format=%s") == "x\n"
+        assert "1 passed" in await sh(sandbox, "python3 -m pytest -q -p no:cacheprovider")
+        await sandbox.write("/testbed/new/file.py", b"x = 1\n", mode=0o640)
+        assert await sh(sandbox, "stat -c %a new/file.py") == "640\n"
+        await sh(sandbox, "git add -A && git -c user.name=a -c user.email=a@b commit -qm more")
+        await sh(
+            sandbox,
+            "git diff --binary HEAD~ >/tmp/p && git reset -q --hard HEAD~ && git apply /tmp/p",
+        )
+        assert await sandbox.read("/testbed/new/file.py") == b"x = 1\n"
+        await sh(sandbox, "tar -c . | (mkdir ../tmp/copy && tar -x -C ../tmp/copy) && rm -rf /testbed/*")
+        await sh(sandbox, 'test "$(stat -c %u "$HOME")" = "$(id -u)" && touch "$HOME/file"')
+    assert (repository / "test_it.py").exists()
+    assert not (repository / "new").exists()
+
+
+async def test_root_of_a_root_owned_repository_in_the_image(
+    provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient
+) -> None:
+    """As in SWE-bench's images: the repository is there already, root's own, and so is the user."""
+    async with provider.open(spec) as sandbox:
+        await sh(sandbox, "git init -q && echo a >a && git add a && sed -i s/a/b/ a && chmod 600 a && mv a c")
+        assert await sh(sandbox, "id -u; stat -c %u:%g c") == "0\n0:0\n"
+
+
+async def test_a_user_that_the_image_does_not_have(
+    provider: DockerProvider, spec: SandboxSpec, docker_image: str, engine: docker.APIClient
+) -> None:
+    container = engine.create_container(docker_image)["Id"]
+    engine.commit(container, "swe-core-test-nobody", "1", changes=["USER ghost"])
+    engine.remove_container(container)
+    try:
+        with pytest.raises(SandboxError, match="user or group 'ghost' is not in its /etc/passwd"):
+            async with provider.open(spec.model_copy(update={"image": "swe-core-test-nobody:1"})):
+                pass
+    finally:
+        engine.remove_image("swe-core-test-nobody:1")
+
+
+async def test_a_repository_or_an_asset_that_is_not_there(
+    provider: DockerProvider, spec: SandboxSpec
+) -> None:
+    asset = Asset(name="tool", path=Path("/nowhere"), digest="1")
+    for update in ({"repository": Path("/nowhere")}, {"assets": (asset,)}):
+        with pytest.raises(SandboxError, match="is not a directory of this host: '/nowhere'"):
+            async with provider.open(spec.model_copy(update=update)):
+                pass
+
+
+async def test_the_agent_cannot_end_its_sandbox(provider: DockerProvider, spec: SandboxSpec) -> None:
+    async with provider.open(spec) as sandbox:
+        await sh(sandbox, "kill -9 -1; kill -9 1; kill -9 $(ls /proc | grep '^[0-9]')", code=137)
+        await sh(sandbox, "true")
+
+
+async def test_a_kill_finds_whoever_hides(provider: DockerProvider, spec: SandboxSpec) -> None:
+    """In a session of its own, without the environment, and both parents gone; but not the neighbours."""
+    hide = "env -i sleep 601 & setsid sleep 602 & (sleep 603 &) ; exec sleep 604"
+    async with provider.open(spec) as sandbox:
+        neighbour = await sandbox.start(["sleep", "605"])
+        with pytest.raises(SandboxTimeout):
+            await sandbox.exec(["sh", "-c", hide], timeout=0.5)
+        left = await sh(sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o 'sleep [6]0.'")
+        assert left == "sleep 605\n"
+        await neighbour.kill()
+        assert await neighbour.wait() == 137
+
+
+async def test_a_slow_reader_loses_nothing(provider: DockerProvider, spec: SandboxSpec) -> None:
+    """The engine closes the streams two seconds after the end; what it holds by then still comes."""
+    count = 3_000_000
+    async with provider.open(spec) as sandbox:
+        process = await sandbox.start(["head", "-c", str(count), "/dev/zero"])
+        await anyio.sleep(3)
+        seen = 0
+        async for _, chunk in process.output():
+            seen += len(chunk)
+            if seen > count - 500_000:
+                await anyio.sleep(0.1)
+        assert (seen, await process.wait()) == (count, 0)
+
+
+async def test_a_command_that_closes_its_own_streams(provider: DockerProvider, spec: SandboxSpec) -> None:
+    async with provider.open(spec) as sandbox:
+        assert await sh(sandbox, "exec >&- 2>&-; sleep 1; exit 5", code=5) == ""
+
+
+async def test_a_program_may_print_what_the_runtime_says(provider: DockerProvider, spec: SandboxSpec) -> None:
+    async with provider.open(spec) as sandbox:
+        text = "OCI runtime exec failed: executable file not found"
+        assert await sh(sandbox, f"echo {text!r}; exit 126", code=126) == f"{text}\n"
+        refused = await sandbox.exec(["/no/such/program"])
+        assert (refused.exit_code, refused.stdout) == (127, b"")
+        assert b"/no/such/program" in refused.stderr
+        assert (await sandbox.exec(["true"], cwd="/no/such/directory")).exit_code == 126
+
+
+async def test_a_sandbox_that_dies(
+    provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient
+) -> None:
+    async with provider.open(spec) as sandbox:
+        process = await sandbox.start(["sleep", "60"])
+        engine.kill(sandbox.id)
+        with pytest.raises(SandboxDied, match=sandbox.id):
+            await process.wait()
+        with pytest.raises(SandboxDied, match="'true'"):
+            await sandbox.exec(["true"])
+        engine.remove_container(sandbox.id)
+        with pytest.raises(SandboxDied):
+            await sandbox.kill_all()
+
+
+async def test_many_commands_at_once_in_one_sandbox(provider: DockerProvider, spec: SandboxSpec) -> None:
+    """More than there are threads: a command that runs holds none."""
+    async with provider.open(spec.model_copy(update={"pids": 512})) as sandbox:
+        processes = []
+
+        async def one() -> None:
+            processes.append(await sandbox.start(["sleep", "600"]))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(80):
+                tasks.start_soon(one)
+        await sh(sandbox, "true")
+        await sandbox.kill_all()
+        assert [await process.wait() for process in processes] == [137] * 80
+
+
+_KILLED = """
+import sys, anyio
+from swe_core.sandbox import SandboxSpec
+from swe_sandbox_docker.config import DockerConfig
+from swe_sandbox_docker.provider import DockerProvider
+
+async def main():
+    async with DockerProvider(DockerConfig()).open(SandboxSpec(image=sys.argv[1])) as sandbox:
+        print(sandbox.id, flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+@contextmanager
+def run_that_holds_a_sandbox(image: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of its own with an open sandbox, and the sandbox's id."""
+    command = [sys.executable, "-c", _KILLED, image]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        yield run, run.stdout.readline().strip()
+        run.kill()
+
+
+def socket_directories(pid: int) -> list[str]:
+    """Those of one process; others may have theirs at the same time."""
+    owners = Path(tempfile.gettempdir()).glob("swe-docker-*/owner")
+    return [str(path) for path in owners if f"/{pid}/" in path.read_text()]
+
+
+async def test_what_a_killed_run_left_is_reaped_and_nothing_else(
+    provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient
+) -> None:
+    with run_that_holds_a_sandbox(str(spec.image)) as (run, left):
+        assert len(socket_directories(run.pid)) == 1
+        async with provider.open(spec) as sandbox:
+            await provider.reap()
+            assert engine.inspect_container(left)["State"]["Running"]
+            run.kill()
+            run.wait()
+            assert await provider.reap() >= 1
+            with pytest.raises(docker.errors.NotFound):
+                engine.inspect_container(left)
+            await sh(sandbox, "true")
+            assert socket_directories(run.pid) == []
+            assert len(socket_directories(os.getpid())) == 1
+
+
+async def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    host = f"unix://{tmp_path}/none.sock"
+    monkeypatch.setenv("DOCKER_HOST", host)
+    provider = DockerProvider(DockerConfig())
+    assert provider.notes() == ()
+    with pytest.raises(SandboxError, match=rf"no Docker Engine answers at '{host}': .*DOCKER_HOST"):
+        async with provider.open(SandboxSpec(image="x")):
+            pass
+    with pytest.raises(SandboxError, match="no Docker Engine answers"):
+        await provider.reap()
+
+
+@pytest.mark.parametrize("host", ["tcp://127.0.0.1:2375", "ssh://somebody@somewhere"])
+async def test_an_engine_on_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(SandboxError, match=rf"'{host}' is not reached by a socket of this host"):
+        async with DockerProvider(DockerConfig()).open(SandboxSpec(image="x")):
+            pass
+
+
+def test_declaring_it_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, json; from swe_sandbox_docker import plugin; (found,) = plugin.swe_sandboxes();"
+        "print(json.dumps([found.name, [m for m in ('docker', 'httpx', 'requests') if m in sys.modules]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == ["docker", []]

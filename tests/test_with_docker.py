@@ -1,0 +1,45 @@
+"""tests/with-docker: what it does where an engine answers, and where none can be had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "with-docker"
+
+
+def with_docker(*command: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    # Not as root, who would start an engine; whoever runs the tests as another user is none already.
+    other = ["setpriv", "--reuid=65534", "--clear-groups"] if os.getuid() == 0 and env else []
+    return subprocess.run(
+        [*other, str(SCRIPT), *command],
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.docker
+def test_an_engine_that_answers_is_used(docker_engine: str) -> None:
+    done = with_docker(str(SCRIPT), "sh", "-c", 'echo "$DOCKER_HOST"; exit 7', env={})
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout == f"{os.environ.get('DOCKER_HOST', '')}\n"
+
+
+def test_without_one_the_command_runs_and_one_line_says_so(tmp_path: Path) -> None:
+    nowhere = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    done = with_docker("sh", "-c", "echo ran; exit 7", env=nowhere)
+    assert (done.returncode, done.stdout) == (7, "ran\n")
+    assert done.stderr.count("\n") == 1
+    assert "Docker tests will be skipped" in done.stderr
+
+
+def test_no_command() -> None:
+    done = with_docker(env={})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: with-docker")
