@@ -214,7 +214,7 @@ RUINS = {
     ),
     "everything": ('cd /; rm -rf "$OLDPWD" || :', "the agent deleted"),
     "large file": ("truncate -s 3M big", "the file big is larger than that"),
-    "large sparse file": ("truncate -s 1T big", "the file big is larger than that"),
+    "large sparse file": ("truncate -s 3G big", "the file big is larger than that"),
     "large tracked file": ("head -c 3000000 /dev/urandom >a.txt", "the file a.txt is larger than that"),
     "large patch": (
         "for i in 1 2 3; do head -c 900000 /dev/urandom >f$i; done",
