@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,22 +40,35 @@ SweCore = Callable[..., Done]
 
 
 @pytest.fixture
-def swe_core(tmp_path: Path) -> SweCore:
-    """Run `swe-core run ARGS` in a process of its own, as its users do."""
+def swe_core(tmp_path: Path) -> Iterator[SweCore]:
+    """Run `swe-core run ARGS` in a process of its own, as its users do; nothing of it may be left after."""
+    scratch = Path(tempfile.mkdtemp(prefix="swe-", dir="/tmp"))  # short: unix sockets lie below it
 
-    def run(*args: str, env: dict[str, str] | None = None, timeout: float = 120) -> Done:
+    def run(*args: str, env: dict[str, str] | None = None, timeout: float = 180) -> Done:
         out = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-        command = [str(Path(sys.executable).parent / "swe-core"), "run", *args, "--out", str(out)]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env={**os.environ, **(env or {})},
+        process = subprocess.Popen(
+            [str(Path(sys.executable).parent / "swe-core"), "run", *args, "--out", str(out)],
             stdin=subprocess.DEVNULL,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(scratch), **(env or {})},
         )
-        assert "Traceback" not in done.stderr, done.stderr
-        return Done(done.returncode, done.stdout, done.stderr, out)
+        with process:
+            stdout, stderr = process.communicate(timeout=timeout)
+        assert "Traceback" not in stderr, stderr
+        assert leftovers(scratch, process.pid) == []
+        return Done(process.returncode, stdout, stderr, out)
 
-    return run
+    yield run
+    shutil.rmtree(scratch)
+
+
+def leftovers(scratch: Path, pid: int) -> list[str]:
+    """What a run left behind: host directories of sandboxes, and containers that it owned."""
+    found = [str(path) for path in scratch.rglob("*") if path.parent != scratch]
+    listed = ["docker", "ps", "-a", "--format", '{{.ID}} {{.Label "swe-core.owner"}}']
+    if shutil.which("docker"):
+        containers = subprocess.run(listed, capture_output=True, text=True, check=False).stdout
+        found += [line for line in containers.splitlines() if f"/{pid}/" in line]
+    return found

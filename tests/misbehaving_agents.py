@@ -10,16 +10,19 @@ from swe_core import AgentContext, AgentSpec, Component, hookimpl
 
 FIX = "echo '# changed' >> $(git ls-files '*.py' | head -1)"
 
+ORPHAN = "sleep 0.2; while :; do grep -qs git /proc/[0-9]*/comm && echo late >>README.md; done"
+
 SCRIPTS = {
     "crash": "echo about to fail >&2; exit 3",
     "hang": f"echo waiting; {FIX}; setsid sleep 1000 & sleep 1000",
     "flood": "head -c 100000000 /dev/zero | tr '\\0' 'x'; echo; echo end",
     "fill": "for where in . /tmp; do dd if=/dev/zero of=$where/big bs=1M 2>/dev/null; done; true",
-    "fork": "b() { b | b & }; b; sleep 1; true",
+    "fork": "b() { b | b & }; (b) 2>/dev/null & i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done",
     "delete": "rm -rf .git * ; true",
     "commit": f"{FIX}; git -c user.name=x -c user.email=x@example.invalid commit -qam sneaky",
     "silent": "true",
-    "orphan": f"{FIX}; (setsid sh -c 'sleep 0.3; while :; do echo late >>README.md; sleep 1; done' &); true",
+    # Outlives its agent, and writes as soon as it sees git at work again: that is the export.
+    "orphan": f"{FIX}; setsid sh -c '{ORPHAN}' >/dev/null 2>&1 & sleep 0.5",
 }
 
 

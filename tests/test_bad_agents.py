@@ -27,7 +27,7 @@ def sandbox(request: pytest.FixtureRequest) -> str:
         ("silent", "error", "agent", "made no LLM call through the endpoint"),
         ("flood", "unresolved", None, "empty"),
         ("fill", "unresolved", None, "disk is full"),
-        ("fork", "error", "agent", "Cannot fork"),
+        ("fork", "unresolved", None, "empty"),
         ("delete", "unresolved", None, "deleted"),
         ("commit", "unresolved", None, ""),
         ("orphan", "unresolved", None, ""),
@@ -46,6 +46,8 @@ def test_a_bad_agent_is_data(
     failure, grade = rollout["failure"], rollout["grade"]
     assert (failure or {}).get("boundary") == boundary
     message = failure["message"] if failure else grade["reason"]
+    if agent == "fill" and sandbox == "docker":
+        says = "exceeds the"  # containers here have no disk quota: it is each file's size that is bounded
     assert says in message
     assert "\n" not in message
     assert rollout["reward"] == (None if outcome == "error" else 0.0)

@@ -20,7 +20,7 @@ import pytest
 
 from swe_core.testing.provider import Fault, ScriptedProvider, call_tool, refusing_url, say
 
-from .conftest import Done, SweCore
+from .conftest import Done, SweCore, leftovers
 
 PLUGIN = str(Path(__file__).with_name("misbehaving_agents.py"))
 TASK = "demo__memofn-1"
@@ -228,11 +228,14 @@ def host_address() -> str:
 
 def test_ctrl_c_records_what_was_running_and_leaves_nothing(tmp_path: Path, sandbox: str) -> None:
     out = tmp_path / "run"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     program = str(Path(sys.executable).parent / "swe-core")
     process = subprocess.Popen(
         [program, "run", "-p", PLUGIN, "--agent", "hang", "--sandbox", sandbox, "--concurrency", "2",
          "--out", str(out)],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while len(list(out.glob("rollouts/*/agent.log"))) < 2 and time.monotonic() < deadline:
@@ -245,12 +248,23 @@ def test_ctrl_c_records_what_was_running_and_leaves_nothing(tmp_path: Path, sand
     assert [rollout["outcome"] for rollout in done.rollouts] == ["cancelled"] * 2
     assert "cancelled 2, not started 4" in stdout
     assert "sleep 1000" not in processes()
-    if sandbox == "docker":
-        owners = subprocess.run(
-            ["docker", "ps", "-a", "--format", '{{.Label "swe-core.owner"}}'],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert f"/{process.pid}/" not in owners.stdout
+    assert leftovers(scratch, process.pid) == []
+
+
+@pytest.mark.docker
+def test_an_image_that_does_not_exist_is_a_sandbox_error(
+    swe_core: SweCore, docker_engine: str, tmp_path: Path
+) -> None:
+    row = {"instance_id": "a__b-1", "repo": "a/b", "base_commit": "0" * 40, "problem_statement": "p",
+           "patch": "", "test_patch": "", "FAIL_TO_PASS": ["t.py::t"], "PASS_TO_PASS": [],
+           "image_name": "127.0.0.1:9/no/such:image", "test_command": "true"}  # fmt: skip
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps([row]))
+    done = swe_core("--agent", "nop", "--sandbox", "docker", "--tasks", str(rows))
+    failure = done.only["failure"]
+    assert (failure["boundary"], failure["type"]) == ("sandbox", "ImageNotFound")
+    assert "127.0.0.1:9/no/such:image" in failure["message"]
+    assert "\n" not in failure["message"]
 
 
 def processes() -> str:

@@ -11,7 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swe_core.errors import SandboxError, SandboxTimeout, SweError
-from swe_core.private_git import NO_BASE, NO_COMMIT, NO_GIT, NO_WORKTREE, TOO_BIG, last_line, run_script
+from swe_core.private_git import (
+    NO_BASE,
+    NO_COMMIT,
+    NO_GIT,
+    NO_ROOM,
+    NO_WORKTREE,
+    TOO_BIG,
+    last_line,
+    run_script,
+)
 from swe_core.sandbox import Sandbox
 
 MAX_PATCH_BYTES = 32 * 1024 * 1024
@@ -71,7 +80,8 @@ tree=$1 root=$2 store=$3 objects=$4 cap=$5
 { cd -- "$root" && [ "$(pwd -P)" = "$root" ]; } 2>/dev/null || {
   [ -d "$root" ] && [ ! -L "$root" ] && chmod u+rwx "$root" && cd -- "$root"
 } 2>/dev/null || quit 42 'no such directory'
-HOME=$(mktemp -d /tmp/swe-export-XXXXXXXX)
+{ HOME=$(mktemp -d /tmp/swe-export-XXXXXXXX) && head -c 262144 /dev/zero >"$HOME/room"; } 2>/dev/null ||
+  quit 46 'no room'
 trap 'rm -rf "$HOME"' EXIT
 find "$root" -type d ! -perm -0700 -exec chmod u+rwx {} \; -o -type f ! -perm -0400 -exec chmod u+r {} \; \
   2>/dev/null || :
@@ -162,6 +172,10 @@ async def export_patch(
             raise PatchUnavailable(f"the agent deleted or replaced the repository {base.root!r}")
         case code if code == NO_BASE:
             raise PatchUnavailable(f"the agent deleted the git objects of the repository {base.root!r}")
+        case code if code == NO_ROOM:
+            raise PatchUnavailable(
+                "no patch can be taken: the agent filled the sandbox, whose disk is full (resources.disk_mb)"
+            )
         case code if code == TOO_BIG:
             raise PatchUnavailable(f"the change exceeds the {max_bytes} bytes allowed: {said}")
         case _:
