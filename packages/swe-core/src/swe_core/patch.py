@@ -21,7 +21,7 @@ from swe_core.private_git import (
     last_line,
     run_script,
 )
-from swe_core.sandbox import Sandbox
+from swe_core.sandbox import HOME_DIR, Sandbox
 
 MAX_PATCH_BYTES = 32 * 1024 * 1024
 """The largest patch that is taken, and the largest changed file."""
@@ -44,8 +44,8 @@ class Base:
         tree: The id of a git tree of the whole working state: committed, modified and untracked files, but
             not ignored ones that are untracked.
         root: The repository's physical path inside the sandbox.
-        store: A git directory of our own inside the sandbox, outside the repository; its objects are those
-            that `tree` has and the repository has not, its index is at `tree`.
+        store: A git directory of our own below HOME_DIR; its objects are those that `tree` has and the
+            repository has not, its index is at `tree`.
         objects: Where the repository kept its objects.
     """
 
@@ -59,7 +59,8 @@ class Base:
 _RECORD = r"""
 cd -- "$1" 2>/dev/null || quit 42 'no such directory'
 root=$(pwd -P)
-HOME=$(mktemp -d /tmp/swe-base-XXXXXXXX)
+mkdir -p "$2"
+HOME=$(mktemp -d "$2/.swe-base-XXXXXXXX")
 printf '[safe]\n  directory = *\n' >"$HOME/.gitconfig"  # someone else's repository is what we came for
 top=$(git rev-parse --show-toplevel 2>/dev/null) || quit 42 'not a git repository'
 [ "$(cd -- "$top" && pwd -P)" = "$root" ] || quit 42 "a directory inside the repository $top"
@@ -77,6 +78,9 @@ printf '%s\n' "$commit" "$tree" "$root" "$HOME" "$objects"
 
 _EXPORT = r"""
 tree=$1 root=$2 store=$3 objects=$4 cap=$5
+mkdir -p "$6"
+HOME=$(mktemp -d "$6/.swe-export-XXXXXXXX")
+trap 'rm -rf "$HOME"' EXIT
 { cd -- "$root" && [ "$(pwd -P)" = "$root" ]; } 2>/dev/null || {
   [ -d "$root" ] && [ ! -L "$root" ] && chmod u+rwx "$root" && cd -- "$root"
 } 2>/dev/null || quit 42 'no such directory'
@@ -118,7 +122,7 @@ async def record_base(sandbox: Sandbox, *, timeout: float | None = None) -> Base
         SandboxError: `workdir` is not the top of a git work tree with a commit, or git is missing.
     """
     workdir = sandbox.spec.workdir
-    done = await run_script(sandbox, _RECORD, workdir, timeout=timeout)
+    done = await run_script(sandbox, _RECORD, workdir, HOME_DIR, timeout=timeout)
     if done.exit_code == 0:
         commit, tree, root, store, objects = done.text.splitlines()
         return Base(commit, tree, root, store, objects)
@@ -154,7 +158,7 @@ async def export_patch(
         SandboxError: The sandbox failed.
     """
     try:
-        args = (base.tree, base.root, base.store, base.objects, str(max_bytes))
+        args = (base.tree, base.root, base.store, base.objects, str(max_bytes), HOME_DIR)
         done = await run_script(sandbox, _EXPORT, *args, timeout=timeout, max_output=max_bytes)
     except SandboxTimeout:
         await check_alive(sandbox)

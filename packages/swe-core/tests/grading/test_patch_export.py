@@ -10,7 +10,7 @@ import pytest
 
 from swe_core.errors import SandboxError
 from swe_core.patch import Base, PatchUnavailable, export_patch, record_base
-from swe_core.sandbox import Sandbox, SandboxProvider
+from swe_core.sandbox import HOME_DIR, Sandbox, SandboxProvider
 
 pytestmark = pytest.mark.anyio
 
@@ -49,6 +49,7 @@ async def recorded(provider: SandboxProvider, repo: Any) -> AsyncIterator[tuple[
 async def test_nothing_changed(provider: SandboxProvider, small: Any) -> None:
     async with recorded(provider, small) as (sandbox, base):
         assert base.commit == small.head
+        assert base.store.startswith(f"{HOME_DIR}/")  # so that it goes away with every sandbox
         assert await export_patch(sandbox, base, timeout=60) == b""
 
 
