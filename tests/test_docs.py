@@ -1,0 +1,352 @@
+"""The docs are true: what they name exists, what they print is printed, and nothing public is left out."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+import swe_core as public_names
+from swe_core import hookspecs
+from swe_core.agent import AgentEvent
+from swe_core.engine import Usage
+from swe_core.grade import Grade
+from swe_core.record import Failure, Phases, Rollout, Turn
+from swe_core.store import RunInfo
+
+from .conftest import SweCore
+
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "docs" / "plugins.md"
+FORMAT = ROOT / "docs" / "run-directory.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page: its language, the file that it is (`file=NAME`), its text, its line."""
+
+    language: str
+    file: str | None
+    text: str
+    line: int
+
+
+@cache
+def blocks(page: Path) -> list[Block]:
+    found, start, info, lines = [], 0, "", list[str]()
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if line.startswith("```"):
+            if start:
+                language, _, file = info.partition(" file=")
+                found.append(Block(language, file or None, "\n".join(lines) + "\n", start))
+                start = 0
+            else:
+                start, info, lines = number, line[3:].strip(), []
+        elif start:
+            lines.append(line)
+    assert not start, f"{page.name}:{start}: a block that nobody closes"
+    return found
+
+
+def files(page: Path) -> dict[str, str]:
+    """The complete files of a page, by name."""
+    return {block.file: block.text for block in blocks(page) if block.file}
+
+
+# What the guide shows is what happens.
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command of a console block and the output below it."""
+
+    command: str
+    output: list[str]
+
+
+def shown(block: Block) -> list[Shown]:
+    found: list[Shown] = []
+    for line in block.text.splitlines():
+        if line.startswith("$ "):
+            found.append(Shown(line[2:], []))
+        else:
+            found[-1].output.append(line)
+    return found
+
+
+CONSOLE = [block for block in blocks(GUIDE) if block.language == "console"]
+
+
+class Shell:
+    """A directory with the guide's files in it, where its commands are typed."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.site = home / "site"
+        for name, text in files(GUIDE).items():
+            path = home / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    def type(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Run one command. `pip install` goes to a folder of its own, without an index."""
+        env = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
+        env |= {
+            "PATH": f"{BIN}{os.pathsep}{env['PATH']}",
+            "PYTHONPATH": str(self.site),
+            "COLUMNS": "250",
+            # Has no effect where the machine can isolate.
+            "SWE_SANDBOX__LOCAL__UNISOLATED": "true",
+        }
+        options = (
+            f"--no-deps --no-build-isolation --no-index --disable-pip-version-check -q --target {self.site}"
+        )
+        command = command.replace("pip install ", f"python -m pip install {options} ")
+        return subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.home,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+
+def same(line: str) -> str:
+    """`line` without what differs from run to run: times, dates, widths."""
+    line = re.sub(r"runs/\d{8}-\d{6}", "runs/DATE", line)
+    line = re.sub(r"\b\d\d:\d\d:\d\d\b", "TIME", line)
+    line = re.sub(r"\b\d+(\.\d+)? ?s\b", "SECONDS", line)
+    line = re.sub(r"\b\d+\.\d\b$", "SECONDS", line)
+    line = re.sub(r"\b\d+ deselected", "N deselected", line)
+    return " ".join(line.split())
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+@pytest.mark.parametrize("block", CONSOLE, ids=lambda block: f"line{block.line}")
+def test_the_guide_prints_what_is_printed(shell: Shell, block: Block) -> None:
+    """Each command of each console block, word for word; `…` stands for lines left out."""
+    for step in shown(block):
+        done = shell.type(step.command)
+        printed = [same(line) for line in done.stdout.splitlines()]
+        assert "Traceback" not in done.stdout, f"{step.command}\n{done.stdout}"
+        if any(line.startswith("swe-core: error:") for line in step.output):
+            assert done.returncode == 2
+            assert printed == [same(line) for line in step.output]
+            continue
+        assert done.returncode == 0, f"{step.command}\n{done.stdout}"
+        rest = iter(printed)
+        for line in step.output:
+            if line.strip() != "…":
+                assert same(line) in rest, f"{step.command}\nlacks: {line}\n{done.stdout}"
+
+
+def test_the_one_file_agent_resolves_its_task(shell: Shell) -> None:
+    """Extracted from the guide and run with the printed command."""
+    first = shown(CONSOLE[0])[0].command
+    assert first.startswith("swe-core run -p ./my_agent.py ")
+    assert len(files(GUIDE)["my_agent.py"].splitlines()) < 70
+    done = shell.type(first)
+    assert done.returncode == 0, done.stdout
+    (run,) = (shell.home / "runs").iterdir()
+    rollout = Rollout.model_validate_json((run / "rollouts.jsonl").read_text())
+    assert (rollout.agent, rollout.sandbox, rollout.outcome) == ("mine", "local", "resolved")
+    assert rollout.turns > 1
+    assert rollout.patch_bytes > 0
+    transcript = (run / "rollouts" / rollout.id / "transcript.jsonl").read_text()
+    events = [AgentEvent.model_validate_json(line) for line in transcript.splitlines()]
+    assert {event.kind for event in events} == {"text", "tool_call", "tool_result"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_snippets_are_sound(page: Path) -> None:
+    """Every Python and TOML block compiles or parses; a file of the guide is also used by a command."""
+    commands = " ".join(step.command for block in CONSOLE for step in shown(block))
+    for block in blocks(page):
+        if block.language == "python":
+            compile(block.text, f"{page.name}:{block.line}", "exec")
+        if block.language == "toml":
+            tomllib.loads(block.text)
+        if block.file:
+            assert page == GUIDE
+            assert block.file.split("/")[0] in commands, f"no command uses {block.file}"
+
+
+# What the docs name exists, and what exists is named.
+
+
+def test_every_hook_and_every_argument_is_in_the_guide() -> None:
+    rows = {
+        cells[1].strip().strip("`"): cells[2]
+        for line in GUIDE.read_text().splitlines()
+        if len(cells := line.split("|")) > 3 and cells[1].strip().startswith("`swe_")
+    }
+    hooks = {
+        name: list(inspect.signature(hook).parameters)
+        for name, hook in vars(hookspecs).items()
+        if name.startswith("swe_")
+    }
+    assert hooks.keys() == rows.keys()
+    for name, arguments in hooks.items():
+        assert [word for word in re.findall(r"`(\w+)`", rows[name]) if word in arguments] == arguments, name
+
+
+def test_every_role_of_a_component_is_in_the_guide() -> None:
+    """Each hook's component type, such as `AgentSpec`, is what its row says it creates."""
+    for name, hook in vars(hookspecs).items():
+        if name.startswith("swe_") and "Component" in hook.__annotations__["return"]:
+            kind = re.search(r"Component\[(\w+)\]", hook.__annotations__["return"])
+            assert kind
+            assert re.search(rf"\| `{name}` .*`{kind[1]}`", GUIDE.read_text()), name
+
+
+@pytest.fixture(scope="session")
+def options() -> set[str]:
+    """The long and short options of all commands, as their `--help` lists them."""
+    found: set[str] = set()
+    for command in ("run", "report", "plugins"):
+        done = subprocess.run(
+            [BIN / "swe-core", command, "--help"], capture_output=True, text=True, check=True
+        )
+        found |= set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", done.stdout))
+    return found
+
+
+def code(page: Path) -> str:
+    """What stands between backticks on a page, and in its blocks that are no files."""
+    text = page.read_text()
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
+    typed = [block.text for block in blocks(page) if not block.file]
+    return "\n".join([*inline, *typed])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_named_exists(page: Path, options: set[str]) -> None:
+    of_others = re.compile(r"^.*\b(pip|pytest|git|bwrap|npm|docker) .*$", re.M)
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", of_others.sub("", code(page))))
+    assert named - options - {"--help", "--version"} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_make_target_named_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    named = set(re.findall(r"(?:^|`)make ([a-z]+)", code(page) + page.read_text(), re.M))
+    assert named - targets == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_resolve(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_module_named_exists(page: Path) -> None:
+    """`swe_core.…` and paths of `swe_core/…` in the docs lead somewhere."""
+    missing = []
+    for name in set(re.findall(r"\bswe_core(?:\.\w+)+", page.read_text())):
+        module, found = __import__(name.split(".")[0]), True
+        for part in name.split(".")[1:]:
+            if not hasattr(module, part):
+                try:
+                    __import__(f"{module.__name__}.{part}")
+                except (ImportError, AttributeError):
+                    found = False
+                    break
+            module = getattr(module, part)
+        if not found:
+            missing.append(name)
+    assert missing == []
+
+
+# The public names.
+
+
+def test_the_public_names() -> None:
+    """A change here is a change for every plugin."""
+    assert sorted(public_names.__all__) == public_names.__all__ == [
+        "AgentContext", "AgentEvent", "AgentExit", "AgentSpec", "Asset", "ChatRequest", "Completion",
+        "Component", "Config", "Delta", "Emit", "Engine", "EngineSession", "ExecResult", "Failure", "Grade",
+        "Graded", "Grader", "Process", "Rollout", "RolloutWorker", "Sandbox", "SandboxProvider",
+        "SandboxSpec", "Task", "TaskSource", "Turn", "Usage", "hookimpl",
+    ]  # fmt: skip
+
+
+def documented_assignments(module: Path) -> set[str]:
+    """Names that are assigned at the top of a module with a docstring below."""
+    body = ast.parse(module.read_text()).body
+    return {
+        target.id
+        for statement, after in pairwise(body)
+        if isinstance(statement, ast.Assign) and isinstance(after, ast.Expr)
+        for target in statement.targets
+        if isinstance(target, ast.Name) and isinstance(after.value, ast.Constant)
+    }
+
+
+@pytest.mark.parametrize("name", public_names.__all__)
+def test_each_public_name_has_a_docstring(name: str) -> None:
+    thing = getattr(public_names, name)
+    if inspect.isclass(thing):
+        assert thing.__dict__.get("__doc__"), name
+    elif name in ("Delta", "Emit"):
+        assert name in documented_assignments(ROOT / "packages/swe-core/src/swe_core/engine.py")
+    else:
+        assert inspect.getdoc(thing), name
+
+
+# The run directory.
+
+
+@pytest.mark.parametrize(
+    ("model", "section"),
+    [
+        (RunInfo, "run.json"),
+        (Rollout, "rollouts.jsonl"),
+        (Failure, "rollouts.jsonl"),
+        (Grade, "rollouts.jsonl"),
+        (Phases, "rollouts.jsonl"),
+        (Turn, "turns.jsonl"),
+        (Usage, "turns.jsonl"),
+        (AgentEvent, "transcript.jsonl"),
+    ],
+)
+def test_every_field_on_disk_is_documented(model: type[BaseModel], section: str) -> None:
+    """Under the heading of the file that it stands in."""
+    text = re.split(r"^## ", FORMAT.read_text(), flags=re.M)
+    (part,) = (part for part in text if part.startswith(f"{section}\n"))
+    assert [field for field in model.model_fields if f"`{field}`" not in part] == []
+
+
+def test_every_file_of_a_run_is_documented(swe_core: SweCore) -> None:
+    """And every documented one is there, of a rollout that got to its end."""
+    done = swe_core("--task", "demo__memofn-1", env={"SWE_SANDBOX__LOCAL__UNISOLATED": "true"})
+    assert done.only["outcome"] == "resolved"
+    tree = next(block.text for block in blocks(FORMAT))
+    listed = {line.split()[0] for line in tree.splitlines() if re.match(r" +[\w.]+\.\w+ ", line)}
+    written = {path.name for path in done.out.rglob("*") if path.is_file()}
+    assert written == listed
+    settings = json.loads((done.out / "run.json").read_text())
+    assert set(settings) == set(RunInfo.model_fields)
