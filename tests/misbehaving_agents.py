@@ -55,6 +55,18 @@ class Probe(AgentSpec):
         return {"BASE": ctx.base_url, "KEY": ctx.api_key, "ADDRESSES": os.environ["SWE_TEST_PROBE"]}
 
 
+class Leaky(AgentSpec):
+    """Prints its own token on every channel it has, then crashes."""
+
+    name = "leaky"
+
+    def command(self, ctx: AgentContext) -> Sequence[str]:
+        return ["sh", "-c", "echo token=$KEY; echo token=$KEY >&2; exit 3"]
+
+    def env(self, ctx: AgentContext) -> Mapping[str, str]:
+        return {"KEY": ctx.api_key}
+
+
 class Misbehaving(AgentSpec):
     """Runs one shell script instead of an agent; only `silent` pretends to talk to a model."""
 
@@ -69,4 +81,8 @@ class Misbehaving(AgentSpec):
 @hookimpl
 def swe_agents() -> Iterable[Component[AgentSpec]]:
     scripts = [Component(name, lambda _config, name=name: Misbehaving(name)) for name in SCRIPTS]
-    return [*scripts, Component("probe", lambda _config: Probe())]
+    return [
+        *scripts,
+        Component("probe", lambda _config: Probe()),
+        Component("leaky", lambda _config: Leaky()),
+    ]

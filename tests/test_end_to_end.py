@@ -226,6 +226,15 @@ def host_address() -> str:
         return str(probe.getsockname()[0])
 
 
+def test_a_token_that_the_agent_prints_is_nowhere_in_the_records(swe_core: SweCore) -> None:
+    done = swe_core("-p", PLUGIN, "--agent", "leaky", "--task", TASK)
+    assert done.only["failure"]["message"].endswith("token=[redacted]")
+    for path in done.out.rglob("*"):
+        if path.is_file():
+            assert b"token=" not in path.read_bytes().replace(b"token=[redacted]", b""), path
+    assert "token=[redacted]" in (done.out / "rollouts" / done.only["id"] / "agent.log").read_text()
+
+
 def test_ctrl_c_records_what_was_running_and_leaves_nothing(tmp_path: Path, sandbox: str) -> None:
     out = tmp_path / "run"
     scratch = tmp_path / "scratch"

@@ -40,7 +40,8 @@ def test_arrows_point_one_way() -> None:
 
 
 LAYERS = ["errors", "task", "sandbox", "agent", "engine", "grade", "record", "component", "hookspecs",
-          "plugins", "config", "store", "rollout", "runner", "assemble", "execute", "cli"]  # fmt: skip
+          "config", "store", "request", "agent_run", "rollout", "runner", "plugins", "notifications", "assemble",
+          "execute", "cli"]  # fmt: skip
 
 
 def test_inside_the_core_arrows_point_down() -> None:
@@ -89,8 +90,10 @@ def test_no_assert_in_the_sources() -> None:
 
 
 def test_modules_stay_small() -> None:
-    long = [path.name for _, path in modules() if len(path.read_text().splitlines()) > 450]
-    assert long == []
+    """About 400 lines; but a program that runs by itself inside a sandbox is one file."""
+    alone = {"supervisor.py"}
+    lines = {path.name: len(path.read_text().splitlines()) for _, path in modules()}
+    assert [name for name, count in lines.items() if count > (500 if name in alone else 400)] == []
 
 
 @pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["plugins"]])

@@ -20,11 +20,12 @@ from swe_core.assemble import BlackBoxPlan, Plan, sandbox_spec
 from swe_core.engine import Engine
 from swe_core.grade import Grader
 from swe_core.interception.server import InterceptionServer
+from swe_core.notifications import PluginObserver
 from swe_core.plugins import PluginSet
 from swe_core.recording import RecordingEngine
 from swe_core.redact import Redactor
-from swe_core.rollout import BlackBox, Observer, Parts, RolloutRequest
-from swe_core.runner import PluginObserver, Runner
+from swe_core.request import BlackBox, Observer, Parts, RolloutRequest
+from swe_core.runner import Runner
 from swe_core.sandbox import Asset, SandboxProvider
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.worker import RolloutWorker

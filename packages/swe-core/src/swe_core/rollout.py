@@ -15,28 +15,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import anyio
-from pydantic import Field
 
-from swe_core.agent import AgentContext, AgentExit, AgentSpec
-from swe_core.agent_output import AgentOutput
-from swe_core.config import Limits
-from swe_core.engine import Engine, EngineSession, Usage
-from swe_core.errors import AgentError, Boundary, GraderError, NoLLMCall, SandboxError, boundary_of, sentence
-from swe_core.grade import Grade, Grader
-from swe_core.interception.server import InterceptionServer
-from swe_core.interception.session import Gate
+from swe_core.agent_run import AgentRun, run_agent
+from swe_core.engine import Usage
+from swe_core.errors import Boundary, GraderError, SandboxError, boundary_of, sentence
+from swe_core.grade import Grade
 from swe_core.patch import PatchUnavailable, export_patch, record_base
-from swe_core.prompt import build_prompt
-from swe_core.record import Failure, Outcome, Phases, Record, Rollout, Turn
-from swe_core.redact import Redactor
-from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.record import Failure, Outcome, Phases, Rollout
+from swe_core.request import Observer, Parts, Phase, RolloutRequest
 from swe_core.store import RolloutFolder
-from swe_core.task import Task
 
-Phase = Literal["open", "prepare", "agent", "export", "grade"]
 _BOUNDARY: dict[Phase, Boundary] = {
     "open": "sandbox",
     "prepare": "sandbox",
@@ -47,56 +38,6 @@ _BOUNDARY: dict[Phase, Boundary] = {
 _FRESH = {"assets": (), "network": "none"}
 
 
-class RolloutRequest(Record):
-    """What to roll out. Serialisable: an executor elsewhere can run it from this and the same plugins."""
-
-    id: str
-    task: Task
-    attempt: int = Field(ge=0)
-    agent: str
-    sandbox: str
-    engine: str
-    model: str
-    spec: SandboxSpec
-    limits: Limits
-
-
-@dataclass(frozen=True, slots=True)
-class BlackBox:
-    """Black-box mode: where the agent calls the provider itself, with a key that the user hands over."""
-
-    url: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The live objects that the rollouts of a run share; `gate` is the host's way to answer LLM calls."""
-
-    agent: AgentSpec
-    provider: SandboxProvider
-    grader: Grader
-    gate: tuple[InterceptionServer, Engine] | None
-    black_box: BlackBox | None
-    redactor: Redactor
-
-
-class Observer(Protocol):
-    """Told what happens while it happens; called in the event loop, so it returns quickly."""
-
-    def started(self, request: RolloutRequest) -> None:
-        """A rollout begins."""
-
-    def phase(self, rollout_id: str, phase: Phase) -> None:
-        """It enters a phase."""
-
-    def turn(self, rollout_id: str, turn: Turn) -> None:
-        """An LLM call of it was answered."""
-
-    def finished(self, rollout: Rollout) -> None:
-        """It is over and on disk. Called by the runner, after it was written."""
-
-
 @dataclass(slots=True)
 class _Notes:
     """What is known of a running rollout so far; becomes its record."""
@@ -105,9 +46,8 @@ class _Notes:
     rollout_id: str
     boundary: Boundary = "sandbox"
     phases: dict[str, float] = field(default_factory=dict)
-    gate: Gate | None = None
+    agent: AgentRun = field(default_factory=AgentRun)
     patch: bytes = b""
-    exit_code: int | None = None
     grade: Grade | None = None
     failure: Failure | None = None
 
@@ -157,6 +97,8 @@ async def run_rollout(
             folder.put("grade.json", notes.grade.model_dump_json(indent=2).encode() + b"\n")
         folder.close()
         done(_record(request, notes, outcome, started_at, time.monotonic() - started))
+        if notes.agent.gate is not None:  # only now: until here the token may be in what is written
+            parts.redactor.discard(notes.agent.gate.token)
 
 
 async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutFolder, notes: _Notes) -> None:
@@ -172,7 +114,7 @@ async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutF
                 base = await record_base(sandbox)
             with notes.phase("agent"):
                 try:
-                    await _run_agent(request, parts, sandbox, folder, notes)
+                    await run_agent(request, parts, sandbox, folder, notes.observer, notes.agent)
                 except Exception as error:  # kept until what the agent did is saved
                     agent_failure = error
                     notes.boundary = boundary_of(error, "agent")
@@ -190,101 +132,6 @@ async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutF
                 raise agent_failure
     if opening.cancelled_caught:
         raise SandboxError(f"the sandbox did not open within its budget of {limits.open:g} s (limits.open)")
-
-
-async def _run_agent(
-    request: RolloutRequest, parts: Parts, sandbox: Sandbox, folder: RolloutFolder, notes: _Notes
-) -> None:
-    """Run the agent's process to its end and say whether it ended well."""
-    agent, limit = parts.agent, request.limits.agent
-    async with AsyncExitStack() as stack:
-        gate, base_url, api_key = None, "", ""
-        if parts.black_box is not None:
-            base_url, api_key = parts.black_box.url, parts.black_box.key
-        elif parts.gate is not None:
-            server, engine = parts.gate
-
-            def on_turn(turn: Turn) -> None:
-                folder.add_turn(turn)
-                notes.observer.turn(request.id, turn)
-
-            who = EngineSession(request.id, request.task.instance_id, request.attempt, request.agent)
-            gate = await stack.enter_async_context(server.session(engine, who, on_turn))
-            notes.gate = gate
-            parts.redactor.add(gate.token)
-            stack.callback(parts.redactor.discard, gate.token)
-            base_url = await stack.enter_async_context(sandbox.reach(server.url)) + gate.path
-            api_key = gate.token
-        ctx = AgentContext(
-            task=request.task,
-            prompt=build_prompt(request.task),
-            base_url=base_url,
-            api_key=api_key,
-            model=request.model,
-            workdir=request.task.workdir,
-        )
-        output = AgentOutput(agent, folder)
-        with anyio.move_on_after(limit) as clock:
-            notes.exit_code = await _unless_engine_fails(gate, agent, ctx, sandbox, output)
-    if gate is not None and gate.failure is not None:
-        raise gate.failure
-    silent = gate is not None and gate.turns == 0
-    if clock.cancelled_caught or notes.exit_code is None:
-        calls = " and made no LLM call through the endpoint" if silent else ""
-        raise AgentError(
-            f"the agent {agent.name!r} did not end within its budget of {limit:g} s (limits.agent){calls}"
-        )
-    ended = AgentExit(notes.exit_code, output.last_error, output.stderr_tail)
-    failure = agent.failure(ended)
-    if failure is not None:
-        raise AgentError(failure)
-    if silent:
-        raise NoLLMCall(
-            f"the agent {agent.name!r} made no LLM call through the endpoint: it ended at once, or is "
-            "configured to call another one"
-        )
-
-
-async def _run_process(agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput) -> int:
-    for path, content in agent.files(ctx).items():
-        await sandbox.write(path, content, mode=0o600)
-    process = await sandbox.start(
-        agent.command(ctx), cwd=ctx.workdir, env=agent.env(ctx), stdin=agent.stdin(ctx)
-    )
-    try:
-        async for stream, chunk in process.output():
-            output.feed(stream, chunk)
-        return await process.wait()
-    finally:
-        output.close()
-        with anyio.CancelScope(shield=True):
-            await process.kill()
-
-
-async def _unless_engine_fails(
-    gate: Gate | None, agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput
-) -> int | None:
-    """The agent's exit code; None when the engine failed, for then the rollout is lost and the agent,
-    which would go on retrying, is ended at once."""
-    if gate is None:
-        return await _run_process(agent, ctx, sandbox, output)
-    exit_code: int | None = None
-    problem: Exception | None = None
-
-    async def watch(scope: anyio.CancelScope) -> None:
-        await gate.failed()
-        scope.cancel()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch, group.cancel_scope)
-        try:
-            exit_code = await _run_process(agent, ctx, sandbox, output)
-        except Exception as error:  # carried out of the task group, which would wrap it
-            problem = error
-        group.cancel_scope.cancel()
-    if problem is not None:
-        raise problem
-    return exit_code
 
 
 async def _grade(request: RolloutRequest, parts: Parts, folder: RolloutFolder, notes: _Notes) -> None:
@@ -308,6 +155,7 @@ def _budget(name: str, seconds: float, kind: type[Exception]) -> Iterator[None]:
 def _record(
     request: RolloutRequest, notes: _Notes, outcome: Outcome, started_at: datetime, seconds: float
 ) -> Rollout:
+    gate = notes.agent.gate
     known: dict[str, Any] = {name: round(value, 4) for name, value in notes.phases.items()}
     reward = {"resolved": 1.0, "unresolved": 0.0}.get(outcome)
     return Rollout(
@@ -322,10 +170,10 @@ def _record(
         reward=reward,
         failure=notes.failure,
         grade=notes.grade,
-        turns=notes.gate.turns if notes.gate else 0,
-        usage=notes.gate.usage if notes.gate else Usage(),
+        turns=gate.turns if gate else 0,
+        usage=gate.usage if gate else Usage(),
         patch_bytes=len(notes.patch),
-        agent_exit_code=notes.exit_code,
+        agent_exit_code=notes.agent.exit_code,
         phases=Phases(**known),
         started_at=started_at,
         seconds=round(seconds, 4),

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swe_core.record import Rollout, Turn
-from swe_core.rollout import Phase, RolloutRequest
+from swe_core.request import Phase, RolloutRequest
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from swe_core.execute import RunResult
-    from swe_core.rollout import Observer, RolloutRequest
+    from swe_core.request import Observer, RolloutRequest
 
 
 def _names(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, ...] | None:

@@ -1,0 +1,132 @@
+"""One run of an agent inside an open sandbox: start, answer, watch, and say whether it ended well."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import anyio
+
+from swe_core.agent import AgentContext, AgentExit, AgentSpec
+from swe_core.agent_output import AgentOutput
+from swe_core.engine import EngineSession
+from swe_core.errors import AgentError, NoLLMCall
+from swe_core.interception.session import Gate
+from swe_core.prompt import build_prompt
+from swe_core.record import Turn
+from swe_core.request import Observer, Parts, RolloutRequest
+from swe_core.sandbox import Sandbox
+from swe_core.store import RolloutFolder
+
+
+@dataclass(slots=True)
+class AgentRun:
+    """What is known of an agent's run so far, also when it fails: its gate, and its exit code at the end."""
+
+    gate: Gate | None = None
+    exit_code: int | None = None
+
+
+async def run_agent(
+    request: RolloutRequest,
+    parts: Parts,
+    sandbox: Sandbox,
+    folder: RolloutFolder,
+    observer: Observer,
+    run: AgentRun,
+) -> None:
+    """Run the agent's process to its end, its LLM calls answered by the host.
+
+    Raises:
+        AgentError: It failed, overran its budget, or made no LLM call.
+        EngineError: The engine failed for good; the agent was ended at once.
+        SandboxError: The sandbox failed.
+    """
+    agent, limit = parts.agent, request.limits.agent
+    async with AsyncExitStack() as stack:
+        gate, base_url, api_key = None, "", ""
+        if parts.black_box is not None:
+            base_url, api_key = parts.black_box.url, parts.black_box.key
+        elif parts.gate is not None:
+            server, engine = parts.gate
+
+            def on_turn(turn: Turn) -> None:
+                folder.add_turn(turn)
+                observer.turn(request.id, turn)
+
+            who = EngineSession(request.id, request.task.instance_id, request.attempt, request.agent)
+            gate = await stack.enter_async_context(server.session(engine, who, on_turn))
+            run.gate = gate
+            parts.redactor.add(gate.token)
+            base_url = await stack.enter_async_context(sandbox.reach(server.url)) + gate.path
+            api_key = gate.token
+        ctx = AgentContext(
+            task=request.task,
+            prompt=build_prompt(request.task),
+            base_url=base_url,
+            api_key=api_key,
+            model=request.model,
+            workdir=request.task.workdir,
+        )
+        output = AgentOutput(agent, folder)
+        with anyio.move_on_after(limit) as clock:
+            run.exit_code = await _unless_engine_fails(gate, agent, ctx, sandbox, output)
+    if gate is not None and gate.failure is not None:
+        raise gate.failure
+    silent = gate is not None and gate.turns == 0
+    if clock.cancelled_caught or run.exit_code is None:
+        calls = " and made no LLM call through the endpoint" if silent else ""
+        raise AgentError(
+            f"the agent {agent.name!r} did not end within its budget of {limit:g} s (limits.agent){calls}"
+        )
+    ended = AgentExit(run.exit_code, output.last_error, output.stderr_tail)
+    failure = agent.failure(ended)
+    if failure is not None:
+        raise AgentError(failure)
+    if silent:
+        raise NoLLMCall(
+            f"the agent {agent.name!r} made no LLM call through the endpoint: it ended at once, or is "
+            "configured to call another one"
+        )
+
+
+async def _run_process(agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput) -> int:
+    for path, content in agent.files(ctx).items():
+        await sandbox.write(path, content, mode=0o600)
+    process = await sandbox.start(
+        agent.command(ctx), cwd=ctx.workdir, env=agent.env(ctx), stdin=agent.stdin(ctx)
+    )
+    try:
+        async for stream, chunk in process.output():
+            output.feed(stream, chunk)
+        return await process.wait()
+    finally:
+        output.close()
+        with anyio.CancelScope(shield=True):
+            await process.kill()
+
+
+async def _unless_engine_fails(
+    gate: Gate | None, agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput
+) -> int | None:
+    """The agent's exit code; None when the engine failed, for then the rollout is lost and the agent,
+    which would go on retrying, is ended at once."""
+    if gate is None:
+        return await _run_process(agent, ctx, sandbox, output)
+    exit_code: int | None = None
+    problem: Exception | None = None
+
+    async def watch(scope: anyio.CancelScope) -> None:
+        await gate.failed()
+        scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch, group.cancel_scope)
+        try:
+            exit_code = await _run_process(agent, ctx, sandbox, output)
+        except Exception as error:  # carried out of the task group, which would wrap it
+            problem = error
+        group.cancel_scope.cancel()
+    if problem is not None:
+        raise problem
+    return exit_code

@@ -1,0 +1,42 @@
+"""The plugins' notification hooks, called from what happens in a run."""
+
+from __future__ import annotations
+
+import logging
+
+from swe_core.plugins import PluginSet
+from swe_core.record import Rollout, Turn
+from swe_core.request import Phase, RolloutRequest
+
+logger = logging.getLogger(__name__)
+
+
+class PluginObserver:
+    """Passes what happens to the plugins' notification hooks; one that fails is logged, no more."""
+
+    def __init__(self, plugins: PluginSet) -> None:
+        self._plugins = plugins
+
+    def started(self, request: RolloutRequest) -> None:
+        """Calls `swe_rollout_started`."""
+        self._notify(
+            "swe_rollout_started",
+            rollout_id=request.id,
+            task_id=request.task.instance_id,
+            attempt=request.attempt,
+        )
+
+    def phase(self, rollout_id: str, phase: Phase) -> None:
+        """Has no hook."""
+
+    def turn(self, rollout_id: str, turn: Turn) -> None:
+        """Calls `swe_turn_recorded`."""
+        self._notify("swe_turn_recorded", rollout_id=rollout_id, turn=turn)
+
+    def finished(self, rollout: Rollout) -> None:
+        """Calls `swe_rollout_finished`."""
+        self._notify("swe_rollout_finished", rollout=rollout)
+
+    def _notify(self, hook: str, **values: object) -> None:
+        for problem in self._plugins.notify(hook, **values):
+            logger.warning("%s", problem)

@@ -1,0 +1,70 @@
+"""What the loop is given: a serialisable request, the live parts of the run, and who is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from pydantic import Field
+
+from swe_core.agent import AgentSpec
+from swe_core.config import Limits
+from swe_core.engine import Engine
+from swe_core.grade import Grader
+from swe_core.interception.server import InterceptionServer
+from swe_core.record import Record, Rollout, Turn
+from swe_core.redact import Redactor
+from swe_core.sandbox import SandboxProvider, SandboxSpec
+from swe_core.task import Task
+
+Phase = Literal["open", "prepare", "agent", "export", "grade"]
+
+
+class RolloutRequest(Record):
+    """What to roll out. Serialisable: an executor elsewhere can run it from this and the same plugins."""
+
+    id: str
+    task: Task
+    attempt: int = Field(ge=0)
+    agent: str
+    sandbox: str
+    engine: str
+    model: str
+    spec: SandboxSpec
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class BlackBox:
+    """Black-box mode: where the agent calls the provider itself, with a key that the user hands over."""
+
+    url: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The live objects that the rollouts of a run share; `gate` is the host's way to answer LLM calls."""
+
+    agent: AgentSpec
+    provider: SandboxProvider
+    grader: Grader
+    gate: tuple[InterceptionServer, Engine] | None
+    black_box: BlackBox | None
+    redactor: Redactor
+
+
+class Observer(Protocol):
+    """Told what happens while it happens; called in the event loop, so it returns quickly."""
+
+    def started(self, request: RolloutRequest) -> None:
+        """A rollout begins."""
+
+    def phase(self, rollout_id: str, phase: Phase) -> None:
+        """It enters a phase."""
+
+    def turn(self, rollout_id: str, turn: Turn) -> None:
+        """An LLM call of it was answered."""
+
+    def finished(self, rollout: Rollout) -> None:
+        """It is over and on disk. Called by the runner, after it was written."""
