@@ -20,7 +20,7 @@ except OSError:
     pass
 print(count)
 """
-_FORK_BOMB = "bomb() { bomb | bomb & }; bomb; sleep 1000"
+_FORK_BOMB = "bomb() { bomb | bomb & }; bomb; exec sleep 1000"
 
 
 class LimitTests(SandboxSuite):
