@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import textwrap
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +32,7 @@ CALLS = 64
 TIMEOUT = 120
 """Seconds that one call may take; starting many containers on few cores is slow."""
 _MAX_HEAD = 65536
+_MAX_REASON = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +158,24 @@ class Client:
 
 
 def reason(error: BaseException) -> str:
-    """What an exception of docker-py says, in one line: the innermost cause, or the engine's own words."""
+    """What an exception of docker-py says, in one line: the innermost cause, or the engine's own words, which
+    may bring a whole Go stack and are cut."""
     if isinstance(error, APIError) and error.explanation:
         text = str(error.explanation)
         if text.startswith("{"):  # older engines repeat the JSON of the reply
             with suppress(ValueError):
                 text = str(json.loads(text).get("message", text))
-        return " ".join(text.split())
+        return _line(text)
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:
             return inner.strerror
         inner = inner.__cause__ or inner.__context__
-    return " ".join(str(error).split()) or type(error).__name__
+    return _line(str(error)) or type(error).__name__
+
+
+def _line(text: str) -> str:
+    return textwrap.shorten(text, _MAX_REASON, placeholder=" …")
 
 
 def _limits(info: dict[str, Any]) -> EngineLimits:
