@@ -73,30 +73,36 @@ def npm_version(notes: list[str]) -> str | None:
     """The version of Pi that npm can install here; None, with a note, where it can install none."""
     said = ""
     for version in (PI.version, OLDER_PI):
-        with tempfile.TemporaryDirectory() as scratch:
-            command = [*npm_command(), "install", "--package-lock-only", "--no-audit", "--no-fund"]
-            try:
-                done = subprocess.run(
-                    [*command, f"{PI.name}@{version}"],
-                    cwd=scratch,
-                    capture_output=True,
-                    text=True,
-                    timeout=_NPM_SECONDS,
-                    stdin=subprocess.DEVNULL,
-                )
-            except subprocess.TimeoutExpired:
-                said = f"it did not end within {_NPM_SECONDS:g} s"
-                continue
-        if done.returncode == 0:
+        reason = _why_not_installable(version)
+        if reason is None:
             if said:
-                notes.append(
-                    f"npm install is of Pi {version}: npm cannot install Pi {PI.version} here: {said}"
-                )
+                notes.append(f"npm install is of Pi {version}, since npm cannot install {said}")
             return version
-        lines = [line for line in done.stderr.splitlines() if line.startswith("npm error")]
-        said = lines[min(1, len(lines) - 1)].removeprefix("npm error ") if lines else "it failed"
-    notes.append(f"npm install is skipped: npm cannot install Pi here: {said}")
+        said += f"{' nor ' if said else ''}Pi {version} here ({reason})"
+    notes.append(f"npm install is skipped: npm cannot install {said}")
     return None
+
+
+def _why_not_installable(version: str) -> str | None:
+    """Why npm on this host finds no set of packages for this version of Pi; None where it does."""
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [
+            *npm_command(), "install", "--package-lock-only", "--no-audit", "--no-fund",
+            "--fetch-retry-mintimeout=500", "--fetch-retry-maxtimeout=2000", f"{PI.name}@{version}",
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(
+                command,
+                cwd=scratch,
+                capture_output=True,
+                text=True,
+                timeout=_NPM_SECONDS,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired:
+            return f"npm did not end within {_NPM_SECONDS:g} s"
+    lines = [line.removeprefix("npm error ") for line in done.stderr.splitlines() if "npm error" in line]
+    return None if done.returncode == 0 else "; ".join(lines[:2]) or f"exit code {done.returncode}"
 
 
 def registry() -> str:
@@ -120,14 +126,15 @@ def main() -> None:
     sandboxes = usable(options.sandbox or SANDBOXES)
     report.notes += [reason for reason in sandboxes.values() if reason is not None]
     usable_ones = [name for name, reason in sandboxes.items() if reason is None]
+    npm_args = ["-p", _PLUGIN, "--agent", "pi-npm", "--network", "full"]
+    version = None
     try:
-        version = npm_version(report.notes) if options.npm_runs and usable_ones else None
-        npm_args = ["-p", _PLUGIN, "--agent", "pi-npm", "--network", "full"]
-        if version is not None:
-            npm_args += ["--set", f"agent.pi-npm.version={json.dumps(version)}"]
+        if options.npm_runs and usable_ones:
             npm_args += ["--set", f"agent.pi-npm.registry={json.dumps(registry())}"]
+            version = npm_version(report.notes)
+            npm_args += ["--set", f"agent.pi-npm.version={json.dumps(version)}"]
     except (SweError, subprocess.CalledProcessError) as error:
-        give_up(f"npm does not run: {sentence(error)}")
+        report.notes.append(f"npm install is skipped: npm does not run: {sentence(error)}")
 
     sides: dict[str, Side] = {}
     for name in usable_ones:
