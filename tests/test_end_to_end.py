@@ -18,6 +18,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from swe_core.builtin.demo.source import DemoSource
 from swe_core.testing.provider import Fault, ScriptedProvider, call_tool, refusing_url, say
 
 from .conftest import Done, SweCore, leftovers
@@ -112,6 +113,36 @@ async def test_an_openai_compatible_provider_answers_and_the_key_stays_on_the_ho
     patch = Path("rollouts", f"{TASK}-0", "patch.diff")
     assert (again.out / patch).read_bytes() == (done.out / patch).read_bytes()
     assert again.only["turns"] == 2
+
+
+@pytest.mark.pi
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_pi_in_containers_on_a_file_of_rows_with_a_provider(
+    swe_core: SweCore, docker_image: str, tmp_path: Path
+) -> None:
+    """The command of the README's first screen: rows in SWE-Gym's columns, an endpoint, a model."""
+    task = next(task for task in DemoSource().tasks() if task.instance_id == TASK)
+    row = {
+        "instance_id": "acme__memofn-7", "repo": task.repo, "base_commit": task.base_commit,
+        "problem_statement": task.problem_statement, "patch": task.patch, "test_patch": task.test_patch,
+        "FAIL_TO_PASS": list(task.fail_to_pass), "PASS_TO_PASS": json.dumps(task.pass_to_pass),
+        "image_name": docker_image, "repository": str(task.repository), "test_command": task.test_command,
+    }  # fmt: skip
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(row) + "\n")
+    # The policy here is a script: it applies the gold patch with Pi's bash tool, then submits.
+    fix = f"git apply - <<'END_OF_PATCH'\n{task.patch}END_OF_PATCH"
+    replies = [call_tool("bash", {"command": fix}), call_tool("answer", {"text": "fixed"}, "call_2")]
+    async with ScriptedProvider(replies, key=KEY, models=["acme-1"]) as provider:
+        done = await in_thread(
+            swe_core, "--plugins", "pi,docker", "--tasks", str(rows), "--engine", "openai",
+            "--engine-url", provider.url, "--model", "acme-1", env={"OPENAI_API_KEY": KEY},
+        )  # fmt: skip
+    assert done.code == 0, done.stderr
+    assert (done.only["outcome"], done.only["turns"]) == ("resolved", 2)
+    assert done.only["model"] == "acme-1"
+    assert len(provider.requests) == 2
 
 
 @pytest.mark.anyio

@@ -133,7 +133,8 @@ def _execute(settings: Settings, plugins: PluginSet, out: Path | None, verbose: 
         def observe(requests: Sequence[RolloutRequest], notes: Sequence[str]) -> Observer:
             agent, sandbox, engine = requests[0].agent, requests[0].sandbox, requests[0].engine
             console.print(
-                f"{len(requests)} rollouts: agent {agent}, sandbox {sandbox}, engine {engine}; {directory}",
+                f"{len(requests)} rollout{'s' * (len(requests) > 1)}: agent {agent}, sandbox {sandbox}, "
+                f"engine {engine}; {directory}",
                 markup=False,
             )
             for note in notes:
