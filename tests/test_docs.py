@@ -21,6 +21,7 @@ from pydantic import BaseModel
 import swe_core as public_names
 from swe_core import hookspecs
 from swe_core.agent import AgentEvent
+from swe_core.builtin import swegym_rows
 from swe_core.engine import Usage
 from swe_core.grade import Grade
 from swe_core.record import Failure, Phases, Rollout, Turn
@@ -30,6 +31,7 @@ from .conftest import SweCore
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "plugins.md"
+TASKS = ROOT / "docs" / "tasks.md"
 FORMAT = ROOT / "docs" / "run-directory.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
@@ -88,16 +90,16 @@ def shown(block: Block) -> list[Shown]:
     return found
 
 
-CONSOLE = [block for block in blocks(GUIDE) if block.language == "console"]
+CONSOLE = [(page, block) for page in (GUIDE, TASKS) for block in blocks(page) if block.language == "console"]
 
 
 class Shell:
-    """A directory with the guide's files in it, where its commands are typed."""
+    """A directory with a page's files in it, where its commands are typed."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, page: Path) -> None:
         self.home = home
         self.site = home / "site"
-        for name, text in files(GUIDE).items():
+        for name, text in files(page).items():
             path = home / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
@@ -139,14 +141,12 @@ def same(line: str) -> str:
     return " ".join(line.split())
 
 
-@pytest.fixture
-def shell(tmp_path: Path) -> Shell:
-    return Shell(tmp_path)
-
-
-@pytest.mark.parametrize("block", CONSOLE, ids=lambda block: f"line{block.line}")
-def test_the_guide_prints_what_is_printed(shell: Shell, block: Block) -> None:
+@pytest.mark.parametrize(
+    ("page", "block"), [pytest.param(*at, id=f"{at[0].stem}:{at[1].line}") for at in CONSOLE]
+)
+def test_a_page_prints_what_is_printed(tmp_path: Path, page: Path, block: Block) -> None:
     """Each command of each console block, word for word; `…` stands for lines left out."""
+    shell = Shell(tmp_path, page)
     for step in shown(block):
         done = shell.type(step.command)
         printed = [same(line) for line in done.stdout.splitlines()]
@@ -162,9 +162,10 @@ def test_the_guide_prints_what_is_printed(shell: Shell, block: Block) -> None:
                 assert same(line) in rest, f"{step.command}\nlacks: {line}\n{done.stdout}"
 
 
-def test_the_one_file_agent_resolves_its_task(shell: Shell) -> None:
+def test_the_one_file_agent_resolves_its_task(tmp_path: Path) -> None:
     """Extracted from the guide and run with the printed command."""
-    first = shown(CONSOLE[0])[0].command
+    shell = Shell(tmp_path, GUIDE)
+    first = shown(CONSOLE[0][1])[0].command
     assert first.startswith("swe-core run -p ./my_agent.py ")
     assert len(files(GUIDE)["my_agent.py"].splitlines()) < 70
     done = shell.type(first)
@@ -181,15 +182,14 @@ def test_the_one_file_agent_resolves_its_task(shell: Shell) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_snippets_are_sound(page: Path) -> None:
-    """Every Python and TOML block compiles or parses; a file of the guide is also used by a command."""
-    commands = " ".join(step.command for block in CONSOLE for step in shown(block))
+    """Every Python and TOML block compiles or parses; a complete file is also used by a command."""
+    commands = " ".join(step.command for where, block in CONSOLE if where == page for step in shown(block))
     for block in blocks(page):
         if block.language == "python":
             compile(block.text, f"{page.name}:{block.line}", "exec")
         if block.language == "toml":
             tomllib.loads(block.text)
         if block.file:
-            assert page == GUIDE
             assert block.file.split("/")[0] in commands, f"no command uses {block.file}"
 
 
@@ -219,6 +219,13 @@ def test_every_role_of_a_component_is_in_the_guide() -> None:
             kind = re.search(r"Component\[(\w+)\]", hook.__annotations__["return"])
             assert kind
             assert re.search(rf"\| `{name}` .*`{kind[1]}`", GUIDE.read_text()), name
+
+
+def test_every_column_of_a_task_is_documented() -> None:
+    """Those that the reader knows, and no other."""
+    columns = (*swegym_rows._TEXT, *swegym_rows._OPTIONAL_TEXT, "FAIL_TO_PASS", "PASS_TO_PASS")
+    rows = [line.split("|")[1] for line in TASKS.read_text().splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(columns)
 
 
 @pytest.fixture(scope="session")

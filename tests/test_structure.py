@@ -39,8 +39,28 @@ def test_arrows_point_one_way() -> None:
     assert wrong == []
 
 
-LAYERS = """errors task sandbox agent engine grade record component hookspecs config store request agent_run
-rollout runner plugins notifications assemble execute cli""".split()
+LAYERS = [
+    "errors",
+    "task",
+    "sandbox",
+    "agent",
+    "engine",
+    "grade",
+    "record",
+    "component",
+    "hookspecs",
+    "config",
+    "store",
+    "request",
+    "agent_run",
+    "rollout",
+    "runner",
+    "plugins",
+    "notifications",
+    "assemble",
+    "execute",
+    "cli",
+]
 
 
 def test_inside_the_core_arrows_point_down() -> None:
