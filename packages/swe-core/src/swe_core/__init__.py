@@ -1,7 +1,7 @@
 """swe-core: train and evaluate models inside coding agents you did not write.
 
-The names below are what plugins are made of; the exceptions that they raise are in `swe_core.errors`. Importing
-this package imports nothing heavy.
+The names below are what plugins are made of; the exceptions that they raise are in `swe_core.errors`.
+Importing this package imports nothing heavy.
 """
 
 from swe_core.agent import AgentContext, AgentEvent, AgentExit, AgentSpec
