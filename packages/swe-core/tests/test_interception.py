@@ -518,6 +518,16 @@ async def test_the_engines_end_is_told_even_if_the_rollout_raises(server: Interc
     assert engine.ended == ["r1"]
 
 
+async def test_whatever_an_engines_end_raises_is_the_engines_failure(server: InterceptionServer) -> None:
+    class Broken(Plugin):
+        async def end(self, session: EngineSession) -> None:
+            raise KeyError("gone")
+
+    with pytest.raises(EngineError, match="KeyError: 'gone'"):
+        async with server.session(Broken(EngineRefused("no")), _who(), lambda _: None):
+            pass
+
+
 async def test_a_server_that_is_not_open_has_no_url() -> None:
     server = InterceptionServer()
     with pytest.raises(RuntimeError, match="not open"):

@@ -155,6 +155,17 @@ def test_blocking_wins_and_says_so_when_selected_too(install: Install) -> None:
         PluginSet(["acme"], extra=["no:acme"])
 
 
+def test_blocking_what_is_not_there_is_a_mistake() -> None:
+    with pytest.raises(PluginError, match=r"no:dokcer: .*did you mean 'docker'"):
+        PluginSet(extra=["no:dokcer"])
+
+
+def test_two_broken_distributions_with_one_plugin_name(install: Install) -> None:
+    install("acme-broken", "acme", "import a_module_that_is_not_there")
+    install("fake-broken", "acme", "import a_module_that_is_not_there")
+    assert "taken twice" in (PluginSet().plugins["acme"].error or "")
+
+
 def test_the_allow_list(install: Install) -> None:
     install("acme-agent", "acme", AGENT.format(name="acme"))
     assert allow_list({}) is None
@@ -233,6 +244,11 @@ def test_an_extra_plugin_must_not_take_a_name(tmp_path: Path) -> None:
         ("from swe_core import hookimpl\n@hookimpl\nasync def swe_agents(): return []", "async def"),
         ("from swe_core import hookimpl\n@hookimpl\ndef swe_agentz(): return []", "swe_agentz.*swe_agents"),
         ("from swe_core import hookimpl\n@hookimpl\ndef swe_agents(): return ['x']", "expected a Component"),
+        (
+            "from swe_core import hookimpl\n@hookimpl\ndef swe_agents(): pass",
+            "returned None, expected an iter",
+        ),
+        (AGENT.format(name="a").replace("[Component(", "2 * [Component("), "offers the agent 'a' twice"),
         ("from swe_core import hookimpl\n@hookimpl\ndef swe_agents(nope): return []", "nope"),
     ],
 )

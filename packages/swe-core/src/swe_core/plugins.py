@@ -98,6 +98,9 @@ class PluginSet:
         self.plugins: dict[str, Plugin] = {}
         self.chosen: list[str] = []
         self._blocked = {value[3:] for value in extra if value.startswith("no:")}
+        for name in self._blocked - BUILTINS.keys() - _installed():
+            near = _nearest(name, BUILTINS.keys() | _installed())
+            raise PluginError(f"-p no:{name}: there is no plugin {name!r} to block{near}")
         self._allow = None if allow is None else set(allow)
         for name, module in BUILTINS.items():
             if name not in self._blocked:
@@ -131,7 +134,8 @@ class PluginSet:
                     self.plugins[f"{point.name} ({plugin.origin})"] = plugin
                 else:
                     taken.error, taken.offers = plugin.error, []
-                    self.manager.unregister(name=point.name)
+                    if self.manager.has_plugin(point.name):
+                        self.manager.unregister(name=point.name)
                 continue
             self._load(plugin, point.load)
 
@@ -191,9 +195,14 @@ class PluginSet:
             for impl in getattr(self.manager.hook, hook).get_hookimpls():
                 if impl.plugin_name != name:
                     continue
-                for component in impl.function():
+                offered = impl.function()
+                if not isinstance(offered, Iterable):
+                    raise PluginError(f"its {hook} returned {offered!r}, expected an iterable of Components")
+                for component in offered:
                     if not isinstance(component, Component):
                         raise PluginError(f"its {hook} returned {component!r}, expected a Component")
+                    if any((offer.role, offer.name) == (role, component.name) for offer in offers):
+                        raise PluginError(f"it offers the {role} {component.name!r} twice")
                     offers.append(Offer(role, component, name))
         return offers
 

@@ -94,7 +94,7 @@ class InterceptionServer:
 
         Raises:
             ValueError: A session with this `rollout_id` is open.
-            EngineError: On leaving: what `engine.end` raised.
+            EngineError: On leaving: `engine.end` failed.
         """
         if session.rollout_id in self._gates:
             raise ValueError(f"the rollout {session.rollout_id!r} is registered already: ids are unique")
@@ -106,7 +106,12 @@ class InterceptionServer:
             del self._gates[session.rollout_id]
             with anyio.CancelScope(shield=True):
                 await gate.close()
-                await engine.end(session)
+                try:
+                    await engine.end(session)
+                except EngineError:
+                    raise
+                except Exception as error:  # whatever a plugin's engine raises is the engine's failure
+                    raise EngineError(sentence(error)) from error
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         return _json(chat.models_body(self._authorised(request).engine.model))
