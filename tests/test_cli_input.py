@@ -32,6 +32,38 @@ URL = ("--engine-url", "http://127.0.0.1:9/v1", "--model", "m")
         (["--mode", "black-box", *URL], "--network full"),
         (["--mode", "black-box", "--network", "full", *URL], "--agent-key-env"),
         (["--mode", "black-box", "--network", "full", *URL, "--agent-key-env", "SWE_NO_SUCH"], "SWE_NO_SUCH"),
+        (
+            [
+                "--mode",
+                "black-box",
+                "--network",
+                "full",
+                "--agent-key-env",
+                "PATH",
+                "--model",
+                "m",
+                "--engine-url",
+                "notaurl",
+            ],
+            "not a base URL",
+        ),
+        (
+            [
+                "--mode",
+                "black-box",
+                "--network",
+                "full",
+                "--agent-key-env",
+                "PATH",
+                "--model",
+                "m",
+                "--engine-url",
+                "http://user:passw0rd@127.0.0.1:9/v1",
+            ],
+            "holds a user or password",
+        ),
+        (["--plugins", "hf"], "registers nothing"),
+        (["-p", "no:local"], "'local' is blocked by -p no:local"),
         (["--mode", "white"], "run.mode"),
         (["--network", "some"], "resources.network"),
         (["--set", "sandbox.locl.x=1"], "did you mean 'local'?"),
@@ -45,6 +77,7 @@ def test_one_sentence_and_exit_code_2(swe_core: SweCore, args: list[str], says: 
     assert done.code == 2, done.stderr
     for part in says.split(".*"):
         assert part in done.stderr
+    assert "passw0rd" not in done.stderr
     assert not done.out.exists()
 
 

@@ -257,6 +257,18 @@ def host_address() -> str:
         return str(probe.getsockname()[0])
 
 
+def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    """`swe-core run … 2>&1 | head -1` ends the reader, not the run."""
+    program = Path(sys.executable).parent / "swe-core"
+    command = f"{program} run --agent nop --task {TASK} --out {tmp_path / 'run'} 2>&1 | head -1"
+    subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, check=True)
+    deadline = time.monotonic() + 60  # head is gone, and sh with it; the run is not
+    while not (tmp_path / "run" / "rollouts.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (line,) = (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()
+    assert json.loads(line)["outcome"] == "unresolved"
+
+
 def test_a_token_that_the_agent_prints_is_nowhere_in_the_records(swe_core: SweCore) -> None:
     done = swe_core("-p", PLUGIN, "--agent", "leaky", "--task", TASK)
     assert done.only["failure"]["message"].endswith("token=[redacted]")

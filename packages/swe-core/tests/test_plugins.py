@@ -151,7 +151,7 @@ def test_a_known_plugin_that_is_not_installed_names_its_distribution(
 def test_blocking_wins_and_says_so_when_selected_too(install: Install) -> None:
     install("acme-agent", "acme", AGENT.format(name="acme"))
     assert "acme" not in PluginSet(extra=["no:acme"]).plugins
-    with pytest.raises(PluginError, match="both selected and blocked"):
+    with pytest.raises(PluginError, match=r"'acme' is blocked by -p no:acme"):
         PluginSet(["acme"], extra=["no:acme"])
 
 
@@ -164,6 +164,13 @@ def test_two_broken_distributions_with_one_plugin_name(install: Install) -> None
     install("acme-broken", "acme", "import a_module_that_is_not_there")
     install("fake-broken", "acme", "import a_module_that_is_not_there")
     assert "taken twice" in (PluginSet().plugins["acme"].error or "")
+
+
+def test_a_plugin_that_registers_nothing_cannot_be_selected(install: Install) -> None:
+    install("acme-empty", "empty", "")
+    assert PluginSet().plugins["empty"].error is None
+    with pytest.raises(PluginError, match=r"'empty' \(acme-empty 1.2.3\) registers nothing"):
+        PluginSet(["empty"])
 
 
 def test_the_allow_list(install: Install) -> None:
@@ -180,7 +187,7 @@ def test_the_allow_list(install: Install) -> None:
     ("select", "extra", "allow", "message"),
     [
         (["other"], [], None, "'acme' is installed but not among --plugins"),
-        (None, ["no:acme"], None, "'acme' is both selected and blocked"),
+        (None, ["no:acme"], None, "'acme' is blocked by -p no:acme"),
         (None, [], [], "'acme' is installed but not in SWE_PLUGINS"),
         (["other"], [], ["other"], "'acme' is installed but not in SWE_PLUGINS"),
     ],

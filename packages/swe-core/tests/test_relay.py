@@ -18,7 +18,7 @@ from anyio.abc import SocketAttribute, SocketStream
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import SandboxError
-from swe_core.relay.unix import address_of, unix_listener
+from swe_core.relay.unix import MAX_CONNECTIONS, address_of, unix_listener
 from swe_core.sandbox import ASSETS_DIR, Asset, SandboxSpec
 from swe_core.testing.sandbox.base import PATIENCE
 from swe_core.testing.sandbox.network import hello, serving
@@ -126,6 +126,24 @@ async def test_host_half_that_is_gone(short_dir: Path, interpreter: list[str], p
                 async with await anyio.connect_tcp("127.0.0.1", port) as stream:
                     with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
                         await stream.receive()
+
+
+@pytest.mark.anyio
+async def test_one_sandbox_cannot_take_all_descriptors(short_dir: Path) -> None:
+    """Connections over the limit wait, at no cost to the host, until one ends."""
+    async with reversing_server() as endpoint, unix_listener(short_dir / "s", endpoint):
+        held = [await anyio.connect_unix(short_dir / "s") for _ in range(MAX_CONNECTIONS)]
+        waiting = await anyio.connect_unix(short_dir / "s")
+        await waiting.send(b"abc")
+        await waiting.send_eof()
+        with anyio.move_on_after(0.3) as early:
+            await waiting.receive()
+        assert early.cancelled_caught
+        await held.pop().aclose()
+        with anyio.fail_after(PATIENCE):
+            assert await waiting.receive() == b"cba"
+        for stream in [*held, waiting]:
+            await stream.aclose()
 
 
 @pytest.mark.anyio

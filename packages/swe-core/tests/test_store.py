@@ -87,6 +87,34 @@ def test_no_secret_reaches_the_disk_but_the_patch_is_exact(run: RunDirectory) ->
             assert (b"sekret" in data) == (name == "patch.diff"), name
 
 
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_secret_torn_between_two_writes_is_found(run: RunDirectory, size: int) -> None:
+    folder = run.folder("a")
+    printed = b"key=sekret-token-1 sekret-token- sekret-token-1\nsek"
+    for start in range(0, len(printed), size):
+        folder.add_output(printed[start : start + size])
+    folder.close()
+    logged = (folder.path / "agent.log").read_bytes()
+    assert logged == b"key=[redacted] sekret-token- [redacted]\nsek"
+
+
+def test_a_write_that_fails_leaves_no_half_line(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.append(rollout("a"))
+    real = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if len(data) < 50:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data[: len(data) - 40])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            run.append(rollout("b"))
+    run.append(rollout("c"))
+    assert [r.id for r in run.rollouts()] == ["a", "c"]
+
+
 def test_a_flood_is_cut_and_says_so(run: RunDirectory) -> None:
     folder = run.folder("a")
     for _ in range(40):

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from swe_core.agent import AgentSpec
 from swe_core.builtin.index import DEFAULTS, KNOWN_DISTRIBUTIONS, RECORDED_ENGINE
 from swe_core.component import Config
-from swe_core.config import Settings, validate
+from swe_core.config import Settings, base_url, validate
 from swe_core.errors import ConfigError, PluginError, SweError, TaskError, sentence
 from swe_core.plugins import HOOKS, Offer, PluginSet, Role
 from swe_core.sandbox import SandboxSpec
@@ -177,7 +177,7 @@ def _black_box(settings: Settings) -> BlackBoxPlan:
     key = os.environ.get(run.agent_key_env)
     if not key:
         raise ConfigError(f"--agent-key-env: the variable {run.agent_key_env!r} is not set or empty")
-    return BlackBoxPlan(run.engine_url, run.model, SecretStr(key))
+    return BlackBoxPlan(base_url(run.engine_url), run.model, SecretStr(key))
 
 
 def _task_source(settings: Settings, plugins: PluginSet) -> tuple[str, TaskSource]:

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -160,6 +161,28 @@ def validate(model: type[Config], values: Mapping[str, Any], what: str) -> Confi
         return model.model_validate(dict(values))
     except ValidationError as error:
         raise ConfigError(explain(error, what, model)) from None
+
+
+def base_url(text: str) -> str:
+    """A provider's base URL as it is used: http or https, a host, no query, no trailing slash.
+
+    Raises:
+        ConfigError: It is something else; a user or password in it is refused and not repeated.
+    """
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # raises when it is no number
+    except ValueError as error:
+        raise ConfigError(f"the engine URL is not a URL ({error}): pass http(s)://HOST[:PORT]/v1") from None
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError(
+            "the engine URL holds a user or password: leave them out, the key is read from the environment"
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError(
+            f"the engine URL {text!r} is not a base URL: pass http(s)://HOST[:PORT]/v1, no query"
+        )
+    return text.rstrip("/")
 
 
 def explain(error: ValidationError, what: str, model: type[BaseModel] | None = None) -> str:

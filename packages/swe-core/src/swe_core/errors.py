@@ -29,7 +29,6 @@ from __future__ import annotations
 from typing import Literal
 
 Boundary = Literal["sandbox", "agent", "engine", "grader"]
-BOUNDARIES: tuple[Boundary, ...] = ("sandbox", "agent", "engine", "grader")
 
 
 class SweError(Exception):

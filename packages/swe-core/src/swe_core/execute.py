@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import platform
+import resource
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -59,7 +60,8 @@ async def execute(
     out: Path,
     observe: Callable[[Sequence[RolloutRequest], Sequence[str]], Observer],
 ) -> RunResult:
-    """Run `plan` into the directory `out`. SIGINT and SIGTERM cancel it; what was running is recorded.
+    """Run `plan` into the directory `out`. SIGINT, SIGTERM and SIGHUP cancel it:
+    what was running is recorded.
 
     Args:
         observe: Makes the display from the requests and the notes that must be shown with them.
@@ -67,6 +69,7 @@ async def execute(
     Raises:
         SweError: The run could not start, or could not go on.
     """
+    _raise_descriptor_limit()
     redactor = Redactor()
     agent = plan.agent
     provider = cast(SandboxProvider, plan.sandbox.create())
@@ -133,7 +136,9 @@ def _requests(
             sandbox=plan.sandbox.name,
             engine=engine,
             model=model,
-            spec=sandbox_spec(task, plan.settings).model_copy(update={"assets": assets}),
+            spec=sandbox_spec(task, plan.settings).model_copy(
+                update={"assets": assets, "labels": {"swe-core.rollout": f"{task.instance_id}-{attempt}"}}
+            ),
             limits=plan.settings.limits,
         )
         for task in plan.tasks
@@ -148,7 +153,7 @@ async def _until_signalled(worker: RolloutWorker, runner: Runner) -> bool:
 
     async def watch(scope: anyio.CancelScope) -> None:
         nonlocal signalled
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             async for _ in signals:
                 signalled = True
                 scope.cancel()
@@ -163,6 +168,12 @@ async def _until_signalled(worker: RolloutWorker, runner: Runner) -> bool:
     if problem is not None:
         raise problem
     return signalled
+
+
+def _raise_descriptor_limit() -> None:
+    """Sockets and pipes of many rollouts exceed the usual soft limit of 1024; the hard one is ours to use."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _versions(plugins: PluginSet) -> dict[str, str]:

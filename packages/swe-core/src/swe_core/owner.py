@@ -24,19 +24,30 @@ def _start_time(pid: int) -> str | None:
     return None if fields[0] in ("Z", "X") else fields[19]
 
 
+def _namespace() -> str:
+    """The pid namespace in which our pids mean something: containers may share a host's name and boot."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return "-"
+
+
 def current_owner() -> str:
-    """`host/boot id/pid/start time` of this process: unlike a bare pid it is never reused."""
+    """`host/boot id/pid namespace/pid/start time` of this process: unlike a bare pid it is never reused."""
     pid = os.getpid()
-    return f"{platform.node()}/{_boot_id()}/{pid}/{_start_time(pid) or '-'}"
+    return f"{platform.node()}/{_boot_id()}/{_namespace()}/{pid}/{_start_time(pid) or '-'}"
 
 
 def is_abandoned(owner: str) -> bool:
-    """Whether `owner` ran on this host and lives no more; False for other hosts, which we cannot judge."""
+    """Whether `owner` ran on this host and lives no more; False for those that we cannot judge: of other
+    hosts, and of other pid namespaces of this boot."""
     try:
-        host, boot, pid, started = owner.rsplit("/", 3)
+        host, boot, namespace, pid, started = owner.rsplit("/", 4)
         number = int(pid)
     except ValueError:
         return False
     if host != platform.node():
         return False
-    return boot != _boot_id() or _start_time(number) != started
+    if boot != _boot_id():
+        return True
+    return namespace == _namespace() and _start_time(number) != started

@@ -78,13 +78,11 @@ printf '%s\n' "$commit" "$tree" "$root" "$HOME" "$objects"
 
 _EXPORT = r"""
 tree=$1 root=$2 store=$3 objects=$4 cap=$5
-mkdir -p "$6"
-HOME=$(mktemp -d "$6/.swe-export-XXXXXXXX")
-trap 'rm -rf "$HOME"' EXIT
 { cd -- "$root" && [ "$(pwd -P)" = "$root" ]; } 2>/dev/null || {
   [ -d "$root" ] && [ ! -L "$root" ] && chmod u+rwx "$root" && cd -- "$root"
 } 2>/dev/null || quit 42 'no such directory'
-{ HOME=$(mktemp -d /tmp/swe-export-XXXXXXXX) && head -c 262144 /dev/zero >"$HOME/room"; } 2>/dev/null ||
+mkdir -p "$6" 2>/dev/null || { rm -rf "$6" && mkdir -p "$6"; } 2>/dev/null || :  # a file in its place
+{ HOME=$(mktemp -d "$6/.swe-export-XXXXXXXX") && head -c 262144 /dev/zero >"$HOME/room"; } 2>/dev/null ||
   quit 46 'no room'
 trap 'rm -rf "$HOME"' EXIT
 find "$root" -type d ! -perm -0700 -exec chmod u+rwx {} \; -o -type f ! -perm -0400 -exec chmod u+r {} \; \

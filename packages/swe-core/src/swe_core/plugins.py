@@ -215,13 +215,18 @@ class PluginSet:
                 raise PluginError(
                     f"the plugin {name!r} ({plugin.origin} {plugin.version}) is broken: {plugin.error}"
                 )
+            if not self.manager.get_hookcallers(self.manager.get_plugin(name)):
+                raise PluginError(
+                    f"the plugin {name!r} ({plugin.origin} {plugin.version}) registers nothing: "
+                    "leave it out, or install a version that does"
+                )
         elif not any(offer.name == name for offer in self.offers()):
             raise PluginError(self._unknown(name))
         self.chosen.append(name)
 
     def _unknown(self, name: str) -> str:
         if name in self._blocked:
-            return f"the plugin {name!r} is both selected and blocked: drop '-p no:{name}' or the selection"
+            return f"{name!r} is blocked by -p no:{name}: leave that out, or choose another"
         installed = _installed()
         if name in installed and not (self._allow is None or name in self._allow):
             return f"the plugin {name!r} is installed but not in {ALLOW_VARIABLE}: add it there or unset it"

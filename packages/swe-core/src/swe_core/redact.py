@@ -29,6 +29,17 @@ class Redactor:
             text = text.replace(secret, MARK)
         return text
 
+    def unfinished(self, data: bytes) -> int:
+        """How many of the last bytes of `data` may be the beginning of a secret that goes on after them."""
+        longest = 0
+        for secret in self._secrets:
+            encoded = secret.encode()
+            for length in range(min(len(encoded) - 1, len(data)), longest, -1):
+                if data.endswith(encoded[:length]):
+                    longest = length
+                    break
+        return longest
+
     def data(self, data: bytes) -> bytes:
         """The same for bytes."""
         for secret in self._secrets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import anyio
 
@@ -54,18 +55,24 @@ class Runner:
 
     async def _work(self, waiting: Iterator[RolloutRequest]) -> None:
         for request in waiting:
-            try:
+            with self._writing():
                 folder = self.store.folder(request.id)
-                await run_rollout(request, self._parts, folder, self._observer, self._finish)
-            except OSError as error:
-                raise SweError(
-                    f"cannot write to the run directory {str(self.store.path)!r}: "
-                    f"{error.strerror or error}; what is finished is kept"
-                ) from error
+            await run_rollout(request, self._parts, folder, self._observer, self._finish)
 
     def _finish(self, rollout: Rollout) -> None:
-        self.store.append(rollout)
+        with self._writing():
+            self.store.append(rollout)
         self._observer.finished(rollout)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SweError(
+                f"cannot write to the run directory {str(self.store.path)!r}: "
+                f"{error.strerror or error}; what is finished is kept"
+            ) from error
 
 
 class _Observers:

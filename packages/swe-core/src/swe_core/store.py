@@ -35,32 +35,49 @@ class RunInfo(Record):
     notes: tuple[str, ...] = ()
 
 
-class _Capped:
-    """An append-only file that stops growing at `MAX_LOG` and says so."""
+class _Appended:
+    """An append-only file that is written while a rollout runs.
 
-    def __init__(self, path: Path, redactor: Redactor) -> None:
+    Args:
+        limit: Bytes at which it stops growing and says so; None is no limit.
+    """
+
+    def __init__(self, path: Path, redactor: Redactor, limit: int | None) -> None:
         self._path = path
         self._redactor = redactor
+        self._limit = limit
         self._file: BinaryIO | None = None
         self._size = 0
         self._full = False
+        self._held = b""
 
     def write(self, data: bytes) -> None:
-        if self._full:
+        """Append something whole, such as a line."""
+        self._append(self._redactor.data(data))
+
+    def write_piece(self, data: bytes) -> None:
+        """Append a piece of a stream; a secret that was torn between two pieces is still found."""
+        data = self._redactor.data(self._held + data)
+        whole = len(data) - self._redactor.unfinished(data)
+        self._held = data[whole:]
+        self._append(data[:whole])
+
+    def close(self) -> None:
+        self._append(self._held)
+        if self._file is not None:
+            self._file.close()
+
+    def _append(self, data: bytes) -> None:
+        if self._full or not data:
             return
         if self._file is None:
             self._file = self._path.open("ab")
-        data = self._redactor.data(data)
-        if self._size + len(data) > MAX_LOG:
+        if self._limit is not None and self._size + len(data) > self._limit:
             self._full = True
-            data = orjson.dumps({"kind": "info", "text": f"cut here: more than {MAX_LOG} bytes"}) + b"\n"
+            data = orjson.dumps({"kind": "info", "text": f"cut here: more than {self._limit} bytes"}) + b"\n"
         self._size += len(data)
         self._file.write(data)
         self._file.flush()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
 
 
 class RolloutFolder:
@@ -70,9 +87,9 @@ class RolloutFolder:
         path.mkdir(parents=True)
         self.path = path
         self._redactor = redactor
-        self._turns = _Capped(path / "turns.jsonl", redactor)
-        self._transcript = _Capped(path / "transcript.jsonl", redactor)
-        self._output = _Capped(path / "agent.log", redactor)
+        self._turns = _Appended(path / "turns.jsonl", redactor, None)
+        self._transcript = _Appended(path / "transcript.jsonl", redactor, MAX_LOG)
+        self._output = _Appended(path / "agent.log", redactor, MAX_LOG)
 
     def add_turn(self, turn: Turn) -> None:
         """Append one LLM call to `turns.jsonl`."""
@@ -84,7 +101,7 @@ class RolloutFolder:
 
     def add_output(self, data: bytes) -> None:
         """Append raw output of the agent's process to `agent.log`."""
-        self._output.write(data)
+        self._output.write_piece(data)
 
     def put(self, name: str, data: bytes) -> None:
         """Write a whole file, `name`, into the folder."""
@@ -159,10 +176,15 @@ class RunDirectory:
         """Append one finished rollout as a line and sync it to disk: from here on it is not lost."""
         descriptor = os.open(self.path / ROLLOUTS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
+            before = os.fstat(descriptor).st_size
             data = self.redactor.data(_line(rollout))
-            while data:
-                data = data[os.write(descriptor, data) :]
-            os.fsync(descriptor)
+            try:
+                while data:
+                    data = data[os.write(descriptor, data) :]
+                os.fsync(descriptor)
+            except OSError:  # a full disk: half a line would spoil every line after it
+                os.ftruncate(descriptor, before)
+                raise
         finally:
             os.close(descriptor)
 

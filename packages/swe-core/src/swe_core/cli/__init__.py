@@ -72,6 +72,9 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
+    except BrokenPipeError:  # who read our output has left (`| head`): nothing more to say, nor to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except SweError as error:
         click.echo(f"swe-core: error: {sentence(error)}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)

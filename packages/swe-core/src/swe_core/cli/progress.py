@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group, RenderableType
@@ -66,6 +68,17 @@ class _Tally:
         return text
 
 
+class Display(Console):
+    """Standard error. When nobody reads it any more (`2>&1 | head`), the run goes on in silence."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 class PlainProgress:
     """One line per rollout start, phase and end, to stderr."""
 
@@ -96,8 +109,9 @@ class PlainProgress:
 
     @staticmethod
     def _say(text: str) -> None:
-        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-        sys.stderr.flush()
+        with suppress(BrokenPipeError):
+            sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+            sys.stderr.flush()
 
 
 class LiveProgress:

@@ -117,14 +117,13 @@ def run(
 def _execute(settings: Settings, plugins: PluginSet, out: Path | None, verbose: bool) -> RunResult:
     # The heavy half of the program, imported only once the input is known to be sound.
     import anyio
-    from rich.console import Console
 
     from swe_core.assemble import make_plan
-    from swe_core.cli.progress import LiveProgress, PlainProgress
+    from swe_core.cli.progress import Display, LiveProgress, PlainProgress
     from swe_core.execute import execute
 
     plan = make_plan(settings, plugins)
-    console = Console(stderr=True, highlight=False)
+    console = Display()
     _log_to(console, plugins, verbose)
     directory = out or _default_directory(plan.agent.name)
 

@@ -15,6 +15,9 @@ from swe_core.errors import SandboxError
 
 MAX_UNIX_PATH = 107
 """Bytes that Linux takes for the path of a unix socket."""
+MAX_CONNECTIONS = 64
+"""Connections that one sandbox may hold open at once: each costs the host two file descriptors, and one
+sandbox must not take those of the others. More wait until one ends."""
 _CHUNK = 65536
 
 
@@ -70,10 +73,23 @@ async def unix_listener(path: Path, endpoint: str) -> AsyncIterator[None]:
             async with far:
                 await splice(near, far)
 
+    places = anyio.Semaphore(MAX_CONNECTIONS)
+
+    async def take(near: SocketStream) -> None:
+        try:
+            await connected(near)
+        finally:
+            places.release()
+
+    async def serve(tasks: TaskGroup) -> None:
+        while True:
+            await places.acquire()  # before accepting: a connection that waits costs us nothing
+            tasks.start_soon(take, await listener.accept())
+
     listener = await anyio.create_unix_listener(path, mode=0o666, backlog=1024)
     try:
         async with background() as tasks:
-            tasks.start_soon(listener.serve, connected)
+            tasks.start_soon(serve, tasks)
             yield
     finally:
         with anyio.CancelScope(shield=True):

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.replies import Refusals, StreamedReply, Transient, parse_models, parse_reply
+from swe_core.config import base_url
 from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession
 from swe_core.errors import ConfigError, EngineProtocolError, EngineUnavailable
 
@@ -174,24 +175,13 @@ def _required(config: OpenAIConfig) -> tuple[str, str]:
             f"the engine 'openai' needs {' and '.join(f'a {name}' for name in missing)}: "
             f"pass {' '.join(options[name] for name in missing)}"
         )
-    try:
-        url = httpx.URL(config.url)
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"the engine URL is not a URL ({error}): pass http(s)://HOST[:PORT]/v1") from None
-    if url.userinfo:  # not quoted: it holds a secret
-        raise ConfigError(
-            "the engine URL holds a user or password: leave them out, the key is read from the environment"
-        )
-    if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-        raise ConfigError(
-            f"the engine URL {config.url!r} is not a base URL: pass http(s)://HOST[:PORT]/v1, no query"
-        )
+    url = base_url(config.url)
     ours = [name for name in _OURS if name in config.params]
     if ours:
         raise ConfigError(
             f"the engine 'openai' sets {ours[0]!r} itself: leave it out of params (the model is --model)"
         )
-    return config.url.rstrip("/"), config.model
+    return url, config.model
 
 
 def _key(variable: str) -> SecretStr | None:
