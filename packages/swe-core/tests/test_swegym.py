@@ -240,7 +240,7 @@ def test_a_missing_column_is_named(tmp_path: Path, name: str) -> None:
     assert f"the column {name!r} is missing; expected " in message
 
 
-@pytest.mark.parametrize("unsafe", ["", "../up", "a/b", "-x", "a b", "a\n", "é", ".hidden"])
+@pytest.mark.parametrize("unsafe", ["", "../up", "a/b", "-x", "a b", "a\n", "é", ".hidden", "x" * 201])
 def test_an_id_that_is_no_safe_file_name_is_refused(tmp_path: Path, unsafe: str) -> None:
     assert "the column 'instance_id' is" in refusal(tmp_path, row(instance_id=unsafe))
 

@@ -20,7 +20,7 @@ class Task(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    instance_id: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    instance_id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     repo: str
     base_commit: str = Field(min_length=1, description="the commit that the bug is in")
     problem_statement: str = Field(min_length=1)

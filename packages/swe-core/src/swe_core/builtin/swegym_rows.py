@@ -61,7 +61,7 @@ _OPTIONAL_TEXT = (
     "setup",
     "log_parser",
 )
-_INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # it becomes a directory's name
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 _VERSION = re.compile(r"(\d+)\.(\d+)")
@@ -166,7 +166,9 @@ class Row:
         Raises:
             TaskError: A column is missing or holds something else than it should.
         """
-        instance_id = self._matching("instance_id", _INSTANCE_ID, "letters, digits, '.', '_' and '-' only")
+        instance_id = self._matching(
+            "instance_id", _INSTANCE_ID, "letters, digits, '.', '_' and '-' only, 200 at most"
+        )
         self.where += f" ({instance_id!r})"
         text = {name: self._text(name) for name in _TEXT}
         optional = {name: self._optional(name) for name in _OPTIONAL_TEXT}
