@@ -257,6 +257,15 @@ def host_address() -> str:
         return str(probe.getsockname()[0])
 
 
+def test_a_sandbox_that_opens_too_slowly_is_a_sandbox_error(swe_core: SweCore, sandbox: str) -> None:
+    done = swe_core(
+        "--agent", "nop", "--sandbox", sandbox, "--task", TASK, "--set", "limits.open=0.001"
+    )  # fmt: skip
+    failure = done.only["failure"]
+    assert failure["boundary"] == "sandbox"
+    assert "did not open within its budget of 0.001 s (limits.open)" in failure["message"]
+
+
 def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
     """`swe-core run … 2>&1 | head -1` ends the reader, not the run."""
     program = Path(sys.executable).parent / "swe-core"

@@ -1,0 +1,44 @@
+"""The live table, on a real terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+
+def test_a_terminal_shows_a_line_per_running_rollout_and_a_summary(tmp_path: Path) -> None:
+    shown = bytearray()
+    ours, theirs = pty.openpty()
+
+    def read() -> None:
+        try:
+            while data := os.read(ours, 65536):
+                shown.extend(data)
+        except OSError:  # Linux: the other end of the terminal was closed
+            return
+
+    program = str(Path(sys.executable).parent / "swe-core")
+    command = [program, "run", "--task", "demo__memofn-1", "--attempts", "2", "--concurrency", "1"]
+    command += ["--out", str(tmp_path / "run")]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, env=environment
+    ) as process:
+        os.close(theirs)
+        reader = threading.Thread(target=read)
+        reader.start()
+        stdout, _ = process.communicate(timeout=120)
+        reader.join()
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert re.search(r"task +attempt +phase +turns +tokens +seconds", text)
+    for attempt in (0, 1):
+        assert re.search(rf"demo__memofn-1 +{attempt} +agent +\d+ +\d+ +\d+", text)
+    assert re.search(r"1/2 done, 1 resolved, \d+ s, about \d+ s left", text)
+    assert re.search(r"resolved +demo__memofn-1-0  4 turns", text)
+    assert b"resolved 2 of 2" in stdout  # the table itself goes to standard output
