@@ -28,6 +28,7 @@ _ETC = (
     *("ssl/openssl.cnf", "terminfo", "timezone"),
 )
 _ETC_NETWORK = ("gai.conf", "host.conf", "hosts", "resolv.conf")
+_KEYS = "/proc/keys"
 _WRITABLE = ("/tmp", "/var/tmp", "/dev/shm")
 
 
@@ -146,16 +147,25 @@ class Binds:
         self.arguments += ["--ro-bind", source, target]
 
 
-def command_line(bwrap: str, spec: SandboxSpec, binds: Binds, control: int) -> Sequence[str]:
-    """The argv that starts a sandbox whose process 1 is the supervisor, listening on descriptor `control`.
+def command_line(
+    bwrap: str, spec: SandboxSpec, binds: Binds, control: int, rules: int | None
+) -> Sequence[str]:
+    """The argv that starts a sandbox whose process 1 is the supervisor.
 
     It is root of its own user namespace for the time that it needs to finish the file system.
+
+    Args:
+        control: The descriptor on which the supervisor listens.
+        rules: The descriptor of a system call filter; None is no filter.
     """
     return [
         *(bwrap, *_namespaces(spec.network), "--as-pid-1", "--clearenv", "--uid", "0", "--gid", "0"),
         *("--hostname", "swe", "--cap-add", "ALL"),
+        *(() if rules is None else ("--seccomp", str(rules))),
         *("--tmpfs", HIDDEN, "--size", str(spec.disk_mb * 2**20), "--tmpfs", f"{HIDDEN}/disk"),
         *("--dev", "/dev", "--proc", "/proc"),
+        # The names of the host user's keys; what they hold is behind system calls that `rules` denies.
+        *(("--ro-bind", "/dev/null", _KEYS) if os.path.exists(_KEYS) else ()),
         *binds.arguments,
         *("--", os.path.realpath(sys.executable), "-I", "-S", f"{HIDDEN}/supervisor.py", str(control)),
     ]

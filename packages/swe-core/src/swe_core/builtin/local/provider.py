@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
 import anyio
 from anyio.abc import Process as HostProcess
 
-from swe_core.builtin.local import bwrap, limits, state
-from swe_core.builtin.local.control import Control
+from swe_core.builtin.local import bwrap, limits, seccomp, state
+from swe_core.builtin.local.control import Control, sealed
 from swe_core.builtin.local.sandbox import LocalSandbox
 from swe_core.builtin.local.unisolated import Paths, UnisolatedSandbox
 from swe_core.errors import SandboxDied, SandboxError
@@ -66,16 +67,23 @@ class LocalProvider:
                 "is a private copy, at another path. Disk, processes and processor time are not limited, "
                 "memory only per process.",
             )
+        found = []
         if self._parents is None:
             root = os.getuid() == 0
-            return (
+            found.append(
                 "local sandboxes limit memory per process instead of in sum, and processor time not at all"
                 f"{', and processes not at all' if root else ''}: no cgroup with memory and pids controllers "
-                "is writable here.",
+                "is writable here."
             )
-        if self._parents.cpu is None:
-            return ("local sandboxes do not limit processor time: no cgroup with a cpu controller here.",)
-        return ()
+        elif self._parents.cpu is None:
+            found.append("local sandboxes do not limit processor time: no cgroup with a cpu controller here.")
+        if seccomp.this_machine() is None:
+            found.append(
+                f"local sandboxes have no system call filter on {platform.machine()!r}, only on 64-bit "
+                f"{' and '.join(seccomp.MACHINES)}: code inside can read your kernel keyrings and open "
+                "AF_VSOCK sockets."
+            )
+        return found
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
@@ -109,12 +117,13 @@ class LocalProvider:
         host_end, inner_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control = Control(host_end, directory.name)
         try:
-            with inner_end:
+            with inner_end, _filter(isolated) as rules:
                 descriptor = inner_end.fileno()
                 settings, sandbox, argv = await anyio.to_thread.run_sync(
-                    self._plan, spec, directory, control, descriptor, isolated
+                    self._plan, spec, directory, control, descriptor, rules, isolated
                 )
-                process = await _launch([*_enter(enter), *argv], descriptor, directory / _STDERR)
+                passed = [descriptor] if rules is None else [descriptor, rules]
+                process = await _launch([*_enter(enter), *argv], passed, directory / _STDERR)
             try:
                 await _set_up(control, settings, directory / _STDERR)
                 yield sandbox
@@ -127,7 +136,13 @@ class LocalProvider:
             control.close()
 
     def _plan(
-        self, spec: SandboxSpec, directory: Path, control: Control, descriptor: int, isolated: bool
+        self,
+        spec: SandboxSpec,
+        directory: Path,
+        control: Control,
+        descriptor: int,
+        rules: int | None,
+        isolated: bool,
     ) -> tuple[Mapping[str, object], LocalSandbox, Sequence[str]]:
         """What to tell the supervisor, the sandbox to be, and the argv that starts it."""
         sockets = directory / "sockets"
@@ -151,7 +166,7 @@ class LocalProvider:
             "overlay": self._overlay and _is_ours(spec.repository),
         }
         sandbox = LocalSandbox(directory.name, spec, control, env, sockets)
-        return settings, sandbox, bwrap.command_line(self._bwrap or "", spec, binds, descriptor)
+        return settings, sandbox, bwrap.command_line(self._bwrap or "", spec, binds, descriptor, rules)
 
     async def reap(self) -> int:
         """See `SandboxProvider.reap`."""
@@ -190,7 +205,21 @@ def _enter(files: Sequence[Path]) -> list[str]:
     return ["sh", "-c", _ENTER, "sh", *map(str, files), "--"] if files else []
 
 
-async def _launch(argv: Sequence[str], descriptor: int, stderr: Path) -> HostProcess:
+@contextmanager
+def _filter(isolated: bool) -> Iterator[int | None]:
+    """A descriptor with the system call filter for bubblewrap; None where there is none."""
+    machine = seccomp.this_machine() if isolated else None
+    if machine is None:
+        yield None
+        return
+    rules = sealed(seccomp.program(machine))
+    try:
+        yield rules
+    finally:
+        os.close(rules)
+
+
+async def _launch(argv: Sequence[str], passed: Sequence[int], stderr: Path) -> HostProcess:
     """Start the supervisor, in a session of its own: Ctrl-C in the terminal is for us alone."""
     file = os.open(stderr, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
@@ -200,7 +229,7 @@ async def _launch(argv: Sequence[str], descriptor: int, stderr: Path) -> HostPro
             stdout=subprocess.DEVNULL,
             stderr=file,
             start_new_session=True,
-            pass_fds=(descriptor,),
+            pass_fds=tuple(passed),
         )
     finally:
         os.close(file)
