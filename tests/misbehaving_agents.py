@@ -20,6 +20,7 @@ SCRIPTS = {
     "fork": "b() { b | b & }; (b) 2>/dev/null & i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done",
     "delete": "rm -rf .git * ; true",
     "commit": f"{FIX}; git -c user.name=x -c user.email=x@example.invalid commit -qam sneaky",
+    "unshell": "rm -f $(command -v sh dash bash) /bin/sh /bin/dash /bin/bash; true",
     "silent": "true",
     # Outlives its agent, and writes as soon as it sees git at work again: that is the export.
     "orphan": f"{FIX}; setsid sh -c '{ORPHAN}' >/dev/null 2>&1 & sleep 0.5",

@@ -29,6 +29,7 @@ def sandbox(request: pytest.FixtureRequest) -> str:
         ("fill", "unresolved", None, "disk is full"),
         ("fork", "unresolved", None, "empty"),
         ("delete", "unresolved", None, "deleted"),
+        ("unshell", "unresolved", None, "the code inside broke the sandbox"),
         ("commit", "unresolved", None, ""),
         ("orphan", "unresolved", None, ""),
     ],
@@ -48,6 +49,8 @@ def test_a_bad_agent_is_data(
     message = failure["message"] if failure else grade["reason"]
     if agent == "fill" and sandbox == "docker":
         says = "exceeds the"  # containers here have no disk quota: it is each file's size that is bounded
+    if agent == "unshell" and sandbox == "local":
+        says = "empty"  # the system is read-only there: nothing was removed
     assert says in message
     assert "\n" not in message
     assert rollout["reward"] == (None if outcome == "error" else 0.0)

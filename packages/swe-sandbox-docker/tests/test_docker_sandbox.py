@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,11 +18,11 @@ import anyio
 import docker
 import pytest
 
-from swe_core.errors import PolicyRefused, SandboxDied, SandboxError, SandboxTimeout
+from swe_core.errors import PolicyRefused, SandboxBroken, SandboxDied, SandboxError, SandboxTimeout
 from swe_core.owner import LABEL, current_owner
 from swe_core.sandbox import Asset, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.testing.sandbox import SandboxConformance
-from swe_sandbox_docker.client import Client, EngineLimits, resolve_host
+from swe_sandbox_docker.client import Client, EngineLimits, _limits, resolve_host
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.container import check
 from swe_sandbox_docker.provider import DockerProvider
@@ -38,6 +39,12 @@ class TestDocker(SandboxConformance):
     """What every sandbox must do."""
 
     limits_disk = False  # unless its storage has quotas, the engine bounds each file: `notes` says so
+
+    @property
+    def confines_vsock(self) -> bool:  # type: ignore[override]  # engines before 23 do not: `notes` says so
+        client = Client(resolve_host(None))
+        with closing(client.api):
+            return not client.limits.vsock
 
     @pytest.fixture
     def provider(self, docker_engine: str) -> DockerProvider:
@@ -117,6 +124,25 @@ async def test_a_file_that_is_too_large(provider: DockerProvider, spec: SandboxS
     assert "bounds each file" in note
 
 
+async def test_vsock_is_denied_or_noted(provider: DockerProvider, spec: SandboxSpec) -> None:
+    try:
+        socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()
+    except OSError as error:
+        pytest.skip(f"this host has no AF_VSOCK: {error}")
+    async with provider.open(spec) as sandbox:
+        done = await sandbox.exec(["python3", "-c", "import socket; socket.socket(socket.AF_VSOCK)"])
+    noted = [note for note in provider.notes() if "AF_VSOCK" in note]
+    assert noted or done.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "opens"),
+    [("20.10.24+dfsg1", True), ("23.0.0", False), ("28.2.2-rc.1", False), ("dev", True), (None, True)],
+)
+def test_which_engines_deny_vsock(version: str | None, opens: bool) -> None:
+    assert _limits({"NCPU": 1, "ServerVersion": version}).vsock is opens
+
+
 async def test_a_promised_quota_that_is_refused_falls_back(
     provider: DockerProvider, spec: SandboxSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -134,7 +160,9 @@ async def test_a_promised_quota_that_is_refused_falls_back(
 
 async def test_an_engine_without_limits_is_refused(docker_engine: str, spec: SandboxSpec) -> None:
     client = Client(docker_engine)
-    client.limits = EngineLimits(1, ("memory", "processor time"), swap=True, storage="vfs", quota=False)
+    client.limits = EngineLimits(
+        1, ("memory", "processor time"), swap=True, storage="vfs", quota=False, version="28.0.0"
+    )
     with pytest.raises(PolicyRefused, match="cannot limit memory or processor time"):
         check(spec, client)
     client.api.close()
@@ -210,6 +238,65 @@ async def test_the_agent_cannot_end_its_sandbox(provider: DockerProvider, spec: 
     async with provider.open(spec) as sandbox:
         await sh(sandbox, "kill -9 -1; kill -9 1; kill -9 $(ls /proc | grep '^[0-9]')", code=137)
         await sh(sandbox, "true")
+
+
+@pytest.mark.parametrize(
+    ("deed", "says"),
+    [
+        ("rm -f /bin/sh /bin/dash /bin/bash", "its shell .* exec sh failed: No such file"),
+        ("rm -f /bin/sh && mkdir /bin/sh", "its shell .* exec sh failed: Permission denied"),
+        ("ln -sf /bin/true /bin/sh", "its shell .* ended without a word"),
+        ("chmod 000 /", "does not start again: .*permission denied"),
+        ("cd / && rm -rf /testbed && touch /testbed", "does not start again: .*/testbed is not a directory"),
+    ],
+)
+async def test_code_that_breaks_its_sandbox(
+    provider: DockerProvider, spec: SandboxSpec, deed: str, says: str
+) -> None:
+    """It is told from a sandbox that died of itself, again and again, and killing still works."""
+    async with provider.open(spec) as sandbox:
+        process = await sandbox.start(["sh", "-c", f"{deed}; echo done; exec sleep 600"])
+        async for _, chunk in process.output():
+            assert chunk == b"done\n"
+            break
+        await process.kill()
+        for _ in range(2):
+            with pytest.raises(SandboxBroken, match=f"the code inside broke the sandbox .*{says}"):
+                await sandbox.kill_all()
+
+
+async def test_a_sandbox_that_is_killed_while_it_starts_again(
+    provider: DockerProvider, spec: SandboxSpec
+) -> None:
+    """As by the kernel, out of memory: nobody inside did that."""
+    async with provider.open(spec) as sandbox:
+        await sh(sandbox, "printf '#!/usr/bin/python3\nimport os; os.kill(os.getpid(), 9)\n' >/tmp/x")
+        await sh(sandbox, "chmod 755 /tmp/x && ln -sf /tmp/x /bin/sh")
+        with pytest.raises(SandboxDied, match="was killed while it started again") as caught:
+            await sandbox.kill_all()
+        assert not isinstance(caught.value, SandboxBroken)
+
+
+async def test_kill_all_twice_at_once(provider: DockerProvider, spec: SandboxSpec) -> None:
+    async with provider.open(spec) as sandbox:
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(sandbox.kill_all)
+        assert (await sandbox.exec(["true"])).exit_code == 0
+
+
+@pytest.mark.parametrize("deed", ["import time; time.sleep(600)", "while True: print(chr(120) * 1000)"])
+async def test_a_shell_of_the_agents_own(
+    provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch, deed: str
+) -> None:
+    """One that runs, whether it says nothing or too much, keeps the sandbox up as well."""
+    monkeypatch.setattr("swe_sandbox_docker.sandbox.START_TIMEOUT", 1.0)
+    async with provider.open(spec) as sandbox:
+        await sh(sandbox, f"printf '#!/usr/bin/python3\n{deed}\n' >/tmp/x")
+        await sh(sandbox, "chmod 755 /tmp/x && ln -sf /tmp/x /bin/sh")
+        await sandbox.kill_all()
+        assert (await sandbox.exec(["true"])).exit_code == 0
 
 
 async def test_a_kill_finds_whoever_hides(provider: DockerProvider, spec: SandboxSpec) -> None:

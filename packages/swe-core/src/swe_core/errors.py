@@ -8,6 +8,7 @@
     ├── SandboxError             where the code runs failed
     │   ├── SandboxTimeout       a command outlived its time; its tree was killed (also TimeoutError)
     │   ├── SandboxDied          the sandbox itself is gone
+    │   │   └── SandboxBroken    because of what the code inside did to it
     │   ├── ImageNotFound        the image is absent and cannot be pulled (also LookupError)
     │   └── PolicyRefused        the provider cannot enforce what was asked
     ├── AgentError               the coding agent failed
@@ -61,6 +62,14 @@ class SandboxTimeout(SandboxError, TimeoutError):
 
 class SandboxDied(SandboxError):
     """The sandbox itself is gone: nothing can be executed in it any more."""
+
+
+class SandboxBroken(SandboxDied):
+    """The code inside broke the sandbox, say by removing what the sandbox itself needs.
+
+    Only for what a provider knows to be the deed of that code: where an agent did it, the rollout is
+    unresolved and not an error.
+    """
 
 
 class ImageNotFound(SandboxError, LookupError):

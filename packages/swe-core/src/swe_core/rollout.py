@@ -21,7 +21,7 @@ import anyio
 
 from swe_core.agent_run import AgentRun, run_agent
 from swe_core.engine import Usage
-from swe_core.errors import Boundary, GraderError, SandboxError, boundary_of, sentence
+from swe_core.errors import Boundary, GraderError, SandboxBroken, SandboxError, boundary_of, sentence
 from swe_core.grade import Grade
 from swe_core.patch import PatchUnavailable, export_patch, record_base
 from swe_core.record import Failure, Outcome, Phases, Rollout
@@ -124,6 +124,9 @@ async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutF
                     await sandbox.kill_all()  # nothing that the agent left behind changes files from here on
                     notes.patch = await export_patch(sandbox, base, timeout=limits.prepare)
                 folder.put_patch(notes.patch)
+            except SandboxBroken as error:
+                if agent_failure is None:
+                    raise PatchUnavailable(sentence(error)) from None
             except Exception:
                 if agent_failure is None:
                     raise

@@ -162,6 +162,10 @@ class Sandbox(ABC):
         """Kill every process inside but the provider's own (SIGKILL). A fork bomb does not outrun it.
 
         The sandbox stays usable. What `reach` started may die with it.
+
+        Raises:
+            SandboxBroken: All were killed, but the sandbox cannot be used any more, and that is the deed of
+                the code inside: it removed or replaced something that the provider needs there.
         """
 
     @abstractmethod

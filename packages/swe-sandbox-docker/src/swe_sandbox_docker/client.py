@@ -33,6 +33,7 @@ TIMEOUT = 120
 """Seconds that one call may take; starting many containers on few cores is slow."""
 _MAX_HEAD = 65536
 _MAX_REASON = 500
+_DENIES_VSOCK = 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class EngineLimits:
         swap: Whether it can keep a container from using swap beyond its memory.
         storage: Its storage driver and the file system under it.
         quota: Whether it may be able to bound what a container writes.
+        version: Its version.
     """
 
     cpus: int
@@ -52,6 +54,14 @@ class EngineLimits:
     swap: bool
     storage: str
     quota: bool
+    version: str
+
+    @property
+    def vsock(self) -> bool:
+        """Whether code in a container can open AF_VSOCK sockets: Docker's seccomp profile denies them from
+        version 23 on. An engine that does not tell its version is taken for an older one."""
+        major = self.version.partition(".")[0]
+        return not major.isdecimal() or int(major) < _DENIES_VSOCK
 
 
 def resolve_host(configured: str | None) -> str:
@@ -189,4 +199,5 @@ def _limits(info: dict[str, Any]) -> EngineLimits:
         swap=bool(info.get("SwapLimit")),
         storage=f"{driver} on {below}" if below else driver,
         quota=driver in ("btrfs", "zfs", "devicemapper") or (driver == "overlay2" and below == "xfs"),
+        version=info.get("ServerVersion") or "of unknown version",
     )

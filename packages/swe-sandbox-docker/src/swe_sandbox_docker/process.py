@@ -157,7 +157,9 @@ class DockerProcess(Process):
             text = refusal.decode(errors="replace")
             missing = any(words in text for words in _NOT_FOUND) and "chdir to cwd" not in text
             code = 127 if missing else 126
-        if code == _KILLED or (refused and code == 126):  # by itself, by us, or with the container?
+        # By itself, by us, or with the container? To a container that ends meanwhile the runtime also says
+        # that it finds no such file.
+        if code == _KILLED or (refused and (code == 126 or self._killed)):
             if self._killed:
                 return False, _KILLED
             await anyio.sleep(_GRACE)

@@ -22,10 +22,9 @@ from swe_core.relay.unix import background
 from swe_core.sandbox import Sandbox, SandboxSpec
 from swe_sandbox_docker.client import Client, reason, resolve_host
 from swe_sandbox_docker.config import DockerConfig
-from swe_sandbox_docker.container import READY, User, check, create, fill, resolve_user
+from swe_sandbox_docker.container import ShellEnded, User, check, create, fill, resolve_user, start
 from swe_sandbox_docker.images import Images
 from swe_sandbox_docker.sandbox import DockerSandbox
-from swe_sandbox_docker.streams import take_frames
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class DockerProvider:
         with _socket_directory() as sockets:
             try:
                 user = await client.call(self._make, client, name, spec, image, configured, sockets)
-                await _start(client, name, image)
+                await self._start(client, name, image)
                 async with background() as tasks:
                     yield DockerSandbox(client, name, spec, user, sockets, tasks)
             finally:
@@ -92,6 +91,17 @@ class DockerProvider:
             raise SandboxError(f"cannot open a sandbox of the image {image!r}: {reason(error)}") from None
         return user
 
+    async def _start(self, client: Client, name: str, image: str) -> None:
+        try:
+            await start(client, name)
+        except APIError as error:
+            raise SandboxError(f"cannot open a sandbox of the image {image!r}: {reason(error)}") from None
+        except ShellEnded as ended:
+            raise SandboxError(
+                f"cannot open a sandbox of the image {image!r}: its shell (sh) does not run on this "
+                f"machine: {ended}"
+            ) from None
+
     async def _remove(self, client: Client, name: str) -> None:
         try:
             await client.call(client.api.remove_container, name, force=True, v=True)
@@ -114,6 +124,12 @@ class DockerProvider:
             found.append(
                 "The kernel does not account for swap: a container may use swap beyond its memory_mb."
             )
+        if client.limits.vsock:
+            found.append(
+                f"A container of this Docker Engine ({client.limits.version}) can open AF_VSOCK sockets, "
+                "which no network policy confines and which matter on virtual machines: Docker Engine 23 or "
+                "newer denies them."
+            )
         return found
 
     async def reap(self) -> int:
@@ -130,27 +146,6 @@ class DockerProvider:
                 removals.start_soon(self._remove, client, container)
         await anyio.to_thread.run_sync(_reap_directories)
         return len(abandoned)
-
-
-async def _start(client: Client, name: str, image: str) -> None:
-    """Start the container and wait until its shell says that it runs."""
-    connection, data = await client.hijack(f"/containers/{name}/attach?stream=1&stdout=1&stderr=1", {})
-    async with connection:
-        try:
-            await client.call(client.api.start, name)
-        except APIError as error:
-            raise SandboxError(f"cannot open a sandbox of the image {image!r}: {reason(error)}") from None
-        said = b""
-        while READY not in said:
-            try:
-                data += await connection.receive()
-            except (anyio.EndOfStream, anyio.BrokenResourceError):
-                words = " ".join(said.decode(errors="replace").split()) or "it ended without a word"
-                raise SandboxError(
-                    f"cannot open a sandbox of the image {image!r}: its shell (sh) does not run on this "
-                    f"machine: {words}"
-                ) from None
-            said += b"".join(chunk for _, chunk in take_frames(data))
 
 
 def _no_quota(client: Client) -> str:

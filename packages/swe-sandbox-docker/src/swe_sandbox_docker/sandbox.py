@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from importlib import resources
 from pathlib import Path
 from weakref import WeakSet
@@ -13,16 +13,21 @@ import anyio
 from anyio.abc import TaskGroup
 from docker.errors import APIError
 
-from swe_core.errors import SandboxDied, SandboxError
+from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
 from swe_core.relay import reach_by_socket
 from swe_core.sandbox import Process, Sandbox, SandboxSpec
 from swe_sandbox_docker.client import Client, reason
-from swe_sandbox_docker.container import SOCKET_DIR, User
+from swe_sandbox_docker.container import SOCKET_DIR, ShellEnded, User, start
 from swe_sandbox_docker.process import DockerProcess
 
 MARK = "SWE_EXEC_ID"
 KILL_TIMEOUT = 10.0
 """Seconds for a kill from within; then the container is restarted."""
+START_TIMEOUT = 30.0
+"""Seconds for the shell of a container that starts again to say that it runs."""
+
+_BAD_REQUEST = 400
+_SIGNALLED = 128
 
 _KILL_TREE = (resources.files("swe_sandbox_docker") / "kill_tree.sh").read_text()
 
@@ -47,6 +52,7 @@ class DockerSandbox(Sandbox):
         self._sockets = sockets
         self._tasks = tasks
         self._processes: WeakSet[DockerProcess] = WeakSet()
+        self._restarting = anyio.Lock()
 
     async def start(
         self,
@@ -82,13 +88,26 @@ class DockerSandbox(Sandbox):
         return process
 
     async def kill_all(self) -> None:
-        """See `Sandbox.kill_all`. The container is restarted, which keeps its files: that needs nothing
-        inside, where a shell may be the agent's own, and no process outlives its namespace."""
+        """See `Sandbox.kill_all`. The container is stopped and started again, which keeps its files: that
+        needs nothing inside but its shell, and no process outlives its namespace."""
         for process in self._processes:
             process.condemn()
+        async with self._restarting:
+            await self._restart()
+
+    async def _restart(self) -> None:
+        broken = f"the code inside broke the sandbox {self.id!r}"
         try:
-            await self._client.call(self._client.api.restart, self.id, timeout=0)
+            await self._client.call(self._client.api.stop, self.id, timeout=0)
+            with anyio.move_on_after(START_TIMEOUT):  # a shell that the agent put there need not say a word
+                await start(self._client, self.id)
+        except ShellEnded as ended:
+            if ended.code > _SIGNALLED:
+                raise SandboxDied(f"the sandbox {self.id!r} was killed while it started again") from None
+            raise SandboxBroken(f"{broken}: its shell (sh) does not run any more: {ended}") from None
         except APIError as error:
+            if _is_about_files(error):
+                raise SandboxBroken(f"{broken}: it does not start again: {reason(error)}") from None
             raise SandboxDied(
                 f"the sandbox {self.id!r} does not start again after all its processes were killed: "
                 f"{reason(error)}"
@@ -113,4 +132,12 @@ class DockerSandbox(Sandbox):
                 pass
             if await process.wait() == 0:
                 return
-        await self.kill_all()
+        with suppress(SandboxBroken):  # all are dead, as asked; whoever needs the sandbox next is told
+            await self.kill_all()
+
+
+def _is_about_files(error: APIError) -> bool:
+    """Whether a container that ran before does not start for what its files are now: the engine answers 400
+    where a program or the place of a mount is no longer there, and 500 where the working directory is a file.
+    """
+    return error.status_code == _BAD_REQUEST or "is not a directory" in reason(error)

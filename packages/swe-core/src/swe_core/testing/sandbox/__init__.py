@@ -17,12 +17,13 @@ coreutils, `setsid` and `python3` inside the sandbox, and talk to nothing but th
 
 from swe_core.testing.sandbox.commands import CommandTests
 from swe_core.testing.sandbox.files import FileTests
+from swe_core.testing.sandbox.kernel import KernelTests
 from swe_core.testing.sandbox.lifecycle import LifecycleTests
 from swe_core.testing.sandbox.limits import LimitTests
 from swe_core.testing.sandbox.network import NetworkTests
 
 
-class SandboxConformance(CommandTests, FileTests, LimitTests, NetworkTests, LifecycleTests):
+class SandboxConformance(CommandTests, FileTests, LimitTests, NetworkTests, KernelTests, LifecycleTests):
     """All of it. What to give is in `swe_core.testing.sandbox.base.SandboxSuite`."""
 
 

@@ -31,6 +31,8 @@ class SandboxSuite:
     """`spec.pids` is enforced."""
     limits_disk = True
     """`spec.disk_mb` is enforced."""
+    confines_vsock = True
+    """Code inside cannot open AF_VSOCK sockets, which a network namespace does not confine."""
 
     @pytest.fixture
     def provider(self) -> SandboxProvider:
