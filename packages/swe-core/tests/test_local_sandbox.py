@@ -334,9 +334,9 @@ def test_root_that_others_can_enter_is_refused(own_root: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("/testbed", "/T/work"),
-        ("cd /testbed/a && ls '/testbed'", "cd /T/work/a && ls '/T/work'"),
-        ("--dir=/testbed:/testbed/b", "--dir=/T/work:/T/work/b"),
+        ("/testbed", "/T/repo"),
+        ("cd /testbed/a && ls '/testbed'", "cd /T/repo/a && ls '/T/repo'"),
+        ("--dir=/testbed:/testbed/b", "--dir=/T/repo:/T/repo/b"),
         (f"{ASSETS_DIR}/pi/bin/node", "/T/assets/pi/bin/node"),
         (f"{HOME_DIR}/x", "/T/home/x"),
         ("/testbed2 /testbed-x /testbed.txt /x/testbed a/testbed", None),
@@ -344,7 +344,7 @@ def test_root_that_others_can_enter_is_refused(own_root: Path) -> None:
     ],
 )
 def test_paths_of_unisolated_sandboxes(text: str, expected: str | None) -> None:
-    paths = Paths({"/testbed": Path("/T/work"), ASSETS_DIR: Path("/T/assets"), HOME_DIR: Path("/T/home")})
+    paths = Paths({"/testbed": Path("/T/repo"), ASSETS_DIR: Path("/T/assets"), HOME_DIR: Path("/T/home")})
     assert paths.translate(text) == (text if expected is None else expected)
 
 

@@ -36,7 +36,7 @@ class Paths:
     @classmethod
     def make(cls, directory: Path, spec: SandboxSpec) -> Paths:
         """Fill `directory` with what a sandbox of `spec` holds."""
-        workdir, home, assets = (directory / name for name in ("work", "home", "assets"))
+        workdir, home, assets = (directory / name for name in ("repo", "home", "assets"))
         if spec.repository is None:
             workdir.mkdir()
         else:
