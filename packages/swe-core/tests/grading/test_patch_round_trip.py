@@ -39,7 +39,9 @@ names = st.one_of(
     ),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=8),
 ).filter(lambda name: name not in (".", "..") and ".git" not in name.lower().replace(".gitattributes", ""))
-paths = st.lists(names, min_size=1, max_size=3).map("/".join)
+# Below a directory whose name ends in a blank, git cannot apply its own diff of an empty file: the header
+# `diff --git a/x /y b/x /y` is all there is, and it is ambiguous.
+paths = st.lists(names, min_size=1, max_size=3).map("/".join).filter(lambda path: " /" not in path)
 lines = st.lists(
     st.sampled_from([b"one", b"two", b"  three\t", b"", b"\xff\xfe", b"--- a/x", b"+++ b/x", b"@@ -1 +1 @@"])
 )
