@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from swe_core.builtin.local.bwrap import find_bwrap, why_not
+
 
 @dataclass(frozen=True)
 class Done:
@@ -37,6 +39,21 @@ class Done:
 
 
 SweCore = Callable[..., Done]
+
+
+@pytest.fixture(scope="session")
+def local_sandbox() -> None:
+    """A machine on which local sandboxes isolate; elsewhere the test is skipped with the remedy."""
+    obstacle = why_not(find_bwrap())
+    if obstacle is not None:
+        pytest.skip(obstacle)
+
+
+@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+def sandbox(request: pytest.FixtureRequest) -> str:
+    """Each sandbox by its name, where this machine has it."""
+    request.getfixturevalue({"local": "local_sandbox", "docker": "docker_image"}[request.param])
+    return str(request.param)
 
 
 @pytest.fixture

@@ -12,13 +12,6 @@ PLUGIN = str(Path(__file__).with_name("misbehaving_agents.py"))
 TASK = "demo__memofn-1"
 
 
-@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
-def sandbox(request: pytest.FixtureRequest) -> str:
-    if request.param == "docker":
-        request.getfixturevalue("docker_image")
-    return str(request.param)
-
-
 @pytest.mark.parametrize(
     ("agent", "outcome", "boundary", "says"),
     [

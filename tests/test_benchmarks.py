@@ -41,6 +41,7 @@ def test_startup() -> None:
     assert heavy["met"] is True, result["notes"]  # what is imported is no question of speed
 
 
+@pytest.mark.usefixtures("local_sandbox")
 def test_overhead() -> None:
     args = ("--runs", "1", "--sandbox", "local", "--agent", "oracle", "--task", "demo__csvtidy-1")
     result = last_line("overhead", *args)
@@ -55,6 +56,7 @@ def test_overhead() -> None:
 
 
 @pytest.mark.pi
+@pytest.mark.usefixtures("local_sandbox")
 def test_first_request() -> None:
     result = last_line("first_request", "--runs", "1", "--npm-runs", "0", "--sandbox", "local")
     assert result["medians"]["local"]["first_request"] > 0

@@ -141,6 +141,7 @@ def same(line: str) -> str:
     return " ".join(line.split())
 
 
+@pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.parametrize(
     ("page", "block"), [pytest.param(*at, id=f"{at[0].stem}:{at[1].line}") for at in CONSOLE]
 )

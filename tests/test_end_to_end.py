@@ -28,13 +28,6 @@ TASK = "demo__memofn-1"
 KEY = "sk-a-key-that-must-not-leave-the-host"
 
 
-@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
-def sandbox(request: pytest.FixtureRequest) -> str:
-    if request.param == "docker":
-        request.getfixturevalue("docker_image")
-    return str(request.param)
-
-
 async def in_thread(swe_core: SweCore, *args: str, **more: object) -> Done:
     """Run the program while this loop serves its provider."""
     return await anyio.to_thread.run_sync(partial(swe_core, *args, **more))
@@ -60,6 +53,7 @@ def test_pi_fixes_the_demo_tasks_from_recorded_replies(swe_core: SweCore, sandbo
         assert (folder / "patch.diff").stat().st_size == rollout["patch_bytes"] > 0
 
 
+@pytest.mark.usefixtures("local_sandbox")
 def test_the_core_alone_runs_without_arguments(swe_core: SweCore) -> None:
     done = swe_core()
     assert done.code == 0, done.stderr
@@ -75,6 +69,7 @@ def test_gold_patches_resolve_and_no_patch_does_not(swe_core: SweCore, sandbox: 
     assert "empty" in nothing.only["grade"]["reason"]
 
 
+@pytest.mark.usefixtures("local_sandbox")
 def test_many_attempts_report_and_json(swe_core: SweCore) -> None:
     done = swe_core("--task", TASK, "--attempts", "3", "--concurrency", "2", "--json")
     summary = json.loads(done.stdout)
@@ -89,6 +84,7 @@ def test_many_attempts_report_and_json(swe_core: SweCore) -> None:
     assert json.loads(again) == summary
 
 
+@pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.anyio
 async def test_an_openai_compatible_provider_answers_and_the_key_stays_on_the_host(
     swe_core: SweCore, tmp_path: Path
@@ -145,6 +141,7 @@ async def test_pi_in_containers_on_a_file_of_rows_with_a_provider(
     assert len(provider.requests) == 2
 
 
+@pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("fault", "says"),
@@ -187,6 +184,7 @@ def test_a_refusing_port_is_told_before_anything_is_opened(swe_core: SweCore) ->
     assert not done.out.exists()
 
 
+@pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.anyio
 async def test_black_box_mode_hands_over_the_chosen_key_and_says_so(swe_core: SweCore) -> None:
     fix = "printf '\\n# a change\\n' >> $(git ls-files '*.py' | head -1)"
@@ -266,6 +264,7 @@ def test_a_sandbox_that_opens_too_slowly_is_a_sandbox_error(swe_core: SweCore, s
     assert "did not open within its budget of 0.001 s (limits.open)" in failure["message"]
 
 
+@pytest.mark.usefixtures("local_sandbox")
 def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
     """`swe-core run … 2>&1 | head -1` ends the reader, not the run."""
     program = Path(sys.executable).parent / "swe-core"
@@ -278,6 +277,7 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
     assert json.loads(line)["outcome"] == "unresolved"
 
 
+@pytest.mark.usefixtures("local_sandbox")
 def test_a_token_that_the_agent_prints_is_nowhere_in_the_records(swe_core: SweCore) -> None:
     done = swe_core("-p", PLUGIN, "--agent", "leaky", "--task", TASK)
     assert done.only["failure"]["message"].endswith("token=[redacted]")

@@ -10,7 +10,10 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.usefixtures("local_sandbox")
 def test_a_terminal_shows_a_line_per_running_rollout_and_a_summary(tmp_path: Path) -> None:
     shown = bytearray()
     ours, theirs = pty.openpty()
