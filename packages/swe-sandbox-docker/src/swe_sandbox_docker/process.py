@@ -157,11 +157,11 @@ class DockerProcess(Process):
             text = refusal.decode(errors="replace")
             missing = any(words in text for words in _NOT_FOUND) and "chdir to cwd" not in text
             code = 127 if missing else 126
-        # By itself, by us, or with the container? To a container that ends meanwhile the runtime also says
-        # that it finds no such file.
-        if code == _KILLED or (refused and (code == 126 or self._killed)):
+        # By itself, by us, or with the container? Of a command that is killed, or whose container ends, while
+        # it starts, the runtime may say anything: that it finds no such file, too, with a process id or none.
+        if refusal or code == _KILLED:
             if self._killed:
-                return False, _KILLED
+                return bool(refusal), _KILLED
             await anyio.sleep(_GRACE)
             if not await self._alive():
                 raise self._died()
