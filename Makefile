@@ -27,11 +27,11 @@ clean:
 	@echo "creating .venv"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	@$(PYTHON) -m venv .venv
-	@$(PIP) install --upgrade "pip>=25.1"
 
 # pip, not uv: it takes a local torch build where a machine offers one.
 .venv/.demo: .venv/bin/python $(PROJECTS)
 	@echo "installing swe-core and swe-agents-pi into .venv"
+	@$(PIP) install --upgrade "pip>=25.1"  # dependency groups; an older .venv may have an older pip
 	@$(PIP) install --group build
 	@$(PIP) install --no-build-isolation -e packages/swe-core -e packages/swe-agents-pi
 	@touch $@
