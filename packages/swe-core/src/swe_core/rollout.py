@@ -127,7 +127,7 @@ async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutF
             except SandboxBroken as error:
                 if agent_failure is None:
                     raise PatchUnavailable(sentence(error)) from None
-            except Exception:
+            except Exception:  # of a rollout that failed already, the first failure counts
                 if agent_failure is None:
                     raise
             if agent_failure is not None:
