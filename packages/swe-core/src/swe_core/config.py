@@ -58,7 +58,27 @@ class Limits(Config):
     open: float = Field(default=600.0, gt=0, description="open a sandbox, a pull included")
     prepare: float = Field(default=120.0, gt=0, description="prepare the repository; also export the patch")
     agent: float = Field(default=1800.0, gt=0, description="the agent's own run")
+    first_call: float = Field(default=300.0, gt=0, description="from the agent's start to its first LLM call")
     grade: float = Field(default=1800.0, gt=0, description="the test run of a grade")
+
+
+class Budgets(Config):
+    """`[budget]`: what the policy may use in one rollout. Running out is no error: the agent is told in its
+    dialect, ends or is ended, and what it did is graded."""
+
+    turns: int | None = Field(default=None, ge=1, description="LLM calls")
+    completion_tokens: int | None = Field(
+        default=None, ge=1, description="sampled tokens, all calls together"
+    )
+    context: int | None = Field(default=None, ge=1, description="tokens of one call, prompt and completion")
+    wall: float | None = Field(default=None, gt=0, description="seconds from the agent's start")
+    grace: float = Field(default=30.0, ge=0, description="seconds to end in, once a budget has run out")
+
+
+class Server(Config):
+    """`[server]`: the host's endpoint for the agents' LLM calls; it listens on loopback only."""
+
+    port: int = Field(default=0, ge=0, le=65535, description="0 is any free port")
 
 
 class Resources(Config):
@@ -95,6 +115,8 @@ class Settings(BaseSettings):
 
     run: RunOptions = RunOptions()
     limits: Limits = Limits()
+    budget: Budgets = Budgets()
+    server: Server = Server()
     resources: Resources = Resources()
     agent: ComponentOptions = Field(default_factory=dict)
     sandbox: ComponentOptions = Field(default_factory=dict)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from swe_core.errors import EngineError
+from swe_core.messages import Message
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Delta = Mapping[str, Any]
 """A piece of an assistant message as in a chat-completions chunk: `choices[0].delta`."""
@@ -41,21 +48,69 @@ class EngineSession:
     agent: str
 
 
+Rendered = Literal["bridge", "template", "full"]
+"""How a prompt's ids were made: only the new messages, by a renderer that knows the family or by a template
+proven to preserve prefixes, or the whole conversation afresh."""
+
+ForkCause = Literal["start", "branch", "rewritten", "template", "retokenised", "truncated", "unknown"]
+"""Why a turn extends no chain: it begins a conversation; its history was extended by another turn already;
+the client rewrote its history; the template renders history otherwise once more follows; the same text came
+out as other ids; the reply before was cut and cannot be closed; the engine does not say."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """The exact tokens of one turn.
+
+    Args:
+        extends: The earlier turn of the same session whose ids (prompt and completion) this prompt begins
+            with, by construction; None where there is none, or the engine does not know.
+        prompt_ids: The prompt's ids after those of `extends`, int32 [P]; all of them where it is None.
+        completion_ids: What was sampled, int32 [C], the stop token included.
+        logprobs: Natural log-probability of each sampled id under the distribution that it was drawn from,
+            float32 [C]; NaN where the server gave none.
+        versions: Policy version that sampled each id, int32 [C].
+        rendered: How the prompt was made.
+        cause: Why it extends nothing; None where `extends` is set.
+    """
+
+    extends: Sampled | None
+    prompt_ids: NDArray[np.int32]
+    completion_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    rendered: Rendered = "full"
+    cause: ForkCause | None = "unknown"
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a call has sampled so far. An engine keeps it current while it generates, so that the tokens of
+    a call that is aborted or fails are counted too."""
+
+    sampled: Sampled | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """One LLM call of the agent.
 
     Args:
-        body: The chat-completions request body as the agent sent it, validated to hold `messages`.
+        body: A chat-completions request body: the agent's own where it speaks that dialect.
+        messages: The conversation so far in canonical form (`swe_core.messages`).
+        tools: The tools offered, chat-completions form; None where there are none.
+        max_tokens: Tokens that may be sampled, the smaller of what the agent asked for and what its budget
+            has left; None is no limit.
+        max_context: Tokens that prompt and completion may have together; None is no limit but the model's.
+        progress: Where the engine tells what it has sampled so far.
     """
 
     body: Mapping[str, Any]
-
-    @property
-    def messages(self) -> Sequence[Mapping[str, Any]]:
-        """The conversation so far, OpenAI message dicts."""
-        messages: Sequence[Mapping[str, Any]] = self.body["messages"]
-        return messages
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    max_tokens: int | None = None
+    max_context: int | None = None
+    progress: Progress = field(default_factory=Progress)
 
     @property
     def stream(self) -> bool:
@@ -63,19 +118,24 @@ class ChatRequest:
         return bool(self.body.get("stream"))
 
 
-class Completion(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Completion:
     """One whole reply of the model.
 
-    `message` is an OpenAI assistant message: `role`, `content`, and where present `tool_calls` and
-    `reasoning_content`.
+    Args:
+        message: An OpenAI assistant message: `role`, `content`, and where present `tool_calls` and
+            `reasoning_content`.
+        finish_reason: Why it ended: "stop", "length" (cut at a limit) or "tool_calls".
+        usage: Its tokens.
+        model: The model's name, where the engine says it.
+        sampled: Its exact tokens; None from an engine that does not own them.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     message: dict[str, Any]
     finish_reason: str = "stop"
     usage: Usage = Usage()
     model: str = ""
+    sampled: Sampled | None = None
 
 
 class Engine(ABC):
@@ -86,6 +146,8 @@ class Engine(ABC):
 
     model: str
     """The model name that agents are told to ask for."""
+    limits_context: bool = False
+    """Whether it counts a prompt's tokens before it generates, and so can keep `ChatRequest.max_context`."""
 
     async def __aenter__(self) -> Engine:
         return self
@@ -99,6 +161,18 @@ class Engine(ABC):
         Raises:
             EngineError: It cannot, and will not without the user's help.
         """
+
+    def set_policy_version(self, version: int) -> None:
+        """Say that the weights behind this engine are those of policy `version` from now on. A trainer calls
+        it after each weight sync; the first version is 0. What is sampled from here on carries it.
+
+        Raises:
+            EngineError: The engine does not own the tokens, so nothing can be trained from it.
+        """
+        raise EngineError(
+            f"the engine of the model {self.model!r} does not own its tokens, so it cannot serve a trainer: "
+            "choose one that does, with --engine vllm"
+        )
 
     def notes(self) -> Sequence[str]:
         """Sentences that must stand wherever results of this engine are shown; empty for a real model.
@@ -127,5 +201,6 @@ class Engine(ABC):
                 cannot stream need not call it: the server sends the whole completion as one piece.
 
         Raises:
+            ContextOverflow: The prompt leaves no room; the agent is told so in its dialect and may compact.
             EngineError: After the engine's own retries; any other exception counts as one.
         """

@@ -16,8 +16,10 @@
     ├── EngineError              the model's side failed
     │   ├── EngineRefused        it said no, and will say no again: 401, 403, 404
     │   │   └── RequestRefused   it said no to this one request; another may pass: 400, 413, 422
+    │   │       └── ContextOverflow  its prompt leaves no room in the context
     │   ├── EngineUnavailable    unreachable, overloaded or failing, after all retries
-    │   └── EngineProtocolError  it answered something that is not its protocol
+    │   ├── EngineProtocolError  it answered something that is not its protocol
+    │   └── LedgerError          sampled tokens are not all accounted for
     └── GraderError              the verdict could not be reached (never a verdict itself)
 
 Every message is one sentence that names the thing, what was expected and what to do. The four middle
@@ -114,12 +116,35 @@ class RequestRefused(EngineRefused):
     """
 
 
+class ContextOverflow(RequestRefused):
+    """The prompt leaves no room in the context.
+
+    Args:
+        prompt_tokens: Tokens of the prompt.
+        limit: Tokens of the context.
+    """
+
+    def __init__(self, prompt_tokens: int, limit: int) -> None:
+        # The words that agents look for in OpenAI's and vLLM's own message.
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, your messages resulted in "
+            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+            400,
+        )
+        self.prompt_tokens = prompt_tokens
+        self.limit = limit
+
+
 class EngineUnavailable(EngineError):
     """The engine is unreachable, overloaded or failing, after all retries."""
 
 
 class EngineProtocolError(EngineError):
     """The engine answered something that is not its protocol."""
+
+
+class LedgerError(EngineError):
+    """Sampled tokens are not all accounted for: sampled is not trained + dropped."""
 
 
 class GraderError(SweError):

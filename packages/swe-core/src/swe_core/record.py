@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swe_core.engine import Usage
+from swe_core.engine import ForkCause, Rendered, Usage
 from swe_core.errors import Boundary
 from swe_core.grade import Grade
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+Budget = Literal["turns", "completion_tokens", "context", "wall"]
 Outcome = Literal["resolved", "unresolved", "error", "cancelled"]
 
 
@@ -27,6 +28,34 @@ class Failure(Record):
     boundary: Boundary
     type: str = Field(description="the exception's class name")
     message: str
+
+
+class TurnTokens(Record):
+    """The exact tokens of one call. The prompt is all ids of turn `base` (prompt and completion), then
+    `prompt`, so that a file of turns grows linearly with the conversation."""
+
+    base: int | None = Field(description="index of the turn whose ids the prompt begins with")
+    prompt: list[int]
+    completion: list[int]
+    logprobs: list[float | None] = Field(description="of each sampled id; null where the server gave none")
+    versions: list[tuple[int, int]] = Field(
+        description="policy version and how many ids it sampled, in order"
+    )
+    rendered: Rendered
+    cause: ForkCause | None = Field(description="why the turn extends no chain; null where it extends one")
+    dropped: str | None = Field(default=None, description="why no id of it is trained; null where they are")
+
+
+class Ledger(Record):
+    """Where the sampled tokens of a rollout went: `sampled == trained + sum(dropped)`, checked when it is
+    made (`swe_core.tokens.ledger`)."""
+
+    sampled: int = Field(ge=0)
+    trained: int = Field(ge=0, description="in the rows of a rollout with a verdict")
+    dropped: dict[str, int] = Field(default_factory=dict, description="reason → tokens")
+    chains: int = Field(default=0, ge=0)
+    forks: dict[ForkCause, int] = Field(default_factory=dict, description="cause → chains that it began")
+    rendered: dict[Rendered, int] = Field(default_factory=dict, description="how prompts were made → turns")
 
 
 class Turn(Record):
@@ -45,6 +74,7 @@ class Turn(Record):
     finish_reason: str | None = None
     usage: Usage = Usage()
     error: str | None = None
+    tokens: TurnTokens | None = None
 
 
 class Phases(Record):
@@ -73,6 +103,8 @@ class Rollout(Record):
     grade: Grade | None = None
     turns: int = Field(default=0, ge=0)
     usage: Usage = Usage()
+    ledger: Ledger | None = Field(default=None, description="None where the engine does not own the tokens")
+    ended_by: Budget | None = Field(default=None, description="the budget that ended the agent's run")
     patch_bytes: int = Field(default=0, ge=0)
     agent_exit_code: int | None = None
     phases: Phases = Phases()

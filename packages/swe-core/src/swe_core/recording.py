@@ -87,6 +87,7 @@ class RecordingEngine(Engine):
 
     def __init__(self, inner: Engine, file: Path) -> None:
         self.model = inner.model
+        self.limits_context = inner.limits_context
         self._inner = inner
         self._file = file.expanduser()
         self._sessions: dict[str, list[RecordedReply | None]] = {}
@@ -111,6 +112,9 @@ class RecordingEngine(Engine):
 
     def notes(self) -> Sequence[str]:
         return self._inner.notes()
+
+    def set_policy_version(self, version: int) -> None:
+        self._inner.set_policy_version(version)
 
     async def complete(
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None

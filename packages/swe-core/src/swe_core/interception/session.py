@@ -97,7 +97,7 @@ class Gate:
             self._record(body, started_at, time.monotonic() - started, completion, error)
 
         try:
-            completion = await self.engine.complete(ChatRequest(body), self.session, emit)
+            completion = await self.engine.complete(ChatRequest(body, body["messages"]), self.session, emit)
         except anyio.get_cancelled_exc_class():
             record(None, GONE if self._closing is None else OVER)
             raise

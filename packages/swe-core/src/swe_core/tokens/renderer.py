@@ -1,0 +1,75 @@
+"""Renderer: messages to token ids, new messages to the ids that follow a sampled reply, and replies back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swe_core.engine import Rendered
+from swe_core.messages import Message
+
+TAIL = 256
+"""Ids of the end of a prompt that `extend` and `parse` are given: enough to hold every generation prompt."""
+
+Tools = Sequence[Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a completion's ids say.
+
+    Args:
+        content: The text; blocks that were meant as tool calls and have no name are left in it.
+        reasoning: The thinking; None where there is none.
+        calls: The tool calls: name, arguments as text (as sampled where they are no JSON), and the id that
+            the format carries, None where it carries none.
+    """
+
+    content: str
+    reasoning: str | None = None
+    calls: tuple[tuple[str, str, str | None], ...] = ()
+
+
+class Renderer(ABC):
+    """One model's chat format. Stateless: shared by all rollouts, and safe to call from threads."""
+
+    name: str
+    """For reports, such as "renderers/qwen3" or "template"."""
+    how: Rendered
+    """How prompts are made where `extend` gives ids; "full" where it never does."""
+    stop_ids: frozenset[int]
+    """Ids that end a reply."""
+    streams: bool
+    """Whether text that `parse` finds in an unfinished completion is never taken back by more ids."""
+
+    @abstractmethod
+    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """The whole conversation as ids, the generation prompt included.
+
+        Raises:
+            RequestRefused: The template refuses the conversation; the sentence has the template's words.
+        """
+
+    @abstractmethod
+    def extend(
+        self, tail: Sequence[int], completion: Sequence[int], messages: Sequence[Message], tools: Tools
+    ) -> list[int] | None:
+        """The ids that follow a prompt and its sampled completion when `messages` come next, up to and
+        including the next generation prompt; where the completion was cut, they begin with what closes it.
+        None where that cannot be proven to be what the model's format says, so that the prompt must be
+        rendered afresh.
+
+        Args:
+            tail: The last `TAIL` ids of the prompt, or all of a shorter one.
+            messages: The new messages, none of them the assistant's.
+        """
+
+    @abstractmethod
+    def parse(self, completion: Sequence[int], tail: Sequence[int], tools: Tools) -> Parsed:
+        """What the ids of a completion say; of an unfinished one too. Never raises on odd ids."""
+
+    @abstractmethod
+    def text(self, ids: Sequence[int]) -> str:
+        """`ids` as text, special tokens included."""
