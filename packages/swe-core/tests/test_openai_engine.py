@@ -61,7 +61,8 @@ class Ear:
 
 async def _ask(engine: OpenAIEngine, stream: bool, **body: Any) -> tuple[Completion, Ear]:
     ear = Ear()
-    request = ChatRequest({**BODY, **body, "stream": stream})
+    sent = {**BODY, **body, "stream": stream}
+    request = ChatRequest(sent, sent["messages"])
     return await engine.complete(request, WHO, ear if stream else None), ear
 
 

@@ -22,7 +22,8 @@ from swe_core.recording import RecordingEngine, read_recording
 from swe_core.testing.provider import ScriptedProvider, call_tool, say
 
 pytestmark = pytest.mark.anyio
-REQUEST = ChatRequest({"messages": [{"role": "user", "content": "hi"}]})
+MESSAGES = [{"role": "user", "content": "hi"}]
+REQUEST = ChatRequest({"messages": MESSAGES}, MESSAGES)
 GOOD = {"task_id": "t", "replies": [{"message": {"role": "assistant", "content": "hi"}}]}
 
 

@@ -68,7 +68,7 @@ class Budgets(Config):
 
     turns: int | None = Field(default=None, ge=1, description="LLM calls")
     completion_tokens: int | None = Field(
-        default=None, ge=1, description="sampled tokens, all calls together"
+        default=None, ge=1, description="sampled tokens, of all calls"
     )
     context: int | None = Field(default=None, ge=1, description="tokens of one call, prompt and completion")
     wall: float | None = Field(default=None, gt=0, description="seconds from the agent's start")

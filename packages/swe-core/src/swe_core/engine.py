@@ -133,7 +133,7 @@ class Completion:
 
     message: dict[str, Any]
     finish_reason: str = "stop"
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
     model: str = ""
     sampled: Sampled | None = None
 

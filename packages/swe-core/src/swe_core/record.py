@@ -39,7 +39,7 @@ class TurnTokens(Record):
     completion: list[int]
     logprobs: list[float | None] = Field(description="of each sampled id; null where the server gave none")
     versions: list[tuple[int, int]] = Field(
-        description="policy version and how many ids it sampled, in order"
+        description="policy version and how many ids it sampled"
     )
     rendered: Rendered
     cause: ForkCause | None = Field(description="why the turn extends no chain; null where it extends one")
