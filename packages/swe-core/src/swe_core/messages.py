@@ -16,6 +16,7 @@ for that purpose: clients rewrite history in harmless ways, and the sampled toke
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -27,8 +28,8 @@ Message = dict[str, Any]
 
 _SAFE_INTEGER = 2**53
 """From here on JavaScript's numbers lose integers (ECMAScript, Number.MAX_SAFE_INTEGER + 1)."""
-_LONG = 4096
-"""Characters of arguments above which the normal form is not cached: each is big, and met once or twice."""
+_LONG = 1024
+"""Characters of arguments above which the normal form is not cached, which would hold them in memory."""
 
 
 def message_key(message: Mapping[str, Any]) -> Hashable:
@@ -56,15 +57,26 @@ def _function(call: Mapping[str, Any]) -> tuple[str, str]:
 
 def _normal(text: str) -> str:
     try:
-        value = json.loads(text)
-        if not isinstance(value, dict):
-            return "{}"
-        return json.dumps(_as_javascript(value), sort_keys=True, ensure_ascii=True)
+        value = _loads(text)
     except (ValueError, RecursionError):
         return "{}"
+    if not isinstance(value, dict):
+        return "{}"
+    return json.dumps(_as_javascript(value), sort_keys=True)
 
 
-_cached = lru_cache(maxsize=4096)(_normal)
+def _loads(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:  # halves of surrogate pairs and huge numbers, which JavaScript reads
+        return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_cached = lru_cache(maxsize=2048)(_normal)
 
 
 def _as_javascript(value: Any) -> Any:
@@ -73,13 +85,15 @@ def _as_javascript(value: Any) -> Any:
         return {key: _as_javascript(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_as_javascript(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON.stringify(1e400)
     if isinstance(value, float) and value.is_integer() and abs(value) < _SAFE_INTEGER:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _SAFE_INTEGER:
         try:
             return float(value)
         except OverflowError:
-            return None  # JavaScript reads infinity, and writes null
+            return None
     return value
 
 

@@ -1,0 +1,133 @@
+"""The canonical form: which rewritings of history are harmless, and which are not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_core.messages import message_key, same_arguments, text_of
+
+BIN = str(Path(sys.executable).parent)
+NODE = shutil.which("node") or shutil.which("node", path=BIN)  # the Pi package brings one
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(st.text(), JSON, max_size=4)
+
+
+def reply(content: str = "", *calls: tuple[str, str], **more: Any) -> dict[str, Any]:
+    called = [
+        {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": text}}
+        for number, (name, text) in enumerate(calls)
+    ]
+    message = {"role": "assistant", "content": content, **more}
+    return {**message, "tool_calls": called} if called else message
+
+
+@given(OBJECTS, st.randoms(use_true_random=False))
+def test_how_arguments_are_written_does_not_matter(value: dict[str, Any], random: Any) -> None:
+    keys = list(value)
+    random.shuffle(keys)
+    rewritten = json.dumps({key: value[key] for key in keys}, indent=random.choice([None, 2]))
+    assert same_arguments(json.dumps(value, ensure_ascii=False)) == same_arguments(rewritten)
+
+
+@given(OBJECTS, OBJECTS)
+def test_other_arguments_are_others(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Strings, so that numbers which JavaScript cannot tell apart do not count."""
+    one, other = {"v": json.dumps(one)}, {"v": json.dumps(other)}
+    assert (same_arguments(json.dumps(one)) == same_arguments(json.dumps(other))) == (one == other)
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed: install Node.js to run it")
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1.0, "b": 1e3, "c": -0.0}',
+        '{"big": 12345678901234567890, "bigger": 9007199254740993}',
+        '{"huge": 1e400}',
+        '{"2": 1, "1": 2, "x": {"b": [1.50], "a": null}}',
+        '{"half": "\\ud800", "text": "é\\u00e9"}',
+        '{"twice": 1, "twice": 2}',
+        "{}",
+    ],
+)
+def test_what_javascript_makes_of_arguments_is_the_same(text: str) -> None:
+    script = "process.stdout.write(JSON.stringify(JSON.parse(process.argv[1])))"
+    rewritten = subprocess.run(
+        [str(NODE), "-e", script, text], capture_output=True, text=True, check=True
+    ).stdout
+    assert same_arguments(rewritten) == same_arguments(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"a": NaN}', "[1]", '"text"', "null", "{'a': 1}", "Infinity", "[" * 9000]
+)
+def test_malformed_arguments_are_what_clients_send_in_their_place(text: str) -> None:
+    assert same_arguments(text) == same_arguments("{}")
+
+
+def test_long_arguments_are_compared_too() -> None:
+    text = json.dumps({"content": "line\n" * 2000})
+    assert same_arguments(text) == same_arguments(text.replace(": ", ":"))
+    assert same_arguments(text) != same_arguments(text.replace("line", "lime", 1))
+
+
+def test_ids_reasoning_and_white_space_around_a_reply_do_not_matter() -> None:
+    said = reply("\n\nLooking.\n", ("bash", '{"command": "ls"}'), reasoning_content="hm")
+    sent_back = reply("Looking.", ("bash", '{"command":"ls"}'))
+    sent_back["tool_calls"][0]["id"] = "another"
+    assert message_key(said) == message_key(sent_back)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        reply("Looking", ("bash", '{"command": "ls"}')),
+        reply("Looking.", ("bash", '{"command": "ls -l"}')),
+        reply("Looking.", ("shell", '{"command": "ls"}')),
+        reply("Looking."),
+        reply("Looking.", ("bash", '{"command": "ls"}'), ("bash", '{"command": "ls"}')),
+        {"role": "user", "content": "Looking."},
+    ],
+)
+def test_another_reply_is_another(other: dict[str, Any]) -> None:
+    assert message_key(reply("Looking.", ("bash", '{"command": "ls"}'))) != message_key(other)
+
+
+def test_white_space_of_others_messages_matters() -> None:
+    one, other = {"role": "user", "content": "a "}, {"role": "user", "content": "a"}
+    assert message_key(one) != message_key(other)
+
+
+def test_a_list_of_text_parts_is_its_text() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": " two"}, "!"]
+    assert text_of(parts) == "one two!"
+    assert text_of(None) == ""
+    assert text_of("as it is") == "as it is"
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "data:"}}], "'image_url'"),
+        ([{"type": "text"}], "'text'"),
+        ([7], "'a number'"),
+        ({"text": "x"}, "an object"),
+        (True, "a boolean"),
+    ],
+)
+def test_what_is_not_text_is_refused_by_name(content: object, named: str) -> None:
+    with pytest.raises(ValueError, match="text") as caught:
+        text_of(content)
+    assert named in str(caught.value)
