@@ -1,0 +1,183 @@
+"""TokenBook: the exact tokens of one rollout as its turns come in, for records, rows and the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from swe_core.engine import ForkCause, Sampled
+from swe_core.errors import LedgerError
+from swe_core.record import Ledger, TurnTokens
+from swe_core.tokens.chains import Chain, ChainBuilder, Step
+from swe_core.tokens.ledger import prove
+
+Ids = NDArray[np.int32]
+
+
+class TokenBook:
+    """Keeps one rollout's tokens. Not thread-safe: it belongs to the rollout's gate."""
+
+    def __init__(self) -> None:
+        self._sampled = 0
+        self._steps: list[Step] = []
+        self._index: dict[Sampled, int] = {}
+        self._chains = ChainBuilder()
+        self._seen = _Seen()
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """The turns so far, in the order in which they were added."""
+        return self._steps
+
+    def add(self, index: int, sampled: Sampled, dropped: str | None = None) -> TurnTokens:
+        """Take in a turn's tokens, each turn once and after the turn that it extends.
+
+        Args:
+            index: The turn's index.
+            sampled: What was sampled. Where its cause is "unknown", the engine gave the whole prompt, and
+                what that begins with is found by comparing ids; no turn may say that it extends such a one.
+            dropped: Why none of it is trained, such as "aborted"; None where it was delivered.
+
+        Returns:
+            What is written to disk: only the ids after those of the base.
+
+        Raises:
+            LedgerError: The turn does not fit those before it, or lacks logprobs or versions.
+        """
+        base, prompt, cause = self._place(index, sampled)
+        step = Step(
+            index,
+            base,
+            prompt,
+            np.asarray(sampled.completion_ids, np.int32),
+            np.asarray(sampled.logprobs, np.float32),
+            np.asarray(sampled.versions, np.int32),
+            sampled.rendered,
+            cause,
+            dropped,
+        )
+        fork = self._chains.add(step)
+        self._sampled += len(sampled.completion_ids)
+        self._steps.append(step)
+        if sampled.cause == "unknown":
+            if dropped is None:
+                self._seen.add(step)
+        else:
+            self._index[sampled] = index
+        return _record(step, fork)
+
+    def ledger(self, no_reward: str | None = None) -> Ledger | None:
+        """Where all tokens went; None where no turn had any.
+
+        Args:
+            no_reward: "error" or "cancelled" where the rollout has no verdict, and so nothing to train on.
+
+        Raises:
+            LedgerError: They are not all accounted for.
+        """
+        return prove(self._sampled, self._steps, self.chains(), no_reward) if self._steps else None
+
+    def chains(self) -> list[Chain]:
+        """The training rows of the turns so far, in the order in which they began."""
+        return self._chains.build()
+
+    def _place(self, index: int, sampled: Sampled) -> tuple[int | None, Ids, ForkCause | None]:
+        """The turn that the prompt begins with, the prompt's ids after that, and why there is none."""
+        prompt = np.asarray(sampled.prompt_ids, np.int32)
+        if sampled.extends is not None:
+            base = self._index.get(sampled.extends)
+            if base is None:
+                raise LedgerError(
+                    f"turn {index} extends a turn that was never recorded, so its tokens would be lost; "
+                    "the engine must extend only turns that it completed in this rollout"
+                )
+            return base, prompt, None
+        if sampled.cause != "unknown":
+            return None, prompt, sampled.cause
+        found = self._seen.find(prompt)
+        if found is None:
+            return None, prompt, "unknown" if len(self._chains) else "start"
+        base, length = found
+        return base, prompt[length:].copy(), None  # a view would keep the whole prompt in memory
+
+
+class _Thread:
+    """The ids of a chain, in a buffer that grows."""
+
+    def __init__(self, ids: Ids) -> None:
+        self._buffer = ids
+        self.length = len(ids)
+
+    def extend(self, ids: Ids) -> None:
+        end = self.length + len(ids)
+        if end > len(self._buffer):
+            self._buffer = np.concatenate([self._buffer[: self.length], np.empty(end, np.int32)])
+        self._buffer[self.length : end] = ids
+        self.length = end
+
+    def fork(self, length: int) -> _Thread:
+        """A thread of its own that begins with the first `length` ids."""
+        return _Thread(self._buffer[:length].copy())
+
+    def begins(self, prompt: Ids, length: int) -> bool:
+        """Whether `prompt` begins with the first `length` ids; the last of them are compared first, since
+        prompts that differ share a long beginning."""
+        if length > len(prompt):
+            return False
+        ids, prompt = self._buffer[:length], prompt[:length]
+        return bool((ids[-64:] == prompt[-64:]).all() and (ids == prompt).all())
+
+
+class _Seen:
+    """The ids of the turns of an engine that gives whole prompts, to find what a prompt begins with."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, tuple[_Thread, int]] = {}
+
+    def find(self, prompt: Ids) -> tuple[int, int] | None:
+        """The turn whose ids `prompt` begins with, and how many those are: the last turn of the longest chain
+        where there is one, else the longest of the others, from which it then branches."""
+        for index, length, thread in self._candidates():
+            if thread.begins(prompt, length):
+                return index, length
+        return None
+
+    def add(self, step: Step) -> None:
+        """Keep the ids of `step`, which continues its chain, branches from one or begins one."""
+        if step.base is None:
+            thread = _Thread(step.prompt)
+        else:
+            thread, length = self._ends[step.base]
+            if length < thread.length:
+                thread = thread.fork(length)
+            thread.extend(step.prompt)
+        thread.extend(step.completion)
+        self._ends[step.index] = thread, thread.length
+
+    def _candidates(self) -> Iterator[tuple[int, int, _Thread]]:
+        for tips in (True, False):
+            ends = [
+                (index, length, thread)
+                for index, (thread, length) in self._ends.items()
+                if (length == thread.length) is tips
+            ]
+            yield from sorted(ends, key=itemgetter(1), reverse=True)
+
+
+def _record(step: Step, fork: ForkCause | None) -> TurnTokens:
+    return TurnTokens(
+        base=step.base,
+        prompt=step.prompt.tolist(),
+        completion=step.completion.tolist(),
+        # orjson writes float32 with the fewest digits that read back the same, and NaN as null.
+        logprobs=orjson.loads(orjson.dumps(step.logprobs, option=orjson.OPT_SERIALIZE_NUMPY)),
+        versions=[(version, len(list(same))) for version, same in groupby(step.versions.tolist())],
+        rendered=step.rendered,
+        cause=fork or step.cause,
+        dropped=step.dropped,
+    )

@@ -1,0 +1,219 @@
+"""Chains: the turns of a rollout as rows of token ids, each sampled id in exactly one of them.
+
+A turn extends a chain only if its prompt begins with ALL ids of that chain; otherwise it starts a new one
+with its whole prompt as context. Nothing is tokenised here and no two prompts are compared: what a prompt
+begins with is known (`Step.base`), by construction or because `swe_core.tokens.book` compared the ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swe_core.engine import ForkCause, Rendered
+from swe_core.errors import LedgerError
+from swe_core.record import Turn, TurnTokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """The exact tokens of one turn, in memory: `swe_core.record.TurnTokens` as arrays.
+
+    Args:
+        index: The turn's index.
+        base: Index of the turn whose ids (its whole prompt and completion) this prompt begins with.
+        prompt: The prompt's ids after those of `base`, int32 [P]; all of them where it is None.
+        completion: What was sampled, int32 [C].
+        logprobs: Of each sampled id, float32 [C]; NaN where there is none.
+        versions: Policy version that sampled each id, int32 [C].
+        rendered: How the prompt was made.
+        cause: Why it extends nothing; None where `base` is set.
+        dropped: Why no id of it is trained; None where they are.
+
+    Raises:
+        LedgerError: There is not one logprob and one version for each sampled id.
+    """
+
+    index: int
+    base: int | None
+    prompt: NDArray[np.int32]
+    completion: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    rendered: Rendered = "full"
+    cause: ForkCause | None = None
+    dropped: str | None = None
+
+    def __post_init__(self) -> None:
+        sampled, logprobs, versions = len(self.completion), len(self.logprobs), len(self.versions)
+        if not sampled == logprobs == versions:
+            raise LedgerError(
+                f"turn {self.index} has {sampled} sampled ids, {logprobs} logprobs and {versions} versions; "
+                "an engine must give one of each for every id"
+            )
+
+    @property
+    def trainable(self) -> NDArray[np.bool_]:
+        """Which sampled ids have a logprob to train on, [C]."""
+        return np.isfinite(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain:
+    """One training row: ids that the engine saw and sampled in this order, N of them.
+
+    What stands before the first id of a turn's completion is exactly the prompt that the engine was given.
+    TRL's `RolloutSample` takes `input_ids` and `completion_mask` as int64 (`.astype(np.int64)`) and
+    `old_log_probs` as it is.
+
+    Args:
+        turns: Indices of the turns that are trained here, in order.
+        input_ids: int32 [N].
+        completion_mask: Which ids were sampled in these turns and have a logprob, bool [N].
+        old_log_probs: Natural log-probability of each id under the policy that sampled it, float32 [N];
+            0.0 where the mask is False.
+        versions: Policy version that sampled each id, int32 [N]; -1 where the mask is False.
+        cause: Why it is a chain of its own.
+    """
+
+    turns: tuple[int, ...]
+    input_ids: NDArray[np.int32]
+    completion_mask: NDArray[np.bool_]
+    old_log_probs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    cause: ForkCause
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(slots=True)
+class _Row:
+    """A chain while it grows: the turns whose new ids follow each other, and which of them it trains."""
+
+    cause: ForkCause
+    parts: list[tuple[Step, bool]] = field(default_factory=list)
+
+    def build(self) -> Chain:
+        length = sum(len(step.prompt) + len(step.completion) for step, _ in self.parts)
+        input_ids = np.empty(length, np.int32)
+        mask = np.zeros(length, np.bool_)
+        logprobs = np.zeros(length, np.float32)
+        versions = np.full(length, -1, np.int32)
+        at = 0
+        for step, trained in self.parts:
+            start = at + len(step.prompt)
+            end = start + len(step.completion)
+            input_ids[at:start] = step.prompt
+            input_ids[start:end] = step.completion
+            if trained:
+                mask[start:end] = known = step.trainable
+                logprobs[start:end] = np.where(known, step.logprobs, np.float32(0))
+                versions[start:end] = np.where(known, step.versions, np.int32(-1))
+            at = end
+        turns = tuple(step.index for step, trained in self.parts if trained)
+        return Chain(turns, input_ids, mask, logprobs, versions, self.cause)
+
+
+class ChainBuilder:
+    """Puts one turn after another into its chain, in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, Step] = {}
+        self._rows: list[_Row] = []
+        self._tips: dict[int, _Row] = {}
+
+    def add(self, step: Step) -> ForkCause | None:
+        """Place `step`; a dropped one is in no chain, and context of those that continue it.
+
+        Returns:
+            Why it started a chain; None where it extends one or is dropped.
+
+        Raises:
+            LedgerError: Its base was not added before it, or its index was.
+        """
+        if step.index in self._steps or (step.base is not None and step.base not in self._steps):
+            raise LedgerError(
+                f"turn {step.index} continues turn {step.base}; each turn must be added once, after its base"
+            )
+        self._steps[step.index] = step
+        if step.dropped is not None:
+            return None
+        # Dropped turns between a chain and this one belong to its prompt, which still begins with the chain.
+        context: list[Step] = []
+        past = self._base(step)
+        while past is not None and past.dropped is not None:
+            context.append(past)
+            past = self._base(past)
+        row = self._tips.pop(past.index, None) if past is not None else None
+        cause: ForkCause | None = None
+        if row is None:
+            first = context[-1] if context else step
+            cause = "branch" if past is not None else first.cause or "unknown"
+            row = _Row(cause)
+            self._rows.append(row)
+            while past is not None:
+                context.append(past)
+                past = self._base(past)
+        row.parts += [(past, False) for past in reversed(context)]
+        row.parts.append((step, True))
+        self._tips[step.index] = row
+        return cause
+
+    def _base(self, step: Step) -> Step | None:
+        return None if step.base is None else self._steps[step.base]
+
+    def build(self) -> list[Chain]:
+        """The chains so far, in the order in which they began."""
+        return [row.build() for row in self._rows]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def build_chains(steps: Iterable[Step]) -> list[Chain]:
+    """The chains of a rollout's turns, linear in their new ids.
+
+    Args:
+        steps: In the order in which the turns ended, each after its base.
+
+    Raises:
+        LedgerError: A base is missing, or a turn is there twice.
+    """
+    builder = ChainBuilder()
+    for step in steps:
+        builder.add(step)
+    return builder.build()
+
+
+def step_of(index: int, tokens: TurnTokens) -> Step:
+    """The tokens of turn `index` as they stand on disk, as arrays.
+
+    Raises:
+        LedgerError: There is not one logprob and one version for each sampled id.
+    """
+    versions = np.array(tokens.versions, np.int32).reshape(-1, 2)
+    return Step(
+        index,
+        tokens.base,
+        np.array(tokens.prompt, np.int32),
+        np.array(tokens.completion, np.int32),
+        np.array(tokens.logprobs, np.float32),  # null becomes NaN
+        np.repeat(versions[:, 0], versions[:, 1]),
+        tokens.rendered,
+        tokens.cause,
+        tokens.dropped,
+    )
+
+
+def chains_of(turns: Iterable[Turn]) -> list[Chain]:
+    """The chains of a rollout as it stands on disk (`RunDirectory.turns`), the same that were built in memory.
+    Turns without tokens, such as those of an engine that does not own them, are passed over.
+
+    Raises:
+        LedgerError: The records do not fit together.
+    """
+    return build_chains(step_of(turn.index, turn.tokens) for turn in turns if turn.tokens is not None)

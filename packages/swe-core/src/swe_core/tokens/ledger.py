@@ -1,0 +1,80 @@
+"""The token ledger: every sampled token is trained in exactly one chain, or dropped for a reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from swe_core.errors import LedgerError
+from swe_core.record import Ledger
+from swe_core.tokens.chains import Chain, Step
+
+NO_LOGPROBS = "no_logprobs"
+"""Why an id is dropped that the engine gave no logprob for."""
+
+
+def prove(
+    sampled: int, steps: Sequence[Step], chains: Sequence[Chain], no_reward: str | None = None
+) -> Ledger:
+    """Account for every sampled token of a rollout.
+
+    Args:
+        sampled: Tokens that were sampled, counted as they came in.
+        steps: All turns.
+        chains: Their chains.
+        no_reward: Why the rollout has no verdict ("error", "cancelled"), and so nothing to train on: what
+            would be trained is dropped for that reason. None where it has one.
+
+    Raises:
+        LedgerError: `sampled` is not what is marked in the chains and what was dropped.
+    """
+    trained = sum(int(chain.completion_mask.sum()) for chain in chains)
+    dropped: Counter[str] = Counter()
+    for step in steps:
+        if step.dropped is not None:
+            dropped[step.dropped] += len(step.completion)
+        else:
+            dropped[NO_LOGPROBS] += int(np.count_nonzero(~step.trainable))
+    if no_reward is not None:
+        dropped[no_reward] += trained
+        trained = 0
+    ledger = Ledger(
+        sampled=sampled,
+        trained=trained,
+        dropped={reason: tokens for reason, tokens in dropped.items() if tokens},
+        chains=len(chains),
+        forks=dict(Counter(chain.cause for chain in chains if chain.cause != "start")),
+        rendered=dict(Counter(step.rendered for step in steps)),
+    )
+    if missing := unaccounted(ledger):
+        raise LedgerError(
+            f"the token ledger does not balance: {sampled} sampled, but {trained} trained and "
+            f"{_parts(ledger)} dropped, {missing:+d} unaccounted for"
+        )
+    return ledger
+
+
+def unaccounted(ledger: Ledger) -> int:
+    """Sampled tokens that are neither trained nor dropped; negative where some are counted twice."""
+    return ledger.sampled - ledger.trained - sum(ledger.dropped.values())
+
+
+def add_ledgers(ledgers: Iterable[Ledger]) -> Ledger:
+    """The ledger of many rollouts together."""
+    total = Ledger(sampled=0, trained=0)
+    for one in ledgers:
+        total = Ledger(
+            sampled=total.sampled + one.sampled,
+            trained=total.trained + one.trained,
+            dropped=dict(Counter(total.dropped) + Counter(one.dropped)),
+            chains=total.chains + one.chains,
+            forks=dict(Counter(total.forks) + Counter(one.forks)),
+            rendered=dict(Counter(total.rendered) + Counter(one.rendered)),
+        )
+    return total
+
+
+def _parts(ledger: Ledger) -> str:
+    return ", ".join(f"{tokens} {reason}" for reason, tokens in ledger.dropped.items()) or "0"
