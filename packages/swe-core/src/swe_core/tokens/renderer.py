@@ -42,7 +42,8 @@ class Renderer(ABC):
     stop_ids: frozenset[int]
     """Ids that end a reply."""
     streams: bool
-    """Whether text that `parse` finds in an unfinished completion is never taken back by more ids."""
+    """Whether the text that `parse` finds in an unfinished completion only ever grows: more ids never change
+    it or take it back."""
 
     @abstractmethod
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
@@ -67,8 +68,16 @@ class Renderer(ABC):
         """
 
     @abstractmethod
-    def parse(self, completion: Sequence[int], tail: Sequence[int], tools: Tools) -> Parsed:
-        """What the ids of a completion say; of an unfinished one too. Never raises on odd ids."""
+    def parse(
+        self, completion: Sequence[int], tail: Sequence[int], tools: Tools, *, ended: bool = True
+    ) -> Parsed:
+        """What the ids of a completion say. Never raises on odd ids.
+
+        Args:
+            tail: The last `TAIL` ids of the prompt, or all of a shorter one.
+            ended: False while more ids may follow. What they could still change is then left out: white
+                space and unfinished characters at the end, and blocks that may become tool calls.
+        """
 
     @abstractmethod
     def text(self, ids: Sequence[int]) -> str:

@@ -1,0 +1,68 @@
+"""A tokenizer with whatever special tokens a test needs, made from nothing but what is installed."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_VOCABULARY = 1500
+_SOURCES = (
+    "abc",
+    "argparse",
+    "ast",
+    "asyncio/tasks",
+    "json/decoder",
+    "pathlib",
+    "pydoc",
+    "textwrap",
+    "typing",
+)
+
+
+def make_tokenizer(
+    special: Iterable[str] = (), *, chat_template: str | None = None, **attributes: str
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, trained on modules of the standard library, in which each of `special` is one token.
+
+    Args:
+        special: Special tokens; their ids follow those of the BPE in this order.
+        attributes: Such as `eos_token`; must be among `special`.
+
+    Raises:
+        ImportError: transformers is not installed.
+    """
+    from tokenizers import AddedToken, Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer.from_str(_trained())
+    bpe.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=bpe, chat_template=chat_template, clean_up_tokenization_spaces=False, **attributes
+    )
+
+
+@lru_cache(maxsize=1)
+def _trained() -> str:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    bpe = Tokenizer(models.BPE())
+    # As large models split text: words, single digits, runs of marks with the line's end.
+    words = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    split = pre_tokenizers.Split(words, "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library = Path(sysconfig.get_path("stdlib"))
+    bpe.train([str(library / f"{name}.py") for name in _SOURCES], trainer)
+    return str(bpe.to_str())
