@@ -1,0 +1,228 @@
+"""Conversation: which earlier turn of a rollout a history continues, and the prompt that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from swe_core.engine import ForkCause, Rendered, Sampled
+from swe_core.messages import Message, message_key
+from swe_core.tokens.renderer import TAIL, Renderer, Tools
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """The ids of one request.
+
+    Args:
+        extends: The turn whose ids it begins with; None where it begins a chain.
+        new_ids: The ids after those of `extends`, int32 [P].
+        length: All its ids, those of `extends` included.
+        json: All its ids as JSON text without the brackets: b"1,2,3".
+        rendered: How `new_ids` were made.
+        cause: Why it extends nothing; None where `extends` is set.
+        tail: Its last `TAIL` ids, or all of a shorter one.
+        place: Where in the conversation it stands; only `Conversation.add` reads it.
+    """
+
+    extends: Sampled | None
+    new_ids: NDArray[np.int32]
+    length: int
+    json: bytes
+    rendered: Rendered
+    cause: ForkCause | None
+    tail: list[int]
+    place: Place
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a history stands in the tree of what was said; opaque outside this module.
+
+    Args:
+        messages: The history.
+        tools: The tools that it is rendered with.
+        node: The last node that it reaches.
+        keys: Of its messages after `node`.
+        turn: The deepest turn that it passes, None where it passes none.
+        after: How many messages it has up to the end of `turn`.
+        cause: Why it extends nothing, if so it turns out.
+    """
+
+    messages: Sequence[Message]
+    tools: Tools
+    node: _Node
+    keys: list[Hashable]
+    turn: _Turn | None
+    after: int
+    cause: ForkCause
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """The end of a history: what may follow it, and the turns that sampled its last message."""
+
+    children: dict[Hashable, _Node] = field(default_factory=dict)
+    turns: list[_Turn] = field(default_factory=list)
+    answered: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A turn that was sampled here.
+
+    `text` holds the JSON text of its ids in its first `end` bytes. It is shared with the turns that extend
+    it, so that a conversation keeps its ids once: only the first turn that extends it appends, the others
+    copy.
+    """
+
+    sampled: Sampled
+    reasoning: str
+    length: int
+    tail: list[int]
+    text: bytearray
+    end: int
+
+    @property
+    def json(self) -> bytes:
+        return bytes(self.text[: self.end])
+
+
+class Conversation:
+    """What one rollout's policy was asked and has answered: a tree of messages, equal by `message_key`.
+
+    Finding a history's turn costs one dict lookup a message, and making a prompt that extends a turn costs
+    its new messages and one copy of the JSON text.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._roots: dict[bytes, _Node] = {}
+        self._answers: set[Hashable] = set()
+
+    def prepare(self, messages: Sequence[Message], tools: Tools) -> Prompt:
+        """The prompt of a request: `find`, then `extend`, else `render`.
+
+        Raises:
+            RequestRefused: The chat template refuses the conversation.
+        """
+        place = self.find(messages, tools)
+        return self.extend(place) or self.render(place)
+
+    def find(self, messages: Sequence[Message], tools: Tools) -> Place:
+        """The deepest turn that the history `messages` continues. Only turns with the same tools count: the
+        tools stand at the beginning of a prompt."""
+        root = self._roots.setdefault(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS), _Node())
+        keys = [message_key(message) for message in messages]
+        node, reached, deepest, after = root, 0, root, 0
+        for key in keys:
+            child = node.children.get(key)
+            if child is None:
+                break
+            node = child
+            reached += 1
+            if node.turns:
+                deepest, after = node, reached
+        turn = _choose(deepest.turns, messages[after - 1]) if after else None
+        left = messages[reached]["role"] == "assistant" if reached < len(messages) else False
+        ours = turn is not None or (left and node.answered) or not self._answers.isdisjoint(keys)
+        return Place(messages, tools, node, keys[reached:], turn, after, "rewritten" if ours else "start")
+
+    def extend(self, place: Place) -> Prompt | None:
+        """The prompt as the ids of the turn and those of the new messages, without rendering the rest.
+
+        None where there is no turn, another reply than ours follows it, or the renderer cannot prove what
+        follows.
+        """
+        turn, new = place.turn, place.messages[place.after :]
+        if turn is None or not new or any(message["role"] == "assistant" for message in new):
+            return None
+        completion = turn.sampled.completion_ids.tolist()
+        ids = self._renderer.extend(turn.tail, completion, new, place.tools)
+        if ids is None:
+            return None
+        tail = ids[-TAIL:] if len(ids) >= TAIL else [*turn.tail, *completion, *ids][-TAIL:]
+        return Prompt(
+            extends=turn.sampled,
+            new_ids=np.array(ids, dtype=np.int32),
+            length=turn.length + len(ids),
+            json=b"%b,%b" % (turn.json, _json(ids)),
+            rendered=self._renderer.how,
+            cause=None,
+            tail=tail,
+            place=place,
+        )
+
+    def render(self, place: Place) -> Prompt:
+        """The prompt as a rendering of everything. It still extends its turn where it begins with its ids.
+        Takes time with a long history; safe to call from a thread.
+
+        Raises:
+            RequestRefused: The chat template refuses the conversation.
+        """
+        turn = place.turn
+        ids = self._renderer.render(place.messages, place.tools)
+        json = _json(ids)
+        extends = turn if turn is not None and json.startswith(turn.json + b",") else None
+        return Prompt(
+            extends=extends.sampled if extends else None,
+            new_ids=np.array(ids[extends.length if extends else 0 :], dtype=np.int32),
+            length=len(ids),
+            json=json,
+            rendered="full",
+            cause=None if extends else self._cause(place, ids),
+            tail=ids[-TAIL:],
+            place=place,
+        )
+
+    def add(self, prompt: Prompt, sampled: Sampled, message: Message) -> None:
+        """Keep the reply to `prompt`, so that later histories can continue it.
+
+        Args:
+            sampled: The tokens of the reply, at least one.
+            message: What the agent is told, as a canonical message.
+        """
+        node = prompt.place.node
+        for key in prompt.place.keys:
+            node = node.children.setdefault(key, _Node())
+        node.answered = True
+        key = message_key(message)
+        self._answers.add(key)
+        node = node.children.setdefault(key, _Node())
+        base = prompt.place.turn if prompt.extends is not None else None
+        if base is not None and len(base.text) == base.end:
+            text = base.text
+            text += prompt.json[base.end :]
+        else:
+            text = bytearray(prompt.json)
+        completion = sampled.completion_ids.tolist()
+        text += b"," + _json(completion)
+        length = prompt.length + len(completion)
+        reasoning = message.get("reasoning_content") or ""
+        node.turns.append(_Turn(sampled, reasoning.strip(), length, prompt.tail, text, len(text)))
+
+    def _cause(self, place: Place, ids: Sequence[int]) -> ForkCause:
+        """Why `ids`, the whole history rendered, do not begin with those of its turn."""
+        turn = place.turn
+        if turn is None or any(message["role"] == "assistant" for message in place.messages[place.after :]):
+            return place.cause
+        if turn.sampled.completion_ids[-1] not in self._renderer.stop_ids:
+            return "truncated"
+        before = self._renderer.text(orjson.loads(b"[%b]" % turn.json))
+        return "retokenised" if self._renderer.text(ids).startswith(before) else "template"
+
+
+def _choose(turns: Sequence[_Turn], message: Mapping[str, Any]) -> _Turn:
+    """Which of the turns that said the same `message` is: the one that thought the same, else the latest."""
+    reasoning = (message.get("reasoning_content") or "").strip()
+    same = (turn for turn in reversed(turns) if turn.reasoning == reasoning)
+    return next(same, turns[-1]) if reasoning else turns[-1]
+
+
+def _json(ids: Sequence[int]) -> bytes:
+    return orjson.dumps(ids)[1:-1]

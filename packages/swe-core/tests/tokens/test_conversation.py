@@ -1,0 +1,326 @@
+"""Conversation: which turn a history continues, and that the prompt's ids are what the renderer says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_core.engine import Sampled
+from swe_core.messages import Message
+from swe_core.tokens.conversation import Conversation, Prompt
+from swe_core.tokens.renderer import TAIL, Parsed, Renderer, Tools
+
+STOP, THINK, AB, LONG = 1, 2, 3, 4
+ROLES = {"system": 10, "user": 11, "assistant": 12, "tool": 13}
+TOOLS = [{"type": "function", "function": {"name": "bash"}}]
+
+
+class Toy(Renderer):
+    """A format of one id a character. A render leaves the reasoning out, as many templates do, and knows
+    one id for "ab"; it cannot prove what follows a message that holds "?"."""
+
+    name = "toy"
+    how = "bridge"
+    stop_ids = frozenset({STOP})
+    streams = True
+
+    def __init__(self, *, extends: bool = True, closes: bool = True) -> None:
+        self.extends, self.closes = extends, closes
+        self.rendered = 0
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        self.rendered += 1
+        head = [9, *map(ord, orjson.dumps(tools).decode())]
+        return [*head, *(token for message in messages for token in self._one(message)), ROLES["assistant"]]
+
+    def extend(
+        self, tail: Sequence[int], completion: Sequence[int], messages: Sequence[Message], tools: Tools
+    ) -> list[int] | None:
+        assert messages
+        assert all(message["role"] != "assistant" for message in messages)
+        assert tail[-1] == ROLES["assistant"]
+        cut = completion[-1] != STOP
+        if not self.extends or (cut and not self.closes) or any("?" in m["content"] for m in messages):
+            return None
+        new = [token for message in messages for token in self._one(message)]
+        return [*([STOP] if cut else []), *new, ROLES["assistant"]]
+
+    def parse(self, completion: Sequence[int], tail: Sequence[int], tools: Tools) -> Parsed:
+        raise NotImplementedError
+
+    def text(self, ids: Sequence[int]) -> str:
+        return "".join("ab" if token == AB else chr(token) for token in ids)
+
+    def _one(self, message: Message) -> list[int]:
+        return [ROLES[message["role"]], *self.encode(message["content"]), STOP]
+
+    def encode(self, text: str) -> list[int]:
+        return [AB if char == "\0" else ord(char) for char in text.replace("ab", "\0")]
+
+
+def say(role: str, content: str, **more: str) -> Message:
+    return {"role": role, "content": content, **more}
+
+
+def sampled(prompt: Prompt, ids: Sequence[int]) -> Sampled:
+    size = len(ids)
+    return Sampled(
+        prompt.extends,
+        prompt.new_ids,
+        np.array(ids, np.int32),
+        np.zeros(size, np.float32),
+        np.zeros(size, np.int32),
+        prompt.rendered,
+        prompt.cause,
+    )
+
+
+def all_ids(turn: Sampled | None) -> list[int]:
+    if turn is None:
+        return []
+    return [*all_ids(turn.extends), *turn.prompt_ids.tolist(), *turn.completion_ids.tolist()]
+
+
+def prompt_ids(prompt: Prompt) -> list[int]:
+    ids = [*all_ids(prompt.extends), *prompt.new_ids.tolist()]
+    assert orjson.loads(b"[%b]" % prompt.json) == ids
+    assert prompt.length == len(ids)
+    assert prompt.tail == ids[-TAIL:]
+    assert (prompt.cause is None) == (prompt.extends is not None)
+    return ids
+
+
+class Talk:
+    """One rollout: what a client asks, and what the policy samples."""
+
+    def __init__(self, renderer: Toy | None = None) -> None:
+        self.renderer = renderer or Toy()
+        self.conversation = Conversation(self.renderer)
+        self.prompts: list[Prompt] = []
+
+    def ask(
+        self,
+        history: Sequence[Message],
+        reply: str = "ok",
+        *,
+        thought: str = "",
+        cut: bool = False,
+        split: bool = False,
+        tools: Tools = TOOLS,
+    ) -> tuple[Prompt, Sampled, Message]:
+        prompt = self.conversation.prepare(history, tools)
+        prompt_ids(prompt)
+        self.prompts.append(prompt)
+        visible = [ord(c) for c in reply] if split else self.renderer.encode(reply)
+        ids = [*([THINK, *map(ord, thought), THINK] if thought else []), *visible, *([] if cut else [STOP])]
+        tokens = sampled(prompt, ids)
+        message = say("assistant", reply, **({"reasoning_content": thought} if thought else {}))
+        self.conversation.add(prompt, tokens, message)
+        return prompt, tokens, message
+
+
+USER = say("user", "fix it")
+
+
+def test_a_turn_extends_the_one_before_by_its_new_messages_alone() -> None:
+    talk = Talk()
+    _, first, reply = talk.ask([USER], "run", thought="long thought")
+    prompt, _, _ = talk.ask([USER, {"role": "assistant", "content": " run\n"}, say("tool", "done")])
+    assert prompt.extends is first
+    assert prompt.rendered == "bridge"
+    assert prompt_ids(prompt)[len(all_ids(first)) :] == [13, *map(ord, "done"), STOP, 12]
+    assert talk.renderer.rendered == 1
+    assert reply["reasoning_content"] == "long thought"
+
+
+def test_the_first_turn_and_a_sub_agents_first_turn_start_chains() -> None:
+    talk = Talk()
+    first, _, _ = talk.ask([USER])
+    other, _, _ = talk.ask([say("system", "you review"), USER])
+    again, _, _ = talk.ask([USER])
+    few_shot, _, _ = talk.ask([USER, say("assistant", "an example"), USER])
+    assert [first.cause, other.cause, again.cause] == ["start", "start", "start"]
+    assert few_shot.cause == "rewritten"  # it stands where our own reply stood
+
+
+def test_turns_of_two_agents_interleave() -> None:
+    talk = Talk()
+    main, helper = [say("user", "main")], [say("user", "helper")]
+    for number in range(3):
+        for history in (main, helper):
+            prompt, _, reply = talk.ask(history, f"step {number}")
+            assert (prompt.cause == "start") == (number == 0)
+            history += [reply, say("tool", f"result {number}")]
+    assert talk.renderer.rendered == 2
+
+
+def test_a_history_that_was_extended_before_is_extended_again() -> None:
+    talk = Talk()
+    _, first, reply = talk.ask([USER])
+    branches = [talk.ask([USER, reply, say("tool", text)])[1] for text in ("a", "a", "bb")]
+    assert [branch.extends for branch in branches] == [first, first, first]
+    for branch in branches:  # each keeps its own ids, though they share the text of the first
+        text = "bb" if branch is branches[2] else "a"
+        prompt, _, _ = talk.ask([USER, reply, say("tool", text), say("assistant", "ok"), USER])
+        assert prompt.extends in branches
+
+
+def test_a_rewritten_message_forks() -> None:
+    talk = Talk()
+    history = [say("system", "s"), USER]
+    _, _, reply = talk.ask(history, "first")
+    longer = [*history, reply, say("tool", "result")]
+    _, _, second = talk.ask(longer, "second")
+    edited_user = [history[0], say("user", "fix all"), reply, say("tool", "result")]
+    edited_reply = [*history, say("assistant", "what I never said"), say("tool", "result")]
+    dropped_middle = [history[0], say("user", "summary"), second, say("tool", "more")]
+    for rewritten in (edited_user, edited_reply, dropped_middle):
+        prompt, _, _ = talk.ask(rewritten)
+        assert prompt.cause == "rewritten"
+    compacted, _, _ = talk.ask([history[0], say("user", "summary of it all")])
+    assert compacted.cause == "start"
+
+
+def test_changed_tools_fork() -> None:
+    talk = Talk()
+    _, _, reply = talk.ask([USER])
+    history = [USER, reply, say("tool", "x")]
+    assert talk.ask(history, tools=None)[0].cause == "rewritten"
+    same = [{"function": {"name": "bash"}, "type": "function"}]
+    assert talk.ask(history, tools=same)[0].cause is None
+
+
+def test_another_reply_after_ours_is_rendered_and_still_extends_where_it_begins_with_our_ids() -> None:
+    talk = Talk()
+    _, first, reply = talk.ask([USER])
+    foreign = [USER, reply, say("tool", "x"), say("assistant", "not ours"), say("tool", "y")]
+    prompt, _, _ = talk.ask(foreign)
+    assert (prompt.extends, prompt.rendered) == (first, "full")
+    _, _, thought = talk.ask([USER], "deep", thought="lost in a render")
+    prompt, _, _ = talk.ask([USER, thought, *foreign[2:]])
+    assert prompt.cause == "rewritten"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reply", "cause", "extended"),
+    [
+        ({"extends": False}, {}, None, True),
+        ({"extends": False}, {"thought": "dropped by a render"}, "template", False),
+        ({"extends": False}, {"reply": "abc", "split": True}, "retokenised", False),
+        ({"closes": False}, {"cut": True, "thought": "t"}, "truncated", False),
+        ({"closes": False}, {"cut": True}, None, True),
+        ({}, {"cut": True}, None, True),
+    ],
+)
+def test_where_the_renderer_cannot_extend_a_full_render_says_why(
+    settings: dict[str, Any], reply: dict[str, Any], cause: str | None, extended: bool
+) -> None:
+    talk = Talk(Toy(**settings))
+    _, first, message = talk.ask([USER], **{"reply": "ok", **reply})
+    prompt, _, _ = talk.ask([USER, message, say("tool", "x")])
+    assert prompt.cause == cause
+    assert (prompt.extends is first) == extended
+    assert prompt.rendered == ("full" if settings else "bridge")
+
+
+def test_reasoning_tells_siblings_apart_and_the_latest_counts_without_it() -> None:
+    talk = Talk()
+    _, one, said_one = talk.ask([USER], "run", thought="one")
+    _, two, said_two = talk.ask([USER], "run", thought="two")
+    silent = say("assistant", "run")
+    for reply, expected in ((said_one, one), (said_two, two), (silent, two)):
+        assert talk.conversation.prepare([USER, reply, say("tool", "x")], TOOLS).extends is expected
+
+
+def test_a_history_that_ends_with_our_reply_is_rendered() -> None:
+    talk = Talk()
+    _, _, reply = talk.ask([USER])
+    prompt, _, _ = talk.ask([USER, reply])
+    assert prompt.rendered == "full"
+
+
+def test_a_prompt_made_before_another_turn_was_added_is_still_right() -> None:
+    """Two calls in flight at once: the ids of the one must not stand in the other's text."""
+    talk = Talk()
+    _, first, reply = talk.ask([USER])
+    slow = talk.conversation.prepare([USER, reply, say("tool", "slow")], TOOLS)
+    talk.ask([USER, reply, say("tool", "fast, and longer")])
+    talk.conversation.add(slow, sampled(slow, [ord("z"), STOP]), say("assistant", "z"))
+    after = talk.conversation.prepare([USER, reply, say("tool", "slow"), say("assistant", "z"), USER], TOOLS)
+    assert after.extends is not None
+    assert after.extends.extends is first
+    prompt_ids(after)
+
+
+words = st.text(alphabet="abc ?", max_size=4)
+replies = st.fixed_dictionaries(
+    {"reply": words, "thought": st.sampled_from(["", "t", "u"]), "cut": st.booleans(), "split": st.booleans()}
+)
+steps = st.lists(
+    st.tuples(
+        st.integers(min_value=0),  # the history to go on from
+        st.lists(st.tuples(st.sampled_from(["user", "tool"]), words), min_size=1, max_size=2),
+        st.sampled_from(["keep", "keep", "keep", "edit", "drop", "forget thought", "tools"]),
+        st.integers(min_value=0),  # the message that is changed
+        replies,
+    ),
+    max_size=12,
+)
+
+
+@given(steps, st.booleans(), st.booleans())
+def test_any_tree_of_turns_has_true_prompts(steps: list[Any], extends: bool, closes: bool) -> None:
+    """Whatever is said, retried, branched and rewritten: a prompt is its chain's ids and what the renderer
+    says of the rest, and it extends a turn only where the histories agree."""
+    renderer = Toy(extends=extends, closes=closes)
+    talk = Talk(renderer)
+    histories: list[list[Message]] = [[]]
+    asked: dict[int, list[Message]] = {}
+    for start, added, change, where, reply in steps:
+        history = [dict(message) for message in histories[start % len(histories)]]
+        if history and change != "keep":
+            index = where % len(history)
+            if change == "edit":
+                history[index]["content"] += "c"
+            elif change == "drop":
+                del history[index]
+            elif change == "forget thought":
+                history[index].pop("reasoning_content", None)
+        history += [say(role, content) for role, content in added]
+        tools = None if change == "tools" else TOOLS
+        prompt, tokens, message = talk.ask(history, tools=tools, **reply)
+        asked[id(tokens)] = [*history, message]
+        histories.append([*history, message])
+        ids = prompt_ids(prompt)
+        if prompt.rendered == "full":
+            assert ids == renderer.render(history, tools)
+        if prompt.extends is None:
+            continue
+        before = asked[id(prompt.extends)]
+        assert [(m["role"], m["content"].strip()) for m in before] == [
+            (m["role"], m["content"].strip()) for m in history[: len(before)]
+        ]
+        if prompt.rendered == "bridge":
+            completion = prompt.extends.completion_ids.tolist()
+            new = history[len(before) :]
+            assert prompt.new_ids.tolist() == renderer.extend([12], completion, new, tools)
+
+
+def test_a_long_conversation_keeps_its_ids_once() -> None:
+    """The text of the ids is shared along a chain: memory grows with the ids, not with turns × ids."""
+    talk = Talk()
+    history: list[Message] = [USER]
+    for number in range(50):
+        _, _, reply = talk.ask(history, f"step {number}")
+        history += [reply, say("tool", "x" * 500)]
+    node = talk.conversation.find(history, TOOLS).turn
+    assert node is not None
+    last = talk.conversation.prepare(history, TOOLS)
+    assert len(node.text) == len(last.json) - len(orjson.dumps(last.new_ids.tolist())) + 1
+    assert talk.renderer.rendered == 1
