@@ -13,8 +13,9 @@ import tenacity
 
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai import engine as engine_module
-from swe_core.builtin.openai.engine import MAX_WAIT, OpenAIEngine, _wait
-from swe_core.builtin.openai.replies import Refusals, Transient, parse_reply
+from swe_core.builtin.openai.engine import OpenAIEngine
+from swe_core.builtin.openai.replies import parse_reply
+from swe_core.builtin.upstream import BACKOFF, MAX_WAIT, Refusals, Transient, Wished
 from swe_core.engine import ChatRequest, Completion, Delta, EngineSession, Usage
 from swe_core.errors import (
     ConfigError,
@@ -223,12 +224,14 @@ async def test_a_missing_finish_reason_is_inferred(stream: bool) -> None:
 
 @pytest.mark.parametrize(("wish", "wait"), [(7.0, 7.0), (0.0, 0.0), (-5.0, 0.0), (86_400.0, MAX_WAIT)])
 def test_retry_after_is_honoured_up_to_a_cap(wish: float, wait: float) -> None:
-    assert _wait(_after(Transient("busy", wish), attempt=1)) == wait
+    assert Wished(BACKOFF)(_after(Transient("busy", wish), attempt=1)) == wait
 
 
 def test_back_off_grows_with_jitter_up_to_a_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    waits = [[_wait(_after(Transient("busy"), attempt)) for _ in range(20)] for attempt in (1, 4, 20)]
+    waits = [
+        [Wished(BACKOFF)(_after(Transient("busy"), attempt)) for _ in range(20)] for attempt in (1, 4, 20)
+    ]
     for some, (low, high) in zip(waits, [(0.5, 1.5), (4.0, 5.0), (30.0, 31.0)], strict=True):
         assert low <= min(some) <= max(some) <= high
     assert len(set(waits[0])) > 10
@@ -338,7 +341,9 @@ def test_a_key_that_cannot_be_a_header_is_not_shown(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}])
 def test_usage_that_a_provider_leaves_out_is_zero(usage: Any) -> None:
     response = httpx.Response(200, json={"choices": [{"message": {"content": "x"}}], "usage": usage})
-    completion = parse_reply(response, "http://h/v1", Refusals("http://h/v1", "m", "KEY", None))
+    completion = parse_reply(
+        response, "http://h/v1", Refusals("provider", "http://h/v1", "", "m", "KEY", None)
+    )
     assert completion.usage == Usage()
     assert completion.message == {"role": "assistant", "content": "x"}
     assert completion.finish_reason == "stop"

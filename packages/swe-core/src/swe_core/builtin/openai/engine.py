@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import difflib
 import logging
-import os
-import string
 from collections.abc import Mapping
 from typing import Any
 
-import anyio
 import httpx
 import orjson
-import tenacity
 from httpx_sse import EventSource
-from pydantic import SecretStr
 
 from swe_core.builtin.openai import OpenAIConfig
-from swe_core.builtin.openai.replies import Refusals, StreamedReply, Transient, parse_models, parse_reply
+from swe_core.builtin.openai.replies import StreamedReply, parse_models, parse_reply
+from swe_core.builtin.upstream import BACKOFF, Refusals, Transient, final, key_from, retrying
 from swe_core.config import base_url
 from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession
-from swe_core.errors import ConfigError, EngineProtocolError, EngineUnavailable
+from swe_core.errors import ConfigError, EngineError, EngineProtocolError, EngineUnavailable
 
-MAX_WAIT = 60.0
-"""Seconds between two attempts at most, whatever Retry-After says."""
-_BACKOFF = tenacity.wait_exponential(multiplier=0.5, max=30.0) + tenacity.wait_random(0.0, 1.0)
+_BACKOFF = BACKOFF
 _CHECK_TIMEOUT = 10.0
+_BASE = "what /chat/completions is appended to, most often ending in /v1"
 _OURS = ("model", "messages", "stream")
 
 log = logging.getLogger(__name__)
@@ -44,11 +39,11 @@ class OpenAIEngine(Engine):
 
     def __init__(self, config: OpenAIConfig) -> None:
         self.url, self.model = _required(config)
-        key = _key(config.api_key_env)
+        key = key_from(config.api_key_env)
         self._params = config.params
         self._attempts = config.max_retries + 1
         self._timeout = config.timeout
-        self._refusals = Refusals(self.url, self.model, config.api_key_env, key)
+        self._refusals = Refusals("provider", self.url, _BASE, self.model, config.api_key_env, key)
         headers = {"Accept": "application/json, text/event-stream"}
         if key is not None:
             headers["Authorization"] = f"Bearer {key.get_secret_value()}"
@@ -73,7 +68,7 @@ class OpenAIEngine(Engine):
             log.info("%s/models answered %d: not checked further", self.url, response.status_code)
             return
         if response.status_code != 200:
-            raise _final(self._refusals.of(response))
+            raise final(self._refused(response))
         models = parse_models(response, self.url)
         if models and self.model not in models:
             near = difflib.get_close_matches(self.model, models, n=3)
@@ -84,20 +79,12 @@ class OpenAIEngine(Engine):
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
     ) -> Completion:
         content = orjson.dumps(self._body(request, stream=emit is not None))
-        attempts = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(Transient),
-            stop=tenacity.stop_after_attempt(self._attempts),
-            wait=_wait,
-            before_sleep=_tell,
-            sleep=anyio.sleep,
-            reraise=True,
-        )
         try:
-            async for attempt in attempts:
+            async for attempt in retrying(self._attempts, _BACKOFF):
                 with attempt:
                     completion = await self._attempt(content, emit)
         except Transient as error:
-            raise _final(error, f" (tried {self._attempts} times)") from None
+            raise final(error, self._attempts) from None
         return completion
 
     def _body(self, request: ChatRequest, *, stream: bool) -> Mapping[str, Any]:
@@ -119,7 +106,7 @@ class OpenAIEngine(Engine):
             ) as response:
                 if response.status_code != 200:
                     await response.aread()
-                    raise self._refusals.of(response)
+                    raise self._refused(response)
                 if emit is None or "text/event-stream" not in response.headers.get("content-type", ""):
                     await response.aread()
                     return parse_reply(response, self.url, self._refusals)
@@ -137,6 +124,9 @@ class OpenAIEngine(Engine):
             raise Transient(lost) from None
         return reply.completion()
 
+    def _refused(self, response: httpx.Response) -> Transient | EngineError:
+        return self._refusals.of(response.status_code, response.headers, response.content)
+
     def _lost(self, error: httpx.RequestError, timeout: float) -> str:
         where = f"the provider at {self.url!r}"
         if isinstance(error, httpx.ConnectTimeout):
@@ -146,25 +136,6 @@ class OpenAIEngine(Engine):
         if isinstance(error, httpx.ConnectError):
             return f"{where} cannot be reached ({self._refusals.redact(str(error)) or 'connection failed'})"
         return f"{where} broke the connection ({type(error).__name__})"
-
-
-def _wait(state: tenacity.RetryCallState) -> float:
-    """Seconds until the next attempt: what the provider wishes, up to a cap, else back-off with jitter."""
-    error = state.outcome.exception() if state.outcome else None
-    if isinstance(error, Transient) and error.retry_after is not None:
-        return min(max(error.retry_after, 0.0), MAX_WAIT)
-    return _BACKOFF(state)
-
-
-def _tell(state: tenacity.RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome else None
-    log.warning("%s; attempt %d follows in %.1f s", error, state.attempt_number + 1, state.upcoming_sleep)
-
-
-def _final(error: Exception, tried: str = "") -> Exception:
-    if isinstance(error, Transient):
-        return EngineUnavailable(f"{error}{tried}: check that it is up, and its limits")
-    return error
 
 
 def _required(config: OpenAIConfig) -> tuple[str, str]:
@@ -182,14 +153,3 @@ def _required(config: OpenAIConfig) -> tuple[str, str]:
             f"the engine 'openai' sets {ours[0]!r} itself: leave it out of params (the model is --model)"
         )
     return url, config.model
-
-
-def _key(variable: str) -> SecretStr | None:
-    value = os.environ.get(variable, "").strip()
-    if not value:
-        return None
-    if not set(value) <= set(string.ascii_letters + string.digits + string.punctuation):
-        raise ConfigError(
-            f"the key in the environment variable {variable!r} has characters that no key has: set it again"
-        )
-    return SecretStr(value)

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
 import orjson
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from swe_core.builtin.upstream import Refusals, Transient, is_html
 from swe_core.deltas import Joiner
 from swe_core.engine import Completion, Delta, Emit, Usage
-from swe_core.errors import EngineError, EngineProtocolError, EngineRefused, EngineUnavailable, RequestRefused
-from swe_core.redact import Redactor
-
-_EXCERPT = 400
-_TRANSIENT = frozenset({408, 409, 425, 429})
-
-
-class Transient(Exception):
-    """A failure that a later attempt may not have. `retry_after` is the provider's wish, seconds."""
-
-    def __init__(self, message: str, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+from swe_core.errors import EngineProtocolError, EngineUnavailable
 
 
 class _Usage(BaseModel):
@@ -181,77 +167,11 @@ class StreamedReply:
         return error
 
 
-class Refusals:
-    """Turns a provider's errors into sentences without the key in them."""
-
-    def __init__(self, url: str, model: str, key_variable: str, key: SecretStr | None) -> None:
-        self._where = f"the provider at {url!r}"
-        self._model = model
-        self._variable = key_variable
-        self._has_key = key is not None
-        self._redactor = Redactor()
-        if key is not None:
-            self._redactor.add(key.get_secret_value())
-
-    def redact(self, text: str) -> str:
-        """`text` without the key."""
-        return self._redactor.text(text)
-
-    def of(self, response: httpx.Response) -> Transient | EngineError:
-        """The error that a read `response` with a status other than 200 means."""
-        status = response.status_code
-        if 300 <= status < 400:
-            target = self.redact(response.headers.get("location", "elsewhere"))
-            return EngineRefused(f"{self._where} redirects to {target!r} ({status}): pass that URL")
-        return self._error(status, self._said(response), _retry_after(response))
-
-    def in_reply(self, body: Mapping[str, Any]) -> Transient | EngineError:
-        """The error that stands in a reply with status 200, or in an event of a stream."""
-        error = body["error"]
-        code = error.get("code") if isinstance(error, Mapping) else None
-        status = code if isinstance(code, int) and 400 <= code < 600 else 500
-        return self._error(status, self._clean(_text_of(body)), None)
-
-    def _error(self, status: int, said: str, retry_after: float | None) -> Transient | EngineError:
-        because = f": {said}" if said else ""
-        if status in _TRANSIENT or status >= 500:
-            if status == 429 and "insufficient_quota" in said:
-                return EngineRefused(
-                    f"{self._where} says that the account has no quota left (429){because}", 403
-                )
-            kind = "has too many requests" if status == 429 else "fails"
-            return Transient(f"{self._where} {kind} ({status}){because}", retry_after)
-        if status in (400, 413, 422):
-            return RequestRefused(f"the provider refuses this request ({status}){because}", status)
-        if status == 401 and not self._has_key:
-            advice = f"wants a key (401): put it into the environment variable {self._variable!r}"
-        elif status == 401:
-            advice = f"refuses the key in the environment variable {self._variable!r} (401)"
-        elif status == 404:
-            advice = (
-                f"finds no such model or path (404): check the model {self._model!r} and that the URL is "
-                "what /chat/completions is appended to, most often ending in /v1"
-            )
-        else:
-            advice = f"refuses access ({status})"
-        return EngineRefused(f"{self._where} {advice}{because}", status)
-
-    def _said(self, response: httpx.Response) -> str:
-        try:
-            return self._clean(_text_of(orjson.loads(response.content)))
-        except orjson.JSONDecodeError:
-            return "an HTML page" if _is_html(response) else self._clean(response.text)
-
-    def _clean(self, text: str) -> str:
-        """Redact first: a key cut in half would not be found."""
-        return " ".join(self.redact(text).split())[:_EXCERPT]
-
-
 def _json(response: httpx.Response, url: str) -> Any:
     try:
         return orjson.loads(response.content)
     except orjson.JSONDecodeError:
-        what = "an HTML page" if _is_html(response) else "something that is not JSON"
+        what = "an HTML page" if is_html(response.headers, response.content) else "something that is not JSON"
         raise EngineProtocolError(
             f"the provider at {url!r} answered {what}: check that the URL is the API's base, most often "
             "ending in /v1"
@@ -273,33 +193,6 @@ def _completion(
 
 def _says_something(delta: Delta) -> bool:
     return any(value for key, value in delta.items() if key != "role")
-
-
-def _is_html(response: httpx.Response) -> bool:
-    return "html" in response.headers.get("content-type", "") or response.content.lstrip()[:1] == b"<"
-
-
-def _text_of(body: Any) -> str:
-    """The message of an error body, in any of the shapes that providers use."""
-    if isinstance(body, Mapping):
-        for key in ("error", "message", "detail"):
-            if body.get(key):
-                code = body.get("code")
-                text = _text_of(body[key])
-                return f"{text} [{code}]" if isinstance(code, str) and code not in text else text
-    return body if isinstance(body, str) else orjson.dumps(body).decode()
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    value = response.headers.get("retry-after", "")
-    try:
-        return float(value)
-    except ValueError:
-        pass
-    try:
-        return (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
-    except (ValueError, TypeError):  # absent, or no date, or one without a zone
-        return None
 
 
 def _first(error: ValidationError) -> str:

@@ -1,0 +1,194 @@
+"""What engines share that ask a server over HTTP: its errors as sentences, further attempts, the key."""
+
+from __future__ import annotations
+
+import logging
+import os
+import string
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import anyio
+import orjson
+import tenacity
+from pydantic import SecretStr
+
+from swe_core.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable, RequestRefused
+from swe_core.redact import Redactor
+
+MAX_WAIT = 60.0
+"""Seconds between two attempts at most, whatever Retry-After says."""
+BACKOFF = tenacity.wait_exponential(multiplier=0.5, max=30.0) + tenacity.wait_random(0.0, 1.0)
+"""Seconds between two attempts where the server has no wish."""
+_EXCERPT = 400
+_TRANSIENT = frozenset({408, 409, 425, 429})
+
+log = logging.getLogger(__name__)
+
+
+class Transient(Exception):
+    """A failure that a later attempt may not have. `retry_after` is the provider's wish, seconds."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+def retrying(attempts: int, backoff: tenacity.wait.wait_base) -> tenacity.AsyncRetrying:
+    """Attempts while `Transient` is raised, `attempts` in all; the last one's error is raised."""
+    return tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception_type(Transient),
+        stop=tenacity.stop_after_attempt(attempts),
+        wait=Wished(backoff),
+        before_sleep=_tell,
+        sleep=anyio.sleep,
+        reraise=True,
+    )
+
+
+class Wished(tenacity.wait.wait_base):
+    """Seconds until the next attempt: what the server wishes, up to a cap, else `backoff`."""
+
+    def __init__(self, backoff: tenacity.wait.wait_base) -> None:
+        self._backoff = backoff
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> float:
+        error = retry_state.outcome.exception() if retry_state.outcome else None
+        if isinstance(error, Transient) and error.retry_after is not None:
+            return min(max(error.retry_after, 0.0), MAX_WAIT)
+        return self._backoff(retry_state)
+
+
+def final(error: Exception, attempts: int = 1) -> Exception:
+    """`error` as it is raised once no further attempt follows."""
+    if isinstance(error, Transient):
+        tried = f" (tried {attempts} times)" if attempts > 1 else ""
+        return EngineUnavailable(f"{error}{tried}: check that it is up, and its limits")
+    return error
+
+
+def key_from(variable: str) -> SecretStr | None:
+    """The key in an environment variable; None where it is unset or empty.
+
+    Raises:
+        ConfigError: It cannot be sent in a header.
+    """
+    value = os.environ.get(variable, "").strip()
+    if not value:
+        return None
+    if not set(value) <= set(string.ascii_letters + string.digits + string.punctuation):
+        raise ConfigError(
+            f"the key in the environment variable {variable!r} has characters that no key has: set it again"
+        )
+    return SecretStr(value)
+
+
+class Refusals:
+    """Turns the errors of a server into sentences without the key in them.
+
+    Args:
+        kind: What the server is, such as "provider".
+        url: Its base URL, and `base` what that must be, for who got it wrong.
+    """
+
+    def __init__(
+        self, kind: str, url: str, base: str, model: str, key_variable: str, key: SecretStr | None
+    ) -> None:
+        self.where = f"the {kind} at {url!r}"
+        self._kind = kind
+        self._base = base
+        self._model = model
+        self._variable = key_variable
+        self._has_key = key is not None
+        self._redactor = Redactor()
+        if key is not None:
+            self._redactor.add(key.get_secret_value())
+
+    def redact(self, text: str) -> str:
+        """`text` without the key."""
+        return self._redactor.text(text)
+
+    def of(self, status: int, headers: Mapping[str, str], content: bytes) -> Transient | EngineError:
+        """The error that a response with a status other than 200 means."""
+        if 300 <= status < 400:
+            target = self.redact(headers.get("location", "elsewhere"))
+            return EngineRefused(f"{self.where} redirects to {target!r} ({status}): pass that URL")
+        return self._error(status, self._said(headers, content), _retry_after(headers))
+
+    def in_reply(self, body: Mapping[str, Any]) -> Transient | EngineError:
+        """The error that stands in a reply with status 200, or in an event of a stream."""
+        error = body["error"]
+        code = error.get("code") if isinstance(error, Mapping) else None
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        return self._error(status, self._clean(_text_of(body)), None)
+
+    def _error(self, status: int, said: str, retry_after: float | None) -> Transient | EngineError:
+        because = f": {said}" if said else ""
+        if status in _TRANSIENT or status >= 500:
+            if status == 429 and "insufficient_quota" in said:
+                return EngineRefused(
+                    f"{self.where} says that the account has no quota left (429){because}", 403
+                )
+            kind = "has too many requests" if status == 429 else "fails"
+            return Transient(f"{self.where} {kind} ({status}){because}", retry_after)
+        if status in (400, 413, 422):
+            return RequestRefused(f"the {self._kind} refuses this request ({status}){because}", status)
+        if status == 401 and not self._has_key:
+            advice = f"wants a key (401): put it into the environment variable {self._variable!r}"
+        elif status == 401:
+            advice = f"refuses the key in the environment variable {self._variable!r} (401)"
+        elif status == 404:
+            advice = (
+                f"finds no such model or path (404): check the model {self._model!r} and that the URL is "
+                f"{self._base}"
+            )
+        else:
+            advice = f"refuses access ({status})"
+        return EngineRefused(f"{self.where} {advice}{because}", status)
+
+    def _said(self, headers: Mapping[str, str], content: bytes) -> str:
+        try:
+            return self._clean(_text_of(orjson.loads(content)))
+        except orjson.JSONDecodeError:
+            return (
+                "an HTML page" if is_html(headers, content) else self._clean(content.decode(errors="replace"))
+            )
+
+    def _clean(self, text: str) -> str:
+        """Redact first: a key cut in half would not be found."""
+        return " ".join(self.redact(text).split())[:_EXCERPT]
+
+
+def is_html(headers: Mapping[str, str], content: bytes) -> bool:
+    """Whether a response is a web page, so that most likely the URL is not an API's."""
+    return "html" in headers.get("content-type", "") or content.lstrip()[:1] == b"<"
+
+
+def _text_of(body: Any) -> str:
+    """The message of an error body, in any of the shapes that providers use."""
+    if isinstance(body, Mapping):
+        for key in ("error", "message", "detail"):
+            if body.get(key):
+                code = body.get("code")
+                text = _text_of(body[key])
+                return f"{text} [{code}]" if isinstance(code, str) and code not in text else text
+    return body if isinstance(body, str) else orjson.dumps(body).decode()
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    value = headers.get("retry-after", "")
+    try:
+        return float(value)
+    except ValueError:
+        pass
+    try:
+        return (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError):  # absent, or no date, or one without a zone
+        return None
+
+
+def _tell(state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    log.warning("%s; attempt %d follows in %.1f s", error, state.attempt_number + 1, state.upcoming_sleep)
