@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 
 import numpy as np
 import orjson
@@ -112,6 +112,8 @@ class _Thread:
     def __init__(self, ids: Ids) -> None:
         self._buffer = ids
         self.length = len(ids)
+        self.turn = -1
+        """The last turn of the chain."""
 
     def extend(self, ids: Ids) -> None:
         end = self.length + len(ids)
@@ -120,9 +122,8 @@ class _Thread:
         self._buffer[self.length : end] = ids
         self.length = end
 
-    def fork(self, length: int) -> _Thread:
-        """A thread of its own that begins with the first `length` ids."""
-        return _Thread(self._buffer[:length].copy())
+    def first(self, length: int) -> Ids:
+        return self._buffer[:length]
 
     def begins(self, prompt: Ids, length: int) -> bool:
         """Whether `prompt` begins with the first `length` ids; the last of them are compared first, since
@@ -137,40 +138,40 @@ class _Seen:
     """The ids of the turns of an engine that gives whole prompts, to find what a prompt begins with."""
 
     def __init__(self) -> None:
-        self._ends: dict[int, tuple[_Thread, int]] = {}
+        self._threads: list[_Thread] = []
+        self._ends: dict[int, tuple[int, _Thread]] = {}
 
     def find(self, prompt: Ids) -> tuple[int, int] | None:
         """The turn whose ids `prompt` begins with, and how many those are: the last turn of the longest chain
         where there is one, else the longest of the others, from which it then branches."""
-        for index, length, thread in self._candidates():
+        for thread in sorted(self._threads, key=attrgetter("length"), reverse=True):
+            if thread.begins(prompt, thread.length):
+                return thread.turn, thread.length
+        longest = sorted(self._ends.items(), key=lambda end: end[1][0], reverse=True)
+        for turn, (length, thread) in longest:
             if thread.begins(prompt, length):
-                return index, length
+                return turn, length
         return None
 
     def add(self, step: Step) -> None:
         """Keep the ids of `step`, which continues its chain, branches from one or begins one."""
         if step.base is None:
             thread = _Thread(step.prompt)
+            self._threads.append(thread)
         else:
-            thread, length = self._ends[step.base]
-            if length < thread.length:
-                thread = thread.fork(length)
-            thread.extend(step.prompt)
+            length, thread = self._ends[step.base]
+            if step.base == thread.turn:
+                thread.extend(step.prompt)
+            else:
+                thread = _Thread(np.concatenate([thread.first(length), step.prompt]))
+                self._threads.append(thread)
         thread.extend(step.completion)
-        self._ends[step.index] = thread, thread.length
-
-    def _candidates(self) -> Iterator[tuple[int, int, _Thread]]:
-        for tips in (True, False):
-            ends = [
-                (index, length, thread)
-                for index, (thread, length) in self._ends.items()
-                if (length == thread.length) is tips
-            ]
-            yield from sorted(ends, key=itemgetter(1), reverse=True)
+        thread.turn = step.index
+        self._ends[step.index] = thread.length, thread
 
 
 def _record(step: Step, fork: ForkCause | None) -> TurnTokens:
-    return TurnTokens(
+    return TurnTokens.model_construct(  # nothing to validate in what comes from arrays
         base=step.base,
         prompt=step.prompt.tolist(),
         completion=step.completion.tolist(),

@@ -125,6 +125,7 @@ class ChainBuilder:
         self._steps: dict[int, Step] = {}
         self._rows: list[_Row] = []
         self._tips: dict[int, _Row] = {}
+        self._begun: set[int] = set()
 
     def add(self, step: Step) -> ForkCause | None:
         """Place `step`; a dropped one is in no chain, and context of those that continue it.
@@ -135,10 +136,10 @@ class ChainBuilder:
         Raises:
             LedgerError: Its base was not added before it, or its index was.
         """
-        if step.index in self._steps or (step.base is not None and step.base not in self._steps):
-            raise LedgerError(
-                f"turn {step.index} continues turn {step.base}; each turn must be added once, after its base"
-            )
+        if step.index in self._steps:
+            raise LedgerError(f"turn {step.index} is there twice; each turn has an index of its own")
+        if step.base is not None and step.base not in self._steps:
+            raise LedgerError(f"turn {step.index} continues turn {step.base}, which must come before it")
         self._steps[step.index] = step
         if step.dropped is not None:
             return None
@@ -148,16 +149,17 @@ class ChainBuilder:
         while past is not None and past.dropped is not None:
             context.append(past)
             past = self._base(past)
-        row = self._tips.pop(past.index, None) if past is not None else None
+        row = None if past is None else self._tips.pop(past.index, None)
         cause: ForkCause | None = None
         if row is None:
-            first = context[-1] if context else step
-            cause = "branch" if past is not None else first.cause or "unknown"
-            row = _Row(cause)
-            self._rows.append(row)
             while past is not None:
                 context.append(past)
                 past = self._base(past)
+            first = context[-1] if context else step
+            cause = "branch" if first.index in self._begun else first.cause or "unknown"
+            self._begun.add(first.index)
+            row = _Row(cause)
+            self._rows.append(row)
         row.parts += [(past, False) for past in reversed(context)]
         row.parts.append((step, True))
         self._tips[step.index] = row
@@ -210,7 +212,7 @@ def step_of(index: int, tokens: TurnTokens) -> Step:
 
 
 def chains_of(turns: Iterable[Turn]) -> list[Chain]:
-    """The chains of a rollout as it stands on disk (`RunDirectory.turns`), the same that were built in memory.
+    """The chains of a rollout as it stands on disk (`RunDirectory.turns`): the same as in memory.
     Turns without tokens, such as those of an engine that does not own them, are passed over.
 
     Raises:

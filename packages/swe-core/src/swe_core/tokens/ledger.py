@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from swe_core.errors import LedgerError
-from swe_core.record import Ledger
-from swe_core.tokens.chains import Chain, Step
+from swe_core.record import Ledger, Turn
+from swe_core.tokens.chains import Chain, Step, build_chains, step_of
 
 NO_LOGPROBS = "no_logprobs"
 """Why an id is dropped that the engine gave no logprob for."""
@@ -54,6 +54,24 @@ def prove(
             f"{_parts(ledger)} dropped, {missing:+d} unaccounted for"
         )
     return ledger
+
+
+def recount(turns: Iterable[Turn], no_reward: str | None = None) -> Ledger | None:
+    """The ledger of a rollout, proved again from its turns on disk; None where they have no tokens.
+
+    Args:
+        turns: As `RunDirectory.turns` gives them.
+        no_reward: As in `prove`.
+
+    Raises:
+        LedgerError: The records do not fit together, or do not balance.
+    """
+    with_tokens = [(turn.index, turn.tokens) for turn in turns if turn.tokens is not None]
+    if not with_tokens:
+        return None
+    steps = [step_of(index, tokens) for index, tokens in with_tokens]
+    sampled = sum(len(tokens.completion) for _, tokens in with_tokens)
+    return prove(sampled, steps, build_chains(steps), no_reward)
 
 
 def unaccounted(ledger: Ledger) -> int:
