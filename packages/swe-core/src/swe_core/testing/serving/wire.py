@@ -1,0 +1,136 @@
+"""The bodies of vLLM's `/v1/completions`: what is asked, and how it is answered, streamed or whole."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from typing import Any, NamedTuple
+
+from aiohttp import web
+from pydantic import BaseModel, Field
+
+
+class StreamOptions(BaseModel):
+    """Whether a stream ends with an event that carries the usage."""
+
+    include_usage: bool = False
+
+
+class CompletionRequest(BaseModel):
+    """The body of `/v1/completions`, with vLLM's defaults; keys that are not listed are ignored."""
+
+    model: str
+    prompt: list[int] = Field(min_length=1)
+    max_tokens: int = Field(default=16, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=-1)
+    seed: int | None = None
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    return_token_ids: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+
+
+class Refusal(Exception):
+    """A request that vLLM answers with an error; `status` is its HTTP status."""
+
+    def __init__(
+        self, message: str, param: str | None = None, status: int = 400, kind: str = "BadRequestError"
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.status = status
+        self.kind = kind
+
+    def response(self) -> web.Response:
+        """The answer, in vLLM's form."""
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
+        return web.json_response({"error": error}, status=self.status)
+
+
+class Token(NamedTuple):
+    """One sampled token; the last one of a reply says why it ended. An aborted reply ends with no token."""
+
+    id: int | None
+    logprob: float
+    finish_reason: str | None
+    stop_reason: int | None
+
+
+class Reply:
+    """The replies to one request: its tokens so far, as events or as one body."""
+
+    def __init__(self, identity: str, model: str, request: CompletionRequest, tokenizer: Any) -> None:
+        self._head = {
+            "id": identity,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._request = request
+        self._tokenizer = tokenizer
+        self._tokens: list[Token] = []
+        self._text = ""
+
+    def add(self, token: Token) -> dict[str, Any]:
+        """Take in one more token; the event that says so."""
+        self._tokens.append(token)
+        shown = self._tokens if token.finish_reason != "stop" else self._tokens[:-1]
+        text = self._tokenizer.decode(self._ids(shown), skip_special_tokens=True)
+        new = ""
+        if token.finish_reason is not None or not text.endswith("\ufffd"):  # half a character waits
+            new, self._text = text[len(self._text) :], text
+        choice = self._choice([token], new)
+        if self._request.return_token_ids and len(self._tokens) > 1:
+            del choice["prompt_token_ids"]
+        return {**self._head, "choices": [choice]}
+
+    def last(self) -> dict[str, Any]:
+        """The event after all tokens."""
+        return {**self._head, "choices": [], "usage": self._usage()}
+
+    def whole(self) -> dict[str, Any]:
+        """All of it as one body."""
+        return {**self._head, "choices": [self._choice(self._tokens, self._text)], "usage": self._usage()}
+
+    def _choice(self, tokens: list[Token], text: str) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": tokens[-1].finish_reason,
+            "stop_reason": tokens[-1].stop_reason,
+        }
+        if self._request.return_token_ids:
+            choice |= {"token_ids": self._ids(tokens), "prompt_token_ids": self._request.prompt}
+        if self._request.logprobs is not None:
+            names = [self._tokenizer.decode([one]) for one in self._ids(tokens)]
+            values = [token.logprob for token in tokens if token.id is not None]
+            tops = [{name: value} for name, value in zip(names, values, strict=True)]
+            offsets = list(itertools.accumulate((len(name) for name in names[:-1]), initial=0))
+            choice["logprobs"] = {
+                "tokens": names,
+                "token_logprobs": values,
+                "top_logprobs": tops,
+                "text_offset": offsets[: len(names)],
+            }
+        return choice
+
+    def _usage(self) -> dict[str, int]:
+        prompt, completion = len(self._request.prompt), len(self._ids(self._tokens))
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
+    def _ids(self, tokens: list[Token]) -> list[int]:
+        return [token.id for token in tokens if token.id is not None]
+
+
+def event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
