@@ -10,7 +10,7 @@ import pytest
 
 from swe_core.agent import AgentEvent
 from swe_core.errors import UsageError
-from swe_core.record import Rollout
+from swe_core.record import Rollout, Turn
 from swe_core.redact import Redactor
 from swe_core.store import MAX_LOG, RunDirectory, new_run_info
 
@@ -50,6 +50,24 @@ def test_a_damaged_line_is_named(run: RunDirectory) -> None:
         run.rollouts()
 
 
+def test_turns_are_read_back_and_a_torn_or_damaged_line_is_told(run: RunDirectory) -> None:
+    assert run.turns("a") == []
+    folder = run.folder("a")
+    turns = [
+        Turn(index=n, started_at=datetime.now(UTC), seconds=0, kept=0, messages=[], params={}, reply=None)
+        for n in range(2)
+    ]
+    for turn in turns:
+        folder.add_turn(turn)
+    folder.close()
+    file = folder.path / "turns.jsonl"
+    file.write_bytes(file.read_bytes() + b'{"index": 2, "st')
+    assert run.turns("a") == turns
+    file.write_bytes(file.read_bytes() + b"\n")
+    with pytest.raises(UsageError, match=r"line 3 of '.*a/turns.jsonl' is not a recorded call"):
+        run.turns("a")
+
+
 def test_a_used_directory_is_refused(run: RunDirectory) -> None:
     with pytest.raises(UsageError, match="not empty"):
         RunDirectory.create(run.path, run.info, Redactor())
@@ -64,7 +82,8 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path, run: RunDirectory) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "not a run directory"), ("{", "not JSON"), ('{"format": 99}', "format 99"), ("[]", "format None"),
-     ('{"format": 1}', "damaged")],
+     ('{"format": 1}', "format 1, and .* reads 2: read it with the version that wrote it"),
+     ('{"format": 2}', "damaged")],
 )  # fmt: skip
 def test_what_is_not_a_run_directory(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:

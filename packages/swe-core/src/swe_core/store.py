@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -19,6 +19,9 @@ from swe_core.redact import Redactor
 RUN_FILE = "run.json"
 ROLLOUTS_FILE = "rollouts.jsonl"
 FOLDERS = "rollouts"
+TURNS_FILE = "turns.jsonl"
+
+M = TypeVar("M", bound=BaseModel)
 
 MAX_LOG = 32 * 1024 * 1024
 """Bytes kept of an agent's output and of its transcript, each; what comes after is counted, not kept."""
@@ -87,7 +90,7 @@ class RolloutFolder:
         path.mkdir(parents=True)
         self.path = path
         self._redactor = redactor
-        self._turns = _Appended(path / "turns.jsonl", redactor, None)
+        self._turns = _Appended(path / TURNS_FILE, redactor, None)
         self._transcript = _Appended(path / "transcript.jsonl", redactor, MAX_LOG)
         self._output = _Appended(path / "agent.log", redactor, MAX_LOG)
 
@@ -160,7 +163,8 @@ class RunDirectory:
         found = raw.get("format") if isinstance(raw, dict) else None
         if found != FORMAT_VERSION:
             raise UsageError(
-                f"the run directory {str(path)!r} has format {found!r}; this version reads {FORMAT_VERSION}"
+                f"the run directory {str(path)!r} has format {found!r}, and this version of swe-core reads "
+                f"{FORMAT_VERSION}: read it with the version that wrote it, which {RUN_FILE} names"
             )
         try:
             info = RunInfo.model_validate(raw)
@@ -194,19 +198,16 @@ class RunDirectory:
         Raises:
             UsageError: A line in the middle is damaged; the message names it.
         """
-        try:
-            lines = (self.path / ROLLOUTS_FILE).read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return []
-        found: list[Rollout] = []
-        for number, line in enumerate(lines[:-1], 1):
-            try:
-                found.append(Rollout.model_validate_json(line))
-            except ValidationError:
-                raise UsageError(
-                    f"line {number} of {str(self.path / ROLLOUTS_FILE)!r} is not a finished rollout"
-                ) from None
-        return found
+        return _read_lines(self.path / ROLLOUTS_FILE, Rollout, "a finished rollout")
+
+    def turns(self, rollout_id: str) -> list[Turn]:
+        """The LLM calls of one rollout, in the order in which they ended. A torn last line is left out.
+        `swe_core.tokens.chains.chains_of` makes training rows of them.
+
+        Raises:
+            UsageError: A line in the middle is damaged; the message names it.
+        """
+        return _read_lines(self.path / FOLDERS / rollout_id / TURNS_FILE, Turn, "a recorded call")
 
 
 def new_run_info(
@@ -220,6 +221,20 @@ def new_run_info(
         planned=planned,
         notes=tuple(notes),
     )
+
+
+def _read_lines(path: Path, model: type[M], what: str) -> list[M]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    found: list[M] = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            found.append(model.model_validate_json(line))
+        except ValidationError:
+            raise UsageError(f"line {number} of {str(path)!r} is not {what}") from None
+    return found
 
 
 def _line(model: BaseModel) -> bytes:

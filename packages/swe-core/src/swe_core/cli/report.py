@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import orjson
@@ -12,31 +13,63 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swe_core.record import Rollout
+from swe_core.engine import ForkCause
+from swe_core.record import Budget, Rollout
 from swe_core.store import RunDirectory
 
+if TYPE_CHECKING:
+    from swe_core.tokens.audit import Audit
+
 _STYLE = {"resolved": "green", "unresolved": "yellow", "error": "red", "cancelled": "dim"}
+_ROLLOUT = {"id", "task_id", "attempt", "outcome", "reward", "failure", "ended_by", "ledger"}
+_BUDGETS: dict[Budget, str] = {
+    "turns": "turns",
+    "completion_tokens": "completion tokens",
+    "context": "context",
+    "wall": "time",
+}
+_CAUSES: dict[ForkCause, str] = {
+    "branch": "another turn had extended that history already, say before a retry",
+    "rewritten": "the client changed its history, as it does to compact it",
+    "template": "the chat template renders a turn otherwise once more follows it",
+    "retokenised": "the same text came out as other ids",
+    "truncated": "the reply before was cut, and the format cannot close it",
+    "unknown": "the engine does not say why",
+}
 
 
 @click.command()
 @click.argument("directory", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The summary as one JSON object.")
 def report(directory: Path, as_json: bool) -> None:
-    """Print the table of the run in directory RUN, finished or not."""
-    run = RunDirectory.open(directory)
-    show(run, as_json)
+    """Print the table of the run in directory RUN, finished or not.
+
+    Exit code: 0, or 1 when its turns on disk do not account for every sampled token, 2 for wrong input.
+    """
+    if not show(RunDirectory.open(directory), as_json):
+        raise click.exceptions.Exit(1)
 
 
-def show(run: RunDirectory, as_json: bool) -> None:
-    """Print the table, or the summary as JSON, of what is finished in `run`."""
+def show(run: RunDirectory, as_json: bool) -> bool:
+    """Print the table, or the summary as JSON, of what is finished in `run`.
+
+    Returns:
+        Whether every sampled token is accounted for, as far as the engine owns them.
+    """
     rollouts = run.rollouts()
+    tokens = None
+    if any(rollout.ledger for rollout in rollouts):
+        from swe_core.tokens.audit import audit  # numpy, only where there are tokens
+
+        tokens = audit(run, rollouts)
     if as_json:
-        click.echo(orjson.dumps(summary(run, rollouts), option=orjson.OPT_INDENT_2))
+        click.echo(orjson.dumps(summary(run, rollouts, tokens), option=orjson.OPT_INDENT_2))
     else:
-        Console(highlight=False).print(render(run, rollouts))
+        Console(highlight=False).print(render(run, rollouts, tokens))
+    return tokens is None or not tokens.problems
 
 
-def summary(run: RunDirectory, rollouts: Sequence[Rollout]) -> dict[str, object]:
+def summary(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -> dict[str, object]:
     """The run in numbers."""
     outcomes = Counter(rollout.outcome for rollout in rollouts)
     scored = outcomes["resolved"] + outcomes["unresolved"]
@@ -51,21 +84,25 @@ def summary(run: RunDirectory, rollouts: Sequence[Rollout]) -> dict[str, object]
         "turns": sum(rollout.turns for rollout in rollouts),
         "prompt_tokens": sum(rollout.usage.prompt_tokens for rollout in rollouts),
         "completion_tokens": sum(rollout.usage.completion_tokens for rollout in rollouts),
-        "rollouts": [
-            rollout.model_dump(
-                mode="json", include={"id", "task_id", "attempt", "outcome", "reward", "failure"}
-            )
-            for rollout in rollouts
-        ],
+        "ledger": tokens
+        and {
+            **tokens.ledger.model_dump(mode="json"),
+            "balanced": not tokens.problems,
+            "missing": tokens.missing,
+            "accounted_percent": round(tokens.accounted, 4),
+            "problems": list(tokens.problems),
+        },
+        "rollouts": [rollout.model_dump(mode="json", include=_ROLLOUT) for rollout in rollouts],
     }
 
 
-def render(run: RunDirectory, rollouts: Sequence[Rollout]) -> RenderableType:
+def render(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -> RenderableType:
     """The table that ends a run, and that `swe-core report` prints again."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("rollout", no_wrap=True)
     table.add_column("outcome", no_wrap=True)
-    for name in ("reward", "turns", "tokens in", "out", "patch", "seconds"):
+    chains = ["chains"] if tokens else []
+    for name in ("reward", "turns", "tokens in", "out", *chains, "patch", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     rows = sorted(rollouts, key=lambda rollout: (rollout.task_id, rollout.attempt))
     for rollout in rows:
@@ -76,6 +113,7 @@ def render(run: RunDirectory, rollouts: Sequence[Rollout]) -> RenderableType:
             str(rollout.turns),
             str(rollout.usage.prompt_tokens),
             str(rollout.usage.completion_tokens),
+            *(str(rollout.ledger.chains) if rollout.ledger else "-" for _ in chains),
             f"{rollout.patch_bytes} B",
             f"{rollout.seconds:.1f}",
         )
@@ -87,19 +125,45 @@ def render(run: RunDirectory, rollouts: Sequence[Rollout]) -> RenderableType:
         if _why(rollout)
     ]
     lines.append(Text(_last_line(run, rollouts), style="bold"))
+    lines += _tokens(tokens) if tokens else []
     lines += [Text(f"Note: {note}", style="yellow") for note in run.info.notes]
     lines.append(Text(f"Records: {run.path}"))
     return Group(*lines)
 
 
 def _why(rollout: Rollout) -> str:
+    said = []
+    if rollout.ended_by is not None:
+        said.append(f"the agent's run was ended by its budget of {_BUDGETS[rollout.ended_by]}")
     if rollout.failure is not None:
-        return f"{rollout.failure.boundary}: {rollout.failure.message}"
-    return rollout.grade.reason if rollout.grade else ""
+        said.append(f"{rollout.failure.boundary}: {rollout.failure.message}")
+    elif rollout.grade and rollout.grade.reason:
+        said.append(rollout.grade.reason)
+    return "; ".join(said)
+
+
+def _tokens(tokens: Audit) -> list[RenderableType]:
+    """What became of the sampled tokens, and why chains were begun."""
+    ledger = tokens.ledger
+    parts = [f"{ledger.trained:,} trained", *(f"{count:,} {why}" for why, count in ledger.dropped.items())]
+    proof = f"NOT BALANCED, {tokens.missing:,} missing" if tokens.problems else "balanced"
+    forks = sum(ledger.forks.values())
+    lines = [
+        Text(
+            f"Tokens: {tokens.sampled:,} sampled {'≠' if tokens.problems else '='} {' + '.join(parts)}; "
+            f"{proof}, {tokens.accounted:.1f} % accounted for",
+            style="bold red" if tokens.problems else "",
+        ),
+        *(Text(f"  {problem}", style="bold red") for problem in tokens.problems),
+        Text(f"Chains: {ledger.chains:,}, of which {forks:,} fork{'s' * (forks != 1)}"),
+        *(Text(f"  {count:,} {cause}: {_CAUSES[cause]}") for cause, count in ledger.forks.items()),
+        Text("Prompts: " + ", ".join(f"{count:,} {how}" for how, count in ledger.rendered.items())),
+    ]
+    return list(lines)
 
 
 def _last_line(run: RunDirectory, rollouts: Sequence[Rollout]) -> str:
-    numbers = summary(run, rollouts)
+    numbers = summary(run, rollouts, None)
     text = f"resolved {numbers['resolved']} of {numbers['finished']}"
     boundaries = numbers["errors_by_boundary"]
     if numbers["error"] and isinstance(boundaries, dict):

@@ -97,8 +97,8 @@ def run(
 ) -> None:
     """Run an agent on tasks in sandboxes and grade its patches on the host.
 
-    Exit code: 0 when every rollout has a verdict, 1 when some ended in an error, 2 for wrong input,
-    130 when interrupted.
+    Exit code: 0 when every rollout has a verdict, 1 when some ended in an error or sampled tokens are
+    unaccounted for, 2 for wrong input, 130 when interrupted.
     """
     options["only"] = only or None
     options["plugins"] = plugins
@@ -107,10 +107,10 @@ def run(
     result = _execute(settings, plugin_set, out, verbose)
     from swe_core.cli.report import show
 
-    show(result.directory, as_json)
+    balanced = show(result.directory, as_json)
     if result.cancelled:
         raise click.exceptions.Exit(130)
-    if any(rollout.outcome == "error" for rollout in result.directory.rollouts()):
+    if not balanced or any(rollout.outcome == "error" for rollout in result.directory.rollouts()):
         raise click.exceptions.Exit(1)
 
 

@@ -1,0 +1,65 @@
+"""The ledgers of a run, proved again from the turns on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swe_core.errors import LedgerError, UsageError
+from swe_core.record import Ledger, Rollout
+from swe_core.store import RunDirectory
+from swe_core.tokens.ledger import add_ledgers, recount
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What a run's ledgers say together, and whether its turns say the same.
+
+    Args:
+        ledger: The sum of the ledgers of its rollouts.
+        sampled: Tokens that were sampled, counted from the turns on disk.
+        problems: One sentence for each rollout whose turns do not prove its ledger.
+    """
+
+    ledger: Ledger
+    sampled: int
+    problems: tuple[str, ...]
+
+    @property
+    def missing(self) -> int:
+        """Sampled tokens on disk that the ledgers do not know of; negative where they know of more."""
+        return self.sampled - self.ledger.trained - sum(self.ledger.dropped.values())
+
+    @property
+    def accounted(self) -> float:
+        """Percent of the sampled tokens that the ledgers know to be trained, or dropped for a reason."""
+        return 100.0 * (1 - self.missing / self.sampled) if self.sampled else 100.0
+
+
+def audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> Audit:
+    """Prove the ledgers of `rollouts`, finished ones of `run`, from their turns."""
+    sampled, problems = 0, []
+    for rollout in rollouts:
+        try:
+            turns = run.turns(rollout.id)
+            sampled += sum(len(turn.tokens.completion) for turn in turns if turn.tokens is not None)
+            found = recount(turns, None if rollout.reward is not None else rollout.outcome)
+        except (LedgerError, UsageError) as error:
+            problems.append(f"{rollout.id}: {error}")
+            continue
+        if found != rollout.ledger:
+            problems.append(
+                f"{rollout.id}: its record has {_said(rollout.ledger)}, but its turns on disk {_said(found)}"
+            )
+    return Audit(
+        add_ledgers(rollout.ledger for rollout in rollouts if rollout.ledger), sampled, tuple(problems)
+    )
+
+
+def _said(ledger: Ledger | None) -> str:
+    if ledger is None:
+        return "no tokens"
+    dropped = sum(ledger.dropped.values())
+    return (
+        f"{ledger.sampled} sampled, {ledger.trained} trained and {dropped} dropped in {ledger.chains} chains"
+    )

@@ -1,0 +1,173 @@
+"""`swe-core report`: what became of the sampled tokens, proved from the turns on disk."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from swe_core.cli.report import report
+from swe_core.engine import Sampled, Usage
+from swe_core.record import Ledger, Rollout, Turn
+from swe_core.redact import Redactor
+from swe_core.store import RunDirectory, new_run_info
+from swe_core.tokens.book import TokenBook
+
+
+def add_rollout(run: RunDirectory, name: str, ledger: Ledger | None, **fields: Any) -> None:
+    fields = {"outcome": "resolved", "reward": 1.0, "usage": Usage(), **fields}
+    run.append(
+        Rollout(
+            id=name, task_id=name, attempt=0, agent="a", sandbox="s", engine="e", model="m", turns=3,
+            ledger=ledger, started_at=datetime.now(UTC), seconds=1.0, **fields,
+        )
+    )  # fmt: skip
+
+
+def sampled(prompt: int, completion: int, extends: Sampled | None = None) -> Sampled:
+    return Sampled(
+        extends,
+        np.arange(prompt, dtype=np.int32),
+        np.arange(completion, dtype=np.int32),
+        np.full(completion, -1, np.float32),
+        np.zeros(completion, np.int32),
+        "bridge" if extends else "full",
+        None if extends else "start",
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """Two rollouts with tokens, one of them without a verdict: 1,000 + 20 + 3 tokens, and 5."""
+    run = RunDirectory.create(tmp_path / "run", new_run_info({}, {}, 2, []), Redactor())
+    first = sampled(4, 1000)
+    calls = {"one": [first, sampled(2, 20, first), sampled(2, 3, first)], "two": [sampled(1, 5)]}
+    for name, turns in calls.items():
+        book, folder = TokenBook(), run.folder(name)
+        for index, call in enumerate(turns):
+            tokens = book.add(index, call)
+            folder.add_turn(
+                Turn(
+                    index=index, started_at=datetime.now(UTC), seconds=0, kept=0, messages=[], params={},
+                    reply=None, tokens=tokens,
+                )
+            )  # fmt: skip
+        folder.close()
+        if name == "one":
+            add_rollout(run, name, book.ledger(), ended_by="completion_tokens")
+        else:
+            add_rollout(run, name, book.ledger("error"), outcome="error", reward=None)
+    return run
+
+
+def reported(run: RunDirectory, *options: str) -> Result:
+    return CliRunner().invoke(report, [str(run.path), *options], env={"COLUMNS": "160"})
+
+
+def test_the_ledger_of_a_run(run: RunDirectory) -> None:
+    done = reported(run)
+    assert done.exit_code == 0
+    lines = [" ".join(line.split()) for line in done.output.splitlines()]
+    assert lines[0] == "rollout outcome reward turns tokens in out chains patch seconds"
+    assert lines[1] == "one resolved 1 3 0 0 2 0 B 1.0"
+    for line in (
+        "one: the agent's run was ended by its budget of completion tokens",
+        "Tokens: 1,028 sampled = 1,023 trained + 5 error; balanced, 100.0 % accounted for",
+        "Chains: 3, of which 1 fork",
+        "1 branch: another turn had extended that history already, say before a retry",
+        "Prompts: 2 full, 2 bridge",
+    ):
+        assert line in lines
+
+
+def test_the_ledger_of_a_run_as_json(run: RunDirectory) -> None:
+    done = reported(run, "--json")
+    assert done.exit_code == 0
+    summary = json.loads(done.output)
+    assert summary["ledger"] == {
+        "sampled": 1028,
+        "trained": 1023,
+        "dropped": {"error": 5},
+        "chains": 3,
+        "forks": {"branch": 1},
+        "rendered": {"full": 2, "bridge": 2},
+        "balanced": True,
+        "missing": 0,
+        "accounted_percent": 100.0,
+        "problems": [],
+    }
+    one, two = summary["rollouts"]
+    assert (one["ended_by"], one["ledger"]["trained"]) == ("completion_tokens", 1023)
+    assert two["ledger"]["dropped"] == {"error": 5}
+
+
+def rewrite_turns(run: RunDirectory, change: str) -> None:
+    file = run.path / "rollouts" / "one" / "turns.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    if change == "gone":
+        file.unlink()
+    elif change == "torn":
+        file.write_bytes(b"".join(lines)[:-1])
+    elif change == "damaged":
+        file.write_bytes(lines[0] + b"{}\n" + lines[2])
+    elif change == "lost":
+        file.write_bytes(lines[0] + lines[2])
+    elif change == "base":
+        file.write_bytes(lines[1] + lines[2])
+    else:
+        turn = json.loads(lines[2])
+        turn["tokens"]["logprobs"].pop()
+        file.write_bytes(lines[0] + lines[1] + json.dumps(turn).encode() + b"\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("gone", "one: its record has 1023 sampled, 1023 trained and 0 dropped in 2 chains, but its turns on "
+         "disk no tokens"),
+        ("torn", "but its turns on disk 1020 sampled, 1020 trained and 0 dropped in 1 chains"),
+        ("damaged", "turns.jsonl' is not a recorded call"),
+        ("lost", "but its turns on disk 1003 sampled"),
+        ("base", "turn 1 continues turn 0, which must come before it"),
+        ("logprob", "turn 2 has 3 sampled ids, 2 logprobs and 3 versions"),
+    ],
+)  # fmt: skip
+def test_turns_that_do_not_prove_the_ledger_are_told_loudly(
+    run: RunDirectory, change: str, words: str
+) -> None:
+    rewrite_turns(run, change)
+    done = reported(run)
+    assert done.exit_code == 1
+    assert words in " ".join(done.output.split())
+    assert "NOT BALANCED" in done.output
+    as_json = reported(run, "--json")
+    assert as_json.exit_code == 1
+    ledger = json.loads(as_json.output)["ledger"]
+    assert ledger["balanced"] is False
+    assert words in ledger["problems"][0]
+
+
+def test_tokens_without_a_ledger_are_missed(run: RunDirectory) -> None:
+    """And the rest of the run is still shown."""
+    lines = (run.path / "rollouts.jsonl").read_text().splitlines()
+    broken = {**json.loads(lines[1]), "ledger": None}
+    (run.path / "rollouts.jsonl").write_text(f"{lines[0]}\n{json.dumps(broken)}\n")
+    done = reported(run)
+    assert done.exit_code == 1
+    assert "two: its record has no tokens, but its turns on disk 5 sampled" in done.output
+    assert "1,028 sampled ≠ 1,023 trained; NOT BALANCED, 5 missing, 99.5 % accounted for" in done.output
+
+
+def test_an_engine_without_tokens_has_no_ledger(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", new_run_info({}, {}, 1, []), Redactor())
+    add_rollout(run, "one", None)
+    done = reported(run)
+    assert done.exit_code == 0
+    assert "chains" not in done.output
+    assert "Tokens" not in done.output
+    assert json.loads(reported(run, "--json").output)["ledger"] is None
