@@ -77,7 +77,7 @@ def test_the_ledger_of_a_run(run: RunDirectory) -> None:
     assert lines[1] == "one resolved 1 3 0 0 2 0 B 1.0"
     for line in (
         "one: the agent's run was ended by its budget of completion tokens",
-        "Tokens: 1,028 sampled = 1,023 trained + 5 error; balanced, 100.0 % accounted for",
+        "Tokens: 1,028 sampled = 1,023 trained + 5 dropped (5 error); balanced, 100.0 % accounted for",
         "Chains: 3, of which 1 fork",
         "1 branch: another turn had extended that history already, say before a retry",
         "Prompts: 2 full, 2 bridge",
@@ -128,11 +128,10 @@ def rewrite_turns(run: RunDirectory, change: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("gone", "one: its record has 1023 sampled, 1023 trained and 0 dropped in 2 chains, but its turns on "
-         "disk no tokens"),
-        ("torn", "but its turns on disk 1020 sampled, 1020 trained and 0 dropped in 1 chains"),
+        ("gone", "one: its ledger is not what its turns on disk say: sampled 1023 instead of 0, trained 1023"),
+        ("torn", "sampled 1023 instead of 1020, trained 1023 instead of 1020, chains 2 instead of 1"),
         ("damaged", "turns.jsonl' is not a recorded call"),
-        ("lost", "but its turns on disk 1003 sampled"),
+        ("lost", "sampled 1023 instead of 1003"),
         ("base", "turn 1 continues turn 0, which must come before it"),
         ("logprob", "turn 2 has 3 sampled ids, 2 logprobs and 3 versions"),
     ],
@@ -159,8 +158,8 @@ def test_tokens_without_a_ledger_are_missed(run: RunDirectory) -> None:
     (run.path / "rollouts.jsonl").write_text(f"{lines[0]}\n{json.dumps(broken)}\n")
     done = reported(run)
     assert done.exit_code == 1
-    assert "two: its record has no tokens, but its turns on disk 5 sampled" in done.output
-    assert "1,028 sampled ≠ 1,023 trained; NOT BALANCED, 5 missing, 99.5 % accounted for" in done.output
+    assert "two: its ledger is not what its turns on disk say: sampled 0 instead of 5" in done.output
+    assert "1,028 sampled ≠ 1,023 trained + 0 dropped; NOT BALANCED, 99.5 % accounted for" in done.output
 
 
 def test_an_engine_without_tokens_has_no_ledger(tmp_path: Path) -> None:

@@ -145,13 +145,13 @@ def _why(rollout: Rollout) -> str:
 def _tokens(tokens: Audit) -> list[RenderableType]:
     """What became of the sampled tokens, and why chains were begun."""
     ledger = tokens.ledger
-    parts = [f"{ledger.trained:,} trained", *(f"{count:,} {why}" for why, count in ledger.dropped.items())]
-    proof = f"NOT BALANCED, {tokens.missing:,} missing" if tokens.problems else "balanced"
-    forks = sum(ledger.forks.values())
+    dropped, forks = sum(ledger.dropped.values()), sum(ledger.forks.values())
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in ledger.dropped.items())
+    proof, equals = ("NOT BALANCED", "≠") if tokens.problems else ("balanced", "=")
     lines = [
         Text(
-            f"Tokens: {tokens.sampled:,} sampled {'≠' if tokens.problems else '='} {' + '.join(parts)}; "
-            f"{proof}, {tokens.accounted:.1f} % accounted for",
+            f"Tokens: {tokens.sampled:,} sampled {equals} {ledger.trained:,} trained + {dropped:,} dropped"
+            f"{f' ({reasons})' if reasons else ''}; {proof}, {tokens.accounted:.1f} % accounted for",
             style="bold red" if tokens.problems else "",
         ),
         *(Text(f"  {problem}", style="bold red") for problem in tokens.problems),

@@ -38,28 +38,25 @@ class Audit:
 
 def audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> Audit:
     """Prove the ledgers of `rollouts`, finished ones of `run`, from their turns."""
-    sampled, problems = 0, []
+    none = Ledger(sampled=0, trained=0)
+    sampled, ledgers, problems = 0, [], []
     for rollout in rollouts:
+        ledgers.append(rollout.ledger or none)
         try:
             turns = run.turns(rollout.id)
             sampled += sum(len(turn.tokens.completion) for turn in turns if turn.tokens is not None)
-            found = recount(turns, None if rollout.reward is not None else rollout.outcome)
+            found = recount(turns, None if rollout.reward is not None else rollout.outcome) or none
         except (LedgerError, UsageError) as error:
             problems.append(f"{rollout.id}: {error}")
             continue
-        if found != rollout.ledger:
-            problems.append(
-                f"{rollout.id}: its record has {_said(rollout.ledger)}, but its turns on disk {_said(found)}"
-            )
-    return Audit(
-        add_ledgers(rollout.ledger for rollout in rollouts if rollout.ledger), sampled, tuple(problems)
-    )
+        if differing := _differing(ledgers[-1], found):
+            problems.append(f"{rollout.id}: its ledger is not what its turns on disk say: {differing}")
+    return Audit(add_ledgers(ledgers), sampled, tuple(problems))
 
 
-def _said(ledger: Ledger | None) -> str:
-    if ledger is None:
-        return "no tokens"
-    dropped = sum(ledger.dropped.values())
-    return (
-        f"{ledger.sampled} sampled, {ledger.trained} trained and {dropped} dropped in {ledger.chains} chains"
+def _differing(ledger: Ledger, found: Ledger) -> str:
+    return ", ".join(
+        f"{name} {getattr(ledger, name)} instead of {getattr(found, name)}"
+        for name in Ledger.model_fields
+        if getattr(ledger, name) != getattr(found, name)
     )
