@@ -128,7 +128,7 @@ def rewrite_turns(run: RunDirectory, change: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("gone", "one: its ledger is not what its turns on disk say: sampled 1023 instead of 0, trained 1023"),
+        ("gone", "one: its ledger is not what its turns on disk say: sampled 1023 instead of 0"),
         ("torn", "sampled 1023 instead of 1020, trained 1023 instead of 1020, chains 2 instead of 1"),
         ("damaged", "turns.jsonl' is not a recorded call"),
         ("lost", "sampled 1023 instead of 1003"),
