@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -236,3 +237,16 @@ async def test_a_client_that_leaves_is_not_sampled_for(hf_url: str, hf_server: S
 async def test_the_server_is_the_sessions(token_server: TokenServer, tiny_model: Path) -> None:
     assert token_server.directory == tiny_model
     assert token_server.kind in ("vllm", "transformers")
+
+
+@pytest.mark.parametrize("limits", [{"top_k": 3}, {"top_p": 0.2}, {"min_p": 0.3}])
+async def test_limits_of_sampling_are_in_the_logprobs(url: str, limits: Mapping[str, float]) -> None:
+    """With `--logprobs-mode processed_logprobs` what cannot be drawn is not likely at all."""
+    names = {"logprobs": 20, "return_tokens_as_token_ids": True}
+    reply = await complete(url, temperature=0.9, max_tokens=1, stream=False, **names, **limits)
+    logprobs = reply["choices"][0]["logprobs"]
+    (top,) = logprobs["top_logprobs"]
+    assert top[f"token_id:{reply['choices'][0]['token_ids'][0]}"] == logprobs["token_logprobs"][0]
+    likely = {name: math.exp(value) for name, value in top.items() if value > -100}
+    assert sum(likely.values()) == pytest.approx(1, abs=1e-4)
+    assert 1 < len(likely) < 20

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import anyio.to_thread
+import orjson
 import torch
 from aiohttp import web
 from pydantic import ValidationError
@@ -27,6 +28,8 @@ from swe_core.testing.serving.wire import CompletionRequest, Refusal, Reply, Tok
 
 _GREEDY = 1e-5
 """A temperature below this is 0."""
+_NEVER = -9999.0
+"""What stands for a log-probability of minus infinity, which JSON does not have."""
 
 
 class PauseMode(StrEnum):
@@ -112,21 +115,31 @@ class Sampler:
 
     def draw(
         self, logits: torch.Tensor, request: CompletionRequest, generator: torch.Generator
-    ) -> tuple[int, float]:
-        """One id, and its natural log-probability in the distribution that it was drawn from."""
-        if request.temperature < _GREEDY:
-            best = int(logits.argmax())
-            return best, float(logits.log_softmax(-1)[best])
+    ) -> tuple[int, dict[int, float]]:
+        """One id, and natural log-probabilities in the distribution that it was drawn from: its own, and
+        those of the most likely ids that the request asks for."""
+        greedy = request.temperature < _GREEDY
+        logprobs = (logits if greedy else self._processed(logits, request)).log_softmax(-1)
+        if greedy:
+            drawn = int(logits.argmax())
+        else:
+            drawn = int(torch.multinomial(logprobs.exp(), 1, generator=generator))
+        shown = [drawn, *logprobs.topk(request.logprobs or 0).indices.tolist()]
+        return drawn, {one: max(float(logprobs[one]), _NEVER) for one in shown}
+
+    def _processed(self, logits: torch.Tensor, request: CompletionRequest) -> torch.Tensor:
+        """The logits that are sampled from, in the order in which vLLM changes them."""
         logits = logits / request.temperature
+        probabilities = logits.softmax(-1)
+        logits = logits.masked_fill(probabilities < request.min_p * probabilities.max(), -torch.inf)
         if 0 < request.top_k < self.vocabulary:
             logits = logits.masked_fill(logits < logits.topk(request.top_k).values[-1], -torch.inf)
         if request.top_p < 1:
             ranked, order = logits.sort(descending=True)
-            before = ranked.softmax(-1).cumsum(-1) - ranked.softmax(-1)
+            likely = ranked.softmax(-1)
+            before = likely.cumsum(-1) - likely
             logits = logits.index_fill(0, order[before >= request.top_p], -torch.inf)
-        logprobs = logits.log_softmax(-1)
-        drawn = int(torch.multinomial(logprobs.exp(), 1, generator=generator))
-        return drawn, float(logprobs[drawn])
+        return logits
 
 
 class Server:
@@ -198,7 +211,7 @@ class Server:
             if not request.stream:
                 async for token in tokens:
                     reply.add(token)
-                return web.json_response(reply.whole())
+                return web.Response(body=orjson.dumps(reply.whole()), content_type="application/json")
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await response.prepare(http)
             async for token in tokens:
@@ -240,10 +253,10 @@ class Server:
             for count in itertools.count(1):
                 await self.gate.steps.wait()
                 if generation.aborted:
-                    yield Token(None, 0.0, "abort", None)
+                    yield Token(None, finish_reason="abort")
                     return
                 logits = await anyio.to_thread.run_sync(self.sampler.step, ids, cache, limiter=self._one_step)
-                drawn, logprob = self.sampler.draw(logits, request, generator)
+                drawn, logprobs = self.sampler.draw(logits, request, generator)
                 finish, stop = None, None
                 if drawn in self.sampler.eos_ids and not request.ignore_eos:
                     finish = "stop"
@@ -251,7 +264,7 @@ class Server:
                     finish, stop = "stop", drawn
                 elif count == request.max_tokens:
                     finish = "length"
-                yield Token(drawn, logprob, finish, stop)
+                yield Token(drawn, logprobs, finish, stop)
                 if finish is not None:
                     return
                 ids = [drawn]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import orjson
 from aiohttp import web
 from pydantic import BaseModel, Field
 
@@ -26,10 +27,12 @@ class CompletionRequest(BaseModel):
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=-1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
     seed: int | None = None
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
-    logprobs: int | None = None
+    logprobs: int | None = Field(default=None, ge=0, description="how many of the most likely, besides")
+    return_tokens_as_token_ids: bool = False
     return_token_ids: bool = False
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -56,9 +59,10 @@ class Token(NamedTuple):
     """One sampled token; the last one of a reply says why it ended. An aborted reply ends with no token."""
 
     id: int | None
-    logprob: float
-    finish_reason: str | None
-    stop_reason: int | None
+    logprobs: Mapping[int, float] = {}
+    """Natural log-probabilities, of the sampled id and of the most likely ones."""
+    finish_reason: str | None = None
+    stop_reason: int | None = None
 
 
 class Reply:
@@ -108,9 +112,10 @@ class Reply:
         if self._request.return_token_ids:
             choice |= {"token_ids": self._ids(tokens), "prompt_token_ids": self._request.prompt}
         if self._request.logprobs is not None:
-            names = [self._tokenizer.decode([one]) for one in self._ids(tokens)]
-            values = [token.logprob for token in tokens if token.id is not None]
-            tops = [{name: value} for name, value in zip(names, values, strict=True)]
+            sampled = [(token.id, token.logprobs) for token in tokens if token.id is not None]
+            names = [self._name(one) for one, _ in sampled]
+            values = [logprobs[one] for one, logprobs in sampled]
+            tops = [{self._name(one): value for one, value in top.items()} for _, top in sampled]
             offsets = list(itertools.accumulate((len(name) for name in names[:-1]), initial=0))
             choice["logprobs"] = {
                 "tokens": names,
@@ -128,9 +133,14 @@ class Reply:
             "total_tokens": prompt + completion,
         }
 
+    def _name(self, one: int) -> str:
+        if self._request.return_tokens_as_token_ids:
+            return f"token_id:{one}"
+        return str(self._tokenizer.decode([one]))
+
     def _ids(self, tokens: list[Token]) -> list[int]:
         return [token.id for token in tokens if token.id is not None]
 
 
 def event(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
+    return b"data: " + orjson.dumps(value) + b"\n\n"
