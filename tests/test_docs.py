@@ -5,27 +5,35 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, get_args
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 import swe_core as public_names
 from swe_core import hookspecs
 from swe_core.agent import AgentEvent
 from swe_core.builtin import swegym_rows
-from swe_core.engine import Usage
+from swe_core.engine import ForkCause, Rendered, Sampled, Usage
 from swe_core.grade import Grade
-from swe_core.record import Failure, Phases, Rollout, Turn
-from swe_core.store import RunInfo
+from swe_core.record import Failure, Ledger, Phases, Rollout, Turn, TurnTokens
+from swe_core.redact import Redactor
+from swe_core.store import RunDirectory, RunInfo, new_run_info
+from swe_core.tokens.book import TokenBook
+from swe_core.tokens.ledger import NO_LOGPROBS
 
 from .conftest import SweCore
 
@@ -33,6 +41,7 @@ ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "plugins.md"
 TASKS = ROOT / "docs" / "tasks.md"
 FORMAT = ROOT / "docs" / "run-directory.md"
+TOKENS = ROOT / "docs" / "tokens.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
 
@@ -336,8 +345,10 @@ def test_each_public_name_has_a_docstring(name: str) -> None:
         (Failure, "rollouts.jsonl"),
         (Grade, "rollouts.jsonl"),
         (Phases, "rollouts.jsonl"),
+        (Ledger, "rollouts.jsonl"),
         (Turn, "turns.jsonl"),
         (Usage, "turns.jsonl"),
+        (TurnTokens, "turns.jsonl"),
         (AgentEvent, "transcript.jsonl"),
     ],
 )
@@ -346,6 +357,65 @@ def test_every_field_on_disk_is_documented(model: type[BaseModel], section: str)
     text = re.split(r"^## ", FORMAT.read_text(), flags=re.M)
     (part,) = (part for part in text if part.startswith(f"{section}\n"))
     assert [field for field in model.model_fields if f"`{field}`" not in part] == []
+
+
+def test_every_cause_of_a_fork_is_documented() -> None:
+    """And every reason for which the core itself drops tokens."""
+    rows = re.findall(r"^\| `(\w+)` \|", TOKENS.read_text(), re.M)
+    causes, rendered = get_args(ForkCause), get_args(Rendered)
+    assert [row for row in rows if row in causes] == list(causes)
+    assert {NO_LOGPROBS, "error", "cancelled"} <= set(rows)
+    assert [how for how in rendered if f"`{how}` (" not in TOKENS.read_text()] == []
+
+
+def test_rows_are_loaded_as_the_page_says(tmp_path: Path) -> None:
+    """The block of the page, run on a rollout with a verdict and one without."""
+    (block,) = (block for block in blocks(TOKENS) if block.language == "python")
+    run = RunDirectory.create(tmp_path, new_run_info({}, {}, 2, []), Redactor())
+    now = datetime.now(UTC)
+    for name, reward in (("good", 1.0), ("bad", None)):
+        first = Sampled(
+            None, ids(1, 2), ids(3, 4), floats(-1, math.nan), ids(7, 8), rendered="full", cause="start"
+        )
+        second = Sampled(first, ids(5), ids(6), floats(-2), ids(9), rendered="bridge", cause=None)
+        book, folder = TokenBook(), run.folder(name)
+        for index, sampled in enumerate((first, second)):
+            tokens = book.add(index, sampled)
+            folder.add_turn(
+                Turn(
+                    index=index, started_at=now, seconds=0, kept=0, messages=[], params={}, reply=None,
+                    tokens=tokens,
+                )
+            )  # fmt: skip
+        folder.close()
+        run.append(
+            Rollout(
+                id=name, task_id=name, attempt=0, agent="a", sandbox="s", engine="e", model="m", seconds=0,
+                outcome="error" if reward is None else "resolved", reward=reward, started_at=now,
+            )
+        )  # fmt: skip
+    names: dict[str, Any] = {}
+    exec(compile(block.text, TOKENS.name, "exec"), names)
+    (row,) = names["rows"](RunDirectory.open(tmp_path))
+    assert {key: getattr(value, "dtype", None) for key, value in row.items()} == {
+        "input_ids": np.int64,
+        "completion_mask": np.int64,
+        "old_log_probs": np.float32,
+        "model_version": None,
+        "reward": None,
+    }
+    assert row["input_ids"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert row["completion_mask"].tolist() == [0, 0, 1, 0, 0, 1]
+    assert row["old_log_probs"].tolist() == [0, 0, -1, 0, 0, -2]
+    assert (row["model_version"], row["reward"]) == (7, 1.0)
+
+
+def ids(*values: int) -> NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
+def floats(*values: float) -> NDArray[np.float32]:
+    return np.array(values, np.float32)
 
 
 def test_every_file_of_a_run_is_documented(swe_core: SweCore) -> None:
