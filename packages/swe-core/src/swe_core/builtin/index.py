@@ -9,6 +9,7 @@ BUILTINS: Mapping[str, str] = {
     "agents": "swe_core.builtin.agents",
     "mini": "swe_core.builtin.mini",
     "openai": "swe_core.builtin.openai",
+    "vllm": "swe_core.builtin.vllm",
     "replay": "swe_core.builtin.replay",
     "swe": "swe_core.builtin.swe",
     "swegym": "swe_core.builtin.swegym",

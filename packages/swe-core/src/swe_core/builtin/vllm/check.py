@@ -1,0 +1,122 @@
+"""What must hold of a vLLM server before a run; each thing that does not is one sentence."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from swe_core.builtin.vllm import VLLMConfig
+from swe_core.builtin.vllm.client import Client
+from swe_core.builtin.vllm.request import is_neutral, sampling
+from swe_core.errors import EngineError, EngineProtocolError, EngineRefused, RequestRefused
+from swe_core.tokens.renderer import Renderer
+
+_TOP = 5
+_RAW = 0.75
+"""How much of its spread the top of a distribution keeps at temperature 2: half of it where log-probabilities
+are those after temperature, all of it where they are raw."""
+_FLAT = 0.05
+"""A spread below which the two cannot be told apart."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server says of its model.
+
+    Args:
+        root: Where it lies: a directory of the server's machine, or a name on the Hub.
+        context: Tokens of its context.
+    """
+
+    root: str | None
+    context: int
+
+
+async def ask_served(client: Client, model: str) -> Served:
+    """What the server says of `model`.
+
+    Raises:
+        Transient | EngineError: It does not serve it, or does not say how long its context is.
+    """
+    cards = {card.id: card for card in await client.cards()}
+    if model not in cards:
+        names = ", ".join(map(repr, cards)) or "none"
+        raise EngineRefused(
+            f"{client.where} does not serve the model {model!r}: pass --model with one that it serves "
+            f"({names})",
+            404,
+        )
+    context = cards[model].max_model_len
+    if context is None:
+        raise EngineProtocolError(
+            f"{client.where} does not say how long its context is (max_model_len in /v1/models): check that "
+            "the URL is that of a vLLM server"
+        )
+    return Served(cards[model].root, context)
+
+
+async def check_server(client: Client, model: str, renderer: Renderer, config: VLLMConfig) -> None:
+    """Sample one token twice, and look at what comes back.
+
+    Raises:
+        Transient | EngineError: The server cannot be used with these settings.
+    """
+    prompt = renderer.render([{"role": "user", "content": "hi"}], None)
+    plain = await _top(client, model, prompt, 1.0)
+    spread = max(plain) - min(plain) if plain else 0.0
+    if spread < _FLAT:
+        return
+    hot = await _top(client, model, prompt, 2.0)
+    if max(hot) - min(hot) < _RAW * spread:
+        return
+    raw = f"{client.where} gives log-probabilities from before temperature, top_p, top_k and min_p"
+    if is_neutral(config):
+        log.warning("%s; that makes no difference with these settings", raw)
+        return
+    raise EngineError(
+        f"{raw}, so they are not those that tokens are drawn by: start it with --logprobs-mode "
+        "processed_logprobs, or leave temperature, top_p, top_k and min_p alone"
+    )
+
+
+async def _top(client: Client, model: str, prompt: list[int], temperature: float) -> list[float]:
+    """The highest log-probabilities of the token after `prompt`, highest first; empty where the server gives
+    those of the sampled token only."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": 1,
+        "logprobs": _TOP,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,  # as text, two ids may be the same
+        **sampling(VLLMConfig(temperature=temperature)),
+    }
+    try:
+        chunk, choice = await client.sample_one(body)
+    except RequestRefused as refusal:
+        if "out of vocabulary" not in str(refusal):
+            raise
+        raise EngineRefused(
+            f"{client.where} does not know ids of the tokenizer ({refusal}): set engine.vllm.tokenizer to "
+            "that of the served model",
+            refusal.status,
+        ) from None
+    if choice.get("prompt_token_ids") is None:
+        raise EngineProtocolError(
+            f"{client.where} does not repeat the prompt's ids: it must be vLLM 0.10.2 or newer"
+        )
+    if not chunk.ids or any(map(math.isnan, chunk.logprobs)):
+        raise EngineProtocolError(
+            f"{client.where} gives no log-probabilities: check that it is vLLM, started without options "
+            "that switch them off"
+        )
+    return _highest(choice)
+
+
+def _highest(choice: dict[str, Any]) -> list[float]:
+    tops = choice["logprobs"].get("top_logprobs")
+    return sorted(tops[0].values(), reverse=True)[:_TOP] if tops and tops[0] else []

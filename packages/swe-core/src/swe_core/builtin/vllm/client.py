@@ -1,0 +1,132 @@
+"""Client: one vLLM server over HTTP."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import aiohttp
+import orjson
+
+from swe_core.builtin.upstream import Refusals, Transient
+from swe_core.builtin.vllm.replies import Card, Chunk, Replies
+from swe_core.errors import EngineProtocolError
+
+_CHECK_TIMEOUT = 10.0
+_CONNECT_TIMEOUT = 10.0
+_IDLE = 4.0
+"""Seconds that a connection is kept for the next request: vLLM closes it after 5."""
+
+
+def open_session(timeout: float, key: str | None) -> aiohttp.ClientSession:
+    """A session for `Client`s; to be closed by who opened it.
+
+    Args:
+        timeout: Seconds without a byte from a server.
+        key: Is sent as bearer token; None sends none.
+    """
+    headers = {"Content-Type": "application/json"}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key}"
+    return aiohttp.ClientSession(
+        headers=headers,
+        # The runner bounds how many rollouts call at once; a second bound here would only hide it.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE),
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=min(_CONNECT_TIMEOUT, timeout), sock_read=timeout
+        ),
+    )
+
+
+class Client:
+    """One server.
+
+    Args:
+        session: From `open_session`.
+        url: The server's base URL, without `/v1`.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, refusals: Refusals) -> None:
+        self.url = url
+        self.where = refusals.where
+        self._session = session
+        self._refusals = refusals
+        self._replies = Replies(refusals)
+
+    async def cards(self) -> list[Card]:
+        """The models that it serves.
+
+        Raises:
+            Transient | EngineError: It cannot say.
+        """
+        timeout = aiohttp.ClientTimeout(total=_CHECK_TIMEOUT)
+        try:
+            async with self._session.get(f"{self.url}/v1/models", timeout=timeout) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Transient(self._lost(error)) from None
+        if response.status != 200:
+            raise self._refusals.of(response.status, response.headers, content)
+        return self._replies.cards(content)
+
+    async def sample_one(self, body: dict[str, Any]) -> tuple[Chunk, dict[str, Any]]:
+        """One whole reply, and its first choice as the server gave it.
+
+        Raises:
+            Transient | EngineError: It gave none.
+        """
+        raw = b"".join([data async for data in self._events(orjson.dumps(body))])
+        chunk = self._replies.chunk(raw, orjson.dumps(body["prompt"])[1:-1])
+        if chunk is None:
+            raise EngineProtocolError(f"{self.where} answered no completion (no choices)")
+        return chunk, orjson.loads(raw)["choices"][0]
+
+    async def sample(self, body: bytes, sent: bytes) -> AsyncGenerator[Chunk, None]:
+        """The reply to the request `body` as it comes: in one chunk, or in many where the request streams.
+        Closing the generator closes the connection, upon which the server aborts the request.
+
+        Args:
+            sent: The ids of the request's prompt as JSON text.
+
+        Raises:
+            Transient | EngineError: The reply cannot be had, or not whole.
+        """
+        expected: bytes | None = sent
+        async with aclosing(self._events(body)) as events:
+            async for event in events:
+                chunk = self._replies.chunk(event, expected)
+                if chunk is not None:
+                    expected = None
+                    yield chunk
+
+    async def _events(self, body: bytes) -> AsyncGenerator[bytes, None]:
+        """The data of each event of a stream, or the one body of a reply that is none."""
+        try:
+            async with self._session.post(f"{self.url}/v1/completions", data=io.BytesIO(body)) as response:
+                if response.status != 200:
+                    raise self._refusals.of(response.status, response.headers, await response.read())
+                if response.content_type != "text/event-stream":
+                    yield await response.read()
+                    return
+                rest = b""
+                async for data in response.content.iter_any():  # lines by hand: the reader's are limited
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in lines:
+                        event = line.removeprefix(b"data:").strip()
+                        if event == b"[DONE]":
+                            return
+                        if event and line.startswith(b"data:"):
+                            yield event
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Transient(self._lost(error)) from None
+
+    def _lost(self, error: Exception) -> str:
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            return f"{self.where} accepts no connection in time"
+        if isinstance(error, TimeoutError):
+            return f"{self.where} sent nothing in time"
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return f"{self.where} cannot be reached ({self._refusals.redact(str(error))})"
+        return f"{self.where} broke the connection ({type(error).__name__})"

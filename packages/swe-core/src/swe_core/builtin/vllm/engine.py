@@ -1,0 +1,324 @@
+"""VLLMEngine: a conversation in, its prompt as ids to the server, and what was sampled back."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import aiohttp
+import anyio
+import anyio.to_thread
+
+from swe_core.builtin.upstream import BACKOFF, Refusals, Transient, final, key_from, retrying
+from swe_core.builtin.vllm import VLLMConfig
+from swe_core.builtin.vllm.check import ask_served, check_server
+from swe_core.builtin.vllm.client import Client, open_session
+from swe_core.builtin.vllm.generation import Generation
+from swe_core.builtin.vllm.request import Requests, offered_tools, stop_texts
+from swe_core.builtin.vllm.servers import Server, Servers
+from swe_core.builtin.vllm.streaming import Streamer, cut
+from swe_core.config import base_url
+from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
+from swe_core.errors import ConfigError, ContextOverflow, EngineProtocolError, RequestRefused
+from swe_core.messages import Message
+from swe_core.tokens.conversation import Conversation, Prompt
+from swe_core.tokens.load import load_renderer
+from swe_core.tokens.renderer import Parsed, Renderer, Tools
+
+_BACKOFF = BACKOFF
+_BASE = "what /v1/completions is appended to"
+_INLINE = 20_000
+"""Characters of messages up to which a conversation is rendered in the event loop: a few milliseconds."""
+_OVERFLOW = "maximum context length"
+"""What vLLM says of a prompt that is too long."""
+
+
+class _Empty(Transient):
+    """The server answered with no token at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What is known once the servers were asked.
+
+    Args:
+        context: Tokens of the context, of the server with the shortest.
+    """
+
+    renderer: Renderer
+    requests: Requests
+    context: int
+
+
+@dataclass(slots=True, eq=False)
+class _Rollout:
+    """What is kept of a rollout while it is open."""
+
+    conversation: Conversation
+    server: Server
+    calls: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """One call of the agent.
+
+    Args:
+        name: What it draws its seeds by.
+        stops: Texts that end the reply.
+        streamer: None where the agent is told nothing before the end.
+    """
+
+    name: str
+    requests: Requests
+    generation: Generation
+    stops: Sequence[str]
+    streamer: Streamer | None
+
+
+class VLLMEngine(Engine):
+    """Samples from vLLM servers by token ids.
+
+    Attributes:
+        model: The name under which the servers serve the model.
+        urls: Their base URLs, without `/v1`.
+
+    Raises:
+        ConfigError: The url or the model is missing or unusable, or the key cannot be a header.
+    """
+
+    limits_context = True
+
+    def __init__(self, config: VLLMConfig) -> None:
+        self.urls, self.model = _required(config)
+        self._config = config
+        self._key = key_from(config.api_key_env)
+        self._attempts = config.max_retries + 1
+        self._version = 0
+        self._rollouts: dict[str, _Rollout] = {}
+        self._loading = anyio.Lock()
+        self._model: _Model | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._clients: list[Client] = []
+        self._servers = Servers([])
+
+    async def __aenter__(self) -> VLLMEngine:
+        key = self._key
+        self._session = open_session(self._config.timeout, key.get_secret_value() if key else None)
+        for url in self.urls:
+            refusals = Refusals("vLLM server", url, _BASE, self.model, self._config.api_key_env, key)
+            self._clients.append(Client(self._session, url, refusals))
+        self._servers = Servers(self._clients)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def check(self) -> None:
+        """Ask each server for its model and for two tokens: whether ids and log-probabilities come back, and
+        whether the latter are those that tokens are drawn by."""
+        model = await self._ready()
+        try:
+            for client in self._clients:
+                await check_server(client, self.model, model.renderer, self._config)
+        except Transient as error:
+            raise final(error) from None
+
+    def set_policy_version(self, version: int) -> None:
+        """See `Engine.set_policy_version`. Tokens that are streamed carry the version at which they came; a
+        reply that comes whole carries that at which it was asked for, the older one."""
+        self._version = version
+
+    def notes(self) -> Sequence[str]:
+        """That prompts are not extended, if so; known once a server was asked."""
+        if self._model is None or self._model.renderer.how != "full":
+            return ()
+        return (
+            f"the renderer {self._model.renderer.name!r} renders each prompt afresh, so that turns may fork "
+            "from their chains: look at the causes in the ledger, and set engine.vllm.renderer or "
+            "engine.vllm.chat_template to a format that extends prompts",
+        )
+
+    async def end(self, session: EngineSession) -> None:
+        """Free the rollout's conversation and its place on a server."""
+        rollout = self._rollouts.pop(session.rollout_id, None)
+        if rollout is not None:
+            self._servers.leave(rollout.server)
+
+    async def complete(
+        self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+    ) -> Completion:
+        tools, stops = offered_tools(request), stop_texts(request.body)
+        model = await self._ready()
+        rollout = self._rollout(session, model.renderer)
+        rollout.calls += 1
+        prompt = await _prompt(rollout.conversation, request.messages, tools)
+        context = min(model.context, request.max_context or model.context)
+        if prompt.length >= context:
+            raise ContextOverflow(prompt.length, context)
+        limits = (context - prompt.length, request.max_tokens, self._config.max_tokens)
+        limit = min(limit for limit in limits if limit is not None)
+        streams = emit is not None and model.renderer.streams
+        call = _Call(
+            name=f"{session.task_id}:{session.attempt}:{rollout.calls}",
+            requests=model.requests,
+            generation=Generation(prompt, limit, model.renderer.stop_ids, request.progress),
+            stops=stops,
+            streamer=Streamer(model.renderer, prompt.tail, tools, emit, stops) if emit and streams else None,
+        )
+        try:
+            await self._generate(rollout, call)
+        except RequestRefused as refusal:
+            if _OVERFLOW in str(refusal):
+                raise ContextOverflow(prompt.length, context) from None
+            raise
+        ids, sampled = call.generation.ids, call.generation.sampled()
+        message = _message(model.renderer.parse(ids, prompt.tail, tools), stops)
+        if call.streamer is not None:
+            await call.streamer.finish(message)
+        rollout.conversation.add(prompt, sampled, {**message, "content": message["content"] or ""})
+        ended = "tool_calls" if "tool_calls" in message else "stop"
+        return Completion(
+            message=message,
+            finish_reason="length" if call.generation.finish == "length" else ended,
+            usage=Usage(prompt_tokens=prompt.length, completion_tokens=len(ids)),
+            model=self.model,
+            sampled=sampled,
+        )
+
+    async def _ready(self) -> _Model:
+        """What is known of the model; the first call asks all servers, and loads the tokenizer."""
+        if self._model is not None:
+            return self._model
+        async with self._loading:
+            if self._model is None:
+                try:
+                    served = [await ask_served(client, self.model) for client in self._clients]
+                except Transient as error:
+                    raise final(error) from None
+                root = served[0].root
+                here = root if root and await anyio.Path(root).is_dir() else self.model
+                renderer = await anyio.to_thread.run_sync(self._load, self._config.tokenizer or here)
+                requests = Requests(self.model, self._config, renderer.stop_ids)
+                self._model = _Model(renderer, requests, min(one.context for one in served))
+            return self._model
+
+    def _load(self, tokenizer: str) -> Renderer:
+        config = self._config
+        return load_renderer(
+            tokenizer,
+            renderer=config.renderer,
+            chat_template=config.chat_template,
+            template_kwargs=config.template_kwargs,
+            tool_parser=config.tool_parser,
+            reasoning_parser=config.reasoning_parser,
+        )
+
+    def _rollout(self, session: EngineSession, renderer: Renderer) -> _Rollout:
+        rollout = self._rollouts.get(session.rollout_id)
+        if rollout is None:
+            rollout = _Rollout(Conversation(renderer), self._servers.join())
+            self._rollouts[session.rollout_id] = rollout
+        return rollout
+
+    async def _generate(self, rollout: _Rollout, call: _Call) -> None:
+        """Sample until the reply has ended, on the rollout's server or, once that one fails, on another."""
+        failed: list[Server] = []
+        while True:
+            server = rollout.server
+            try:
+                return await self._sample(server.client, call)
+            except _Empty as error:
+                raise EngineProtocolError(f"{error} (tried {self._attempts} times)") from None
+            except Transient as error:
+                failed.append(server)
+                if rollout.server is server:  # else another call of the rollout has moved it already
+                    other = self._servers.move(server, failed)
+                    if other is None:
+                        raise final(error, self._attempts) from None
+                    rollout.server = other
+
+    async def _sample(self, client: Client, call: _Call) -> None:
+        """Sample until the reply has ended. Attempts are counted while none brings a token: with each that
+        does, the reply is nearer to its end."""
+        while call.generation.finish is None:
+            async for attempt in retrying(self._attempts, _BACKOFF):
+                with attempt:
+                    await self._attempt(client, call)
+
+    async def _attempt(self, client: Client, call: _Call) -> None:
+        """One request.
+
+        Raises:
+            Transient: It brought no token, or none of the reply at all.
+        """
+        generation, streamer = call.generation, call.streamer
+        before, version, prompt = len(generation.ids), self._version, generation.prompt()
+        body = call.requests.body(
+            prompt,
+            max_tokens=generation.room,
+            stops=call.stops,
+            stream=streamer is not None,
+            call=f"{call.name}:{before}",
+        )
+        try:
+            async with aclosing(client.sample(body, prompt)) as chunks:
+                async for chunk in chunks:
+                    if streamer is None:
+                        generation.add(chunk, version)
+                    else:
+                        generation.add(chunk, self._version)
+                        await streamer.add(generation.ids)
+            if not generation.ids and generation.finish is not None:
+                generation.finish = None
+                raise _Empty(f"{client.where} answered with no token")
+            if generation.finish is None:
+                raise Transient(f"{client.where} broke the reply off")
+        except Transient:
+            generation.break_off()
+            if generation.finish is None and len(generation.ids) == before:
+                raise
+
+
+async def _prompt(conversation: Conversation, messages: Sequence[Message], tools: Tools) -> Prompt:
+    place = conversation.find(messages, tools)
+    prompt = conversation.extend(place)
+    if prompt is not None:
+        return prompt
+    if sum(len(message["content"]) for message in messages) <= _INLINE:
+        return conversation.render(place)
+    return await anyio.to_thread.run_sync(conversation.render, place)
+
+
+def _message(parsed: Parsed, stops: Sequence[str]) -> Message:
+    """What the agent is told."""
+    content = cut(parsed.content, stops)
+    message: Message = {"role": "assistant", "content": content}
+    if parsed.reasoning:
+        message["reasoning_content"] = cut(parsed.reasoning, stops)
+    if parsed.calls:
+        message["content"] = content or None
+        message["tool_calls"] = [
+            {
+                "id": id_ or f"call_{secrets.token_hex(12)}",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for name, arguments, id_ in parsed.calls
+        ]
+    return message
+
+
+def _required(config: VLLMConfig) -> tuple[list[str], str]:
+    given = [config.url] if isinstance(config.url, str) else config.url
+    urls = [url.strip() for text in given for url in text.split(",") if url.strip()]
+    options = {"--engine-url URL": urls, "--model NAME": config.model}
+    missing = [option for option, value in options.items() if not value]
+    if missing or not config.model:
+        raise ConfigError(
+            f"the engine 'vllm' does not know which servers and which model: pass {' '.join(missing)}"
+        )
+    return [base_url(url).removesuffix("/v1") for url in urls], config.model

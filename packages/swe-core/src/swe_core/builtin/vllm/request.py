@@ -1,0 +1,103 @@
+"""What the engine asks of a server: the body of a request to `/v1/completions`."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from swe_core.builtin.vllm import VLLMConfig
+from swe_core.engine import ChatRequest
+from swe_core.errors import RequestRefused
+from swe_core.tokens.renderer import Tools
+
+
+def sampling(config: VLLMConfig) -> dict[str, Any]:
+    """Which distribution tokens are drawn from. Every option is said: what a request leaves out, the server
+    takes from the model's generation_config.json."""
+    return {
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "top_k": config.top_k or -1,
+        "min_p": config.min_p,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
+
+
+def is_neutral(config: VLLMConfig) -> bool:
+    """Whether tokens are drawn from the model's own distribution."""
+    return config.temperature == config.top_p == 1.0 and config.top_k is None and config.min_p == 0.0
+
+
+class Requests:
+    """Writes request bodies. The prompt's ids are copied in as text, never read or written one by one."""
+
+    def __init__(self, model: str, config: VLLMConfig, stop_ids: Collection[int]) -> None:
+        self._seed = config.seed
+        fixed = {
+            "model": model,
+            **sampling(config),
+            "stop_token_ids": sorted(stop_ids),
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        self._fixed = orjson.dumps(fixed)[:-1]
+
+    def body(self, prompt: bytes, *, max_tokens: int, stops: Sequence[str], stream: bool, call: str) -> bytes:
+        """One request.
+
+        Args:
+            prompt: Its ids as JSON text without the brackets.
+            stops: Texts that end a reply.
+            call: What a fixed seed is made different by: each request needs its own draws.
+        """
+        varied: dict[str, Any] = {"max_tokens": max_tokens, "seed": self._draw(call), "stream": stream}
+        if stops:
+            varied["stop"] = stops
+        return b'%b,%b,"prompt":[%b]}' % (self._fixed, orjson.dumps(varied)[1:-1], prompt)
+
+    def _draw(self, call: str) -> int:
+        if self._seed is None:
+            return secrets.randbits(63)
+        digest = hashlib.blake2b(f"{self._seed}:{call}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest) >> 1
+
+
+def offered_tools(request: ChatRequest) -> Tools:
+    """The tools that the model is shown.
+
+    Raises:
+        RequestRefused: The agent wants a certain call or format, which would have to be forced upon the
+            policy.
+    """
+    choice = request.body.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise RequestRefused(
+            f"tool_choice {choice!r} is not supported: this endpoint samples from the policy as it is and "
+            "forces no call; send auto or none"
+        )
+    wanted = request.body.get("response_format")
+    if wanted is not None and not (isinstance(wanted, Mapping) and wanted.get("type") == "text"):
+        raise RequestRefused(
+            f"response_format {wanted!r} is not supported: this endpoint samples from the policy as it is "
+            "and forces no format; leave it out"
+        )
+    return (request.tools or None) if choice != "none" else None
+
+
+def stop_texts(body: Mapping[str, Any]) -> list[str]:
+    """The texts at which the agent wants replies to end.
+
+    Raises:
+        RequestRefused: `stop` is neither a text nor a list of texts.
+    """
+    stop = body.get("stop")
+    texts = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise RequestRefused(f"stop is {stop!r}; send a text or a list of texts")
+    return texts
