@@ -111,6 +111,8 @@ class ScriptedVLLM:
         root: Where the served model lies, as `/v1/models` says.
         max_model_len: Tokens of the context, as `/v1/models` says.
         vocabulary: Ids from here on are refused in prompts; None refuses none.
+        probe: How requests for one token with the top log-probabilities are answered, which is how a client
+            asks for their kind; they are kept in `probes` and use up no reply and no fault.
         processed: Whether logprobs are those after temperature, as with `--logprobs-mode processed_logprobs`.
         key: Where not None, another bearer token is answered with 401.
     """
@@ -129,6 +131,7 @@ class ScriptedVLLM:
         root: str | None = None,
         max_model_len: int | None = 32768,
         vocabulary: int | None = None,
+        probe: VLLMFault = "ok",
         processed: bool = True,
         key: str | None = None,
     ) -> None:
@@ -145,6 +148,7 @@ class ScriptedVLLM:
         self._root = root
         self._max_model_len = max_model_len
         self._vocabulary = vocabulary
+        self._probed = probe
         self._processed = processed
         self._key = key
         self._rest: dict[tuple[int, ...], list[int]] = {}
@@ -218,15 +222,14 @@ class ScriptedVLLM:
         return self._key is None or request.headers.get("Authorization") == f"Bearer {self._key}"
 
     def _probe(self, body: Mapping[str, Any]) -> web.Response:
-        """One token with the top log-probabilities, which is how a client asks for their kind."""
-        refused = self._refuse(body, "ok")
+        refused = self._refuse(body, self._probed)
         if refused is not None:
             return refused
         temperature = body["temperature"] if self._processed else 1.0
         top = {f"token_id:{token}": -(1.0 + token) / temperature for token in range(body["logprobs"])}
         logprobs = {"token_logprobs": [-1.0 / temperature], "top_logprobs": [top], "tokens": ["token_id:0"]}
         choice = _choice([0], logprobs, "length", prompt=body["prompt"])
-        return _json({**_head(body), "choices": [choice]})
+        return _json({**_head(body), "choices": [self._faulty(choice, self._probed)]})
 
     async def _answer(self, request: web.Request, asked: Asked, fault: VLLMFault) -> web.StreamResponse:
         body = asked.body

@@ -1,0 +1,123 @@
+"""A tokenizer with Qwen3's special tokens, and calls of the engine against a scripted server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tenacity
+
+from swe_core.builtin.vllm import VLLMConfig
+from swe_core.builtin.vllm import engine as engine_module
+from swe_core.builtin.vllm.engine import VLLMEngine
+from swe_core.engine import ChatRequest, Completion, Delta, EngineSession
+from swe_core.messages import Message
+from swe_core.testing.tokenizer import make_tokenizer
+from swe_core.testing.vllm import ScriptedVLLM
+from swe_core.tokens.load import load_renderer
+from swe_core.tokens.renderer import Renderer
+
+_SPECIAL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+)
+KEY = "sk-do-not-show-this-0123456789"
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen")
+    make_tokenizer(_SPECIAL, eos_token="<|im_end|>", pad_token="<|endoftext|>").save_pretrained(path)
+    return path
+
+
+@dataclass
+class Qwen:
+    """The tokenizer as tests use it."""
+
+    path: Path
+    renderer: Renderer
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.renderer._tokenizer.encode(text, add_special_tokens=False)  # type: ignore[attr-defined]
+        return ids
+
+    @property
+    def stop(self) -> int:
+        return self.encode("<|im_end|>")[0]
+
+    def server(self, *replies: Any, **settings: Any) -> ScriptedVLLM:
+        """A scripted server that serves this tokenizer's model."""
+        return ScriptedVLLM(
+            replies, encode=self.encode, stop_id=self.stop, **{"root": str(self.path), **settings}
+        )
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self.renderer.text(ids)
+
+
+@pytest.fixture(scope="session")
+def qwen(tokenizer_path: Path) -> Qwen:
+    return Qwen(tokenizer_path, load_renderer(str(tokenizer_path), renderer="qwen3"))
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts follow each other at once; their number stays what the settings say."""
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    monkeypatch.setattr(engine_module, "_BACKOFF", tenacity.wait_none())
+
+
+@dataclass
+class Ear:
+    """Hears the pieces of a streamed reply."""
+
+    heard: list[Delta] = field(default_factory=list)
+
+    async def __call__(self, delta: Delta) -> None:
+        self.heard.append(delta)
+
+    def text(self, key: str = "content") -> str:
+        return "".join(delta.get(key) or "" for delta in self.heard)
+
+
+def make_engine(*urls: str, **settings: Any) -> VLLMEngine:
+    defaults = {"url": urls, "model": "scripted", "max_retries": 2, "timeout": 60, "renderer": "qwen3"}
+    return VLLMEngine(VLLMConfig(**{**defaults, **settings}))
+
+
+def session(name: str = "r") -> EngineSession:
+    return EngineSession(name, f"task-{name}", 0, "agent")
+
+
+HELLO: list[Message] = [{"role": "user", "content": "hello"}]
+TOOLS = [
+    {"type": "function", "function": {"name": "bash", "description": "", "parameters": {"type": "object"}}}
+]
+
+
+def chat(messages: Sequence[Message] = HELLO, **more: Any) -> ChatRequest:
+    """A request as the gate makes it; `more` are fields of `ChatRequest`, others go into the body."""
+    fields = {key: more.pop(key) for key in ("tools", "max_tokens", "max_context") if key in more}
+    return ChatRequest({"messages": messages, **more}, messages, **fields)
+
+
+def said(completion: Completion) -> Message:
+    """The reply as a client sends it back, in canonical form."""
+    return {**completion.message, "content": completion.message["content"] or ""}
+
+
+async def ask(
+    engine: VLLMEngine,
+    messages: Sequence[Message] = HELLO,
+    *,
+    stream: bool = False,
+    rollout: str = "r",
+    **more: Any,
+) -> tuple[Completion, Ear]:
+    ear = Ear()
+    completion = await engine.complete(chat(messages, **more), session(rollout), ear if stream else None)
+    return completion, ear

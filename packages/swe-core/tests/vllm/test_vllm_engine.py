@@ -1,0 +1,420 @@
+"""The engine `vllm` against a server that answers and fails as a real one does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from swe_core.engine import Sampled
+from swe_core.errors import (
+    ConfigError,
+    ContextOverflow,
+    EngineError,
+    EngineProtocolError,
+    EngineRefused,
+    EngineUnavailable,
+    RequestRefused,
+)
+from swe_core.messages import Message
+from swe_core.testing.provider import refusing_url
+from swe_core.testing.vllm import VLLMFault, logprob_of
+
+from .conftest import HELLO, KEY, TOOLS, Ear, Qwen, ask, chat, make_engine, said, session
+
+pytestmark = pytest.mark.anyio
+
+CALL = (
+    "<think>\nI look.\n</think>\n\n"
+    '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+)
+
+
+def all_ids(turn: Sampled | None) -> list[int]:
+    if turn is None:
+        return []
+    return [*all_ids(turn.extends), *turn.prompt_ids.tolist(), *turn.completion_ids.tolist()]
+
+
+def sampled_of(completion: Any) -> Sampled:
+    assert completion.sampled is not None
+    turn: Sampled = completion.sampled
+    assert turn.completion_ids.dtype == turn.versions.dtype == turn.prompt_ids.dtype == np.int32
+    assert turn.logprobs.dtype == np.float32
+    assert len(turn.completion_ids) == len(turn.logprobs) == len(turn.versions)
+    return turn
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_turn_keeps_the_ids_and_logprobs_that_the_server_sampled(qwen: Qwen, stream: bool) -> None:
+    text = "Hello there, träveller!\n" * 5 + "Bye."
+    async with qwen.server(text) as server, make_engine(server.url) as engine:
+        completion, ear = await ask(engine, stream=stream)
+    turn, [asked] = sampled_of(completion), server.requests
+    assert asked.prompt == turn.prompt_ids.tolist() == qwen.renderer.render(HELLO, None)
+    assert turn.completion_ids.tolist() == asked.sent == [*qwen.encode(text), qwen.stop]
+    assert turn.logprobs.tolist() == [logprob_of(token) for token in asked.sent]
+    assert completion.message == {"role": "assistant", "content": text}
+    assert completion.finish_reason == "stop"
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (
+        len(asked.prompt),
+        len(asked.sent),
+    )
+    assert (turn.extends, turn.cause, turn.rendered) == (None, "start", "full")
+    if stream:
+        assert ear.text() == completion.message["content"]
+        assert len(ear.heard) > 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_conversation_is_one_chain_of_exact_ids(qwen: Qwen, stream: bool) -> None:
+    async with qwen.server(CALL, "Done.") as server, make_engine(server.url) as engine:
+        first, heard = await ask(engine, tools=TOOLS, stream=stream)
+        result: Message = {"role": "tool", "content": "README.md"}
+        second, _ = await ask(engine, [*HELLO, said(first), result], tools=TOOLS, stream=stream)
+    [call] = first.message["tool_calls"]
+    assert call["id"].startswith("call_")
+    assert call["function"] == {"name": "bash", "arguments": '{"command": "ls"}'}
+    assert first.message["reasoning_content"] == "I look."
+    assert first.message["content"] is None
+    assert first.finish_reason == "tool_calls"
+    if stream:
+        assert heard.text("reasoning_content") == "I look."
+        assert heard.heard[-1]["tool_calls"] == [{"index": 0, **call}]
+    turn = sampled_of(second)
+    assert turn.extends is first.sampled
+    assert (turn.rendered, turn.cause) == ("bridge", None)
+    assert server.requests[1].prompt + server.requests[1].sent == all_ids(turn)
+    assert server.requests[1].prompt[: len(all_ids(first.sampled))] == all_ids(first.sampled)
+    assert "README.md" in qwen.text(turn.prompt_ids.tolist())
+
+
+async def test_the_host_owns_the_sampling(qwen: Qwen) -> None:
+    async with qwen.server("ok") as server:
+        async with make_engine(server.url, temperature=0.5, top_k=20) as engine:
+            await ask(engine, temperature=0.0, top_p=0.1, seed=1, frequency_penalty=2, stop="END")
+            await ask(engine, temperature=0.0, top_p=0.1, seed=1)
+    one, two = (asked.body for asked in server.requests)
+    del one["prompt"], two["prompt"]
+    assert one.pop("seed") != two.pop("seed")
+    assert one.pop("stop") == ["END"]
+    assert one == two
+    assert one == {
+        "model": "scripted",
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "top_k": 20,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": sorted(qwen.renderer.stop_ids),
+        "logprobs": 0,
+        "return_token_ids": True,
+        "stream": False,
+        "max_tokens": 32768 - len(qwen.renderer.render(HELLO, None)),
+    }
+    assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+async def test_a_fixed_seed_gives_each_call_its_own_draws_again(qwen: Qwen) -> None:
+    seeds = []
+    for _ in range(2):
+        async with qwen.server("ok") as server, make_engine(server.url, seed=7) as engine:
+            for rollout in ("a", "a", "b"):
+                await ask(engine, rollout=rollout)
+        seeds.append([asked.body["seed"] for asked in server.requests])
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 3
+
+
+async def test_max_tokens_is_the_smallest_limit(qwen: Qwen) -> None:
+    size = len(qwen.renderer.render(HELLO, None))
+    async with (
+        qwen.server("ok", max_model_len=size + 10) as server,
+        make_engine(server.url, max_tokens=9) as engine,
+    ):
+        await ask(engine)
+        await ask(engine, max_tokens=8)
+        await ask(engine, max_context=size + 7)
+    assert [asked.body["max_tokens"] for asked in server.requests] == [9, 8, 7]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_that_is_cut_says_so_and_is_gone_on_with(qwen: Qwen, stream: bool) -> None:
+    async with qwen.server("one two three four five", "six") as server, make_engine(server.url) as engine:
+        cut, _ = await ask(engine, max_tokens=3, stream=stream)
+        more: Message = {"role": "user", "content": "go on"}
+        second, _ = await ask(engine, [*HELLO, said(cut), more], stream=stream)
+    assert cut.finish_reason == "length"
+    assert sampled_of(second).extends is cut.sampled
+    assert sampled_of(second).prompt_ids[0] == qwen.stop
+
+
+async def test_a_prompt_that_fills_the_context_is_an_overflow(qwen: Qwen) -> None:
+    size = len(qwen.renderer.render(HELLO, None))
+    async with qwen.server("ok", max_model_len=size) as server, make_engine(server.url) as engine:
+        with pytest.raises(ContextOverflow) as caught:
+            await ask(engine)
+        assert (caught.value.prompt_tokens, caught.value.limit) == (size, size)
+    async with qwen.server("ok") as server, make_engine(server.url) as engine:
+        with pytest.raises(ContextOverflow):
+            await ask(engine, max_context=size)
+        assert server.requests == []
+
+
+async def test_the_servers_own_word_that_a_prompt_is_too_long_is_an_overflow(qwen: Qwen) -> None:
+    async with qwen.server(faults=["context"]) as server, make_engine(server.url) as engine:
+        with pytest.raises(ContextOverflow):
+            await ask(engine)
+
+
+@pytest.mark.parametrize("fault", ["abort", "drop", "drop-at-end", "error-event"])
+async def test_a_broken_stream_is_gone_on_with_and_loses_no_token(qwen: Qwen, fault: VLLMFault) -> None:
+    text = "a reply of several tokens, broken off three times"
+    async with (
+        qwen.server(text, faults=[fault] * 3, after=2) as server,
+        make_engine(server.url, max_retries=0) as engine,
+    ):
+        completion, ear = await ask(engine, stream=True)
+    turn = sampled_of(completion)
+    assert turn.completion_ids.tolist() == [*qwen.encode(text), qwen.stop]
+    assert turn.logprobs.tolist() == [logprob_of(token) for token in turn.completion_ids.tolist()]
+    assert ear.text() == text
+    prompt = server.requests[0].prompt
+    for earlier, later in zip(server.requests, server.requests[1:], strict=False):
+        assert later.prompt == earlier.prompt + earlier.sent
+        assert later.body["max_tokens"] == earlier.body["max_tokens"] - len(earlier.sent)
+    assert len(server.requests) == (1 if fault == "drop-at-end" else 4)
+    assert server.requests[-1].prompt + server.requests[-1].sent == prompt + turn.completion_ids.tolist()
+
+
+async def test_an_abort_of_a_whole_reply_is_gone_on_with(qwen: Qwen) -> None:
+    async with (
+        qwen.server("a reply of several tokens", faults=["abort"]) as server,
+        make_engine(server.url) as engine,
+    ):
+        completion, _ = await ask(engine)
+    assert sampled_of(completion).completion_ids.tolist() == [
+        *qwen.encode("a reply of several tokens"),
+        qwen.stop,
+    ]
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", ["429", "500", "refuse", "error-in-reply", "empty"])
+async def test_what_may_pass_is_tried_again(qwen: Qwen, fault: VLLMFault, stream: bool) -> None:
+    async with qwen.server("fine", faults=[fault, fault]) as server, make_engine(server.url) as engine:
+        completion, ear = await ask(engine, stream=stream)
+    assert completion.message["content"] == "fine"
+    assert len(server.requests) == 3
+    assert ear.text() == ("fine" if stream else "")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ("429", EngineUnavailable, "too many requests"),
+        ("500", EngineUnavailable, "fails (500)"),
+        ("refuse", EngineUnavailable, "broke the connection"),
+        ("empty", EngineProtocolError, "no token (tried 3 times)"),
+        ("400", RequestRefused, "refuses this request (400)"),
+        ("vocabulary", RequestRefused, "out of vocabulary"),
+        ("401", EngineRefused, "refuses the key"),
+        ("404", EngineRefused, "'scripted'"),
+        ("not-json", EngineProtocolError, "invalid JSON"),
+        ("no-ids", EngineProtocolError, "return_token_ids"),
+        ("short-logprobs", EngineProtocolError, "logprobs for"),
+        ("wrong-prompt", EngineProtocolError, "other prompt ids"),
+    ],
+)
+async def test_every_failure_is_typed_and_says_what_it_is(
+    qwen: Qwen, fault: VLLMFault, kind: type[EngineError], words: str, stream: bool
+) -> None:
+    async with qwen.server("fine text", then=fault) as server, make_engine(server.url) as engine:
+        with pytest.raises(EngineError) as caught:
+            await ask(engine, stream=stream)
+    assert type(caught.value) is kind
+    assert words in str(caught.value)
+    assert KEY not in str(caught.value)
+
+
+async def test_a_garbage_event_is_a_protocol_error_and_what_was_sampled_is_known(qwen: Qwen) -> None:
+    async with qwen.server("some text", then="garbage") as server, make_engine(server.url) as engine:
+        request = chat()
+        with pytest.raises(EngineProtocolError, match="invalid JSON"):
+            await engine.complete(request, session(), Ear())
+    assert request.progress.sampled is not None
+    assert request.progress.sampled.completion_ids.tolist() == server.requests[0].sent
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", ["no-logprobs", "null-logprobs"])
+async def test_missing_logprobs_are_nan(qwen: Qwen, fault: VLLMFault, stream: bool) -> None:
+    async with qwen.server("fine text", faults=[fault]) as server, make_engine(server.url) as engine:
+        completion, _ = await ask(engine, stream=stream)
+    turn = sampled_of(completion)
+    assert len(turn.logprobs) > 1
+    assert all(map(math.isnan, turn.logprobs.tolist()))
+
+
+async def test_a_stop_token_alone_is_an_honest_empty_reply(qwen: Qwen) -> None:
+    async with qwen.server("") as server, make_engine(server.url) as engine:
+        completion, _ = await ask(engine)
+    assert completion.message == {"role": "assistant", "content": ""}
+    assert sampled_of(completion).completion_ids.tolist() == [qwen.stop]
+
+
+async def test_a_cancelled_call_aborts_the_request_and_its_tokens_are_known(qwen: Qwen) -> None:
+    async with qwen.server("many tokens in here", then="stall", after=4) as server:
+        async with make_engine(server.url) as engine:
+            request, ear = chat(), Ear()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(engine.complete, request, session(), ear)
+                while request.progress.sampled is None or len(request.progress.sampled.completion_ids) < 4:
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+            with anyio.fail_after(10):
+                await server.requests[0].finished.wait()
+    assert server.requests[0].disconnected
+    assert request.progress.sampled.completion_ids.tolist() == server.requests[0].sent
+
+
+async def test_tokens_carry_the_version_that_sampled_them(qwen: Qwen) -> None:
+    async with qwen.server("a b c d e f g h", piece=2) as server, make_engine(server.url) as engine:
+        whole, _ = await ask(engine)
+        engine.set_policy_version(1)
+
+        async def newer(delta: Any) -> None:
+            engine.set_policy_version(2)
+
+        streamed = await engine.complete(chat(), session(), newer)
+        after, _ = await ask(engine)
+    assert set(sampled_of(whole).versions.tolist()) == {0}
+    versions = sampled_of(streamed).versions.tolist()
+    assert versions[0] == 1
+    assert versions[-1] == 2
+    assert versions == sorted(versions)
+    assert set(sampled_of(after).versions.tolist()) == {2}
+
+
+async def test_a_whole_reply_keeps_the_older_version(qwen: Qwen) -> None:
+    def while_it_is_sampled(prompt: Any) -> list[int]:
+        engine.set_policy_version(5)
+        return [*qwen.encode("text"), qwen.stop]
+
+    async with qwen.server(while_it_is_sampled) as server, make_engine(server.url) as engine:
+        during, _ = await ask(engine)
+        after, _ = await ask(engine)
+    assert set(sampled_of(during).versions.tolist()) == {0}
+    assert set(sampled_of(after).versions.tolist()) == {5}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
+        ({"tool_choice": {"type": "function", "function": {"name": "bash"}}}, "is not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"stop": 3}, "stop is 3"),
+    ],
+)
+async def test_what_would_bend_the_distribution_is_refused(qwen: Qwen, body: Any, words: str) -> None:
+    async with qwen.server() as server, make_engine(server.url) as engine:
+        with pytest.raises(RequestRefused, match=words):
+            await ask(engine, tools=TOOLS, **body)
+
+
+async def test_without_tool_choice_no_tools_are_offered(qwen: Qwen) -> None:
+    async with qwen.server("x") as server, make_engine(server.url) as engine:
+        await ask(engine, tools=TOOLS, tool_choice="none", response_format={"type": "text"})
+        await ask(engine)
+    assert server.requests[0].prompt == server.requests[1].prompt
+
+
+async def test_the_visible_text_ends_at_a_stop_text(qwen: Qwen) -> None:
+    async with (
+        qwen.server("first line\nOBSERVE second line of it") as server,
+        make_engine(server.url) as engine,
+    ):
+        whole, _ = await ask(engine, stop=["OBSERVE", "never"])
+        streamed, ear = await ask(engine, stop="OBSERVE", stream=True)
+    assert whole.message["content"] == streamed.message["content"] == ear.text() == "first line\n"
+    assert sampled_of(whole).completion_ids.tolist() == server.requests[0].sent
+
+
+async def test_rollouts_do_not_see_each_other_and_end_frees_them(qwen: Qwen) -> None:
+    async with qwen.server("hi") as server, make_engine(server.url) as engine:
+        first, _ = await ask(engine, rollout="a")
+        history = [*HELLO, said(first), {"role": "user", "content": "more"}]
+        other, _ = await ask(engine, history, rollout="b")
+        assert sampled_of(other).cause == "start"
+        await engine.end(session("a"))
+        again, _ = await ask(engine, history, rollout="a")
+        assert sampled_of(again).cause == "start"
+        await engine.end(session("never seen"))
+
+
+async def test_rollouts_spread_over_servers_and_stay(qwen: Qwen) -> None:
+    async with qwen.server("a") as one, qwen.server("b") as two:
+        async with make_engine(one.url + ", " + two.url + "/v1") as engine:
+            for rollout in ("r1", "r2", "r3", "r1", "r2", "r1"):
+                await ask(engine, rollout=rollout)
+            assert (len(one.requests), len(two.requests)) == (4, 2)
+            await engine.end(session("r1"))
+            await engine.end(session("r3"))
+            await ask(engine, rollout="r4")
+            assert len(one.requests) == 5
+
+
+async def test_a_rollout_leaves_a_server_that_fails_for_good(qwen: Qwen) -> None:
+    async with qwen.server(then="500") as bad, qwen.server("from the other") as good:
+        async with make_engine(bad.url, good.url) as engine:
+            completion, _ = await ask(engine, rollout="r1")
+            assert completion.message["content"] == "from the other"
+            assert len(bad.requests) == 3
+            await ask(engine, rollout="r2")
+            await ask(engine, rollout="r1")
+            assert len(bad.requests) == 3
+    async with qwen.server(then="500") as bad, qwen.server(then="500") as worse:
+        async with make_engine(bad.url, worse.url) as engine:
+            with pytest.raises(EngineUnavailable, match="tried 3 times"):
+                await ask(engine)
+            assert (len(bad.requests), len(worse.requests)) == (3, 3)
+
+
+async def test_a_long_prompt_is_sent_and_compared(qwen: Qwen) -> None:
+    long: list[Message] = [{"role": "user", "content": "word " * 60_000}]
+    async with (
+        qwen.server("ok", max_model_len=200_000) as server,
+        make_engine(server.url) as engine,
+    ):
+        completion, _ = await ask(engine, long, stream=True)
+    assert len(server.requests[0].prompt) > 60_000
+    assert sampled_of(completion).prompt_ids.tolist() == server.requests[0].prompt
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"url": ()}, "--engine-url URL"),
+        ({"url": " , "}, "--engine-url URL"),
+        ({"model": None}, "--model NAME"),
+        ({"url": "ftp://host"}, "not a base URL"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_engine("http://h", **settings)
+
+
+async def test_a_server_that_is_not_there_is_said(qwen: Qwen) -> None:
+    with refusing_url() as url:
+        async with make_engine(url) as engine:
+            with pytest.raises(EngineUnavailable, match="cannot be reached"):
+                await ask(engine)

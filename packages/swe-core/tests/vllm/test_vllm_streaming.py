@@ -1,0 +1,105 @@
+"""What the agent is told while a reply is sampled: always the beginning of the whole message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_core.builtin.vllm.streaming import Streamer, cut
+from swe_core.deltas import join
+from swe_core.errors import EngineError
+from swe_core.messages import Message
+from swe_core.tokens.renderer import Parsed, Renderer, Tools
+
+from .conftest import Ear
+
+pytestmark = pytest.mark.anyio
+
+
+class Letters(Renderer):
+    """One id a character; what stands before the first "|" is reasoning. `takes_back` is a text that a
+    longer completion is read otherwise by."""
+
+    name = "letters"
+    how = "bridge"
+    stop_ids = frozenset({0})
+    streams = True
+
+    def __init__(self, takes_back: str | None = None) -> None:
+        self.takes_back = takes_back
+        self.parsed = 0
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        raise NotImplementedError
+
+    def extend(
+        self, tail: Sequence[int], completion: Sequence[int], messages: Sequence[Message], tools: Tools
+    ) -> list[int] | None:
+        raise NotImplementedError
+
+    def parse(
+        self, completion: Sequence[int], tail: Sequence[int], tools: Tools, *, ended: bool = True
+    ) -> Parsed:
+        self.parsed += len(completion)
+        text = "".join(map(chr, completion))
+        if self.takes_back is not None and self.takes_back in text:
+            return Parsed("something else")
+        before, bar, after = text.partition("|")
+        return Parsed(after, before) if bar else Parsed("", before)
+
+    def text(self, ids: Sequence[int]) -> str:
+        raise NotImplementedError
+
+
+async def stream(
+    renderer: Letters, text: str, sizes: Sequence[int] = (1,), stops: Sequence[str] = ()
+) -> tuple[dict[str, Any], Ear]:
+    ear = Ear()
+    streamer = Streamer(renderer, [], None, ear, stops)
+    ids = [ord(char) for char in text]
+    end, turn = 0, 0
+    while end < len(ids):
+        end += sizes[turn % len(sizes)]
+        turn += 1
+        await streamer.add(ids[:end])
+    parsed = renderer.parse(ids, [], None)
+    message: dict[str, Any] = {"role": "assistant", "content": cut(parsed.content, stops)}
+    if parsed.reasoning:
+        message["reasoning_content"] = cut(parsed.reasoning, stops)
+    await streamer.finish(message)
+    return message, ear
+
+
+texts = st.text(alphabet="ab|x", max_size=120)
+stop_texts = st.sampled_from([(), ("xx",), ("a", "bxb")])
+
+
+@given(
+    texts, st.lists(st.integers(1, 12), min_size=1, max_size=4), st.sampled_from([(), ("xx",), ("a", "bxb")])
+)
+async def test_the_pieces_are_the_message(text: str, sizes: list[int], stops: Sequence[str]) -> None:
+    message, ear = await stream(Letters(), text, sizes, stops)
+    told = join(ear.heard)
+    assert (told["content"] or "") == message["content"]
+    assert told.get("reasoning_content") == (message.get("reasoning_content") or None)
+
+
+async def test_pieces_come_before_the_end() -> None:
+    _, ear = await stream(Letters(), "thinking it over|and saying it at length")
+    assert len(ear.heard) > 3
+    assert "reasoning_content" in ear.heard[0]
+
+
+async def test_reading_a_long_reply_again_and_again_stays_near_linear() -> None:
+    renderer = Letters()
+    await stream(renderer, "|" + "a" * 20_000)
+    assert renderer.parsed < 25 * 20_000
+
+
+async def test_a_renderer_that_takes_text_back_is_an_error() -> None:
+    with pytest.raises(EngineError, match="'letters' took back reasoning_content"):
+        await stream(Letters(takes_back="!"), "some reasoning that goes out, and then!")
