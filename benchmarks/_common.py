@@ -4,9 +4,11 @@ Every benchmark prints a table and, as its last line, one JSON object:
 
     benchmark  its name
     runs       how often each side was measured
-    medians    seconds, by side; null for what was skipped
+    medians    seconds, or the unit that a name ends with (_ms, _mb, _per_s), by side; null for what was
+               skipped
     ratios     one side to another, by name; null where a side was skipped
-    targets    a list of {what, figure, limit, unit, met}; figure and met are null where it was skipped
+    targets    a list of {what, figure, limit, unit, at_least, met}; figure and met are null where it was
+               skipped; at_least says that the figure should not be below the limit, instead of not above
     notes      sentences: what was skipped and why, and what else must be known to read the figures
 
 A target that is missed is a figure, not a failure: the exit code is 0, and 1 only where nothing ran at all.
@@ -22,7 +24,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,6 +41,7 @@ SANDBOXES = ("local", "docker")
 _BUILD_IMAGE = Path(__file__).parents[1] / "packages" / "swe-sandbox-docker" / "demo-image" / "from-debs"
 _RUN_SECONDS = 900.0
 _WIDTH = 110
+_DIGITS = {"s": 3, "ms": 2, "x": 2, "MB": 0, "/s": 0}
 
 
 @dataclass(frozen=True)
@@ -47,23 +50,27 @@ class Target:
 
     Args:
         figure: None where it was not measured.
-        unit: Of both: "s", "x" for a ratio, "" for a count.
+        unit: Of both: "s", "ms", "MB", "/s", "x" for a ratio, "" for a count.
+        at_least: The figure keeps the limit where it is not below it; else where it is not above it.
     """
 
     what: str
     figure: float | None
     limit: float
     unit: str = "s"
+    at_least: bool = False
 
     @property
     def met(self) -> bool | None:
         """Whether the figure keeps the limit; None where there is none."""
-        return None if self.figure is None else self.figure <= self.limit
+        if self.figure is None:
+            return None
+        return self.figure >= self.limit if self.at_least else self.figure <= self.limit
 
     def __str__(self) -> str:
         verdict = {True: "[green]met[/]", False: "[red]not met[/]", None: "skipped"}[self.met]
-        limit = f"{self.limit:g} {self.unit}".rstrip()
-        return f"{self.what}: {shown(self.figure, self.unit)}, target ≤ {limit}: {verdict}"
+        limit = f"{'≥' if self.at_least else '≤'} {self.limit:g} {self.unit}".rstrip()
+        return f"{self.what}: {shown(self.figure, self.unit)}, target {limit}: {verdict}"
 
 
 @dataclass
@@ -85,10 +92,7 @@ class Report:
             console.print(str(target))
         for note in self.notes:
             console.print(f"Note: {note}", markup=False)
-        targets = [
-            {"what": t.what, "figure": t.figure, "limit": t.limit, "unit": t.unit, "met": t.met}
-            for t in self.targets
-        ]
+        targets = [{**asdict(target), "met": target.met} for target in self.targets]
         print(
             json.dumps(
                 {
@@ -110,7 +114,7 @@ def give_up(why: str) -> NoReturn:
 
 
 def median(values: Iterable[float]) -> float | None:
-    """The median, to 0.1 ms; None of nothing."""
+    """The median, to four digits after the point (0.1 ms of seconds); None of nothing."""
     known = list(values)
     return round(statistics.median(known), 4) if known else None
 
@@ -124,7 +128,7 @@ def shown(value: float | None, unit: str = "s") -> str:
     """A figure for a table."""
     if value is None:
         return "-"
-    return {"s": f"{value:.3f} s", "x": f"{value:.2f} x"}.get(unit, f"{value:g}")
+    return f"{value:g}" if not unit else f"{value:.{_DIGITS[unit]}f} {unit}"
 
 
 @contextmanager

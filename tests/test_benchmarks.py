@@ -12,7 +12,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 KEYS = {"benchmark", "runs", "medians", "ratios", "targets", "notes"}
-TARGET_KEYS = {"what", "figure", "limit", "unit", "met"}
+TARGET_KEYS = {"what", "figure", "limit", "unit", "at_least", "met"}
 
 
 def last_line(name: str, *args: str) -> dict[str, Any]:
@@ -29,7 +29,12 @@ def last_line(name: str, *args: str) -> dict[str, Any]:
     assert result["benchmark"] == name
     for target in result["targets"]:
         assert set(target) == TARGET_KEYS
-        assert (target["met"] is None) == (target["figure"] is None)
+        if target["figure"] is None:
+            assert target["met"] is None
+        elif target["at_least"]:
+            assert target["met"] == (target["figure"] >= target["limit"])
+        else:
+            assert target["met"] == (target["figure"] <= target["limit"])
     return result
 
 
@@ -62,6 +67,31 @@ def test_first_request() -> None:
     assert result["medians"]["local"]["first_request"] > 0
     assert result["medians"]["local_npm"]["first_request"] is None
     assert result["ratios"] == {"local_npm_to_bundle": None, "docker_npm_to_bundle": None}
+
+
+def test_interception() -> None:
+    result = last_line("interception", "--runs", "1", "--share", "0.03", "--no-peers")
+    assert result["notes"] == []
+    for name in ("unrelated_ms", "session_ms", "long_ms", "parallel_ms", "requests_per_s"):
+        figures = result["medians"][name]
+        assert figures["swe_core_relay"] > 0
+        assert figures["swe_core_ids"] > 0
+        assert figures["litellm"] is None
+    assert set(result["ratios"].values()) == {None}
+
+
+def test_turn_cost() -> None:
+    result = last_line("turn_cost", "--runs", "1", "--turns", "12")
+    assert result["medians"]["swe_core_turn_12_ms"] > 0
+    assert result["medians"]["full_render_turn_12_ms"] > 0
+    assert result["ratios"]["swe_core_last_to_early"] > 0
+
+
+def test_chains() -> None:
+    result = last_line("chains", "--runs", "1", "--no-peers")
+    assert result["medians"]["swe_core_ms"] > 0
+    assert result["ratios"]["numpy_to_swe_core"] > 0
+    assert result["medians"]["trl_ms"] is None
 
 
 def test_a_benchmark_that_cannot_run_says_why_in_one_sentence() -> None:

@@ -1,0 +1,363 @@
+"""What one LLM call costs in the proxy between agent and engine: ours, verifiers' and litellm's.
+
+    python benchmarks/interception.py [--runs N] [--no-peers] [--side S]... [--share F]
+
+Counted is the processor time (user and system, all threads) of the proxy's process per request. Every proxy
+is a process of its own on one core. An engine that has its answers ready and gives back exactly the ids that
+it was sent is a second process, the client is this one, and both stay off the proxy's core where there is
+another. The proxies take turns:
+
+    swe-core, relay     the engine `openai`: chat completions in, chat completions out
+    swe-core, ids       the engine `vllm`: tokenises what is new, sends ids, keeps ids and logprobs
+    verifiers, relay    the same as our relay, and records a trace
+    verifiers, train    tokenises and keeps ids as ours does: the fair peer of `ids`
+    litellm             a relay
+
+All record what they record in a run: ours appends every turn to the rollout's folder. The requests are those
+of an agent with one tool: unrelated ones of 2 KB; a session that grows by a reply and a tool result of 2 KB a
+turn for 40 turns; one that grows to 74k tokens in 100 turns; unrelated ones on eight connections at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+from _common import Report, Target, give_up, median, ratio, shown
+from _peers import LITELLM, VERIFIERS
+from _proxies import HERE, Proxy, litellm, process, swe_core, verifiers
+from _workload import (
+    LONG_TURNS,
+    MAX_MODEL_LEN,
+    MODEL,
+    Texts,
+    long_result,
+    opening,
+    replies,
+    request,
+    results,
+    unrelated,
+    write_tokenizer,
+)
+from rich.table import Table
+
+from swe_core.errors import SweError, sentence
+
+KILOBYTES = 2048
+SESSION_TURNS = 40
+CONNECTIONS = 8
+IDLE = 1000
+REQUESTS, PARALLEL_REQUESTS = 200, 800
+CELLS = {
+    "unrelated": "2 KB requests",
+    "session": f"{SESSION_TURNS} turns × 2 KB",
+    "long": f"{LONG_TURNS} turns to 74k tokens",
+    "parallel": f"2 KB requests, {CONNECTIONS} at once",
+}
+RATE, MEMORY = "requests_per_s", "idle_mb"
+LIMITS = {"unrelated": 1.0, "session": 3.0, "long": 8.0}
+RELAY, IDS = "swe_core_relay", "swe_core_ids"
+TITLES = {
+    RELAY: "swe-core, relay",
+    IDS: "swe-core, ids",
+    "verifiers_relay": "verifiers, relay",
+    "verifiers_train": "verifiers, train",
+    "litellm": "litellm",
+}
+
+
+class Client:
+    """One agent: a connection that is kept, an endpoint and its key."""
+
+    def __init__(self, url: str, key: str) -> None:
+        parts = urlsplit(url)
+        self._connection = HTTPConnection(parts.hostname or "", parts.port, timeout=120)
+        self._path = f"{parts.path}/chat/completions"
+        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+
+    def ask(self, body: bytes) -> dict[str, Any]:
+        """The reply to one request.
+
+        Raises:
+            SweError: It is an error.
+        """
+        try:
+            self._connection.request("POST", self._path, body, self._headers)
+            response = self._connection.getresponse()
+            content = response.read()
+        except (OSError, HTTPException) as error:
+            raise SweError(f"a request failed: {sentence(error)}") from None
+        if response.status != 200:
+            raise SweError(f"it answered {response.status}: {content[:200].decode(errors='replace')}")
+        reply: dict[str, Any] = orjson.loads(content)
+        return reply
+
+    def ask_all(self, bodies: Iterator[bytes]) -> None:
+        """One after the other."""
+        for body in bodies:
+            self.ask(body)
+
+    def converse(self, turns: int, size: int, seed: int) -> int:
+        """A session of `turns` calls in which every tool result has `size` characters; the last prompt's
+        tokens, where the proxy knows them."""
+        texts, tokens = Texts(seed), 0
+        messages = opening(texts.piece(size))
+        for _ in range(turns):
+            reply = self.ask(orjson.dumps(request(messages)))
+            messages += results(reply["choices"][0]["message"], texts.piece(size))
+            tokens = reply["usage"]["prompt_tokens"]
+        return tokens
+
+
+@dataclass
+class Side:
+    """One proxy and what was measured of it: milliseconds of processor time per request, by cell."""
+
+    start: Callable[[], AbstractContextManager[Proxy]]
+    proxy: Proxy | None = None
+    problem: str | None = None
+    cpu: dict[str, list[float]] = field(default_factory=lambda: {cell: [] for cell in CELLS})
+    rate: list[float] = field(default_factory=list)
+    idle: float | None = None
+    tokens: int = 0
+
+    def spend(self, cell: str, requests: int, work: Callable[[], object]) -> None:
+        """Do `work`, which makes `requests` requests, and keep what it cost the proxy."""
+        proxy = self._running()
+        before, started = proxy.measured.cpu(), time.perf_counter()
+        work()
+        wall, used = time.perf_counter() - started, proxy.measured.cpu() - before
+        self.cpu[cell].append(1000 * used / requests)
+        if cell == "parallel":
+            self.rate.append(requests / wall)
+
+    def clients(self, count: int) -> list[Client]:
+        """Agents of as many new rollouts."""
+        return [Client(url, key) for url, key in self._running().open(count)]
+
+    def hold_idle(self, count: int) -> None:
+        """Register `count` rollouts that ask nothing, and keep by how much memory grows."""
+        proxy = self._running()
+        proxy.open(0)
+        before = proxy.measured.memory()
+        proxy.open(count)
+        self.idle = proxy.measured.memory() - before
+
+    def _running(self) -> Proxy:
+        if self.proxy is None:
+            raise SweError("it is not started")
+        return self.proxy
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is asked of each proxy in a round."""
+
+    unrelated: int
+    session_turns: int
+    long_turns: int
+    long_characters: int
+    parallel: int
+    idle: int
+
+
+def measure(side: Side, sizes: Sizes, cell: str, seed: int) -> None:
+    """One cell of one side, once.
+
+    Raises:
+        SweError: A request failed.
+    """
+    if cell == "parallel":
+        each = sizes.parallel // CONNECTIONS
+        bodies = [list(unrelated(each, KILOBYTES, seed * CONNECTIONS + n)) for n in range(CONNECTIONS)]
+        clients = side.clients(CONNECTIONS)
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            work = lambda: list(pool.map(Client.ask_all, clients, map(iter, bodies)))  # noqa: E731
+            side.spend(cell, each * CONNECTIONS, work)
+        return
+    (client,) = side.clients(1)
+    if cell == "unrelated":
+        prepared = list(unrelated(sizes.unrelated, KILOBYTES, seed))
+        side.spend(cell, sizes.unrelated, lambda: client.ask_all(iter(prepared)))
+        return
+    turns = sizes.session_turns if cell == "session" else sizes.long_turns
+    size = KILOBYTES if cell == "session" else sizes.long_characters
+
+    def converse() -> None:
+        side.tokens = client.converse(turns, size, seed)
+
+    side.spend(cell, turns, converse)
+
+
+def peers(report: Report, mock: str, tokenizer: Path, scratch: Path, core: set[int]) -> dict[str, Side]:
+    """The peers that can be installed here."""
+    sides: dict[str, Side] = {}
+    for peer in (VERIFIERS, LITELLM):
+        try:
+            peer.install()
+        except SweError as error:
+            report.notes.append(f"{peer.name} is skipped: {sentence(error)}")
+            continue
+        python = peer.python
+        if peer is LITELLM:
+            sides["litellm"] = Side(lambda python=python: litellm(python, mock, scratch, core))  # type: ignore[misc]
+            continue
+        for mode in ("relay", "train"):
+            sides[f"verifiers_{mode}"] = Side(
+                lambda python=python, mode=mode: verifiers(python, mode, mock, tokenizer, core)  # type: ignore[misc]
+            )
+    return sides
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=5, help="rounds; default: 5")
+    parser.add_argument("--no-peers", action="store_true", help="measure ours only, install nothing")
+    parser.add_argument("--side", action="append", choices=TITLES, help="default: all")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="of the requests, turns and rollouts; default: 1"
+    )
+    options = parser.parse_args()
+
+    report = Report("interception", options.runs)
+    every = sorted(os.sched_getaffinity(0))
+    core, others = {every[-1]}, set(every[:-1]) or set(every)
+    os.sched_setaffinity(0, others)
+    with tempfile.TemporaryDirectory(prefix="swe-bench-") as scratch, ExitStack() as stack:
+        folder = Path(scratch)
+        tokenizer, config, characters = prepare(folder)
+        mock = stack.enter_context(engine(config, others))
+        sides = {
+            side: Side(lambda name=name: swe_core(name, mock, tokenizer, folder / name, core))  # type: ignore[misc]
+            for side, name in ((RELAY, "openai"), (IDS, "vllm"))
+        }
+        if not options.no_peers:
+            sides |= peers(report, mock, tokenizer, folder, core)
+        sides = {name: side for name, side in sides.items() if not options.side or name in options.side}
+        run(sides, scaled(options.share, characters), options.runs, stack)
+    report.notes += [
+        f"{TITLES[name]} is skipped: {side.problem}"
+        for name, side in sides.items()
+        if side.problem is not None
+    ]
+    if not any(side.cpu["unrelated"] for side in sides.values()):
+        give_up("; ".join(report.notes) or "there is nothing to measure")
+    fill(report, sides)
+    report.show(table(report, sides))
+
+
+def prepare(folder: Path) -> tuple[Path, Path, int]:
+    """The tokenizer, the mock engine's answers, and a tool result's characters in the long session."""
+    path, config = folder / "tokenizer", folder / "replies.json"
+    tokenizer = write_tokenizer(path)
+    answers = replies(tokenizer)
+    config.write_text(json.dumps({"model": MODEL, "max_model_len": MAX_MODEL_LEN, "replies": answers}))
+    return path, config, long_result(tokenizer, answers)
+
+
+@contextmanager
+def engine(config: Path, cores: set[int]) -> Iterator[str]:
+    """The mock engine's URL."""
+    with process([sys.executable, str(HERE / "_mock_engine.py"), str(config)], cores) as mock:
+        yield f"http://127.0.0.1:{int(mock.read())}"
+
+
+def scaled(share: float, long_characters: int) -> Sizes:
+    """All sizes times `share`, at least one each."""
+
+    def some(count: int) -> int:
+        return max(1, round(count * share))
+
+    return Sizes(
+        unrelated=some(REQUESTS),
+        session_turns=some(SESSION_TURNS),
+        long_turns=some(LONG_TURNS),
+        long_characters=long_characters,
+        parallel=CONNECTIONS * some(PARALLEL_REQUESTS // CONNECTIONS),
+        idle=some(IDLE),
+    )
+
+
+def run(sides: dict[str, Side], sizes: Sizes, rounds: int, stack: ExitStack) -> None:
+    """Start all sides and measure them in turns; the first problem of a side ends it."""
+
+    def each(work: Callable[[Side], None]) -> None:
+        for side in sides.values():
+            if side.problem is None:
+                try:
+                    work(side)
+                except SweError as error:
+                    side.problem = sentence(error)
+
+    def start(side: Side) -> None:
+        side.proxy = stack.enter_context(side.start())
+        (client,) = side.clients(1)
+        client.ask_all(unrelated(20, KILOBYTES, seed=0))  # connections, caches, tokenizers
+
+    def hold(side: Side) -> None:
+        side.hold_idle(sizes.idle)
+
+    each(start)
+    each(hold)
+    for number in range(1, rounds + 1):
+        for cell in CELLS:
+            each(lambda side, cell=cell, number=number: measure(side, sizes, cell, number))  # type: ignore[misc]
+
+
+def fill(report: Report, sides: dict[str, Side]) -> None:
+    """Medians, ratios and targets of what was measured."""
+    nothing = Side(start=ExitStack)  # type: ignore[arg-type]
+    known = {name: sides.get(name, nothing) for name in TITLES}
+    medians = {cell: {name: median(side.cpu[cell]) for name, side in known.items()} for cell in CELLS}
+    rates = {name: median(side.rate) for name, side in known.items()}
+    report.medians = {f"{cell}_ms": figures for cell, figures in medians.items()}
+    report.medians |= {RATE: rates, MEMORY: {name: side.idle for name, side in known.items()}}
+    for cell, figures in medians.items():
+        for peer in ("verifiers_relay", "litellm"):
+            report.ratios[f"{cell}_{peer}_to_relay"] = ratio(figures[peer], figures[RELAY])
+        report.ratios[f"{cell}_verifiers_train_to_ids"] = ratio(figures["verifiers_train"], figures[IDS])
+    for cell, limit in LIMITS.items():
+        sides_of = (RELAY, IDS) if cell == "unrelated" else (IDS,)
+        report.targets += [
+            Target(f"{TITLES[name]}: {CELLS[cell]}", medians[cell][name], limit, "ms") for name in sides_of
+        ]
+    report.targets += [
+        Target(f"{TITLES[name]}: {CELLS['parallel']}", rates[name], 500, "/s", at_least=True)
+        for name in (RELAY, IDS)
+    ]
+    report.targets += [
+        Target(f"{TITLES[name]}: {IDLE} idle rollouts", known[name].idle, 200, "MB") for name in (RELAY, IDS)
+    ]
+
+
+def table(report: Report, sides: dict[str, Side]) -> Table:
+    """All sides, one a column."""
+    shown_table = Table(title=f"Processor time of the proxy per request, medians of {report.runs} rounds")
+    shown_table.add_column("")
+    for name in sides:
+        shown_table.add_column(TITLES[name], justify="right")
+    units = {f"{cell}_ms": (title, "ms") for cell, title in CELLS.items()}
+    units |= {RATE: (f"requests/s, {CONNECTIONS} at once", "/s"), MEMORY: (f"{IDLE} idle rollouts", "MB")}
+    for key, (title, unit) in units.items():
+        figures: Any = report.medians[key]
+        shown_table.add_row(title, *(shown(figures[name], unit) for name in sides))
+    return shown_table
+
+
+if __name__ == "__main__":
+    main()
