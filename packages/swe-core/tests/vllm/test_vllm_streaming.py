@@ -74,7 +74,7 @@ async def stream(
     return message, ear
 
 
-texts = st.text(alphabet="ab|x", max_size=120)
+texts = st.text(alphabet="ab|x", min_size=20, max_size=120)
 stop_texts = st.sampled_from([(), ("xx",), ("a", "bxb")])
 
 
