@@ -42,7 +42,7 @@ def make_tokenizer(
 
     bpe = Tokenizer.from_str(_trained())
     bpe.add_special_tokens([AddedToken(token, normalized=False) for token in special])
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=bpe, chat_template=chat_template, clean_up_tokenization_spaces=False, **attributes
     )
 

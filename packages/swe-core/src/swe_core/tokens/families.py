@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from renderers import create_renderer
+from renderers import RendererConfig, create_renderer
 from renderers.base import merge_chat_template_kwargs
 from renderers.configs import config_from_name
 
 from swe_core.engine import Rendered
 from swe_core.errors import ConfigError, RequestRefused
 from swe_core.messages import Message
+from swe_core.tokens.convert import (
+    arguments_text,
+    asking,
+    listed,
+    settled,
+    with_arguments,
+    with_tool_names,
+)
+from swe_core.tokens.probes import MALFORMED, PROBES
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
 
 if TYPE_CHECKING:
@@ -20,8 +28,13 @@ if TYPE_CHECKING:
     from renderers.base import Renderer as Format
     from transformers import PreTrainedTokenizerBase
 
-STREAMING = frozenset({"qwen3"})
-"""Families whose reasoning and tool calls open with special tokens, so that text once seen stays."""
+FAMILIES = frozenset(
+    config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0])
+) - {"auto", "custom", "default"}
+"""The formats' names."""
+_MAY_TURN_OUT = frozenset({"deepseek-v4", "gemma4", "gpt-oss", "inkling", "llama-3"})
+"""Families in which text may turn out to be a call or a channel's name. In the others special tokens open
+reasoning and calls, so that text once seen stays."""
 _NAMED = frozenset({"gemma4", "gpt-oss", "inkling"})
 """Families that print a tool's name beside its result."""
 
@@ -54,8 +67,10 @@ class FamilyRenderer(Renderer):
         self._format = _format(tokenizer, family, dict(template_kwargs or {}))
         self._special = frozenset(tokenizer.get_added_vocab().values())
         self.name = f"renderers/{family}"
+        self._takes_text = True
+        self._takes_text = self._renders(PROBES[MALFORMED])
         self.stop_ids = frozenset(self._format.get_stop_token_ids())
-        self.streams = family in STREAMING
+        self.streams = family not in _MAY_TURN_OUT and _marks_thinking(tokenizer, family)
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """See `Renderer.render`."""
@@ -64,8 +79,8 @@ class FamilyRenderer(Renderer):
         try:
             return list(
                 self._format.render_ids(
-                    [with_decoded_arguments(message) for message in messages],
-                    tools=_listed(tools),
+                    [with_arguments(message, True, self._takes_text) for message in messages],
+                    tools=listed(tools),
                     add_generation_prompt=True,
                 )
             )
@@ -78,15 +93,16 @@ class FamilyRenderer(Renderer):
         """See `Renderer.extend`."""
         before = [*tail, *completion]
         if self._family in _NAMED:
-            calls = self.parse(completion, tail, tools).calls
-            messages = with_tool_names([_asking(calls, messages), *messages])[1:]
-            if any(message["role"] == "tool" and "name" not in message for message in messages):
+            names = [name for name, _, _ in self.parse(completion, tail, tools).calls]
+            asked = asking(names, messages)
+            if asked is None:
                 return None
+            messages = with_tool_names([asked, *messages])[1:]
         bridged = self._format.bridge_to_next_turn(
             list(tail),
             list(completion),
             list(messages),
-            tools=_listed(tools),
+            tools=listed(tools),
         )
         if bridged is None or bridged.token_ids[: len(before)] != before:
             return None
@@ -97,27 +113,33 @@ class FamilyRenderer(Renderer):
     ) -> Parsed:
         """See `Renderer.parse`."""
         try:
-            found = self._format.parse_response(list(completion), tools=_listed(tools), prompt_ids=list(tail))
+            found = self._format.parse_response(list(completion), tools=listed(tools), prompt_ids=list(tail))
         except Exception:  # such as RecursionError: the model may sample anything
             return Parsed(settled(self.text(completion), ended))
-        content = found.content
-        if not ended and completion and completion[0] in self._special:
-            content = ""  # the reply's header, perhaps, of which the rest is still to come
+        content, reasoning = found.content, found.reasoning_content or ""
         if ended:
             content = "\n".join(filter(None, [content, *self._nameless(found, completion)]))
+        elif completion and completion[0] in self._special:
+            header = self.text(completion[:1])  # of the reply, perhaps, and known as such once it is whole
+            content, reasoning = ("" if text.startswith(header) else text for text in (content, reasoning))
         return Parsed(
             content=settled(content, ended),
-            reasoning=settled(found.reasoning_content or "", ended) or None,
+            reasoning=settled(reasoning, ended) or None,
             calls=tuple(
-                (call.name, _arguments(call), call.id)
-                for call in found.tool_calls
-                if _is_named(call) and call.name is not None
+                (call.name, _arguments(call), call.id) for call in found.tool_calls if _is_named(call)
             ),
         )
 
     def text(self, ids: Sequence[int]) -> str:
         """See `Renderer.text`."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def _renders(self, messages: Sequence[Message]) -> bool:
+        try:
+            self.render(messages, None)
+        except RequestRefused:
+            return False
+        return True
 
     def _nameless(self, found: ParsedResponse, completion: Sequence[int]) -> list[str]:
         """The blocks that were meant as tool calls and name no tool, as they were sampled."""
@@ -145,57 +167,12 @@ def _format(tokenizer: PreTrainedTokenizerBase, family: str, kwargs: dict[str, A
         ) from error
 
 
-def settled(text: str, ended: bool) -> str:
-    """`text` without the white space around it; where more may follow, without a character at its end of
-    which only some bytes are there."""
-    return text.strip() if ended else text.lstrip().rstrip("\ufffd \t\r\n\f\v\x1c\x1d\x1e\x1f\x85\xa0")
-
-
-def with_decoded_arguments(message: Message) -> Message:
-    """The message with the arguments of its calls as dicts, for formats that iterate over them; arguments
-    that are no JSON object stay text."""
-    if not message.get("tool_calls"):
-        return message
-    calls = [
-        {**call, "function": {**call["function"], "arguments": _decoded(call["function"]["arguments"])}}
-        for call in message["tool_calls"]
-    ]
-    return {**message, "tool_calls": calls}
-
-
-def _decoded(arguments: str) -> dict[str, Any] | str:
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
-
-
-def with_tool_names(messages: Sequence[Message]) -> list[Message]:
-    """The messages with each tool result naming its tool, found by the id of the call."""
-    names: dict[str | None, str] = {}
-    named = []
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            names[call["id"]] = call["function"]["name"]
-        name = names.get(message.get("tool_call_id")) if message["role"] == "tool" else None
-        named.append({**message, "name": name} if name and "name" not in message else message)
-    return named
-
-
-def _asking(calls: Sequence[tuple[str, str, str | None]], messages: Sequence[Message]) -> Message:
-    """An assistant message whose calls the tool results in `messages` answer. Which answers which is known
-    only where there are as many results as calls, or one tool was called."""
-    ids = [message.get("tool_call_id") for message in messages if message["role"] == "tool"]
-    names = [name for name, _, _ in calls]
-    if len(set(names)) == 1:
-        names = names[:1] * len(ids)
-    pairs = zip(ids, names, strict=True) if len(ids) == len(names) else ()
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": id_, "function": {"name": name}} for id_, name in pairs],
-    }
+def _marks_thinking(tokenizer: PreTrainedTokenizerBase, family: str) -> bool:
+    """Whether special tokens mark thinking. Else markers are found in the text, and their first characters
+    are taken for the reply's."""
+    suffix = ":opensource" if family == "hy3" else ""
+    vocabulary = tokenizer.get_added_vocab()
+    return f"<think{suffix}>" in vocabulary and f"</think{suffix}>" in vocabulary
 
 
 def _is_named(call: ParsedToolCall) -> bool:
@@ -203,22 +180,4 @@ def _is_named(call: ParsedToolCall) -> bool:
 
 
 def _arguments(call: ParsedToolCall) -> str:
-    if isinstance(call.arguments, str):
-        return call.arguments
-    if call.arguments is None:
-        return str(call.raw)
-    text = json.dumps(call.arguments, ensure_ascii=False)
-    # JSON can name half of a surrogate pair, which no UTF-8 can carry.
-    return text if text.isascii() or _is_utf8(text) else json.dumps(call.arguments)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _listed(tools: Tools) -> list[Any] | None:
-    return [dict(tool) for tool in tools] if tools else None
+    return str(call.raw) if call.arguments is None else arguments_text(call.arguments)

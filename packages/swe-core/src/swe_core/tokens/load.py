@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from renderers.base import MODEL_RENDERER_MAP
-from renderers.configs import _CONFIG_BY_NAME
 from transformers import AutoTokenizer
 
-from swe_core.errors import ConfigError
-from swe_core.tokens.families import FamilyRenderer
-from swe_core.tokens.renderer import Renderer
+from swe_core.errors import ConfigError, RequestRefused
+from swe_core.messages import Message
+from swe_core.tokens.families import FAMILIES, FamilyRenderer
+from swe_core.tokens.parsers import Parser, named_parser, response_parser
+from swe_core.tokens.probes import PROBES, TOOLS
+from swe_core.tokens.renderer import Renderer, Tools
+from swe_core.tokens.templates import ChatTemplate, TemplateRenderer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FAMILIES = sorted(_CONFIG_BY_NAME.keys() - {"auto", "default"})
+_FETCHES = frozenset({"gpt-oss"})
+"""Families whose format loads a vocabulary of its own over the network: only where they are asked for."""
 
 
 def load_renderer(
@@ -30,22 +35,176 @@ def load_renderer(
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
 ) -> Renderer:
-    """The Renderer of a model's chat format."""
-    loaded = _load_tokenizer(tokenizer)
-    family = renderer
+    """The Renderer of a model's chat format.
+
+    Args:
+        tokenizer: A directory that holds the model's tokenizer files, or the model's name on the Hugging Face
+            Hub, which is not asked where `HF_HUB_OFFLINE` is set.
+        renderer: A family of the package `renderers`, such as "qwen3"; "template" for the model's own chat
+            template; "auto" for the family where it is known by the model's name or found to give the same
+            ids as the model's own template, and for the template otherwise.
+        chat_template: A file with a template to use in place of the tokenizer's own.
+        template_kwargs: Options of the template, such as `enable_thinking`.
+        tool_parser: What finds tool calls in replies where a template is used: a parser of `renderers`.
+        reasoning_parser: What finds reasoning there.
+
+    Raises:
+        ConfigError: One of these is not known or does not fit the others; the sentence says what to pass.
+    """
+    if renderer not in FAMILIES | {"auto", "template"}:
+        near = difflib.get_close_matches(renderer, FAMILIES, n=3, cutoff=0.3) or sorted(FAMILIES)
+        raise ConfigError(f"renderer {renderer!r} is not known: choose auto, template or {', '.join(near)}")
+    loaded = load_tokenizer(tokenizer)
+    kwargs = dict(template_kwargs or {})
+    if renderer in FAMILIES:
+        return FamilyRenderer(loaded, renderer, kwargs)
+    if renderer == "auto" and chat_template is None and tokenizer in MODEL_RENDERER_MAP:
+        return FamilyRenderer(loaded, MODEL_RENDERER_MAP[tokenizer], kwargs)
+    source = _template(loaded, chat_template)
+    parser = named_parser(loaded, tool_parser, reasoning_parser) if tool_parser or reasoning_parser else None
     if renderer == "auto":
-        family = MODEL_RENDERER_MAP.get(tokenizer, "qwen3")
-    elif renderer not in FAMILIES:
-        near = difflib.get_close_matches(renderer, FAMILIES, n=3, cutoff=0.3) or FAMILIES
-        raise ConfigError(f"there is no renderer {renderer!r}: choose auto, template or {', '.join(near)}")
-    return FamilyRenderer(loaded, family, template_kwargs)
+        family = recognise(loaded, source, kwargs)
+        if family is not None:
+            return family
+    return template_renderer(loaded, source, kwargs, parser)
 
 
-def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a directory or of a model on the Hub.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
     try:
+        # Cleaned-up spaces would change text that was streamed already, as in "do" + " n't".
         return AutoTokenizer.from_pretrained(name, clean_up_tokenization_spaces=False)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the tokenizer {name!r} cannot be loaded: pass a directory that holds the model's tokenizer "
-            f"files, or its name on the Hugging Face Hub ({' '.join(str(error).split())[:300]})"
+            f"files, or its name on the Hugging Face Hub ({' '.join(str(error).split())})"
         ) from error
+
+
+def recognise(
+    tokenizer: PreTrainedTokenizerBase, source: str, kwargs: Mapping[str, Any]
+) -> FamilyRenderer | None:
+    """The family whose format gives the same ids as a chat template on every turn of `PROBES` that the
+    template takes; None where there is none.
+
+    Where a reply has text and a call, the same text is enough: some formats tokenise the two apart, which
+    matters to no reply that was sampled.
+    """
+    expected = list(_prompts(ChatTemplate(tokenizer, source, kwargs)))
+    return next(
+        (
+            candidate
+            for candidate in _candidates(tokenizer, kwargs)
+            if expected and all(_agrees(candidate, *prompt) for prompt in expected)
+        ),
+        None,
+    )
+
+
+def _agrees(candidate: FamilyRenderer, messages: list[Message], tools: Tools, expected: list[int]) -> bool:
+    try:
+        ids = candidate.render(messages, tools)
+    except RequestRefused:
+        return False
+    if any(message["content"] and message.get("tool_calls") for message in messages):
+        return candidate.text(ids) == candidate.text(expected)
+    return ids == expected
+
+
+def _prompts(template: ChatTemplate) -> Iterator[tuple[list[Message], Tools, list[int]]]:
+    """The prompt of every turn of `PROBES`, with tools and without."""
+    for tools in (None, TOOLS):
+        for conversation in PROBES.values():
+            for turn in range(1, len(conversation) + 1):
+                if turn < len(conversation) and conversation[turn]["role"] != "assistant":
+                    continue
+                messages = conversation[:turn]
+                try:
+                    yield messages, tools, template.ids(template.text(messages, tools))
+                except RequestRefused:
+                    continue
+
+
+def _candidates(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> Iterator[FamilyRenderer]:
+    """The families whose special tokens the tokenizer has; a second time without thinking, which some sizes
+    of a family turn off in their template."""
+    for family in sorted(FAMILIES - _FETCHES):
+        for options in (kwargs, {"enable_thinking": False, **kwargs}):
+            try:
+                yield FamilyRenderer(tokenizer, family, options)
+            except ConfigError:
+                break
+
+
+def template_renderer(
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    kwargs: Mapping[str, Any],
+    parser: Parser | None = None,
+) -> TemplateRenderer:
+    """The Renderer of a chat template: itself where it is proven to preserve prefixes, else the variant of it
+    that TRL trains with where there is one and that one is proven, else itself.
+
+    Args:
+        parser: What finds reasoning and calls in replies; None is what the tokenizer or TRL knows.
+    """
+    if parser is None and _knows_replies(tokenizer, source):
+        parser = response_parser(tokenizer)
+    own = TemplateRenderer(tokenizer, source, template_kwargs=kwargs, parser=parser)
+    if own.proven:
+        return own
+    variant = _training_template(tokenizer, source)
+    if variant is None:
+        return own
+    trained = TemplateRenderer(
+        tokenizer, variant, kind="training template", template_kwargs=kwargs, parser=parser
+    )
+    return trained if trained.proven else own
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, chat_template: Path | None) -> str:
+    if chat_template is not None:
+        try:
+            return chat_template.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the chat template {str(chat_template)!r} cannot be read: {error}") from error
+    try:
+        return str(tokenizer.get_chat_template(tools=TOOLS))
+    except ValueError as error:
+        raise ConfigError(
+            f"the tokenizer {tokenizer.name_or_path!r} has no chat template: pass a file that holds one, or "
+            "the name of a renderer"
+        ) from error
+
+
+def _knows_replies(tokenizer: PreTrainedTokenizerBase, source: str) -> bool:
+    """Whether the tokenizer says how replies are parsed; where it does not, TRL is asked to tell it."""
+    if getattr(tokenizer, "response_template", None) is not None:
+        return True
+    if find_spec("trl") is None:
+        return False
+    from trl.chat_template_utils import add_response_schema
+
+    tokenizer.chat_template = source
+    try:
+        add_response_schema(tokenizer)
+    except ValueError:  # a template that TRL does not know
+        return False
+    return getattr(tokenizer, "response_template", None) is not None
+
+
+def _training_template(tokenizer: PreTrainedTokenizerBase, source: str) -> str | None:
+    if find_spec("trl") is None:
+        return None
+    from trl.chat_template_utils import get_training_chat_template
+
+    tokenizer.chat_template = source
+    try:
+        variant = get_training_chat_template(tokenizer)
+    except Exception:  # a template that TRL does not know, or that refuses what TRL tries it with
+        return None
+    return None if variant is None else str(variant)

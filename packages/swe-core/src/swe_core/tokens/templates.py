@@ -1,0 +1,278 @@
+"""TemplateRenderer: any model's own chat template, extended where it is proven to leave the past alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from swe_core.engine import Rendered
+from swe_core.errors import RequestRefused
+from swe_core.messages import Message
+from swe_core.tokens.convert import asking, listed, settled, with_arguments
+from swe_core.tokens.parsers import Parser, plain_parser
+from swe_core.tokens.probes import CHAT, PROBES, TOOLS, reply, result, user
+from swe_core.tokens.renderer import Parsed, Renderer, Tools
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_WORD = "Kaleidoscope"
+_HELLO = user("Hello.")
+_GOOD_DAY = reply("Good day.")
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What follows a reply: the token that ends it, and the ids after that, generation prompt included."""
+
+    end: int
+    ids: list[int]
+
+
+class ChatTemplate:
+    """A chat template as a function from canonical messages to text and ids.
+
+    Templates differ in what they print without a word of complaint: content as text or as a list of parts,
+    arguments as dicts or as text. Which of them this one prints is found by trying.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        source: The template.
+        kwargs: Its options, such as `enable_thinking`.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, kwargs: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer
+        self._source = source
+        self._kwargs = dict(kwargs)
+        special = sorted(map(str, tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
+        self._parts, self._objects, self._texts = False, True, True
+        if not self._shows(user(_WORD)):
+            self._parts = True
+            self._parts = self._shows(user(_WORD))
+        self._objects = self._shows(_HELLO, _calling("bash", f'{{"command": "{_WORD}"}}'))
+        self._texts = self._shows(_HELLO, _calling("bash", _WORD))
+        self._objects = self._objects or not self._texts
+
+    def text(self, messages: Sequence[Message], tools: Tools, *, prompt: bool = True) -> str:
+        """The conversation as text.
+
+        Args:
+            prompt: Whether the generation prompt is at its end.
+
+        Raises:
+            RequestRefused: The template refuses the conversation; the sentence has its words.
+        """
+        conversation = [with_arguments(message, self._objects, self._texts) for message in messages]
+        if self._parts:
+            conversation = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in conversation]
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    conversation,
+                    tools=listed(tools),
+                    chat_template=self._source,
+                    add_generation_prompt=prompt,
+                    tokenize=False,
+                    **self._kwargs,
+                )
+            )
+        except Exception as error:  # TemplateError, or whatever its expressions trip over
+            raise RequestRefused(f"the chat template refuses this conversation: {error}") from error
+
+    def ids(self, text: str) -> list[int]:
+        """Text of the template as ids."""
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def without_cue(self, messages: Sequence[Message], tools: Tools) -> str | None:
+        """The conversation's text up to its generation prompt, which is that of any other conversation or,
+        after tool results in some formats, none; None where it is neither."""
+        prompt = self.text([_HELLO], None)
+        cue = prompt[len(_shared(prompt, self.text([_HELLO], None, prompt=False))) :]
+        whole, bare = self.text(messages, tools), self.text(messages, tools, prompt=False)
+        if whole == bare:
+            return whole
+        return whole.removesuffix(cue) if whole.endswith(cue) else None
+
+    def following(self, asked: Message, messages: Sequence[Message]) -> Following | None:
+        """What follows the reply `asked` when `messages` come next, in a conversation of these alone; None
+        where no special token that ends the reply can be made out.
+
+        Raises:
+            RequestRefused: The template refuses that conversation.
+        """
+        opened = self.text([_HELLO], None)
+        closed = self.text([_HELLO, asked], None, prompt=False)
+        whole = self.text([_HELLO, asked, *messages], None)
+        shared = _shared(closed, whole)
+        start = max(len(_shared(opened, closed)), shared.rfind(asked["content"] or "\0"))
+        ends = list(self._special.finditer(shared, start))
+        if not ends:
+            return None
+        last = ends[-1]
+        found = self.tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids, offsets = found["input_ids"], found["offset_mapping"]
+        cut = next((n for n, (begin, _) in enumerate(offsets) if begin >= last.end()), len(ids))
+        if ids[cut - 1] != self.tokenizer.convert_tokens_to_ids(last[0]):
+            return None
+        return Following(ids[cut - 1], list(ids[cut:]))
+
+    def prints_tool_names(self) -> bool:
+        """Whether a tool result is printed with its tool's name, which the result does not say by itself."""
+        answer = result("call00001", _WORD)
+        try:
+            one, two = (self.following(_calling(name, "{}"), [answer]) for name in ("bash", "read"))
+        except RequestRefused:
+            return False
+        return one != two
+
+    def _shows(self, *messages: Message) -> bool:
+        try:
+            return _WORD in self.text(messages, TOOLS)
+        except RequestRefused:
+            return False
+
+
+def _shared(one: str, two: str) -> str:
+    """The beginning that two texts share."""
+    return next(
+        (one[:n] for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(one, two, key=len)
+    )
+
+
+def _calling(name: str, arguments: str) -> Message:
+    return reply("", None, ("call00001", name, arguments))
+
+
+def prove_prefix_preserving(template: ChatTemplate) -> bool:
+    """Whether what is appended to a conversation never changes what stood before it, and follows a reply
+    with the same ids whatever stood before: shown on every conversation of `PROBES` that the template takes,
+    with tools and without, on text and on ids.
+
+    The prompt of each turn must begin with that of the turn before, its generation prompt left out, and end
+    with a reply's end and `ChatTemplate.following` of the messages after it. How a generation prompt and the
+    reply to it are printed later does not matter: they stay as they were given and sampled.
+    """
+    try:
+        first = template.following(_GOOD_DAY, [user("Go on.")])
+    except RequestRefused:
+        return False
+    if first is None:
+        return False
+    for tools in (None, TOOLS):
+        for name, conversation in PROBES.items():
+            try:
+                if not _preserves(template, conversation, tools, first.end):
+                    return False
+            except RequestRefused:
+                if name == CHAT:
+                    return False
+    return True
+
+
+def _preserves(template: ChatTemplate, conversation: Sequence[Message], tools: Tools, end: int) -> bool:
+    turns = [n for n, message in enumerate(conversation) if message["role"] == "assistant"]
+    turns.append(len(conversation))
+    for turn, next_turn in pairwise(turns):
+        before = template.without_cue(conversation[:turn], tools)
+        after = template.text(conversation[:next_turn], tools)
+        names = [call["function"]["name"] for call in conversation[turn].get("tool_calls", ())]
+        messages = conversation[turn + 1 : next_turn]
+        asked = _asked(names, messages)
+        follows = asked and template.following(asked, messages)
+        if before is None or not after.startswith(before) or not follows or follows.end != end:
+            return False
+        if template.ids(after)[-1 - len(follows.ids) :] != [end, *follows.ids]:
+            return False
+    return True
+
+
+def _asked(names: Sequence[str], messages: Sequence[Message]) -> Message | None:
+    """A reply that `messages` may come after."""
+    if any(message["role"] == "tool" for message in messages):
+        return asking(names, messages)
+    return _GOOD_DAY
+
+
+class TemplateRenderer(Renderer):
+    """A model's own chat template. Where it is proven to preserve prefixes, prompts are extended.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        source: The template.
+        kind: What it is, for reports.
+        template_kwargs: Its options, such as `enable_thinking`.
+        parser: What finds reasoning and calls in replies; None: all of a reply is text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        source: str,
+        *,
+        kind: str = "template",
+        template_kwargs: Mapping[str, Any] | None = None,
+        parser: Parser | None = None,
+    ) -> None:
+        self._template = ChatTemplate(tokenizer, source, template_kwargs or {})
+        self._parser = parser or plain_parser(tokenizer)
+        self.proven = prove_prefix_preserving(self._template)
+        self._end = self._ending()
+        self._prints_names = self.proven and self._template.prints_tool_names()
+        self.name = f"{kind} (proven)" if self.proven else kind
+        self.how: Rendered = "template" if self.proven else "full"
+        self.stop_ids = frozenset(id_ for id_ in (self._end, tokenizer.eos_token_id) if isinstance(id_, int))
+        self.streams = parser is None
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """See `Renderer.render`."""
+        return self._template.ids(self._template.text(messages, tools))
+
+    def extend(
+        self, tail: Sequence[int], completion: Sequence[int], messages: Sequence[Message], tools: Tools
+    ) -> list[int] | None:
+        """See `Renderer.extend`."""
+        if not self.proven:
+            return None
+        names = (
+            [name for name, _, _ in self.parse(completion, tail, tools).calls]
+            if self._prints_names
+            else ["any"]
+        )
+        asked = _asked(names, messages)
+        try:
+            follows = asked and self._template.following(asked, messages)
+        except RequestRefused:
+            return None
+        if not follows or follows.end != self._end:
+            return None
+        if completion and completion[-1] == follows.end:
+            return follows.ids
+        if not self.stop_ids.isdisjoint(completion):
+            return None
+        return [follows.end, *follows.ids]
+
+    def parse(
+        self, completion: Sequence[int], tail: Sequence[int], tools: Tools, *, ended: bool = True
+    ) -> Parsed:
+        """See `Renderer.parse`."""
+        stop = next((n for n, id_ in enumerate(completion) if id_ in self.stop_ids), len(completion))
+        found = self._parser(completion[:stop], tail, tools)
+        return Parsed(
+            settled(found.content, ended), settled(found.reasoning or "", ended) or None, found.calls
+        )
+
+    def text(self, ids: Sequence[int]) -> str:
+        """See `Renderer.text`."""
+        return str(self._template.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def _ending(self) -> int | None:
+        try:
+            follows = self._template.following(_GOOD_DAY, [user("Go on.")])
+        except RequestRefused:
+            return None
+        return follows.end if follows else None
