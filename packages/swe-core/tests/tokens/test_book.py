@@ -95,10 +95,20 @@ def test_the_longest_history_is_continued() -> None:
     book = TokenBook()
     book.add(0, whole([1], [2]))
     book.add(1, whole([1, 2, 3], [4]))
-    book.add(2, whole([1, 2, 3], [5]))
-    third = book.add(3, whole([1, 2, 3, 5, 6], [7]))
-    assert (third.base, third.prompt, third.cause) == (2, [6], None)
-    assert book.add(4, whole([1, 2, 9], [9])).cause == "branch"
+    book.add(2, whole([1], [2]))  # the same reply again: a chain of its own, which the other begins with
+    longest = book.add(3, whole([1, 2, 3, 4, 5], [6]))
+    assert (longest.base, longest.prompt, longest.cause) == (1, [5], None)
+
+
+def test_a_branch_leaves_the_longest_history_that_it_has() -> None:
+    book = TokenBook()
+    book.add(0, whole([1], [2]))
+    book.add(1, whole([1, 2, 3], [4]))
+    book.add(2, whole([1, 2, 3, 4, 5], [6]))
+    branch = book.add(3, whole([1, 2, 3, 4, 7], [8]))
+    assert (branch.base, branch.prompt, branch.cause) == (1, [7], "branch")
+    after = book.add(4, whole([1, 2, 3, 4, 7, 8, 9], [9]))
+    assert (after.base, after.prompt, after.cause) == (3, [9], None)
 
 
 def test_the_first_chain_of_a_rollout_is_no_fork() -> None:
