@@ -260,7 +260,7 @@ def code(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_option_named_exists(page: Path, options: set[str]) -> None:
-    of_others = re.compile(r"^.*\b(pip|pytest|git|bwrap|npm|docker) .*$", re.M)
+    of_others = re.compile(r"^.*\b(pip|pytest|git|bwrap|npm|docker|vllm) .*$", re.M)
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", of_others.sub("", code(page))))
     assert named - options - {"--help", "--version"} == set()
 
