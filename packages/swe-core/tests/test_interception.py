@@ -432,13 +432,13 @@ async def test_leaving_a_session_aborts_what_is_in_flight(
         async with anyio.create_task_group() as group:
             async with server.session(engine, _who(), turns.append) as gate:
 
-                async def ask() -> None:
+                async def ask(number: int) -> None:
                     async with _by_hand(server, gate) as http:
-                        body = {"messages": HELLO, "stream": stream}
+                        body = {"messages": HELLO, "stream": stream, "seed": number}
                         responses.append(await http.post("/chat/completions", json=body))
 
-                for _ in range(3):
-                    group.start_soon(ask)
+                for number in range(3):
+                    group.start_soon(ask, number)
                 with anyio.fail_after(30):
                     while len(provider.requests) < 3:  # noqa: ASYNC110 (three events would say no more)
                         await anyio.sleep(0.01)
@@ -499,7 +499,7 @@ async def test_many_rollouts_at_once_see_only_their_own(server: InterceptionServ
         who = _who(f"r{number}/ ä", f"t{number}")  # an id that needs quoting in a path
         async with server.session(engine, who, recorded[number].append) as gate:
             async with _sdk(server, gate) as client:
-                heard[number] = [(await _stream(client))[0] for _ in range(3)]
+                heard[number] = [(await _stream(client, seed=call))[0] for call in range(3)]
 
     async with ReplayEngine(ReplayConfig(file=file)) as engine:
         async with anyio.create_task_group() as group:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from swe_core.sandbox import ASSETS_DIR, HOME_DIR, Asset
 from swe_core.task import Task
 
+Arguments = TypeVar("Arguments", bound=BaseModel)
 EventKind = Literal["text", "reasoning", "tool_call", "tool_result", "error", "info"]
 
 
@@ -42,6 +43,10 @@ class AgentContext:
         model: The model name to ask for.
         workdir: The repository.
         home: A private writable directory for the agent's own files.
+        tools_url: Where the agent's host tools are: GET lists them, POST `{tools_url}/NAME` with a JSON
+            object of arguments calls one; "" in black-box mode.
+        exit_url: Where a POST says that the agent's work is done, so that it is ended; "" in black-box mode.
+            Both want `api_key` as bearer token.
     """
 
     task: Task
@@ -51,6 +56,8 @@ class AgentContext:
     model: str
     workdir: str
     home: str = HOME_DIR
+    tools_url: str = ""
+    exit_url: str = ""
 
     def asset(self, name: str) -> str:
         """The path at which the sandbox shows the asset `name`."""
@@ -70,6 +77,25 @@ class AgentExit:
     exit_code: int
     last_error: AgentEvent | None
     stderr_tail: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostTool(Generic[Arguments]):
+    """Something of the host that an agent may call from inside its sandbox.
+
+    Args:
+        name: Letters, digits, `_` and `-`.
+        description: What it does, for the model.
+        arguments: What it takes; its JSON schema is offered, and calls that do not fit it are refused.
+        run: Does it, and returns what the model reads. It runs on the host with arguments from an untrusted
+            sandbox. Its result never carries anything of a grade. If it raises, the agent is told that the
+            tool failed and no more, and the rollout goes on.
+    """
+
+    name: str
+    description: str
+    arguments: type[Arguments]
+    run: Callable[[Arguments], Awaitable[str]]
 
 
 class AgentSpec(ABC):
@@ -104,6 +130,10 @@ class AgentSpec(ABC):
     def stdin(self, ctx: AgentContext) -> bytes | None:
         """What the agent reads from standard input; None is an empty one."""
         return None
+
+    def tools(self, ctx: AgentContext) -> Sequence[HostTool[Any]]:
+        """What of the host this rollout's agent may call, over `ctx.tools_url`. Called once per rollout."""
+        return ()
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Turn one line of the agent's stdout into transcript events. Must not raise on odd lines."""

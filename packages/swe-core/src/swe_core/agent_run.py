@@ -35,16 +35,17 @@ async def run_agent(
     observer: Observer,
     run: AgentRun,
 ) -> None:
-    """Run the agent's process to its end, its LLM calls answered by the host.
+    """Run the agent's process to its end, its LLM calls answered by the host. An agent that has submitted
+    its work, or runs on although a budget has run out, is ended, which is no failure.
 
     Raises:
-        AgentError: It failed, overran its budget, or made no LLM call.
+        AgentError: It failed, overran its time, or made no LLM call.
         EngineError: The engine failed for good; the agent was ended at once.
         SandboxError: The sandbox failed.
     """
-    agent, limit = parts.agent, request.limits.agent
+    agent, limits = parts.agent, request.limits
     async with AsyncExitStack() as stack:
-        gate, base_url, api_key = None, "", ""
+        gate, origin, base_url, api_key = None, "", "", ""
         if parts.black_box is not None:
             base_url, api_key = parts.black_box.url, parts.black_box.key
         elif parts.gate is not None:
@@ -55,10 +56,11 @@ async def run_agent(
                 observer.turn(request.id, turn)
 
             who = EngineSession(request.id, request.task.instance_id, request.attempt, request.agent)
-            gate = await stack.enter_async_context(server.session(engine, who, on_turn))
+            gate = await stack.enter_async_context(server.session(engine, who, on_turn, request.budget))
             run.gate = gate
             parts.redactor.add(gate.token)
-            base_url = await stack.enter_async_context(sandbox.reach(server.url)) + gate.path
+            origin = await stack.enter_async_context(sandbox.reach(server.url))
+            base_url = origin + gate.path
             api_key = gate.token
         ctx = AgentContext(
             task=request.task,
@@ -67,17 +69,24 @@ async def run_agent(
             api_key=api_key,
             model=request.model,
             workdir=request.task.workdir,
+            tools_url=f"{base_url}/tools" if gate else "",
+            exit_url=origin + gate.exit_path if gate else "",
         )
+        if gate is not None:
+            gate.tools.offer(agent.tools(ctx))
         output = AgentOutput(agent, folder)
-        with anyio.move_on_after(limit) as clock:
-            run.exit_code = await _unless_engine_fails(gate, agent, ctx, sandbox, output)
+        with anyio.move_on_after(limits.agent) as clock:
+            run.exit_code = await _watched(gate, request, agent, ctx, sandbox, output)
     if gate is not None and gate.failure is not None:
         raise gate.failure
-    silent = gate is not None and gate.turns == 0
+    silent = gate is not None and not gate.called.is_set()
+    if gate is not None and (gate.submitted or gate.ended_by is not None):
+        return
     if clock.cancelled_caught or run.exit_code is None:
         calls = " and made no LLM call through the endpoint" if silent else ""
         raise AgentError(
-            f"the agent {agent.name!r} did not end within its budget of {limit:g} s (limits.agent){calls}"
+            f"the agent {agent.name!r} did not end within its budget of {limits.agent:g} s "
+            f"(limits.agent){calls}"
         )
     ended = AgentExit(run.exit_code, output.last_error, output.stderr_tail)
     failure = agent.failure(ended)
@@ -106,22 +115,50 @@ async def _run_process(agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, ou
             await process.kill()
 
 
-async def _unless_engine_fails(
-    gate: Gate | None, agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput
+async def _watched(
+    gate: Gate | None,
+    request: RolloutRequest,
+    agent: AgentSpec,
+    ctx: AgentContext,
+    sandbox: Sandbox,
+    output: AgentOutput,
 ) -> int | None:
-    """The agent's exit code; None when the engine failed, for then the rollout is lost and the agent,
-    which would go on retrying, is ended at once."""
+    """The agent's exit code; None where it was ended: because the engine failed, for then the rollout is
+    lost and the agent would only go on retrying, or because it ran on when it was to end.
+
+    Raises:
+        NoLLMCall: Its first call did not come in time.
+    """
     if gate is None:
         return await _run_process(agent, ctx, sandbox, output)
     exit_code: int | None = None
     problem: Exception | None = None
 
-    async def watch(scope: anyio.CancelScope) -> None:
+    async def until_failed(scope: anyio.CancelScope) -> None:
         await gate.failed()
         scope.cancel()
 
+    async def until_over(scope: anyio.CancelScope) -> None:
+        await gate.ending()
+        await anyio.sleep(request.budget.grace)
+        scope.cancel()
+
+    async def until_late(scope: anyio.CancelScope) -> None:
+        nonlocal problem
+        with anyio.move_on_after(request.limits.first_call) as clock:
+            await gate.called.wait()
+        if clock.cancelled_caught:
+            problem = NoLLMCall(
+                f"the agent {agent.name!r} made no LLM call within {request.limits.first_call:g} s "
+                "(limits.first_call): it did not get as far as that, is configured to call another endpoint, "
+                "or cannot reach this one from inside its sandbox"
+            )
+            scope.cancel()
+
+    gate.start()
     async with anyio.create_task_group() as group:
-        group.start_soon(watch, group.cancel_scope)
+        for watch in (until_failed, until_over, until_late):
+            group.start_soon(watch, group.cancel_scope)
         try:
             exit_code = await _run_process(agent, ctx, sandbox, output)
         except Exception as error:  # carried out of the task group, which would wrap it

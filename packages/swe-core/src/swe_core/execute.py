@@ -140,6 +140,7 @@ def _requests(
                 update={"assets": assets, "labels": {"swe-core.rollout": f"{task.instance_id}-{attempt}"}}
             ),
             limits=plan.settings.limits,
+            budget=plan.settings.budget,
         )
         for task in plan.tasks
         for attempt in range(plan.settings.run.attempts)

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from pydantic import Field
 
 from swe_core.agent import AgentSpec
-from swe_core.config import Limits
+from swe_core.config import Budgets, Limits
 from swe_core.engine import Engine
 from swe_core.grade import Grader
 from swe_core.interception.server import InterceptionServer
@@ -32,6 +32,7 @@ class RolloutRequest(Record):
     model: str
     spec: SandboxSpec
     limits: Limits
+    budget: Budgets = Budgets()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,18 @@ import anyio
 
 from swe_core.agent_run import AgentRun, run_agent
 from swe_core.engine import Usage
-from swe_core.errors import Boundary, GraderError, SandboxBroken, SandboxError, boundary_of, sentence
+from swe_core.errors import (
+    Boundary,
+    GraderError,
+    LedgerError,
+    SandboxBroken,
+    SandboxError,
+    boundary_of,
+    sentence,
+)
 from swe_core.grade import Grade
 from swe_core.patch import PatchUnavailable, export_patch, record_base
-from swe_core.record import Failure, Outcome, Phases, Rollout
+from swe_core.record import Failure, Ledger, Outcome, Phases, Rollout
 from swe_core.request import Observer, Parts, Phase, RolloutRequest
 from swe_core.store import RolloutFolder
 
@@ -87,16 +95,17 @@ async def run_rollout(
         outcome = "unresolved"
     except Exception as error:  # the boundary that records: a bad rollout is data
         outcome = "error"
-        notes.failure = Failure(
-            boundary=boundary_of(error, notes.boundary),
-            type=type(error).__name__,
-            message=parts.redactor.text(sentence(error)),
-        )
+        notes.failure = _failure(error, notes.boundary, parts)
     finally:
         if notes.grade is not None:
             folder.put("grade.json", notes.grade.model_dump_json(indent=2).encode() + b"\n")
         folder.close()
-        done(_record(request, notes, outcome, started_at, time.monotonic() - started))
+        ledger: Ledger | None = None
+        try:
+            ledger = _ledger(notes, outcome)
+        except LedgerError as error:
+            outcome, notes.failure = "error", notes.failure or _failure(error, "engine", parts)
+        done(_record(request, notes, outcome, ledger, started_at, time.monotonic() - started))
         if notes.agent.gate is not None:  # only now: until here the token may be in what is written
             parts.redactor.discard(notes.agent.gate.token)
 
@@ -155,8 +164,25 @@ def _budget(name: str, seconds: float, kind: type[Exception]) -> Iterator[None]:
         raise kind(f"the work of limits.{name} did not end within its budget of {seconds:g} s")
 
 
+def _failure(error: Exception, default: Boundary, parts: Parts) -> Failure:
+    message = parts.redactor.text(sentence(error))
+    return Failure(boundary=boundary_of(error, default), type=type(error).__name__, message=message)
+
+
+def _ledger(notes: _Notes, outcome: Outcome) -> Ledger | None:
+    """Where the rollout's tokens went. Without a verdict none of them is trained."""
+    if notes.agent.gate is None:
+        return None
+    return notes.agent.gate.book.ledger(outcome if outcome in ("error", "cancelled") else None)
+
+
 def _record(
-    request: RolloutRequest, notes: _Notes, outcome: Outcome, started_at: datetime, seconds: float
+    request: RolloutRequest,
+    notes: _Notes,
+    outcome: Outcome,
+    ledger: Ledger | None,
+    started_at: datetime,
+    seconds: float,
 ) -> Rollout:
     gate = notes.agent.gate
     known: dict[str, Any] = {name: round(value, 4) for name, value in notes.phases.items()}
@@ -175,6 +201,8 @@ def _record(
         grade=notes.grade,
         turns=gate.turns if gate else 0,
         usage=gate.usage if gate else Usage(),
+        ledger=ledger,
+        ended_by=gate.ended_by if gate else None,
         patch_bytes=len(notes.patch),
         agent_exit_code=notes.agent.exit_code,
         phases=Phases(**known),

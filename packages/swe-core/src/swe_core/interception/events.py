@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anyio
 from aiohttp import web
 
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -14,19 +13,18 @@ class EventStream:
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
-        self._lock = anyio.Lock()
         self.response: web.StreamResponse | None = None
         """None until the headers are committed."""
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> web.StreamResponse:
         """Send `data`, waiting while the client is slow to read.
 
         Raises:
             ConnectionError: The client is gone.
         """
-        async with self._lock:
-            if self.response is None:
-                response = web.StreamResponse(headers=_HEADERS)
-                await response.prepare(self._request)
-                self.response = response
-            await self.response.write(data)
+        if self.response is None:
+            response = web.StreamResponse(headers=_HEADERS)
+            await response.prepare(self._request)
+            self.response = response
+        await self.response.write(data)
+        return self.response

@@ -1,6 +1,9 @@
 """InterceptionServer: where the agents of all rollouts find their LLM, one HTTP server per host process.
 
-    POST /rollout/{id}/v1/chat/completions     GET /rollout/{id}/v1/models     GET /healthz
+    POST /rollout/{id}/v1/chat/completions     GET /rollout/{id}/v1/models     and each other dialect's path
+    GET  /rollout/{id}/v1/tools                POST /rollout/{id}/v1/tools/{name}
+    POST /rollout/{id}/exit                    the agent says that its work is done
+    GET  /healthz                              GET /metrics, with the server's own token
 
 Every rollout has its own id and token. What the agent is told of a failure is one fixed sentence: the
 engine's own names hosts and accounts, and belongs into the rollout's record, not into a sandbox.
@@ -8,81 +11,115 @@ engine's own names hosts and accounts, and belongs into the rollout's record, no
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
 import orjson
 from aiohttp import web
-from anyio.lowlevel import checkpoint
+from anyio.abc import TaskGroup
 
-from swe_core.engine import Completion, Delta, Engine, EngineSession
-from swe_core.errors import EngineError, RequestRefused, sentence
-from swe_core.interception.dialects import chat
+from swe_core.config import Budgets
+from swe_core.engine import Completion, Engine, EngineSession
+from swe_core.errors import ConfigError, ContextOverflow, EngineError, RequestRefused, sentence
+from swe_core.interception.calls import Call, Listener, RolloutOver
+from swe_core.interception.dialects import DIALECTS
+from swe_core.interception.dialects.base import BadRequest, Dialect, Problem, Reply
 from swe_core.interception.events import EventStream
-from swe_core.interception.session import Gate, RolloutOver
+from swe_core.interception.metrics import CONTENT_TYPE, Metrics
+from swe_core.interception.session import Gate
+from swe_core.interception.tools import BadArguments, ToolFailed, UnknownTool
 from swe_core.record import Turn
 
 MAX_BODY = 32 * 1024 * 1024
 ENGINE_FAILED = "the model behind this endpoint failed for good and answers no more calls of this rollout"
+_FIRST_KEEPALIVE = 1.0
 _NO_RETRY = {"x-should-retry": "false"}
+_RETRY_COUNTS = ("x-stainless-retry-count", "x-retry-count")
+_CLOSED = 499
+"""Stands for the status of a request whose client left."""
 
 
 class InterceptionServer:
     """An async context manager: listens on loopback while it is open.
 
     Args:
+        port: Where to listen; 0 is any free port.
         max_body: Bytes that a request body may have.
-        keepalive: Seconds between the comments that keep a waiting stream alive. The first one commits the
-            HTTP status, so an engine that fails sooner is answered with an HTTP error.
+        keepalive: Seconds between the comments that keep a waiting stream alive. The first one comes after
+            a second at most and commits the HTTP status, so an engine that fails sooner is answered with an
+            HTTP error.
+
+    Attributes:
+        token: The bearer token of `/metrics`; no sandbox is ever given it.
     """
 
-    def __init__(self, *, max_body: int = MAX_BODY, keepalive: float = 3.0) -> None:
+    def __init__(self, *, port: int = 0, max_body: int = MAX_BODY, keepalive: float = 3.0) -> None:
+        self.token = secrets.token_urlsafe(32)
+        self._port = port
         self._max_body = max_body
         self._keepalive = keepalive
         self._gates: dict[str, Gate] = {}
         self._decoy = secrets.token_urlsafe(32)
-        self._runner: web.AppRunner | None = None
+        self._metrics = Metrics()
+        self._open = AsyncExitStack()
+        self._tasks: TaskGroup | None = None
         self._url = ""
 
     async def __aenter__(self) -> InterceptionServer:
-        app = web.Application(client_max_size=self._max_body, middlewares=[_errors_in_shape])
-        app.router.add_post("/rollout/{id}/v1/chat/completions", self._chat)
+        """Raises:
+        ConfigError: The port is taken.
+        """
+        app = web.Application(client_max_size=self._max_body, middlewares=[self._told])
+        for dialect in DIALECTS:
+            app.router.add_post(f"/rollout/{{id}}/v1{dialect.path}", partial(self._generate, dialect))
         app.router.add_get("/rollout/{id}/v1/models", self._models)
+        app.router.add_get("/rollout/{id}/v1/tools", self._list_tools)
+        app.router.add_post("/rollout/{id}/v1/tools/{name}", self._run_tool)
+        app.router.add_post("/rollout/{id}/exit", self._exit)
         app.router.add_get("/healthz", _healthz)
-        # handler_cancellation: a client that closes its connection aborts the generation it waits for.
+        app.router.add_get("/metrics", self._show_metrics)
+        # handler_cancellation: a client that closes its connection stops listening to its call.
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await runner.cleanup()
-            raise
+        async with AsyncExitStack() as stack:
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(tasks.cancel_scope.cancel)
+            stack.push_async_callback(_clean_up, runner)
+            await runner.setup()
+            try:
+                await web.TCPSite(runner, "127.0.0.1", self._port).start()
+            except OSError as error:
+                raise ConfigError(
+                    f"the interception server cannot listen on port {self._port} of 127.0.0.1 "
+                    f"({error.strerror}): set server.port to a free one, or to 0 for any"
+                ) from None
+            self._open = stack.pop_all()
         host, port = runner.addresses[0][:2]
-        self._runner, self._url = runner, f"http://{host}:{port}"
+        self._tasks, self._url = tasks, f"http://{host}:{port}"
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            with anyio.CancelScope(shield=True):
-                await runner.cleanup()
+        self._tasks = None
+        await self._open.aclose()
 
     @property
     def url(self) -> str:
         """`http://127.0.0.1:PORT`, without a path."""
-        if self._runner is None:
-            raise RuntimeError("the interception server is not open: use it as an async context manager")
+        self._running()
         return self._url
 
     @asynccontextmanager
     async def session(
-        self, engine: Engine, session: EngineSession, on_turn: Callable[[Turn], None]
+        self,
+        engine: Engine,
+        session: EngineSession,
+        on_turn: Callable[[Turn], None],
+        budgets: Budgets | None = None,
     ) -> AsyncIterator[Gate]:
         """Register one rollout; leaving unregisters it and aborts what is in flight.
 
@@ -91,6 +128,7 @@ class InterceptionServer:
             session: Who asks; `rollout_id` is unique among the open sessions.
             on_turn: Called in the event loop with each call's record, before the agent has the whole reply,
                 and for aborted calls before the session is left. If it raises, the rollout fails.
+            budgets: What its calls may use; None is no limit.
 
         Raises:
             ValueError: A session with this `rollout_id` is open.
@@ -98,10 +136,11 @@ class InterceptionServer:
         """
         if session.rollout_id in self._gates:
             raise ValueError(f"the rollout {session.rollout_id!r} is registered already: ids are unique")
-        gate = Gate(engine, session, on_turn)
+        gate = Gate(engine, session, on_turn, self._running(), budgets or Budgets(), self._metrics)
         self._gates[session.rollout_id] = gate
         try:
-            yield gate
+            with self._metrics.rollouts.track_inprogress():
+                yield gate
         finally:
             del self._gates[session.rollout_id]
             with anyio.CancelScope(shield=True):
@@ -113,107 +152,170 @@ class InterceptionServer:
                 except Exception as error:  # whatever a plugin's engine raises is the engine's failure
                     raise EngineError(sentence(error)) from error
 
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        return _json(chat.models_body(self._authorised(request).engine.model))
+    def _running(self) -> TaskGroup:
+        if self._tasks is None:
+            raise RuntimeError("the interception server is not open: use it as an async context manager")
+        return self._tasks
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _generate(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         gate = self._authorised(request)
+        raw = await request.read()
         try:
-            body = chat.parse(await request.read())
-        except chat.BadRequest as error:
-            return _error(400, str(error), "invalid_request_error")
-        reply = chat.Reply(body, gate.engine.model)
-        try:
-            if body.get("stream"):
-                return await self._stream(request, gate, body, reply)
-            return _json(reply.body(await gate.answer(body)))
+            asked = dialect.parse(raw)
+            key = hashlib.sha256(raw).digest()
+            call = gate.ask(key, asked, retried=_is_retry(request))
+            reply = dialect.reply(asked, gate.engine.model)
+            with call.listen() as listener:
+                if asked.stream:
+                    return await self._stream(request, dialect, call, listener, reply)
+                return await self._whole(request, call, listener, reply)
+        except BadRequest as error:
+            return _error(dialect, Problem(400, "invalid_request", str(error)))
         except (EngineError, RolloutOver) as error:
-            return _error(*_told(error))
+            return _error(dialect, _problem(error))
+        except (anyio.get_cancelled_exc_class(), ConnectionError):
+            self._metrics.dropped.inc()
+            raise
+
+    async def _whole(
+        self, request: web.Request, call: Call, listener: Listener, reply: Reply
+    ) -> web.StreamResponse:
+        await listener.next()
+        response = _json(reply.body(_completed(call)))
+        await response.prepare(request)  # here, to learn whether it went out
+        await response.write_eof()
+        call.delivered = True
+        return response
 
     async def _stream(
-        self, request: web.Request, gate: Gate, body: dict[str, Any], reply: chat.Reply
+        self, request: web.Request, dialect: Dialect, call: Call, listener: Listener, reply: Reply
     ) -> web.StreamResponse:
         events = EventStream(request)
-        outcome: Completion | EngineError | RolloutOver | None = None
+        patience = min(_FIRST_KEEPALIVE, self._keepalive)
+        while True:
+            pieces = None
+            with anyio.move_on_after(patience):
+                pieces = await listener.next()
+            if pieces:
+                await events.send(b"".join(map(reply.delta, pieces)))
+            elif pieces is None:
+                await events.send(dialect.keepalive)
+            else:
+                break
+            patience = self._keepalive
+        try:
+            end = reply.end(_completed(call))
+        except (EngineError, RolloutOver) as error:
+            if events.response is None:
+                raise
+            return await events.send(reply.failed(_problem(error)))
+        response = await events.send(end)
+        call.delivered = True
+        return response
 
-        async with anyio.create_task_group() as group:
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        return _json(DIALECTS[0].models(self._authorised(request).engine.model))
 
-            async def send(data: bytes) -> None:
-                try:
-                    await events.send(data)
-                except ConnectionError:  # nobody listens: abort the generation
-                    group.cancel_scope.cancel()
-                    await checkpoint()
+    async def _list_tools(self, request: web.Request) -> web.StreamResponse:
+        return _json(orjson.dumps({"tools": self._authorised(request).tools.listed()}))
 
-            async def emit(delta: Delta) -> None:
-                await send(reply.delta(delta))
+    async def _run_tool(self, request: web.Request) -> web.StreamResponse:
+        gate = self._authorised(request)
+        try:
+            content = await gate.tools.run(request.match_info["name"], await request.read())
+        except UnknownTool as error:
+            return _error(DIALECTS[0], Problem(404, "invalid_request", str(error.args[0])))
+        except BadArguments as error:
+            return _error(DIALECTS[0], Problem(400, "invalid_request", str(error)))
+        except ToolFailed as error:
+            return _error(DIALECTS[0], Problem(500, "tool", str(error)))
+        except RolloutOver as error:
+            return _error(DIALECTS[0], _problem(error))
+        return _json(orjson.dumps({"content": content}))
 
-            async def keep_alive() -> None:
-                while True:
-                    await anyio.sleep(self._keepalive)
-                    await send(chat.KEEPALIVE)
+    async def _exit(self, request: web.Request) -> web.StreamResponse:
+        self._authorised(request).submit()
+        return _json(b'{"ok":true}')
 
-            group.start_soon(keep_alive)
-            try:
-                outcome = await gate.answer(body, emit)
-            except (EngineError, RolloutOver) as error:  # carried out of the group, which would wrap it
-                outcome = error
-            group.cancel_scope.cancel()
-
-        if isinstance(outcome, Completion):
-            end = reply.end(outcome)
-        elif outcome is None:  # the client is gone, and with it whoever could be told
-            return events.response or web.Response(status=499)
-        elif events.response is None:
-            raise outcome
-        else:
-            _, message, kind = _told(outcome)
-            end = chat.event(chat.error_body(message, kind))
-        with suppress(ConnectionError):  # gone at the last moment; the call is recorded
-            await events.send(end)
-        return events.response or web.Response(status=499)
+    async def _show_metrics(self, request: web.Request) -> web.StreamResponse:
+        if not _bears(request, self.token):
+            raise web.HTTPUnauthorized(text="not the token of this server's metrics")
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     def _authorised(self, request: web.Request) -> Gate:
         """The gate that the request's id and token open; which of the two is wrong is not told."""
         gate = self._gates.get(request.match_info["id"])
-        scheme, _, offered = request.headers.get("Authorization", "").partition(" ")
-        token = offered.strip().encode("utf-8", "surrogateescape")
-        expected = (gate.token if gate else self._decoy).encode()
-        if not hmac.compare_digest(token, expected) or gate is None or scheme.lower() != "bearer":
+        if not _bears(request, gate.token if gate else self._decoy) or gate is None:
             raise web.HTTPUnauthorized(text="no such rollout, or not its token")
         return gate
 
+    @web.middleware
+    async def _told(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Answer aiohttp's own errors in the dialect's shape, so that SDKs can show them; count them all."""
+        status = _CLOSED
+        try:
+            response = await handler(request)
+            status = response.status
+        except ConnectionError:  # nobody is left to be told
+            return web.Response(status=_CLOSED)
+        except web.HTTPException as error:
+            kind: Any = "authentication" if error.status == 401 else "invalid_request"
+            status = error.status
+            return _error(_dialect_of(request), Problem(status, kind, error.text or error.reason))
+        finally:
+            route = request.match_info.route.resource
+            self._metrics.requests.labels(route.canonical if route else "none", status).inc()
+        return response
+
 
 async def _healthz(request: web.Request) -> web.StreamResponse:
-    return _json({"status": "ok"})
+    return _json(b'{"status":"ok"}')
 
 
-def _told(error: EngineError | RolloutOver) -> tuple[int, str, str]:
-    """HTTP status, sentence and type of `error` for the agent, none of which invites a retry."""
+async def _clean_up(runner: web.AppRunner) -> None:
+    with anyio.CancelScope(shield=True):
+        await runner.cleanup()
+
+
+def _bears(request: web.Request, expected: str) -> bool:
+    """Whether the request's bearer token is `expected`, in a time that does not depend on it."""
+    scheme, _, offered = request.headers.get("Authorization", "").partition(" ")
+    token = offered.strip().encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(token, expected.encode()) and scheme.lower() == "bearer"
+
+
+def _is_retry(request: web.Request) -> bool:
+    """Whether the client's SDK says that it asks again."""
+    return any(request.headers.get(name, "0").strip() not in ("", "0") for name in _RETRY_COUNTS)
+
+
+def _completed(call: Call) -> Completion:
+    """The completion of a call that has ended, or its error."""
+    if isinstance(call.outcome, Completion):
+        return call.outcome
+    raise call.outcome or RuntimeError("the call has not ended")
+
+
+def _problem(error: EngineError | RolloutOver) -> Problem:
+    """`error` for the agent, with a status that invites no retry."""
     if isinstance(error, RolloutOver):
-        return 410, str(error), "rollout_over"
+        return Problem(410, "rollout_over", str(error))
     if isinstance(error, RequestRefused):  # about the agent's own request: it may know what to do
-        return error.status, sentence(error), "invalid_request_error"
-    return error.status, ENGINE_FAILED, "engine_error"
+        code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
+        return Problem(error.status, "invalid_request", sentence(error), code)
+    return Problem(error.status, "engine", ENGINE_FAILED)
 
 
-@web.middleware
-async def _errors_in_shape(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Answer aiohttp's own errors in the dialect's shape, so that SDKs can show them."""
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        kind = "authentication_error" if error.status == 401 else "invalid_request_error"
-        return _error(error.status, error.text or error.reason, kind)
+def _dialect_of(request: web.Request) -> Dialect:
+    path = request.path
+    return next((dialect for dialect in DIALECTS if path.endswith(dialect.path)), DIALECTS[0])
 
 
-def _error(status: int, message: str, kind: str) -> web.Response:
-    return _json(chat.error_body(message, kind), status=status, headers=_NO_RETRY)
+def _error(dialect: Dialect, problem: Problem) -> web.Response:
+    return _json(dialect.error(problem), status=problem.status, headers=_NO_RETRY)
 
 
-def _json(body: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(body), status=status, headers=headers, content_type="application/json"
-    )
+def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")

@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import anyio
+from anyio.abc import TaskGroup
 
-from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
-from swe_core.errors import EngineError, RequestRefused, sentence
-from swe_core.record import Turn
+from swe_core.config import Budgets
+from swe_core.deltas import join
+from swe_core.engine import ChatRequest, Completion, Engine, EngineSession, Sampled, Usage
+from swe_core.errors import ContextOverflow, EngineError, RequestRefused, sentence
+from swe_core.interception.budgets import Allowance
+from swe_core.interception.calls import OVER, Call, Calls, RolloutOver
+from swe_core.interception.dialects.base import Asked
+from swe_core.interception.tools import Tools
+from swe_core.record import Budget, Turn, TurnTokens
+from swe_core.tokens.book import TokenBook
 from swe_core.turns import RequestDiff
 
-OVER = "the rollout ended before the reply was complete"
+if TYPE_CHECKING:
+    from swe_core.interception.metrics import Metrics
+
 GONE = "the agent closed the connection before the reply was complete"
+SUBMITTED = "the agent has submitted its work, so this rollout answers no more calls"
 
 
-class RolloutOver(Exception):
-    """The rollout was unregistered while the call was in flight, or before it began."""
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How a call ended: what its listeners are told, what was sampled, and why that is not trained."""
+
+    outcome: Completion | Exception
+    sampled: Sampled | None
+    dropped: str | None = None
+    error: str | None = None
 
 
 class Gate:
@@ -29,26 +47,62 @@ class Gate:
 
     Attributes:
         path: Path of the endpoint: the agent's base URL is the server's URL as seen from inside + `path`.
+        exit_path: Path at which the agent says that its work is done.
         token: The rollout's own bearer token.
+        tools: The host tools that the agent may call.
         turns: Calls recorded so far, failed ones included.
         usage: Tokens of all calls so far.
+        book: Their exact tokens, where the engine owns them.
         failure: The first error of the engine that ends the rollout, None while there is none. Once it is
             set no call reaches the engine any more. `RequestRefused` is not one: the agent may go on.
+        submitted: Whether the agent said that its work is done.
+        called: Set by the first call.
     """
 
-    def __init__(self, engine: Engine, session: EngineSession, on_turn: Callable[[Turn], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        session: EngineSession,
+        on_turn: Callable[[Turn], None],
+        tasks: TaskGroup,
+        budgets: Budgets,
+        metrics: Metrics,
+    ) -> None:
         self.engine = engine
         self.session = session
-        self.path = f"/rollout/{quote(session.rollout_id, safe='')}/v1"
+        root = f"/rollout/{quote(session.rollout_id, safe='')}"
+        self.path = f"{root}/v1"
+        self.exit_path = f"{root}/exit"
         self.token = secrets.token_urlsafe(32)
+        self.tools = Tools()
         self.turns = 0
         self.usage = Usage()
+        self.book = TokenBook()
         self.failure: EngineError | None = None
+        self.submitted = False
+        self.called = anyio.Event()
         self._on_turn = on_turn
+        self._tasks = tasks
+        self._allowance = Allowance(budgets)
+        self._max_context = budgets.context
+        self._metrics = metrics
         self._diff = RequestDiff()
+        self._calls = Calls()
+        self._in_flight: set[Call] = set()
         self._failed = anyio.Event()
-        self._in_flight: set[anyio.CancelScope] = set()
+        self._ending = anyio.Event()
         self._closing: anyio.Event | None = None
+        self._spent: Budget | None = None
+        self._overflowed = False
+
+    @property
+    def ended_by(self) -> Budget | None:
+        """The budget that the agent ran into and did not get beyond."""
+        return self._spent or ("context" if self._overflowed else None)
+
+    def start(self) -> None:
+        """The agent starts now: its wall budget runs from here."""
+        self._allowance.start()
 
     async def failed(self) -> EngineError:
         """Wait until the engine failed for good, and return how."""
@@ -57,75 +111,146 @@ class Gate:
             raise RuntimeError("the gate says failed without a failure")
         return self.failure
 
-    async def answer(self, body: Mapping[str, Any], emit: Emit | None = None) -> Completion:
-        """Have the engine answer one request, and record it before returning.
+    async def ending(self) -> None:
+        """Wait until the agent is to end: a budget has run out, or it submitted its work."""
+        with anyio.CancelScope(deadline=self._allowance.deadline) as clock:
+            await self._ending.wait()
+        if clock.cancelled_caught:
+            self._run_out("wall")
+
+    def submit(self) -> None:
+        """The agent's work is done: refuse further calls."""
+        self.submitted = True
+        self._ending.set()
+
+    def ask(self, key: bytes, asked: Asked, *, retried: bool) -> Call:
+        """The call that answers a request: a new one, or the one that the request repeats.
+
+        Args:
+            key: Equal for requests of the same bytes.
+            retried: Whether the client says that it asks again.
 
         Raises:
-            EngineError: The engine's own, or the rollout's first failure again.
-            RolloutOver: `close` was called.
+            EngineError: The rollout's first failure.
+            RolloutOver: The rollout has ended.
         """
         if self.failure is not None:
             raise self.failure
-        if self._closing is not None:
-            raise RolloutOver(OVER)
-        with anyio.CancelScope() as scope:  # no await since the check: a close from here on sees the scope
-            self._in_flight.add(scope)
-            try:
-                return await self._ask(body, emit)
-            finally:
-                self._leave(scope)
-        raise RolloutOver(OVER)
+        if self._closing is not None or self.submitted:
+            raise RolloutOver(SUBMITTED if self.submitted else OVER)
+        call = self._calls.find(key, retried=retried)
+        if call is not None:
+            self._metrics.replays.inc()
+            return call
+        self.called.set()
+        call = Call()
+        spent = self._allowance.spent()
+        if spent is not None:
+            self._run_out(spent)
+            self._metrics.refused.labels(spent).inc()
+            call.end(Completion({"role": "assistant", "content": ""}, "length"))
+            return call
+        # No await since the checks: a close from here on finds the call in flight.
+        self._calls.add(key, call)
+        self._in_flight.add(call)
+        request = ChatRequest(
+            asked.body,
+            asked.messages,
+            asked.tools,
+            max_tokens=self._allowance.begin(asked.max_tokens),
+            max_context=self._max_context,
+        )
+        call.scope.deadline = self._allowance.deadline
+        self._tasks.start_soon(self._generate, call, request, asked)
+        return call
 
     async def close(self) -> None:
         """Refuse new calls, cancel those in flight and wait for their ends. Only the server calls it."""
         self._closing = anyio.Event()
-        if not self._in_flight:
-            return
-        for scope in self._in_flight:
-            scope.cancel()
-        await self._closing.wait()
+        for call in self._in_flight:
+            call.scope.cancel()
+        if self._in_flight:
+            await self._closing.wait()
+        await self.tools.close()
 
-    def _leave(self, scope: anyio.CancelScope) -> None:
-        self._in_flight.discard(scope)
+    async def _generate(self, call: Call, request: ChatRequest, asked: Asked) -> None:
+        """Have the engine answer, record it, and only then let the listeners hear the end."""
+        started_at, started = datetime.now(UTC), time.monotonic()
+        outcome: Completion | Exception | None = None
+        try:
+            with self._metrics.in_flight.track_inprogress(), call.scope:
+                emit = call.emit if asked.stream else None
+                outcome = await self.engine.complete(request, self.session, emit)
+        except Exception as error:  # the boundary that records: whatever a plugin's engine raises
+            outcome = error
+        finally:  # also where the server itself is cancelled: what was sampled is recorded
+            ended = self._ended(call, request, outcome)
+            self._record(ended, asked, started_at, time.monotonic() - started)
+            call.end(self.failure or ended.outcome)
+            self._leave(call)
+
+    def _leave(self, call: Call) -> None:
+        self._in_flight.discard(call)
         if self._closing is not None and not self._in_flight:
             self._closing.set()
 
-    async def _ask(self, body: Mapping[str, Any], emit: Emit | None) -> Completion:
-        started_at, started = datetime.now(UTC), time.monotonic()
+    def _ended(self, call: Call, request: ChatRequest, outcome: Completion | Exception | None) -> _Ended:
+        if isinstance(outcome, Completion):
+            self._overflowed = False
+            return _Ended(outcome, outcome.sampled)
+        sampled = request.progress.sampled
+        if isinstance(outcome, RequestRefused):
+            self._overflowed = isinstance(outcome, ContextOverflow)
+            return _Ended(outcome, sampled, "failed", sentence(outcome))
+        if call.abandoned or self._closing is not None:
+            text = GONE if call.abandoned else OVER
+            return _Ended(RolloutOver(text), sampled, "aborted", text)
+        if call.scope.cancel_called:
+            self._run_out("wall")
+            usage = Usage(completion_tokens=_length(sampled))
+            message = {**join(call.pieces())}
+            return _Ended(Completion(message, "length", usage), sampled, "wall")
+        if outcome is None:
+            return _Ended(RolloutOver(OVER), sampled, "aborted", OVER)
+        failure = outcome if isinstance(outcome, EngineError) else EngineError(sentence(outcome))
+        failure.__cause__ = outcome if failure is not outcome else failure.__cause__
+        self._fail(failure)
+        return _Ended(failure, sampled, "failed", sentence(failure))
 
-        def record(completion: Completion | None, error: str | None) -> None:
-            self._record(body, started_at, time.monotonic() - started, completion, error)
-
+    def _record(self, ended: _Ended, asked: Asked, started_at: datetime, seconds: float) -> None:
+        index, self.turns = self.turns, self.turns + 1
         try:
-            completion = await self.engine.complete(ChatRequest(body, body["messages"]), self.session, emit)
-        except anyio.get_cancelled_exc_class():
-            record(None, GONE if self._closing is None else OVER)
-            raise
-        except RequestRefused as refusal:
-            record(None, sentence(refusal))
-            raise
-        except Exception as error:  # the boundary that records: whatever a plugin's engine raises
-            failure = error if isinstance(error, EngineError) else EngineError(sentence(error))
-            self._fail(failure)
-            record(None, sentence(failure))
-            raise failure from error
-        record(completion, None)
-        if self.failure is not None:  # recording it failed: an unrecorded reply must not reach the agent
-            raise self.failure
-        return completion
+            tokens = None
+            if ended.sampled is not None:
+                tokens = self.book.add(index, ended.sampled, ended.dropped)
+            turn = self._turn(index, ended, asked, started_at, seconds, tokens)
+            self.usage = Usage(
+                prompt_tokens=self.usage.prompt_tokens + turn.usage.prompt_tokens,
+                completion_tokens=self.usage.completion_tokens + turn.usage.completion_tokens,
+            )
+            self._allowance.use(turn.usage.completion_tokens)
+            self._metrics.call(turn)
+            self._on_turn(turn)
+        except EngineError as problem:  # tokens that do not fit: nothing of this rollout can be trained
+            self._fail(problem)
+        except Exception as problem:  # a disk that is full, say: the rollout is lost, and says why
+            self._fail(EngineError(f"call {index} could not be recorded: {sentence(problem)}"))
+        if isinstance(ended.outcome, Completion) and ended.outcome.finish_reason == "length":
+            self._run_out(self._allowance.spent())
 
-    def _record(
+    def _turn(
         self,
-        body: Mapping[str, Any],
+        index: int,
+        ended: _Ended,
+        asked: Asked,
         started_at: datetime,
         seconds: float,
-        completion: Completion | None,
-        error: str | None,
-    ) -> None:
-        added = self._diff.added(body)
-        usage = completion.usage if completion else Usage()
-        turn = Turn(
-            index=self.turns,
+        tokens: TurnTokens | None,
+    ) -> Turn:
+        added = self._diff.added(asked.body)
+        completion = ended.outcome if isinstance(ended.outcome, Completion) else None
+        return Turn(
+            index=index,
             started_at=started_at,
             seconds=round(seconds, 6),
             kept=added.kept,
@@ -133,20 +258,21 @@ class Gate:
             params=added.params,
             reply=completion.message if completion else None,
             finish_reason=completion.finish_reason if completion else None,
-            usage=usage,
-            error=error,
+            usage=completion.usage if completion else Usage(completion_tokens=_length(ended.sampled)),
+            error=ended.error,
+            tokens=tokens,
         )
-        self.turns += 1
-        self.usage = Usage(
-            prompt_tokens=self.usage.prompt_tokens + usage.prompt_tokens,
-            completion_tokens=self.usage.completion_tokens + usage.completion_tokens,
-        )
-        try:
-            self._on_turn(turn)
-        except Exception as problem:  # a disk that is full, say: the rollout is lost, and says why
-            self._fail(EngineError(f"call {turn.index} could not be recorded: {sentence(problem)}"))
+
+    def _run_out(self, budget: Budget | None) -> None:
+        if budget is not None and self._spent is None:
+            self._spent = budget
+            self._ending.set()
 
     def _fail(self, failure: EngineError) -> None:
         if self.failure is None:
             self.failure = failure
             self._failed.set()
+
+
+def _length(sampled: Sampled | None) -> int:
+    return 0 if sampled is None else len(sampled.completion_ids)

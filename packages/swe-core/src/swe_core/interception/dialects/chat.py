@@ -11,100 +11,105 @@ import orjson
 
 from swe_core.deltas import whole
 from swe_core.engine import Completion, Delta, Usage
+from swe_core.interception.dialects.base import Asked, BadRequest, Dialect, Problem, Reply
+from swe_core.messages import Message, dumps, text_of
 
-DONE = b"data: [DONE]\n\n"
-KEEPALIVE = b": keepalive\n\n"
-
-
-class BadRequest(ValueError):
-    """The body is not a chat-completions request; the sentence says why."""
-
-
-def parse(raw: bytes) -> dict[str, Any]:
-    """The body of a request, validated as far as this program relies on it.
-
-    Raises:
-        BadRequest: It is not JSON, or not a chat-completions request for one choice.
-    """
-    body = _load(raw)
-    if not isinstance(body, dict):
-        raise BadRequest(f"the request body is {_kind(body)}; send a JSON object")
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise BadRequest(f"'messages' is {_kind(messages)}; send a list of at least one message")
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise BadRequest(f"messages[{index}] is {_kind(message)}; send an object with a 'role'")
-        if not isinstance(message.get("role"), str):
-            raise BadRequest(f"messages[{index}].role is {_kind(message.get('role'))}; send a string")
-    if not isinstance(body.get("stream", False), bool | None):
-        raise BadRequest(f"'stream' is {_kind(body['stream'])}; send true or false")
-    if not isinstance(body.get("stream_options"), dict | None):
-        raise BadRequest(f"'stream_options' is {_kind(body['stream_options'])}; send an object")
-    if body.get("n") not in (None, 1):
-        raise BadRequest(f"'n' is {body['n']!r}; this endpoint gives one choice a request")
-    return body
+_ROLES = {"developer": "system", **{role: role for role in ("system", "user", "assistant", "tool")}}
+_KINDS = {
+    "invalid_request": "invalid_request_error",
+    "authentication": "authentication_error",
+    "rollout_over": "rollout_over",
+    "engine": "engine_error",
+    "tool": "tool_error",
+}
+_DONE = b"data: [DONE]\n\n"
 
 
-def error_body(message: str, kind: str, code: str | None = None) -> dict[str, Any]:
-    """An error in the shape that OpenAI's SDKs show."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+class ChatCompletions(Dialect):
+    """`POST /chat/completions`, as OpenAI's SDKs and most agents speak it."""
+
+    path = "/chat/completions"
+
+    def parse(self, raw: bytes) -> Asked:
+        body = _load(raw)
+        if not isinstance(body, dict):
+            raise BadRequest(f"the request body is {_kind(body)}; send a JSON object")
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise BadRequest(f"'messages' is {_kind(messages)}; send a list of at least one message")
+        for key, kind, wanted in (
+            ("stream", bool, "true or false"),
+            ("stream_options", dict, "an object"),
+            ("tools", list, "a list"),
+        ):
+            if not isinstance(body.get(key), kind | None):
+                raise BadRequest(f"{key!r} is {_kind(body[key])}; send {wanted}")
+        if body.get("n") not in (None, 1):
+            raise BadRequest(f"'n' is {body['n']!r}; this endpoint gives one choice a request")
+        return Asked(
+            body=body,
+            messages=[_canonical(index, message) for index, message in enumerate(messages)],
+            tools=body.get("tools") or None,
+            stream=bool(body.get("stream")),
+            max_tokens=_wanted(body),
+        )
+
+    def reply(self, asked: Asked, model: str) -> Reply:
+        return _ChatReply(bool((asked.body.get("stream_options") or {}).get("include_usage")), model)
+
+    def error(self, problem: Problem) -> bytes:
+        return orjson.dumps(_error(problem))
+
+    def models(self, model: str) -> bytes:
+        listed = {"id": model, "object": "model", "created": 0, "owned_by": "swe-core"}
+        return orjson.dumps({"object": "list", "data": [listed]})
 
 
-def models_body(model: str) -> dict[str, Any]:
-    """The reply of `GET /models`: the one model there is."""
-    return {
-        "object": "list",
-        "data": [{"id": model, "object": "model", "created": 0, "owned_by": "swe-core"}],
-    }
-
-
-class Reply:
-    """The reply to one request, whole or as a stream of events."""
-
-    def __init__(self, body: dict[str, Any], model: str) -> None:
+class _ChatReply(Reply):
+    def __init__(self, with_usage: bool, model: str) -> None:
         self._id = f"chatcmpl-{uuid4().hex}"
         self._created = int(time.time())
         self._model = model
-        self._with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        self._with_usage = with_usage
         self._begun = False
 
-    def body(self, completion: Completion) -> dict[str, Any]:
-        """The whole reply of a request that asked for no stream."""
+    def body(self, completion: Completion) -> bytes:
         choice = {
             "index": 0,
             "message": completion.message,
             "logprobs": None,
             "finish_reason": completion.finish_reason,
         }
-        return {
-            "id": self._id,
-            "object": "chat.completion",
-            "created": self._created,
-            "model": completion.model or self._model,
-            "choices": [choice],
-            "usage": _usage(completion.usage),
-        }
+        return orjson.dumps(
+            {
+                "id": self._id,
+                "object": "chat.completion",
+                "created": self._created,
+                "model": completion.model or self._model,
+                "choices": [choice],
+                "usage": _usage(completion.usage),
+            }
+        )
 
     def delta(self, delta: Delta) -> bytes:
-        """The event of one piece; the first one names the role."""
-        if not self._begun:
+        if not self._begun:  # the first one names the role
             self._begun = True
             delta = {"role": "assistant", **delta}
         return self._chunk([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
 
     def end(self, completion: Completion) -> bytes:
-        """The events after the last piece: the message itself if no piece was sent, why it ended, the
-        usage if the request asked for it."""
         events = [] if self._begun else [self.delta(whole(completion.message))]
         last = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": completion.finish_reason}
         events.append(self._chunk([last]))
         if self._with_usage:
             events.append(self._chunk([], usage=_usage(completion.usage)))
-        return b"".join([*events, DONE])
+        return b"".join([*events, _DONE])
+
+    def failed(self, problem: Problem) -> bytes:
+        return _event(_error(problem))
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        return event(
+        return _event(
             {
                 "id": self._id,
                 "object": "chat.completion.chunk",
@@ -116,8 +121,76 @@ class Reply:
         )
 
 
-def event(data: dict[str, Any]) -> bytes:
-    """One server-sent event."""
+def _canonical(index: int, message: object) -> Message:
+    """messages[index] in canonical form."""
+    if not isinstance(message, dict):
+        raise BadRequest(f"messages[{index}] is {_kind(message)}; send an object with a 'role'")
+    given = message.get("role")
+    if not isinstance(given, str):
+        raise BadRequest(f"messages[{index}].role is {_kind(given)}; send a string")
+    role = _ROLES.get(given)
+    if role is None:
+        raise BadRequest(f"messages[{index}].role is {given!r}; send one of {', '.join(_ROLES)}")
+    try:
+        canonical: Message = {"role": role, "content": text_of(message.get("content"))}
+    except ValueError as error:
+        raise BadRequest(f"messages[{index}]: {error}") from None
+    if role == "tool":
+        call_id = message.get("tool_call_id")
+        if isinstance(call_id, str):
+            canonical["tool_call_id"] = call_id
+    elif role == "assistant":
+        reasoning = message.get("reasoning_content") or message.get("reasoning")
+        if reasoning and isinstance(reasoning, str):
+            canonical["reasoning_content"] = reasoning
+        calls = message.get("tool_calls")
+        if calls:
+            canonical["tool_calls"] = _calls(index, calls)
+    return canonical
+
+
+def _calls(index: int, calls: object) -> list[dict[str, Any]]:
+    """Tool calls in canonical form. Clients send back what models said, so odd ones are no error."""
+    if not isinstance(calls, list):
+        raise BadRequest(f"messages[{index}].tool_calls is {_kind(calls)}; send a list")
+    found = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise BadRequest(f"messages[{index}].tool_calls holds a call without a 'function' object")
+        arguments = function.get("arguments")
+        found.append(
+            {
+                "id": str(call.get("id") or ""),
+                "type": "function",
+                "function": {
+                    "name": str(function.get("name") or ""),
+                    "arguments": arguments if isinstance(arguments, str) else dumps(arguments or {}),
+                },
+            }
+        )
+    return found
+
+
+def _wanted(body: dict[str, Any]) -> int | None:
+    """The smaller of the two names of the same limit."""
+    wanted = []
+    for key in ("max_tokens", "max_completion_tokens"):
+        value = body.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise BadRequest(f"{key!r} is {value!r}; send a whole number of at least 1")
+        wanted.append(value)
+    return min(wanted, default=None)
+
+
+def _error(problem: Problem) -> dict[str, Any]:
+    kind = _KINDS[problem.kind]
+    return {"error": {"message": problem.message, "type": kind, "param": None, "code": problem.code}}
+
+
+def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 

@@ -1,0 +1,51 @@
+"""Allowance: what a rollout's budgets have left."""
+
+from __future__ import annotations
+
+import math
+
+import anyio
+
+from swe_core.config import Budgets
+from swe_core.record import Budget
+
+
+class Allowance:
+    """Counts one rollout's calls and sampled tokens against its budgets.
+
+    Attributes:
+        deadline: When the wall budget ends, in `anyio.current_time()`; infinity before `start`, or where it
+            has none.
+    """
+
+    def __init__(self, budgets: Budgets) -> None:
+        self._budgets = budgets
+        self._calls = 0
+        self._tokens = 0
+        self.deadline = math.inf
+
+    def start(self) -> None:
+        """The agent starts now: its wall budget runs from here."""
+        if self._budgets.wall is not None:
+            self.deadline = anyio.current_time() + self._budgets.wall
+
+    def spent(self) -> Budget | None:
+        """The budget that has run out, so that no further call may begin; None where none has."""
+        if self._budgets.turns is not None and self._calls >= self._budgets.turns:
+            return "turns"
+        if self._left() == 0:
+            return "completion_tokens"
+        return "wall" if anyio.current_time() >= self.deadline else None
+
+    def begin(self, wanted: int | None) -> int | None:
+        """Count a call. Returns the tokens that it may sample: of what is left, at most `wanted`."""
+        self._calls += 1
+        return min((limit for limit in (wanted, self._left()) if limit is not None), default=None)
+
+    def use(self, tokens: int) -> None:
+        """Count sampled tokens. Calls at the same time may together sample more than was left to each."""
+        self._tokens += tokens
+
+    def _left(self) -> int | None:
+        budget = self._budgets.completion_tokens
+        return None if budget is None else max(0, budget - self._tokens)
