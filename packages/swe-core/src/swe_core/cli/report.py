@@ -29,6 +29,7 @@ _BUDGETS: dict[Budget, str] = {
     "wall": "time",
 }
 _CAUSES: dict[ForkCause, str] = {
+    "start": "it begins a conversation",
     "branch": "another turn had extended that history already, say before a retry",
     "rewritten": "the client changed its history, as it does to compact it",
     "template": "the chat template renders a turn otherwise once more follows it",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from operator import attrgetter
 
 import numpy as np
 import orjson
@@ -106,32 +106,20 @@ class TokenBook:
         return base, prompt[length:].copy(), None  # a view would keep the whole prompt in memory
 
 
+@dataclass(slots=True)
 class _Thread:
-    """The ids of a chain, in a buffer that grows."""
+    """A chain's ids as bytes, which grow and are compared in place, and its last turn."""
 
-    def __init__(self, ids: Ids) -> None:
-        self._buffer = ids
-        self.length = len(ids)
-        self.turn = -1
-        """The last turn of the chain."""
+    ids: bytearray
+    turn: int = -1
 
-    def extend(self, ids: Ids) -> None:
-        end = self.length + len(ids)
-        if end > len(self._buffer):
-            self._buffer = np.concatenate([self._buffer[: self.length], np.empty(end, np.int32)])
-        self._buffer[self.length : end] = ids
-        self.length = end
-
-    def first(self, length: int) -> Ids:
-        return self._buffer[:length]
-
-    def begins(self, prompt: Ids, length: int) -> bool:
-        """Whether `prompt` begins with the first `length` ids; the last of them are compared first, since
+    def begins(self, prompt: memoryview, size: int) -> bool:
+        """Whether `prompt` begins with the first `size` bytes. The last of them are compared first, since
         prompts that differ share a long beginning."""
-        if length > len(prompt):
+        end = max(0, size - 256)
+        if size > len(prompt):
             return False
-        ids, prompt = self._buffer[:length], prompt[:length]
-        return bool((ids[-64:] == prompt[-64:]).all() and (ids == prompt).all())
+        return self.ids.startswith(prompt[end:size], end) and self.ids.startswith(prompt[:end])
 
 
 class _Seen:
@@ -144,30 +132,25 @@ class _Seen:
     def find(self, prompt: Ids) -> tuple[int, int] | None:
         """The turn whose ids `prompt` begins with, and how many those are: the last turn of the longest chain
         where there is one, else the longest of the others, from which it then branches."""
-        for thread in sorted(self._threads, key=attrgetter("length"), reverse=True):
-            if thread.begins(prompt, thread.length):
-                return thread.turn, thread.length
+        data = np.ascontiguousarray(prompt).view(np.uint8).data
+        for thread in sorted(self._threads, key=lambda thread: len(thread.ids), reverse=True):
+            if thread.begins(data, len(thread.ids)):
+                return thread.turn, len(thread.ids) // prompt.itemsize
         longest = sorted(self._ends.items(), key=lambda end: end[1][0], reverse=True)
-        for turn, (length, thread) in longest:
-            if thread.begins(prompt, length):
-                return turn, length
+        for turn, (size, thread) in longest:
+            if thread.begins(data, size):
+                return turn, size // prompt.itemsize
         return None
 
     def add(self, step: Step) -> None:
         """Keep the ids of `step`, which continues its chain, branches from one or begins one."""
-        if step.base is None:
-            thread = _Thread(step.prompt)
+        size, thread = (0, None) if step.base is None else self._ends[step.base]
+        if thread is None or thread.turn != step.base:
+            thread = _Thread(thread.ids[:size] if thread else bytearray())
             self._threads.append(thread)
-        else:
-            length, thread = self._ends[step.base]
-            if step.base == thread.turn:
-                thread.extend(step.prompt)
-            else:
-                thread = _Thread(np.concatenate([thread.first(length), step.prompt]))
-                self._threads.append(thread)
-        thread.extend(step.completion)
+        thread.ids += step.prompt.tobytes() + step.completion.tobytes()
         thread.turn = step.index
-        self._ends[step.index] = thread.length, thread
+        self._ends[step.index] = len(thread.ids), thread
 
 
 def _record(step: Step, fork: ForkCause | None) -> TurnTokens:
