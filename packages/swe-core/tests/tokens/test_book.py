@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_core.engine import ForkCause, Sampled
@@ -59,6 +59,7 @@ def test_a_branch_is_written_with_its_base() -> None:
     assert (again.base, again.prompt, again.cause) == (0, [3], "branch")
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-100, 0, width=32)))
 def test_logprobs_are_read_back_bit_for_bit(values: list[float]) -> None:
     tokens = TokenBook().add(0, sampled([1], [2] * len(values), logprobs=values))
@@ -66,6 +67,7 @@ def test_logprobs_are_read_back_bit_for_bit(values: list[float]) -> None:
     assert again.logprobs.tobytes() == np.array(values, np.float32).tobytes()
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2)))
 def test_versions_are_read_back(values: list[int]) -> None:
     tokens = TokenBook().add(0, sampled([1], [2] * len(values), versions=values))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swe_core.engine import ForkCause, Sampled
@@ -19,6 +19,8 @@ from swe_core.tokens.book import TokenBook
 from swe_core.tokens.chains import Chain, Step, build_chains, chains_of
 from swe_core.tokens.ledger import recount
 
+LOADED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A machine that does other things too must not fail a test."""
 REWRITES: tuple[ForkCause, ...] = ("rewritten", "template", "retokenised", "truncated")
 
 
@@ -123,6 +125,7 @@ def same(one: Chain, other: Chain) -> bool:
     )
 
 
+@LOADED
 @given(sessions())
 def test_a_row_is_what_the_engine_saw_and_sampled(calls: list[Call]) -> None:
     """Each turn's completion stands after its very prompt; the mask covers what can be trained of it."""
@@ -149,6 +152,7 @@ def test_a_row_is_what_the_engine_saw_and_sampled(calls: list[Call]) -> None:
     assert trained == [index for index, call in enumerate(calls) if call.dropped is None]
 
 
+@LOADED
 @given(sessions())
 def test_the_ledger_balances(calls: list[Call]) -> None:
     book, _ = record(calls)
@@ -167,6 +171,7 @@ def test_the_ledger_balances(calls: list[Call]) -> None:
     assert ledger.rendered == Counter(call.sampled.rendered for call in calls)
 
 
+@LOADED
 @given(sessions(), st.sampled_from([None, "error", "cancelled"]))
 def test_what_is_on_disk_gives_the_same(calls: list[Call], no_reward: str | None) -> None:
     """The same chains and the same ledger; and the causes of forks stand with the turns that made them."""
@@ -182,6 +187,7 @@ def test_what_is_on_disk_gives_the_same(calls: list[Call], no_reward: str | None
         assert all(records[turn].cause is None for turn in chain.turns[1:])
 
 
+@LOADED
 @given(sessions(empty=False))
 def test_an_engine_that_does_not_say_what_it_extends_gives_the_same_chains(calls: list[Call]) -> None:
     """What a prompt begins with is found by its ids."""
@@ -193,6 +199,7 @@ def test_an_engine_that_does_not_say_what_it_extends_gives_the_same_chains(calls
         assert found[0].cause == "start"
 
 
+@LOADED
 @given(sessions())
 def test_a_file_of_turns_grows_linearly(calls: list[Call]) -> None:
     """Nothing that a base holds is written again, by the engine's own word or by comparison."""
