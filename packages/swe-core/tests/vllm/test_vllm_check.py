@@ -44,6 +44,7 @@ async def test_a_good_server_passes_and_costs_two_tokens(
         ({"probe": "no-logprobs"}, EngineProtocolError, "gives no log-probabilities"),
         ({"probe": "null-logprobs"}, EngineProtocolError, "gives no log-probabilities"),
         ({"probe": "wrong-prompt"}, EngineProtocolError, "other prompt ids"),
+        ({"probe": "other-text"}, EngineRefused, "reads the token id 0 as '☃', the tokenizer as"),
         ({"probe": "500"}, EngineUnavailable, "fails"),
     ],
 )

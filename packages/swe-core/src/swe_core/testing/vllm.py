@@ -38,6 +38,7 @@ VLLMFault = Literal[
     "null-logprobs",
     "short-logprobs",
     "wrong-prompt",
+    "other-text",
     "empty",
     "length",
     "abort",
@@ -343,6 +344,8 @@ class ScriptedVLLM:
             choice["logprobs"]["token_logprobs"] = [None for _ in choice["token_ids"]]
         elif fault == "short-logprobs":
             choice["logprobs"]["token_logprobs"] = choice["logprobs"]["token_logprobs"][:-1]
+        elif fault == "other-text":
+            choice["text"] = "\N{SNOWMAN}"
         elif fault == "wrong-prompt" and choice["prompt_token_ids"]:
             choice["prompt_token_ids"] = [*choice["prompt_token_ids"][:-1], 0]
         return choice

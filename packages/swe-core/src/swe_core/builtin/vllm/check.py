@@ -66,11 +66,11 @@ async def check_server(client: Client, model: str, renderer: Renderer, config: V
         Transient | EngineError: The server cannot be used with these settings.
     """
     prompt = renderer.render([{"role": "user", "content": "hi"}], None)
-    plain = await _top(client, model, prompt, 1.0)
+    plain = await _top(client, model, renderer, prompt, 1.0)
     spread = max(plain) - min(plain) if plain else 0.0
     if spread < _FLAT:
         return
-    hot = await _top(client, model, prompt, 2.0)
+    hot = await _top(client, model, renderer, prompt, 2.0)
     if max(hot) - min(hot) < _RAW * spread:
         return
     raw = f"{client.where} gives log-probabilities from before temperature, top_p, top_k and min_p"
@@ -83,7 +83,9 @@ async def check_server(client: Client, model: str, renderer: Renderer, config: V
     )
 
 
-async def _top(client: Client, model: str, prompt: list[int], temperature: float) -> list[float]:
+async def _top(
+    client: Client, model: str, renderer: Renderer, prompt: list[int], temperature: float
+) -> list[float]:
     """The highest log-probabilities of the token after `prompt`, highest first; empty where the server gives
     those of the sampled token only."""
     body = {
@@ -114,7 +116,19 @@ async def _top(client: Client, model: str, prompt: list[int], temperature: float
             f"{client.where} gives no log-probabilities: check that it is vLLM, started without options "
             "that switch them off"
         )
+    _compare(client, renderer, chunk.ids, choice)
     return _highest(choice)
+
+
+def _compare(client: Client, renderer: Renderer, ids: list[int], choice: dict[str, Any]) -> None:
+    """Whether the server reads `ids` as the tokenizer does. It reads ends of replies and parts of characters
+    as nothing, and some tokenizers drop a leading blank."""
+    theirs, ours = str(choice.get("text") or "").strip(), renderer.text(ids).strip()
+    if theirs and "\ufffd" not in theirs + ours and theirs != ours:
+        raise EngineRefused(
+            f"{client.where} reads the token id {ids[0]} as {theirs!r}, the tokenizer as {ours!r}: set "
+            "engine.vllm.tokenizer to that of the served model"
+        )
 
 
 def _highest(choice: dict[str, Any]) -> list[float]:
