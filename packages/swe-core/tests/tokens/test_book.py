@@ -133,15 +133,20 @@ def test_each_sampled_id_has_a_logprob_and_a_version(short: str) -> None:
     book = TokenBook()
     with pytest.raises(LedgerError, match="turn 3 has 2 sampled ids"):
         book.add(3, sampled([1], [2, 3], **{short: [0]}))  # type: ignore[arg-type]
-    assert book.steps == []
-    assert book.ledger() is None
+    with pytest.raises(LedgerError, match=r"2 sampled, but 0 trained and 0 dropped, \+2 unaccounted for"):
+        book.ledger()
 
 
-def test_a_turn_that_is_refused_leaves_nothing_behind() -> None:
+def test_the_tokens_of_a_turn_that_is_refused_are_missed() -> None:
+    """It is in no row, and no ledger says that all is well."""
     book = TokenBook()
     book.add(0, sampled([1], [2]))
     with pytest.raises(LedgerError, match="turn 0 is there twice"):
-        book.add(0, sampled([1], [2]))
-    ledger = book.ledger()
-    assert ledger is not None
-    assert (ledger.sampled, ledger.chains) == (1, 1)
+        book.add(0, sampled([1], [2, 3]))
+    assert [chain.turns for chain in book.chains()] == [(0,)]
+    with pytest.raises(LedgerError, match=r"3 sampled, but 0 trained and 1 error dropped, \+2 unaccounted"):
+        book.ledger("error")
+
+
+def test_without_tokens_there_is_no_ledger() -> None:
+    assert TokenBook().ledger() is None

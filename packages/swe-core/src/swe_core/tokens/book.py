@@ -47,8 +47,10 @@ class TokenBook:
             What is written to disk: only the ids after those of the base.
 
         Raises:
-            LedgerError: The turn does not fit those before it, or lacks logprobs or versions.
+            LedgerError: The turn does not fit those before it, or lacks logprobs or versions. Its tokens are
+                then missing from every row, and `ledger` says so.
         """
+        self._sampled += len(sampled.completion_ids)  # first: tokens of a turn that is refused are missed
         base, prompt, cause = self._place(index, sampled)
         step = Step(
             index,
@@ -62,7 +64,6 @@ class TokenBook:
             dropped,
         )
         fork = self._chains.add(step)
-        self._sampled += len(sampled.completion_ids)
         self._steps.append(step)
         if sampled.cause == "unknown":
             if dropped is None:
@@ -80,7 +81,9 @@ class TokenBook:
         Raises:
             LedgerError: They are not all accounted for.
         """
-        return prove(self._sampled, self._steps, self.chains(), no_reward) if self._steps else None
+        if not self._steps and not self._sampled:
+            return None
+        return prove(self._sampled, self._steps, self.chains(), no_reward)
 
     def chains(self) -> list[Chain]:
         """The training rows of the turns so far, in the order in which they began."""
