@@ -10,12 +10,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
+from swe_core.testing.vllm import ScriptedVLLM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Done:
 
 
 SweCore = Callable[..., Done]
+Scripted = Callable[..., ScriptedVLLM]
 
 
 @pytest.fixture(scope="session")
@@ -89,3 +95,22 @@ def leftovers(scratch: Path, pid: int) -> list[str]:
         containers = subprocess.run(listed, capture_output=True, text=True, check=False).stdout
         found += [line for line in containers.splitlines() if f"/{pid}/" in line]
     return found
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_model: Path) -> PreTrainedTokenizerBase:
+    """The tiny model's."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture
+def scripted(tiny_model: Path, tokenizer: PreTrainedTokenizerBase) -> Scripted:
+    """Makes a scripted vLLM from replies; text in them is as the tiny model's tokenizer has it."""
+    return partial(
+        ScriptedVLLM,
+        encode=partial(tokenizer.encode, add_special_tokens=False),
+        stop_id=tokenizer.eos_token_id,
+        root=str(tiny_model),
+    )

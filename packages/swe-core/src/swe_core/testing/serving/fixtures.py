@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import pytest
 
-from swe_core.testing.serving.start import Kind, TokenServer, missing, start, stop
+from swe_core.testing.serving.start import Kind, TokenServer, last_words, missing, start, stop
 
 _HOME = pytest.StashKey[Path]()
 _TESTS = pytest.StashKey[int]()
@@ -58,6 +58,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if server is not None:
         name = {"vllm": "vLLM", "transformers": "a Hugging Face model that stands in for vLLM"}[server.kind]
         terminalreporter.write_line(f"token server: {name}, {server.seconds:.0f} s to start: {server.why}")
+        said = last_words(server, config.stash[_HOME])
+        if said is not None:
+            terminalreporter.write_line(f"token server: it ended before the tests did, and said {said!r}")
 
 
 @pytest.fixture(scope="session")

@@ -107,10 +107,19 @@ def start(directory: Path, home: Path, tests: int, forced: Kind | None = None) -
 def stop(pid: int) -> None:
     """End the server that `pid` keeps, and wait for it."""
     with suppress(ProcessLookupError):
-        keeper = os.pidfd_open(pid)
-        os.kill(pid, signal.SIGTERM)
-        select.select([keeper], [], [], GRACE + 5)
-        os.close(keeper)
+        with os.fdopen(os.pidfd_open(pid)) as keeper:
+            os.kill(pid, signal.SIGTERM)
+            select.select([keeper], [], [], GRACE + 5)
+
+
+def last_words(server: TokenServer, home: Path) -> str | None:
+    """What `server` said before it ended by itself; None where it runs."""
+    try:
+        keeper = os.pidfd_open(server.pid)
+    except ProcessLookupError:
+        return _said(home, server.kind)
+    with os.fdopen(keeper):
+        return _said(home, server.kind) if select.select([keeper], [], [], 0)[0] else None
 
 
 def _started(kind: Kind, directory: Path, home: Path, tests: int, why: str) -> TokenServer:
@@ -118,8 +127,7 @@ def _started(kind: Kind, directory: Path, home: Path, tests: int, why: str) -> T
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    log = home / f"{kind}.log"
-    pid = _spawn(str(tests), *_command(kind, directory, port), log=log)
+    pid = _spawn(str(tests), *_command(kind, directory, port), log=home / f"{kind}.log")
     url = f"http://127.0.0.1:{port}"
     try:
         _wait(url, pid, begun + _START[kind])
@@ -127,7 +135,7 @@ def _started(kind: Kind, directory: Path, home: Path, tests: int, why: str) -> T
         httpx.post(f"{url}/v1/completions", json=warm, timeout=_START[kind]).raise_for_status()
     except (StartFailed, httpx.HTTPError) as error:
         stop(pid)
-        raise StartFailed(f"{kind} did not start: {error}; it said {_last_words(log)!r}") from error
+        raise StartFailed(f"{kind} did not start: {error}; it said {_said(home, kind)!r}") from error
     except BaseException:
         stop(pid)
         raise
@@ -160,6 +168,8 @@ def _command(kind: Kind, directory: Path, port: int) -> list[str]:
     if kind == "vllm":
         command += ["--dtype", "float32", "--max-num-seqs", "16", "--enforce-eager"]
         command += ["--logprobs-mode", "processed_logprobs"]
+        # vLLM on CPU dies of a request with a seed whose prompt it takes in parts: take all prompts whole.
+        command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(CONTEXT)]
     return command
 
 
@@ -175,8 +185,7 @@ def _environment(home: Path) -> Mapping[str, str]:
 
 def _wait(url: str, pid: int, deadline: float) -> None:
     """Until it is healthy, which no event says."""
-    keeper = os.pidfd_open(pid)
-    try:
+    with os.fdopen(os.pidfd_open(pid)) as keeper:
         while time.monotonic() < deadline:
             with suppress(httpx.TransportError):
                 if httpx.get(f"{url}/health", timeout=5).is_success:
@@ -184,12 +193,11 @@ def _wait(url: str, pid: int, deadline: float) -> None:
             if select.select([keeper], [], [], 0.2)[0]:
                 raise StartFailed("it ended")
         raise StartFailed("it is not healthy in time")
-    finally:
-        os.close(keeper)
 
 
-def _last_words(log: Path) -> str:
-    """The last line of a log that names an error, or else the last one."""
+def _said(home: Path, kind: Kind) -> str:
+    """The last line of a server's log that names an error, or else the last one."""
+    log = home / f"{kind}.log"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
     return ((errors or lines or [""])[-1])[:300]

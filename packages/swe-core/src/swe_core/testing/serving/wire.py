@@ -30,6 +30,7 @@ class CompletionRequest(BaseModel):
     min_p: float = Field(default=0.0, ge=0, le=1)
     seed: int | None = None
     stop_token_ids: list[int] = []
+    stop: list[str] = Field(default=[], max_length=0, description="refused: only ids end a reply here")
     ignore_eos: bool = False
     logprobs: int | None = Field(default=None, ge=0, description="how many of the most likely, besides")
     return_tokens_as_token_ids: bool = False

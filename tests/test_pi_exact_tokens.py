@@ -1,0 +1,140 @@
+"""The whole program with real Pi and the engine `vllm`: no sampled token is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+import pytest
+
+from swe_core.builtin.demo.source import DemoSource
+from swe_core.store import RunDirectory
+from swe_core.testing.serving.start import TokenServer
+from swe_core.tokens.chains import Chain, chains_of
+
+from .conftest import Done, Scripted, SweCore
+from .engines import ObservingProxy, tool_call
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.engine,
+    pytest.mark.pi,
+    pytest.mark.usefixtures("local_sandbox"),
+]
+TASK = "demo__memofn-1"
+COMPACTS = "You are a context summarization assistant"
+"""How Pi's request for a summary begins."""
+
+
+async def run_pi(swe_core: SweCore, url: str, model: str, *args: str) -> Done:
+    engine = ["--engine", "vllm", "--engine-url", url, "--model", model]
+    command = partial(swe_core, "--plugins", "pi", "--task", TASK, *engine, *args, timeout=300)
+    return await anyio.to_thread.run_sync(command)
+
+
+def report(done: Done) -> dict[str, Any]:
+    """What `swe-core report` says of the run's tokens."""
+    command = [str(Path(sys.executable).parent / "swe-core"), "report", str(done.out), "--json"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    ledger: dict[str, Any] = json.loads(printed)["ledger"]
+    return ledger
+
+
+def rows(done: Done) -> list[Chain]:
+    run = RunDirectory.open(done.out)
+    return [chain for rollout in run.rollouts() for chain in chains_of(run.turns(rollout.id))]
+
+
+async def test_pi_fixes_a_bug_in_one_row(
+    swe_core: SweCore, scripted: Scripted, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The policy is a script: it looks, applies the gold patch, and submits. Pi's prompt, which it sends as a
+    list of parts, is in the row."""
+    task = next(task for task in DemoSource().tasks() if task.instance_id == TASK)
+    fix = f"git apply - <<'END_OF_PATCH'\n{task.patch}END_OF_PATCH"
+    replies = [
+        "A look first." + tool_call("bash", command="git log --oneline; ls"),
+        tool_call("bash", command=fix),
+        tool_call("answer", text="fixed"),
+    ]
+    async with scripted(replies) as vllm:
+        done = await run_pi(swe_core, vllm.url, "scripted")
+        sampled = [asked.sent for asked in vllm.requests]
+    assert done.code == 0, done.stderr
+    assert (done.only["outcome"], done.only["turns"]) == ("resolved", 3), done.only
+    (row,) = rows(done)
+    assert row.input_ids[row.completion_mask].tolist() == [one for ids in sampled for one in ids]
+    ledger = report(done)
+    assert (ledger["balanced"], ledger["accounted_percent"]) == (True, 100)
+    assert ledger["sampled"] == ledger["trained"] == sum(map(len, sampled))
+    assert ledger["rendered"] == {"full": 1, "bridge": 2}
+    said = tokenizer.decode(row.input_ids)
+    for line in filter(None, map(str.strip, task.problem_statement.splitlines())):
+        assert line in said
+
+
+def compacting(tokenizer: PreTrainedTokenizerBase, calls: int) -> Callable[[Sequence[int]], list[int]]:
+    """A policy that runs `calls` commands which print much, then submits; and sums up when it is asked to."""
+    commands = iter(
+        [tool_call("bash", command=f"echo {number}; yes word | head -n 600") for number in range(calls)]
+    )
+
+    def reply(prompt: Sequence[int]) -> list[int]:
+        if COMPACTS in tokenizer.decode(prompt):
+            text = "What was done so far: commands were run."
+        else:
+            text = next(commands, tool_call("answer", text="done"))
+        return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+
+    return reply
+
+
+async def test_pi_that_compacts_k_times_gives_1_and_2k_rows(
+    swe_core: SweCore, scripted: Scripted, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The summary is a row of its own, and what follows it another one."""
+    compaction = {"enabled": True, "reserveTokens": 1000, "keepRecentTokens": 600}
+    async with scripted([compacting(tokenizer, calls=8)]) as vllm:
+        done = await run_pi(
+            swe_core, vllm.url, "scripted",
+            "--set", "agent.pi.context_window=9000", "--set", "agent.pi.max_tokens=500",
+            "--set", f"agent.pi.settings={json.dumps({'compaction': compaction})}",
+        )  # fmt: skip
+        prompts = [tokenizer.decode(asked.prompt) for asked in vllm.requests]
+        sampled = [asked.sent for asked in vllm.requests]
+    assert done.only["outcome"] == "unresolved", done.only
+    compactions = sum(COMPACTS in prompt for prompt in prompts)
+    assert compactions >= 2
+    chains = rows(done)
+    assert len(chains) == 1 + 2 * compactions
+    trained = [chain.input_ids[chain.completion_mask].tolist() for chain in chains]
+    assert sorted(one for ids in trained for one in ids) == sorted(one for ids in sampled for one in ids)
+    ledger = report(done)
+    assert ledger["sampled"] == ledger["trained"] == sum(map(len, sampled))
+    assert (ledger["balanced"], ledger["accounted_percent"]) == (True, 100)
+    assert (ledger["chains"], ledger["forks"]) == (len(chains), {"rewritten": compactions})
+
+
+async def test_pi_with_a_real_model_ends_with_every_sampled_token_accounted_for(
+    swe_core: SweCore, token_server: TokenServer
+) -> None:
+    async with ObservingProxy(token_server.url) as proxy:
+        done = await run_pi(
+            swe_core, proxy.url, token_server.model, "--attempts", "3", "--set", "engine.vllm.max_tokens=64"
+        )
+    assert {rollout["outcome"] for rollout in done.rollouts} == {"unresolved"}, done.rollouts
+    ledger = report(done)
+    assert (ledger["balanced"], ledger["accounted_percent"]) == (True, 100)
+    assert ledger["sampled"] == sum(len(call.ids) for call in proxy.sampled) > 0
+    trained = sorted(tuple(row.input_ids[row.completion_mask]) for row in rows(done))
+    assert trained == sorted(tuple(call.ids) for call in proxy.sampled)
+    assert "balanced, 100.0 % accounted for" in done.stdout
