@@ -1,0 +1,48 @@
+"""Encoder: a tokenizer as the package `renderers` needs it, and no more than that."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+_SHORT = 64
+"""Characters of texts whose ids are kept: headers and line ends, which formats encode many times a turn."""
+_PLACED = frozenset({"deepseek-v4", "hy3"})
+"""Formats that find out by decoding id after id what a tokenizer does not tell, which costs more."""
+
+
+class Encoder:
+    """`renderers.Tokenizer` without the places of ids in their text (`renderers.OffsetTokenizer`).
+
+    Formats ask for places to mark which ids are content and which are frame; nobody here reads that, and it
+    takes longer than the ids themselves. The ids are the same.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self._kept = lru_cache(maxsize=256)(self._encode)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__call__":  # what says that places can be asked for
+            raise AttributeError(name)
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`."""
+        encode = self._kept if len(text) <= _SHORT else self._encode
+        return list(encode(text, add_special_tokens))
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
+
+
+def encoder_for(tokenizer: PreTrainedTokenizerBase, family: str) -> Encoder | PreTrainedTokenizerBase:
+    """What the format `family` should encode with: an `Encoder`, or the tokenizer itself where it is not one
+    of the package `tokenizers` or the format wants places."""
+    return tokenizer if family in _PLACED or not tokenizer.is_fast else Encoder(tokenizer)
