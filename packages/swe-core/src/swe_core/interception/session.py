@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 GONE = "the agent closed the connection before the reply was complete"
 SUBMITTED = "the agent has submitted its work, so this rollout answers no more calls"
+_BEGINNING = "swe_tok_"
+"""Of every token, and of little else: the redactor looks for those of all rollouts with one search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Gate:
         root = f"/rollout/{quote(session.rollout_id, safe='')}"
         self.path = f"{root}/v1"
         self.exit_path = f"{root}/exit"
-        self.token = secrets.token_urlsafe(32)
+        self.token = _BEGINNING + secrets.token_urlsafe(32)
         self.tools = Tools()
         self.turns = 0
         self.usage = Usage()
