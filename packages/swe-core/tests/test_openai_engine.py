@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 import tenacity
 
@@ -340,10 +340,53 @@ def test_a_key_that_cannot_be_a_header_is_not_shown(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}])
 def test_usage_that_a_provider_leaves_out_is_zero(usage: Any) -> None:
-    response = httpx.Response(200, json={"choices": [{"message": {"content": "x"}}], "usage": usage})
-    completion = parse_reply(
-        response, "http://h/v1", Refusals("provider", "http://h/v1", "", "m", "KEY", None)
-    )
+    content = json.dumps({"choices": [{"message": {"content": "x"}}], "usage": usage}).encode()
+    refusals = Refusals("provider", "http://h/v1", "", "m", "KEY", None)
+    completion = parse_reply(content, {}, "http://h/v1", refusals)
     assert completion.usage == Usage()
     assert completion.message == {"role": "assistant", "content": "x"}
     assert completion.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("body", "left", "sent"),
+    [
+        ({}, None, {}),
+        ({}, 50, {"max_tokens": 50}),
+        ({"max_tokens": 100}, 50, {"max_tokens": 50}),
+        ({"max_completion_tokens": 100}, 50, {"max_completion_tokens": 50}),
+        ({"max_completion_tokens": 20}, 50, {"max_completion_tokens": 20}),
+    ],
+)
+async def test_a_budget_bounds_the_field_that_the_agent_uses(
+    body: dict[str, Any], left: int | None, sent: dict[str, Any]
+) -> None:
+    async with ScriptedProvider() as provider, _engine(provider.url) as engine:
+        await engine.complete(ChatRequest({**BODY, **body}, BODY["messages"], max_tokens=left), WHO)
+    seen = provider.requests[0].body
+    assert {key: value for key, value in seen.items() if key.startswith("max_")} == sent
+
+
+async def test_an_engine_that_is_not_open_says_so() -> None:
+    with pytest.raises(RuntimeError, match="the engine is not open"):
+        await _engine("http://h/v1").check()
+
+
+@pytest.mark.parametrize(
+    ("variables", "proxy"),
+    [
+        ({}, None),
+        ({"http_proxy": "http://proxy:3128"}, "http://proxy:3128"),
+        ({"http_proxy": "http://proxy:3128", "no_proxy": "inside.example"}, None),
+        ({"https_proxy": "http://proxy:3128"}, None),
+    ],
+)
+def test_the_environments_proxy(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], proxy: str | None
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert engine_module._proxy("http://inside.example:8000/v1") == proxy

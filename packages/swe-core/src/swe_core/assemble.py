@@ -174,6 +174,12 @@ def _black_box(settings: Settings) -> BlackBoxPlan:
             "--mode black-box has no engine: leave out --engine, --record and --recording, "
             "the host does not see the agent's calls"
         )
+    kept = settings.budget.model_dump(exclude={"grace"}, exclude_none=True)
+    if kept:
+        raise ConfigError(
+            f"--mode black-box cannot keep budget.{next(iter(kept))}: the host sees no calls; "
+            "leave it out, limits.agent bounds the agent's time"
+        )
     key = os.environ.get(run.agent_key_env)
     if not key:
         raise ConfigError(f"--agent-key-env: the variable {run.agent_key_env!r} is not set or empty")

@@ -67,12 +67,14 @@ class Budgets(Config):
     dialect, ends or is ended, and what it did is graded."""
 
     turns: int | None = Field(default=None, ge=1, description="LLM calls")
-    completion_tokens: int | None = Field(
-        default=None, ge=1, description="sampled tokens, of all calls"
-    )
+    completion_tokens: int | None = Field(default=None, ge=1, description="sampled tokens, of all calls")
     context: int | None = Field(default=None, ge=1, description="tokens of one call, prompt and completion")
     wall: float | None = Field(default=None, gt=0, description="seconds from the agent's start")
-    grace: float = Field(default=30.0, ge=0, description="seconds to end in, once a budget has run out")
+    grace: float = Field(
+        default=30.0,
+        ge=0,
+        description="seconds to end in, after a budget has run out or the agent's exit",
+    )
 
 
 class Server(Config):

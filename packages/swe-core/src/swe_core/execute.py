@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import platform
 import resource
 import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import anyio
 import anyio.to_thread
+import orjson
 
 from swe_core.agent import AgentSpec
 from swe_core.assemble import BlackBoxPlan, Plan, sandbox_spec
 from swe_core.engine import Engine
+from swe_core.errors import ConfigError
 from swe_core.grade import Grader
 from swe_core.interception.server import InterceptionServer
 from swe_core.notifications import PluginObserver
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SERVER_FILE = "server.json"
+"""Where a run lets its user find the interception server, for as long as it lives."""
 BLACK_BOX = "black-box"
 NO_ENGINE = "none"
 """Stand for an engine's name in the records where there is none."""
@@ -90,7 +95,8 @@ async def execute(
         parts = Parts(agent, provider, grader, gate, black_box, redactor)
         observers = [observe(requests, notes), PluginObserver(plugins)]
         runner = Runner(requests, parts, directory, observers, plan.settings.run.concurrency)
-        cancelled = await _until_signalled(worker, runner)
+        with _announced(gate, out):
+            cancelled = await _until_signalled(worker, runner)
     return RunResult(directory, cancelled)
 
 
@@ -108,10 +114,32 @@ async def _model_side(
         yield None, BlackBox(plan.model_side.url, key), BLACK_BOX, plan.model_side.model
         return
     engine = cast(Engine, plan.model_side.create())
+    if plan.settings.budget.context is not None and not engine.limits_context:
+        raise ConfigError(
+            f"the engine {plan.model_side.name!r} does not count a prompt's tokens before it generates, so "
+            "it cannot keep budget.context: leave that out, or choose --engine vllm"
+        )
     if plan.settings.run.record is not None:
         engine = RecordingEngine(engine, plan.settings.run.record)
-    async with engine, InterceptionServer() as server:
+    async with engine, InterceptionServer(port=plan.settings.server.port) as server:
+        redactor.add(server.token)
         yield (server, engine), None, plan.model_side.name, engine.model
+
+
+@contextmanager
+def _announced(gate: tuple[InterceptionServer, Engine] | None, out: Path) -> Iterator[None]:
+    """Keep `SERVER_FILE` in `out`: the server's URL, the token of its metrics, and our process."""
+    if gate is None:
+        yield
+        return
+    path, server = out / SERVER_FILE, gate[0]
+    content = {"url": server.url, "metrics_token": server.token, "pid": os.getpid()}
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(orjson.dumps(content) + b"\n")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _model_notes(gate: tuple[InterceptionServer, Engine] | None, black_box: BlackBox | None) -> Sequence[str]:

@@ -87,8 +87,6 @@ class InterceptionServer:
         # handler_cancellation: a client that closes its connection stops listening to its call.
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         async with AsyncExitStack() as stack:
-            tasks = await stack.enter_async_context(anyio.create_task_group())
-            stack.callback(tasks.cancel_scope.cancel)
             stack.push_async_callback(_clean_up, runner)
             await runner.setup()
             try:
@@ -98,6 +96,8 @@ class InterceptionServer:
                     f"the interception server cannot listen on port {self._port} of 127.0.0.1 "
                     f"({error.strerror}): set server.port to a free one, or to 0 for any"
                 ) from None
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(tasks.cancel_scope.cancel)
             self._open = stack.pop_all()
         host, port = runner.addresses[0][:2]
         self._tasks, self._url = tasks, f"http://{host}:{port}"

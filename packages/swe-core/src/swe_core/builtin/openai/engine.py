@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import difflib
+import io
 import logging
-from collections.abc import Mapping
+import urllib.request
+from contextlib import aclosing
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
 import orjson
-from httpx_sse import EventSource
+from aiohttp.http_exceptions import ContentEncodingError
 
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.replies import StreamedReply, parse_models, parse_reply
+from swe_core.builtin.sse import events
 from swe_core.builtin.upstream import BACKOFF, Refusals, Transient, final, key_from, retrying
 from swe_core.config import base_url
 from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession
-from swe_core.errors import ConfigError, EngineError, EngineProtocolError, EngineUnavailable
+from swe_core.errors import ConfigError, EngineProtocolError, EngineUnavailable
 
 _BACKOFF = BACKOFF
 _CHECK_TIMEOUT = 10.0
+_CONNECT_TIMEOUT = 10.0
 _BASE = "what /chat/completions is appended to, most often ending in /v1"
 _OURS = ("model", "messages", "stream")
+_LIMITS = ("max_tokens", "max_completion_tokens")
 
 log = logging.getLogger(__name__)
 
@@ -39,37 +45,52 @@ class OpenAIEngine(Engine):
 
     def __init__(self, config: OpenAIConfig) -> None:
         self.url, self.model = _required(config)
-        key = key_from(config.api_key_env)
+        self._key = key = key_from(config.api_key_env)
         self._params = config.params
         self._attempts = config.max_retries + 1
         self._timeout = config.timeout
         self._refusals = Refusals("provider", self.url, _BASE, self.model, config.api_key_env, key)
-        headers = {"Accept": "application/json, text/event-stream"}
-        if key is not None:
-            headers["Authorization"] = f"Bearer {key.get_secret_value()}"
-        # The runner bounds how many rollouts call at once; a second bound here would only hide it.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        timeout = httpx.Timeout(config.timeout, connect=min(10.0, config.timeout), pool=None)
-        self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> OpenAIEngine:
+        headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key.get_secret_value()}"
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            # The runner bounds how many rollouts call at once; a second bound here would only hide it.
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            proxy=_proxy(self.url),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=min(_CONNECT_TIMEOUT, self._timeout), sock_read=self._timeout
+            ),
+        )
+        return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
     async def check(self) -> None:
         """Ask for the list of models. Providers without one, or with one that leaves the model out, pass:
         many lists are incomplete."""
+        timeout = aiohttp.ClientTimeout(total=_CHECK_TIMEOUT)
         try:
-            response = await self._client.get(f"{self.url}/models", timeout=_CHECK_TIMEOUT)
-        except httpx.RequestError as error:
+            async with self._open().get(
+                f"{self.url}/models", timeout=timeout, allow_redirects=False
+            ) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineUnavailable(
                 f"{self._lost(error, _CHECK_TIMEOUT)}: check --engine-url and that it is up"
             ) from None
-        if response.status_code in (403, 404, 405, 429):
-            log.info("%s/models answered %d: not checked further", self.url, response.status_code)
+        if response.status in (403, 404, 405, 429):
+            log.info("%s/models answered %d: not checked further", self.url, response.status)
             return
-        if response.status_code != 200:
-            raise final(self._refused(response))
-        models = parse_models(response, self.url)
+        if response.status != 200:
+            raise final(self._refusals.of(response.status, response.headers, content))
+        models = parse_models(content, response.headers, self.url)
         if models and self.model not in models:
             near = difflib.get_close_matches(self.model, models, n=3)
             hint = f"; near it are {', '.join(map(repr, near))}" if near else ""
@@ -87,55 +108,64 @@ class OpenAIEngine(Engine):
             raise final(error, self._attempts) from None
         return completion
 
-    def _body(self, request: ChatRequest, *, stream: bool) -> Mapping[str, Any]:
+    def _body(self, request: ChatRequest, *, stream: bool) -> dict[str, Any]:
         body = {**request.body, **self._params, "model": self.model, "stream": stream}
         if stream:
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         else:
             body.pop("stream_options", None)
+        if request.max_tokens is not None:
+            for name in [name for name in _LIMITS if body.get(name) is not None] or _LIMITS[:1]:
+                body[name] = min(body.get(name) or request.max_tokens, request.max_tokens)
         return body
 
     async def _attempt(self, content: bytes, emit: Emit | None) -> Completion:
         reply = StreamedReply(self.url, emit, self._refusals)
         try:
-            async with self._client.stream(
-                "POST",
-                f"{self.url}/chat/completions",
-                content=content,
-                headers={"Content-Type": "application/json"},
+            async with self._open().post(
+                f"{self.url}/chat/completions", data=io.BytesIO(content), allow_redirects=False
             ) as response:
-                if response.status_code != 200:
-                    await response.aread()
-                    raise self._refused(response)
-                if emit is None or "text/event-stream" not in response.headers.get("content-type", ""):
-                    await response.aread()
-                    return parse_reply(response, self.url, self._refusals)
-                async for event in EventSource(response).aiter_sse():
-                    if await reply.add(event.data):
-                        break
-        except httpx.DecodingError:
+                if response.status != 200:
+                    raise self._refusals.of(response.status, response.headers, await response.read())
+                if emit is None or response.content_type != "text/event-stream":
+                    return parse_reply(await response.read(), response.headers, self.url, self._refusals)
+                async with aclosing(events(response.content.iter_any())) as stream:
+                    async for event in stream:
+                        if await reply.add(event):
+                            break
+        except ContentEncodingError:
             raise EngineProtocolError(
                 f"the provider at {self.url!r} sent a reply whose encoding is broken"
             ) from None
-        except httpx.RequestError as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             lost = self._lost(error, self._timeout)
             if reply.emitted:
                 raise EngineUnavailable(f"{lost}, in the middle of a reply") from None
             raise Transient(lost) from None
         return reply.completion()
 
-    def _refused(self, response: httpx.Response) -> Transient | EngineError:
-        return self._refusals.of(response.status_code, response.headers, response.content)
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("the engine is not open: use it as an async context manager")
+        return self._session
 
-    def _lost(self, error: httpx.RequestError, timeout: float) -> str:
+    def _lost(self, error: Exception, timeout: float) -> str:
         where = f"the provider at {self.url!r}"
-        if isinstance(error, httpx.ConnectTimeout):
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
             return f"{where} accepts no connection in time"
-        if isinstance(error, httpx.TimeoutException):
+        if isinstance(error, TimeoutError):
             return f"{where} sent nothing for {timeout:g} s"
-        if isinstance(error, httpx.ConnectError):
+        if isinstance(error, aiohttp.ClientConnectorError):
             return f"{where} cannot be reached ({self._refusals.redact(str(error)) or 'connection failed'})"
         return f"{where} broke the connection ({type(error).__name__})"
+
+
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names for `url`, looked up once instead of at every request."""
+    parts = urlsplit(url)
+    if urllib.request.proxy_bypass(parts.hostname or ""):
+        return None
+    return urllib.request.getproxies().get(parts.scheme)
 
 
 def _required(config: OpenAIConfig) -> tuple[str, str]:

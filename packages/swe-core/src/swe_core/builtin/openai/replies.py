@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import httpx
 import orjson
 from pydantic import BaseModel, Field, ValidationError
 
@@ -57,14 +57,14 @@ class _Models(BaseModel):
     data: list[Model]
 
 
-def parse_reply(response: httpx.Response, url: str, refusals: Refusals) -> Completion:
-    """The completion that `response`, read and with status 200, holds.
+def parse_reply(content: bytes, headers: Mapping[str, str], url: str, refusals: Refusals) -> Completion:
+    """The completion that the `content` of a response with status 200 holds.
 
     Raises:
         EngineProtocolError: It holds something else.
         Transient | EngineError: It holds an error, as some providers answer with status 200.
     """
-    body = _json(response, url)
+    body = _json(content, headers, url)
     if isinstance(body, dict) and body.get("error"):
         raise refusals.in_reply(body)
     try:
@@ -81,14 +81,14 @@ def parse_reply(response: httpx.Response, url: str, refusals: Refusals) -> Compl
     return _completion(message, choice.finish_reason, reply.usage, reply.model)
 
 
-def parse_models(response: httpx.Response, url: str) -> list[str]:
+def parse_models(content: bytes, headers: Mapping[str, str], url: str) -> list[str]:
     """The model names of a `GET /models` reply; empty where its shape is not OpenAI's.
 
     Raises:
         EngineProtocolError: It is not JSON.
     """
     try:
-        return [model.id for model in _Models.model_validate(_json(response, url)).data]
+        return [model.id for model in _Models.model_validate(_json(content, headers, url)).data]
     except ValidationError:
         return []
 
@@ -111,14 +111,14 @@ class StreamedReply:
         self._model: str | None = None
         self._done = False
 
-    async def add(self, data: str) -> bool:
+    async def add(self, data: bytes) -> bool:
         """Take the data of one event; True when it was the last.
 
         Raises:
             EngineProtocolError: It is no chunk of a chat completion.
             Transient | EngineError: It is an error of the provider.
         """
-        if data.strip() == "[DONE]":
+        if data.strip() == b"[DONE]":
             self._done = True
             return True
         try:
@@ -167,11 +167,11 @@ class StreamedReply:
         return error
 
 
-def _json(response: httpx.Response, url: str) -> Any:
+def _json(content: bytes, headers: Mapping[str, str], url: str) -> Any:
     try:
-        return orjson.loads(response.content)
+        return orjson.loads(content)
     except orjson.JSONDecodeError:
-        what = "an HTML page" if is_html(response.headers, response.content) else "something that is not JSON"
+        what = "an HTML page" if is_html(headers, content) else "something that is not JSON"
         raise EngineProtocolError(
             f"the provider at {url!r} answered {what}: check that the URL is the API's base, most often "
             "ending in /v1"

@@ -1,0 +1,139 @@
+"""What the tests of the interception server share: clients, engines and a provider's relay."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx
+import numpy as np
+from openai import AsyncOpenAI
+
+from swe_core.builtin.openai import OpenAIConfig
+from swe_core.builtin.openai.engine import OpenAIEngine
+from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
+from swe_core.interception.server import InterceptionServer
+from swe_core.interception.session import Gate
+from swe_core.testing.provider import ScriptedProvider
+
+KEY = "sk-do-not-show-this-0123456789"
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}
+]
+
+
+def who(rollout: str = "r1", task: str = "t") -> EngineSession:
+    return EngineSession(rollout, task, 0, "a")
+
+
+def relay(provider: ScriptedProvider, **settings: Any) -> OpenAIEngine:
+    return OpenAIEngine(OpenAIConfig(url=provider.url, model="scripted", **{"max_retries": 2, **settings}))
+
+
+def sdk(server: InterceptionServer, gate: Gate, **settings: Any) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=server.url + gate.path, api_key=gate.token, **settings)
+
+
+@asynccontextmanager
+async def by_hand(server: InterceptionServer, gate: Gate) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"Authorization": f"Bearer {gate.token}"}
+    async with httpx.AsyncClient(base_url=server.url + gate.path, headers=headers, timeout=60) as client:
+        yield client
+
+
+async def stream(client: AsyncOpenAI, **more: Any) -> tuple[str, str | None, Any]:
+    """Text, finish reason and usage of a streamed reply, through the SDK."""
+    text, finish, usage = "", None, None
+    async for chunk in await client.chat.completions.create(
+        model="any", messages=HELLO, stream=True, stream_options={"include_usage": True}, **more
+    ):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+    return text, finish, usage
+
+
+class Plugin(Engine):
+    """An engine as a plugin might write one: does not stream, or raises, or records who asked."""
+
+    model = "plugin"
+
+    def __init__(self, reply: Completion | Exception) -> None:
+        self.reply = reply
+        self.ended: list[str] = []
+
+    async def complete(
+        self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+    ) -> Completion:
+        if isinstance(self.reply, Exception):
+            raise self.reply
+        return self.reply
+
+    async def end(self, session: EngineSession) -> None:
+        self.ended.append(session.rollout_id)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for something that tells nobody that it happened."""
+    with anyio.fail_after(30):
+        while not holds():  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
+def sampled(text: str, **more: Any) -> Sampled:
+    """The tokens of a reply: one id a character."""
+    ids = np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int32)
+    nothing = np.zeros(0, np.int32)
+    given = {"extends": None, "prompt_ids": nothing, "cause": "start", **more}
+    return Sampled(
+        completion_ids=ids,
+        logprobs=np.full(len(ids), -0.5, np.float32),
+        versions=np.zeros(len(ids), np.int32),
+        **given,
+    )
+
+
+class Typist(Engine):
+    """Owns its tokens, one a letter, and types a reply letter by letter: as many as `let` allows it. It has
+    everything said so far in `request.progress`."""
+
+    model = "typist"
+    limits_context = True
+
+    def __init__(self, text: str = "abcdef", letters: int | None = None) -> None:
+        self.text = text
+        self.asked: list[ChatRequest] = []
+        self.typed = anyio.Event()
+        self.aborted = 0
+        self._may = anyio.Semaphore(len(text) * 1000 if letters is None else letters)
+
+    def let(self, letters: int) -> None:
+        """Allow it to type more."""
+        for _ in range(letters):
+            self._may.release()
+
+    async def complete(
+        self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+    ) -> Completion:
+        self.asked.append(request)
+        text = self.text[: request.max_tokens]
+        try:
+            for end in range(1, len(text) + 1):
+                await self._may.acquire()
+                request.progress.sampled = sampled(text[:end])
+                if emit is not None:
+                    await emit({"content": text[end - 1]})
+                self.typed.set()
+        except anyio.get_cancelled_exc_class():
+            self.aborted += 1
+            raise
+        return Completion(
+            message={"role": "assistant", "content": text},
+            finish_reason="stop" if text == self.text else "length",
+            usage=Usage(prompt_tokens=0, completion_tokens=len(text)),
+            sampled=request.progress.sampled,
+        )

@@ -1,0 +1,113 @@
+"""Budgets: what the agent is told, what the engine may do, and what is written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from swe_core.config import Budgets
+from swe_core.engine import Completion
+from swe_core.errors import ContextOverflow
+from swe_core.interception.server import InterceptionServer
+from swe_core.record import Turn
+
+from .helpers import HELLO, Plugin, Typist, by_hand, who
+
+pytestmark = pytest.mark.anyio
+
+
+def _body(number: int, **more: Any) -> dict[str, Any]:
+    return {"messages": [*HELLO, {"role": "user", "content": str(number)}], **more}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_over_the_turns_budget_get_the_length_answer(
+    server: InterceptionServer, stream: bool
+) -> None:
+    engine, turns = Typist(), list[Turn]()
+    async with server.session(engine, who(), turns.append, Budgets(turns=2)) as gate:
+        async with by_hand(server, gate) as http:
+            replies = [
+                await http.post("/chat/completions", json=_body(number, stream=stream)) for number in range(2)
+            ]
+            assert gate.ended_by is None
+            replies.append(await http.post("/chat/completions", json=_body(2, stream=stream)))
+        with anyio.fail_after(30):
+            await gate.ending()
+    assert [reply.status_code for reply in replies] == [200] * 3
+    assert '"finish_reason":"length"' not in replies[1].text
+    assert '"finish_reason":"length"' in replies[2].text
+    assert gate.ended_by == "turns"
+    assert len(engine.asked) == gate.turns == len(turns) == 2
+
+
+async def test_what_is_left_of_the_completion_tokens_bounds_each_call(server: InterceptionServer) -> None:
+    engine, turns = Typist(), list[Turn]()
+    async with server.session(engine, who(), turns.append, Budgets(completion_tokens=10, context=99)) as gate:
+        async with by_hand(server, gate) as http:
+            for number, limits in enumerate([{"max_tokens": 100}, {"max_completion_tokens": 3}, {}, {}]):
+                await http.post("/chat/completions", json=_body(number, **limits))
+    assert [request.max_tokens for request in engine.asked] == [10, 3, 1]
+    assert {request.max_context for request in engine.asked} == {99}
+    assert gate.usage.completion_tokens == 10
+    assert gate.ended_by == "completion_tokens"
+    assert [turn.finish_reason for turn in turns] == ["stop", "length", "length"]
+
+
+async def test_a_reply_that_the_budget_cut_is_the_budgets_end(server: InterceptionServer) -> None:
+    """The agent may well end by itself upon it, and ask no further."""
+    async with server.session(Typist(), who(), lambda _: None, Budgets(completion_tokens=2)) as gate:
+        async with by_hand(server, gate) as http:
+            await http.post("/chat/completions", json=_body(0))
+    assert gate.ended_by == "completion_tokens"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_wall_cuts_a_call_and_what_was_said_stays(server: InterceptionServer, stream: bool) -> None:
+    engine, turns = Typist(letters=2), list[Turn]()
+    async with server.session(engine, who(), turns.append, Budgets(wall=0.5)) as gate:
+        gate.start()
+        async with by_hand(server, gate) as http:
+            reply = await http.post("/chat/completions", json=_body(0, stream=stream))
+            over = await http.post("/chat/completions", json=_body(1, stream=stream))
+        ledger = gate.book.ledger()
+    assert reply.status_code == 200
+    assert '"finish_reason":"length"' in reply.text
+    assert '"finish_reason":"length"' in over.text
+    if stream:
+        assert reply.text.index('"content":"a"') < reply.text.index('"content":"b"')
+    (turn,) = turns
+    assert turn.tokens is not None
+    assert (turn.tokens.dropped, turn.tokens.completion) == ("wall", [97, 98])
+    assert turn.reply == {"role": "assistant", "content": "ab" if stream else None}
+    assert (turn.finish_reason, turn.error) == ("length", None)
+    assert turn.usage.completion_tokens == 2
+    assert gate.ended_by == "wall"
+    assert ledger is not None
+    assert (ledger.sampled, ledger.trained, ledger.dropped) == (2, 0, {"wall": 2})
+
+
+async def test_the_wall_ends_an_agent_that_asks_nothing(server: InterceptionServer) -> None:
+    async with server.session(Typist(), who(), lambda _: None, Budgets(wall=0.01)) as gate:
+        gate.start()
+        with anyio.fail_after(30):
+            await gate.ending()
+    assert gate.ended_by == "wall"
+
+
+async def test_an_overflow_is_told_with_openais_code_and_may_be_recovered_from(
+    server: InterceptionServer,
+) -> None:
+    engine = Plugin(ContextOverflow(9000, 8192))
+    async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
+        reply = await http.post("/chat/completions", json=_body(0))
+        assert gate.ended_by == "context"
+        engine.reply = Completion({"role": "assistant", "content": "compacted"})
+        assert (await http.post("/chat/completions", json=_body(1))).status_code == 200
+        assert gate.ended_by is None
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "maximum context length is 8192 tokens" in error["message"]

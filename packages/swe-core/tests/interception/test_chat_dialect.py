@@ -1,0 +1,110 @@
+"""Chat completions: requests to canonical messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from swe_core.interception.dialects.base import Asked, BadRequest
+from swe_core.interception.dialects.chat import ChatCompletions
+
+
+def _parse(*messages: dict[str, Any], **more: Any) -> Asked:
+    return ChatCompletions().parse(orjson.dumps({"messages": messages, **more}))
+
+
+def _call(arguments: Any) -> dict[str, Any]:
+    return {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": arguments}, "index": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "canonical"),
+    [
+        ({"role": "developer", "content": "be brief"}, {"role": "system", "content": "be brief"}),
+        ({"role": "user"}, {"role": "user", "content": ""}),
+        (
+            {
+                "role": "user",
+                "name": "x",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
+            {"role": "user", "content": "ab"},
+        ),
+        (
+            {"role": "assistant", "content": None, "refusal": None, "tool_calls": [_call('{"a": 1}')]},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"a": 1}'}}
+                ],
+            },
+        ),
+        (
+            {"role": "assistant", "content": "x", "reasoning": "hm", "tool_calls": []},
+            {"role": "assistant", "content": "x", "reasoning_content": "hm"},
+        ),
+        (
+            {"role": "assistant", "content": "x", "reasoning_content": "hm"},
+            {"role": "assistant", "content": "x", "reasoning_content": "hm"},
+        ),
+        (
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "out"}]},
+            {"role": "tool", "content": "out", "tool_call_id": "c1"},
+        ),
+    ],
+)
+def test_messages_become_canonical(given: dict[str, Any], canonical: dict[str, Any]) -> None:
+    asked = _parse(given)
+    assert asked.messages == [canonical]
+    assert asked.body["messages"] == [given]  # what is recorded and relayed stays the agent's own
+
+
+@pytest.mark.parametrize(("given", "text"), [({"a": 1}, '{"a":1}'), (None, "{}"), ("{bad", "{bad")])
+def test_arguments_are_text(given: Any, text: str) -> None:
+    (message,) = _parse({"role": "assistant", "tool_calls": [_call(given)]}).messages
+    assert message["tool_calls"][0]["function"]["arguments"] == text
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+            r"messages\[0\]: .*'image_url'.*text",
+        ),
+        ({"role": "user", "content": 3}, r"messages\[0\]: content is a number"),
+        ({"role": "critic", "content": ""}, r"messages\[0\].role is 'critic'; send one of developer, system"),
+        ({"role": "assistant", "tool_calls": {}}, r"^$"),
+        ({"role": "assistant", "tool_calls": {"a": 1}}, r"tool_calls is an object; send a list"),
+        ({"role": "assistant", "tool_calls": ["x"]}, r"a call without a 'function' object"),
+    ],
+)
+def test_what_no_engine_reads_is_refused(message: dict[str, Any], sentence: str) -> None:
+    if sentence == "^$":  # an empty value says that there is none
+        assert "tool_calls" not in _parse(message).messages[0]
+        return
+    with pytest.raises(BadRequest, match=sentence):
+        _parse(message)
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted"),
+    [
+        ({}, None),
+        ({"max_tokens": None}, None),
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 7}, 7),
+        ({"max_tokens": 5, "max_completion_tokens": 7}, 5),
+    ],
+)
+def test_the_two_names_of_the_limit(limits: dict[str, Any], wanted: int | None) -> None:
+    assert _parse({"role": "user", "content": ""}, **limits).max_tokens == wanted
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "5", True])
+def test_a_limit_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(BadRequest, match="'max_tokens' is"):
+        _parse({"role": "user", "content": ""}, max_tokens=value)

@@ -1,0 +1,151 @@
+"""Whole conversations through the server, by the openai SDK over real sockets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+import pytest
+
+from swe_core.builtin.openai import OpenAIConfig
+from swe_core.builtin.openai.engine import OpenAIEngine
+from swe_core.builtin.replay import ReplayConfig
+from swe_core.builtin.replay.engine import ReplayEngine
+from swe_core.engine import Completion, Usage
+from swe_core.interception.server import InterceptionServer
+from swe_core.record import Turn
+from swe_core.testing.provider import ScriptedProvider, call_tool, say
+from swe_core.turns import requests
+
+from .helpers import HELLO, TOOLS, Plugin, by_hand, relay, sdk, stream, who
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_tool_task_with_the_sdk_streaming_and_not(server: InterceptionServer) -> None:
+    """A whole little agent: it calls a tool, sees its result and ends; every request can be read back."""
+    script = [call_tool("bash", {"command": "ls"}), say("a.py is there"), call_tool("bash", {}), say("bye")]
+    turns: list[Turn] = []
+    async with ScriptedProvider(script) as provider, relay(provider) as engine:
+        async with server.session(engine, who(), turns.append) as gate:
+            async with sdk(server, gate) as client:
+                messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "look"}]}]
+                for stream in (False, False, True, True):
+                    if stream:
+                        async with client.chat.completions.stream(
+                            model="any", messages=messages, tools=TOOLS
+                        ) as events:
+                            message = (await events.get_final_completion()).choices[0].message
+                    else:
+                        whole = await client.chat.completions.create(
+                            model="any", messages=messages, tools=TOOLS
+                        )
+                        message = whole.choices[0].message
+                        assert whole.usage is not None
+                        assert whole.usage.total_tokens > 0
+                    messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
+                    for call in message.tool_calls or ():
+                        messages.append({"role": "tool", "tool_call_id": call.id, "content": "a.py"})
+                assert [model.id async for model in client.models.list()] == ["scripted"]
+        assert gate.turns == len(turns) == 4
+        assert gate.usage.prompt_tokens == 40
+    assert [turn.reply for turn in turns] == [reply.message for reply in script]
+    assert [turn.kept for turn in turns] == [0, 1, 3, 4]
+    assert [turn.index for turn in turns] == [0, 1, 2, 3]
+    sent = [{**body, "model": "any"} for body in (seen.body for seen in provider.requests)]
+    for there, here in zip(sent, requests(turns), strict=True):
+        assert there["messages"] == here["messages"]
+        assert there["tools"] == here["tools"]
+
+
+async def test_two_servers_in_a_chain(server: InterceptionServer, tmp_path: Any) -> None:
+    """The engine `openai` relays to another interception server, which answers from a recording."""
+    file = tmp_path / "r.jsonl"
+    message = {"role": "assistant", "content": "from the far end, in several pieces"}
+    usage = {"prompt_tokens": 7, "completion_tokens": 9}
+    line = {"task_id": "far", "replies": [{"message": message, "usage": usage}] * 2}
+    file.write_text(json.dumps(line))
+    async with InterceptionServer() as far, ReplayEngine(ReplayConfig(file=file)) as replay:
+        async with far.session(replay, who("far", "far"), lambda _: None) as far_gate:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("FAR_TOKEN", far_gate.token)
+                config = OpenAIConfig(url=far.url + far_gate.path, model="replay", api_key_env="FAR_TOKEN")
+                engine = OpenAIEngine(config)
+            async with engine, server.session(engine, who(), lambda _: None) as gate:
+                await engine.check()
+                async with sdk(server, gate) as client:
+                    text, finish, counted = await stream(client)
+                    whole = await client.chat.completions.create(model="any", messages=HELLO)
+    assert (text, finish) == (message["content"], "stop")
+    assert whole.choices[0].message.content == text
+    assert (counted.prompt_tokens, counted.completion_tokens, counted.total_tokens) == (7, 9, 16)
+    assert gate.usage == Usage(prompt_tokens=14, completion_tokens=18)
+
+
+async def test_an_engine_that_cannot_stream_is_streamed_as_one_piece(server: InterceptionServer) -> None:
+    message = call_tool("bash", {"command": "ls"}).message
+    engine = Plugin(Completion(message=message, finish_reason="tool_calls"))
+    async with server.session(engine, who(), lambda _: None) as gate:
+        async with sdk(server, gate) as client:
+            async with client.chat.completions.stream(model="m", messages=HELLO, tools=TOOLS) as events:
+                final = (await events.get_final_completion()).choices[0]
+        async with by_hand(server, gate) as http:
+            raw = (await http.post("/chat/completions", json={"messages": HELLO, "stream": True})).text
+    assert final.finish_reason == "tool_calls"
+    assert final.message.tool_calls is not None
+    assert final.message.tool_calls[0].function.arguments == '{"command": "ls"}'
+    chunks = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
+    assert [len(chunk["choices"]) for chunk in chunks] == [1, 1]  # no usage chunk: it was not asked for
+    assert chunks[0]["choices"][0]["delta"]["tool_calls"][0]["index"] == 0
+    assert raw.endswith("data: [DONE]\n\n")
+    assert engine.ended == ["r1"]
+
+
+async def test_pieces_arrive_while_the_engine_still_generates(server: InterceptionServer) -> None:
+    async with ScriptedProvider([say("first part, and more")], then="hang-in-stream") as provider:
+        async with relay(provider) as engine:
+            async with server.session(engine, who(), lambda _: None) as gate, sdk(server, gate) as client:
+                stream = await client.chat.completions.create(model="m", messages=HELLO, stream=True)
+                with anyio.fail_after(30):
+                    chunk = await anext(aiter(stream))
+                assert chunk.choices[0].delta.content == "first pa"
+                assert not provider.requests[0].finished.is_set()
+                await stream.close()
+
+
+async def test_half_a_surrogate_pair_is_replaced(server: InterceptionServer) -> None:
+    """JavaScript agents cut texts in the middle of an emoji; the request is honest all the same."""
+    turns: list[Turn] = []
+    engine = Plugin(Completion(message={"role": "assistant", "content": "ok"}))
+    body = rb'{"messages": [{"role": "user", "content": "cut \ud83d"}]}'
+    async with server.session(engine, who(), turns.append) as gate, by_hand(server, gate) as http:
+        assert (await http.post("/chat/completions", content=body)).status_code == 200
+    assert turns[0].messages[0]["content"] == "cut ?"
+
+
+async def test_many_rollouts_at_once_see_only_their_own(server: InterceptionServer, tmp_path: Any) -> None:
+    file = tmp_path / "r.jsonl"
+    replies = [[{"role": "assistant", "content": f"task {t} call {c}"} for c in range(3)] for t in range(30)]
+    file.write_text(
+        "".join(
+            json.dumps({"task_id": f"t{t}", "replies": [{"message": m} for m in mine]}) + "\n"
+            for t, mine in enumerate(replies)
+        )
+    )
+    heard: dict[int, list[str]] = {}
+    recorded: dict[int, list[Turn]] = {t: [] for t in range(30)}
+
+    async def one(number: int) -> None:
+        rollout = who(f"r{number}/ ä", f"t{number}")  # an id that needs quoting in a path
+        async with server.session(engine, rollout, recorded[number].append) as gate:
+            async with sdk(server, gate) as client:
+                heard[number] = [(await stream(client, seed=call))[0] for call in range(3)]
+
+    async with ReplayEngine(ReplayConfig(file=file)) as engine:
+        async with anyio.create_task_group() as group:
+            for number in range(30):
+                group.start_soon(one, number)
+    for number, mine in enumerate(replies):
+        assert heard[number] == [message["content"] for message in mine]
+        assert [turn.reply for turn in recorded[number]] == mine

@@ -1,0 +1,155 @@
+"""Engines that fail, and what the agent and the host learn of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import anyio
+import httpx
+import openai
+import pytest
+
+from swe_core.engine import Completion, EngineSession
+from swe_core.errors import EngineError, EngineRefused, EngineUnavailable
+from swe_core.interception.server import InterceptionServer
+from swe_core.record import Turn
+from swe_core.testing.provider import Fault, ScriptedProvider, say
+
+from .helpers import HELLO, KEY, Plugin, by_hand, relay, sdk, stream, who
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", ["500", "429", "401", "404", "html", "drop"])
+async def test_a_failed_engine_is_asked_once_however_often_the_sdk_asks(
+    server: InterceptionServer, fault: Fault, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine makes its own retries; the SDK, with its default of two more, makes none on top."""
+    caplog.set_level(logging.DEBUG)
+    turns: list[Turn] = []
+    posts = 0
+
+    async def count(request: httpx.Request) -> None:
+        nonlocal posts
+        posts += 1
+
+    async with ScriptedProvider(then=fault) as provider, relay(provider) as engine:
+        async with server.session(engine, who(), turns.append) as gate:
+            async with sdk(server, gate) as client:
+                client._client.event_hooks["request"].append(count)
+                for _ in range(2):
+                    with pytest.raises(openai.APIStatusError) as caught:
+                        await client.chat.completions.create(model="m", messages=HELLO, stream=stream)
+                    assert "answers no more calls" in caught.value.message
+                    assert provider.url not in str(caught.value)
+            with anyio.fail_after(30):
+                failure = await gate.failed()
+    assert posts == 2
+    assert len(provider.requests) == (3 if fault in ("500", "429", "drop") else 1)
+    assert failure is gate.failure
+    assert gate.turns == len(turns) == 1
+    assert turns[0].reply is None
+    assert turns[0].error == str(failure)
+    for text in (str(failure), str(caught.value.body), turns[0].model_dump_json(), caplog.text):
+        assert KEY not in text
+
+
+async def test_a_refused_request_is_told_and_the_rollout_goes_on(server: InterceptionServer) -> None:
+    """A context that is too long is for the agent to mend: it is told the provider's own words."""
+    turns: list[Turn] = []
+    async with ScriptedProvider([say("shorter")], faults=["400"]) as provider, relay(provider) as engine:
+        async with server.session(engine, who(), turns.append) as gate, sdk(server, gate) as client:
+            with pytest.raises(openai.BadRequestError, match="maximum context length is 8192 tokens"):
+                await client.chat.completions.create(model="m", messages=HELLO)
+            assert gate.failure is None
+            text, _, _ = await stream(client)
+    assert text == "shorter"
+    assert [turn.error is None for turn in turns] == [False, True]
+    assert len(provider.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [("broken-stream", "in the middle of a reply"), ("error-event", "the model crashed")],
+)
+async def test_a_failure_after_the_first_piece_is_an_error_event(
+    server: InterceptionServer, fault: Fault, sentence: str
+) -> None:
+    reply = say("a reply of several pieces")
+    async with ScriptedProvider([reply], then=fault) as provider, relay(provider) as engine:
+        async with server.session(engine, who(), lambda _: None) as gate, sdk(server, gate) as client:
+            with pytest.raises(openai.APIError, match="answers no more calls"):
+                await stream(client)
+    assert isinstance(gate.failure, EngineUnavailable)
+    assert sentence in str(gate.failure)
+    assert len(provider.requests) == 1
+
+
+async def test_a_slow_engine_is_covered_by_keepalives_and_may_still_fail() -> None:
+    async with ScriptedProvider(then="hang") as provider, InterceptionServer(keepalive=0.1) as server:
+        async with relay(provider, timeout=0.5, max_retries=0) as engine:
+            async with server.session(engine, who(), lambda _: None) as gate:
+                async with by_hand(server, gate) as http:
+                    body = {"messages": HELLO, "stream": True}
+                    response = await http.post("/chat/completions", json=body)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/event-stream"
+    assert response.text.count(": keepalive\n\n") >= 2
+    last = response.text.strip().splitlines()[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "engine_error"
+    assert "sent nothing for 0.5 s" in str(gate.failure)
+
+
+async def test_an_engine_that_raises_anything_fails_its_rollout_only(server: InterceptionServer) -> None:
+    good = Plugin(Completion(message={"role": "assistant", "content": "fine"}))
+    async with (
+        server.session(Plugin(KeyError("logprobs")), who("bad"), lambda _: None) as bad_gate,
+        server.session(good, who("good"), lambda _: None) as good_gate,
+    ):
+        async with sdk(server, bad_gate) as client:
+            with pytest.raises(openai.APIStatusError):
+                await client.chat.completions.create(model="m", messages=HELLO)
+        async with sdk(server, good_gate) as client:
+            assert (await stream(client))[0] == "fine"
+    assert type(bad_gate.failure) is EngineError
+    assert str(bad_gate.failure) == "KeyError: 'logprobs'"
+    assert good_gate.failure is None
+
+
+async def test_a_call_that_cannot_be_recorded_fails_the_rollout(server: InterceptionServer) -> None:
+    def full(turn: Turn) -> None:
+        raise OSError(28, "No space left on device")
+
+    engine = Plugin(Completion(message={"role": "assistant", "content": "unrecorded"}))
+    async with server.session(engine, who(), full) as gate, by_hand(server, gate) as http:
+        response = await http.post("/chat/completions", json={"messages": HELLO})
+    assert response.status_code == 424
+    assert "unrecorded" not in response.text
+    assert "call 0 could not be recorded" in str(gate.failure)
+    assert "No space left" in str(gate.failure)
+
+
+async def test_the_engines_end_is_told_even_if_the_rollout_raises(server: InterceptionServer) -> None:
+    engine = Plugin(EngineRefused("no"))
+    with pytest.raises(RuntimeError, match="the agent crashed"):
+        async with server.session(engine, who(), lambda _: None):
+            raise RuntimeError("the agent crashed")
+    assert engine.ended == ["r1"]
+
+
+async def test_whatever_an_engines_end_raises_is_the_engines_failure(server: InterceptionServer) -> None:
+    class Broken(Plugin):
+        async def end(self, session: EngineSession) -> None:
+            raise KeyError("gone")
+
+    with pytest.raises(EngineError, match="KeyError: 'gone'"):
+        async with server.session(Broken(EngineRefused("no")), who(), lambda _: None):
+            pass
+
+
+async def test_a_server_that_is_not_open_has_no_url() -> None:
+    server = InterceptionServer()
+    with pytest.raises(RuntimeError, match="not open"):
+        _ = server.url

@@ -1,0 +1,126 @@
+"""What the server refuses: wrong tokens, wrong paths, wrong bodies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from swe_core.engine import Completion
+from swe_core.errors import EngineError
+from swe_core.interception.server import MAX_BODY, InterceptionServer
+
+from .helpers import HELLO, Plugin, by_hand, who
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/models"])
+async def test_wrong_tokens_and_unknown_rollouts_look_the_same(server: InterceptionServer, path: str) -> None:
+    engine = Plugin(Completion(message={"role": "assistant", "content": "secret"}))
+    method = "GET" if path == "/models" else "POST"
+    async with (
+        server.session(engine, who("one"), lambda _: None) as one,
+        server.session(engine, who("two"), lambda _: None) as two,
+        httpx.AsyncClient() as client,
+    ):
+        assert one.token != two.token
+        answers = set()
+        for where, authorization in [
+            (one.path, None),
+            (one.path, "Bearer"),
+            (one.path, "Bearer \xff"),
+            (one.path, one.token),
+            (one.path, f"Basic {one.token}"),
+            (one.path, f"Bearer {two.token}"),
+            ("/rollout/three/v1", f"Bearer {one.token}"),
+            ("/rollout/three/v1", None),
+        ]:
+            headers = {} if authorization is None else {"Authorization": authorization.encode("latin-1")}
+            response = await client.request(method, server.url + where + path, headers=headers, content=b"{}")
+            answers.add((response.status_code, response.text))
+        assert len(answers) == 1
+        ((status, text),) = answers
+        assert status == 401
+        assert json.loads(text)["error"]["type"] == "authentication_error"
+        async with AsyncOpenAI(base_url=server.url + one.path, api_key=two.token) as sdk:
+            with pytest.raises(openai.AuthenticationError, match="no such rollout, or not its token"):
+                await sdk.models.list()
+    assert one.turns == 0
+    assert engine.ended == ["two", "one"]
+
+
+async def test_a_left_rollout_is_unknown(server: InterceptionServer) -> None:
+    engine = Plugin(Completion(message={"role": "assistant", "content": "x"}))
+    async with server.session(engine, who(), lambda _: None) as gate:
+        with pytest.raises(ValueError, match="'r1' is registered already"):
+            async with server.session(engine, who(), lambda _: None):
+                pass
+    async with by_hand(server, gate) as http:
+        assert (await http.get("/models")).status_code == 401
+    async with server.session(engine, who(), lambda _: None) as again:
+        assert again.token != gate.token
+
+
+async def test_healthz_and_unknown_paths(server: InterceptionServer) -> None:
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        assert (await client.get("/healthz")).json() == {"status": "ok"}
+        for method, path, status in [("GET", "/nothing", 404), ("DELETE", "/healthz", 405)]:
+            response = await client.request(method, path)
+            assert response.status_code == status
+            assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"messages": NaN}', "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[]", "is an empty list; send a JSON object"),
+        (b'"text"', "is a string; send a JSON object"),
+        (b"{}", "'messages' is missing or null"),
+        (b'{"messages": {}}', "'messages' is an object; send a list"),
+        (b'{"messages": []}', "'messages' is an empty list"),
+        (b'{"messages": ["hi"]}', r"messages[0] is a string"),
+        (b'{"messages": [{"role": "user"}, {"role": 3}]}', "messages[1].role is a number"),
+        (b'{"messages": [{"role": "user"}], "stream": "yes"}', "'stream' is a string"),
+        (b'{"messages": [{"role": "user"}], "stream_options": 1}', "'stream_options' is a number"),
+        (b'{"messages": [{"role": "user"}], "n": 2}', "'n' is 2"),
+    ],
+)
+async def test_a_bad_body_is_a_400_that_says_why(
+    server: InterceptionServer, body: bytes, sentence: str
+) -> None:
+    engine = Plugin(EngineError("must not be asked"))
+    async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
+        response = await http.post("/chat/completions", content=body)
+    assert response.status_code == 400
+    assert sentence in response.json()["error"]["message"]
+    assert gate.turns == 0
+    assert gate.failure is None
+
+
+async def test_a_body_over_the_cap_is_a_413(server: InterceptionServer) -> None:
+    engine = Plugin(Completion(message={"role": "assistant", "content": "ok"}))
+    async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
+        big = b'{"messages": [{"role": "user", "content": "' + b"x" * MAX_BODY + b'"}]}'
+        response = await http.post("/chat/completions", content=big)
+        assert response.status_code == 413
+        assert response.json()["error"]["type"] == "invalid_request_error"
+    async with InterceptionServer(max_body=1000) as small:
+        async with small.session(engine, who(), lambda _: None) as gate, by_hand(small, gate) as http:
+
+            async def chunked() -> AsyncIterator[bytes]:  # no Content-Length to refuse by
+                for _ in range(3):
+                    yield b" " * 400
+
+            assert (await http.post("/chat/completions", content=chunked())).status_code == 413
+            fits = json.dumps({"messages": HELLO}).ljust(1000).encode()
+            assert (await http.post("/chat/completions", content=fits)).status_code == 200
