@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,9 @@ async def test_calls_at_once_load_the_tokenizer_once(qwen: Qwen, monkeypatch: py
 async def test_prompts_that_are_rendered_afresh_are_noted(
     qwen: Qwen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(qwen.renderer), "how", "full")
+    renderer = copy.copy(qwen.renderer)
+    renderer.how = "full"
+    monkeypatch.setattr("swe_core.builtin.vllm.engine.load_renderer", lambda *_, **__: renderer)
     async with qwen.server() as server, make_engine(server.url) as engine:
         assert engine.notes() == ()
         await engine.check()

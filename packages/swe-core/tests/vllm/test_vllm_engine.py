@@ -8,6 +8,8 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from swe_core.engine import Sampled
 from swe_core.errors import (
@@ -190,6 +192,35 @@ async def test_a_broken_stream_is_gone_on_with_and_loses_no_token(qwen: Qwen, fa
         assert later.body["max_tokens"] == earlier.body["max_tokens"] - len(earlier.sent)
     assert len(server.requests) == (1 if fault == "drop-at-end" else 4)
     assert server.requests[-1].prompt + server.requests[-1].sent == prompt + turn.completion_ids.tolist()
+
+
+FAULTS: list[VLLMFault] = ["abort", "drop", "error-event", "429", "500", "refuse", "empty"]
+
+
+@given(
+    faults=st.lists(st.sampled_from(FAULTS), max_size=6),
+    after=st.integers(1, 4),
+    piece=st.integers(1, 3),
+    stream=st.booleans(),
+)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_whatever_breaks_no_token_is_lost_or_drawn_twice(
+    qwen: Qwen, faults: list[VLLMFault], after: int, piece: int, stream: bool
+) -> None:
+    text = "one reply of some tokens"
+    async with (
+        qwen.server(text, "never asked for", faults=faults, after=after, piece=piece) as server,
+        make_engine(server.url, max_retries=6) as engine,
+    ):
+        completion, ear = await ask(engine, stream=stream)
+    turn = sampled_of(completion)
+    assert turn.completion_ids.tolist() == [*qwen.encode(text), qwen.stop]
+    assert turn.logprobs.tolist() == [logprob_of(token) for token in turn.completion_ids.tolist()]
+    assert ear.text() == (text if stream else "")
+    start = len(turn.prompt_ids)
+    for asked in server.requests:
+        assert asked.prompt == all_ids(turn)[: len(asked.prompt)]
+        assert len(asked.prompt) + asked.body["max_tokens"] == start + server.requests[0].body["max_tokens"]
 
 
 async def test_an_abort_of_a_whole_reply_is_gone_on_with(qwen: Qwen) -> None:

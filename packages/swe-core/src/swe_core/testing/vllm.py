@@ -51,7 +51,9 @@ VLLMFault = Literal[
 """How one request is answered. `refuse` closes the connection unanswered; `hang` answers nothing until the
 client leaves. From `length` on: after `after` ids, which are sent before where the reply is streamed.
 `length` and `abort` end the reply so; `drop` breaks the connection; `drop-at-end` breaks it after all ids,
-before the event that says why the reply ended; `stall` sends nothing more until the client leaves."""
+before the event that says why the reply ended; `stall` sends nothing more until the client leaves.
+`garbage` and `error-event` are `not-json` and `error-in-reply` where the reply is not streamed."""
+_WHOLE: Mapping[VLLMFault, VLLMFault] = {"garbage": "not-json", "error-event": "error-in-reply"}
 
 Reply = str | Sequence[int] | Callable[[Sequence[int]], Sequence[int]]
 """What is sampled: text, ids, or a function of the prompt's ids."""
@@ -234,6 +236,8 @@ class ScriptedVLLM:
 
     async def _answer(self, request: web.Request, asked: Asked, fault: VLLMFault) -> web.StreamResponse:
         body = asked.body
+        if not body.get("stream"):
+            fault = _WHOLE.get(fault, fault)
         refused = self._refuse(body, fault)
         if refused is not None:
             return refused
@@ -283,13 +287,13 @@ class ScriptedVLLM:
 
     def _sample(self, body: Mapping[str, Any], fault: VLLMFault) -> tuple[list[int], str]:
         """The ids of the reply and why it ends; what a fault cuts off is kept for who goes on."""
+        if fault == "empty":
+            return [], "stop"
         prompt: list[int] = body["prompt"]
         ids = self._rest.pop(tuple(prompt), None) if self._rest else None
         if ids is None:
             ids = self._ids(next(self._replies), prompt)
         finish = "stop"
-        if fault == "empty":
-            return [], "stop"
         if fault in ("abort", "length", "drop", "stall", "garbage", "error-event") and len(ids) > self._after:
             ids, rest = ids[: self._after], ids[self._after :]
             if fault != "length":

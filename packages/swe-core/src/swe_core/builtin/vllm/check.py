@@ -67,11 +67,10 @@ async def check_server(client: Client, model: str, renderer: Renderer, config: V
     """
     prompt = renderer.render([{"role": "user", "content": "hi"}], None)
     plain = await _top(client, model, renderer, prompt, 1.0)
-    spread = max(plain) - min(plain) if plain else 0.0
-    if spread < _FLAT:
+    if _spread(plain) < _FLAT:
         return
     hot = await _top(client, model, renderer, prompt, 2.0)
-    if max(hot) - min(hot) < _RAW * spread:
+    if _spread(hot) < _RAW * _spread(plain):
         return
     raw = f"{client.where} gives log-probabilities from before temperature, top_p, top_k and min_p"
     if is_neutral(config):
@@ -133,4 +132,10 @@ def _compare(client: Client, renderer: Renderer, ids: list[int], choice: dict[st
 
 def _highest(choice: dict[str, Any]) -> list[float]:
     tops = choice["logprobs"].get("top_logprobs")
-    return sorted(tops[0].values(), reverse=True)[:_TOP] if tops and tops[0] else []
+    first = tops[0] if isinstance(tops, list) and tops else None
+    values = first.values() if isinstance(first, dict) else ()
+    return sorted((value for value in values if isinstance(value, float)), reverse=True)[:_TOP]
+
+
+def _spread(values: list[float]) -> float:
+    return values[0] - values[-1] if values else 0.0

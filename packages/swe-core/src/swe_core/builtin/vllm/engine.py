@@ -107,9 +107,11 @@ class VLLMEngine(Engine):
     async def __aenter__(self) -> VLLMEngine:
         key = self._key
         self._session = open_session(self._config.timeout, key.get_secret_value() if key else None)
-        for url in self.urls:
-            refusals = Refusals("vLLM server", url, _BASE, self.model, self._config.api_key_env, key)
-            self._clients.append(Client(self._session, url, refusals))
+        variable = self._config.api_key_env
+        self._clients = [
+            Client(self._session, url, Refusals("vLLM server", url, _BASE, self.model, variable, key))
+            for url in self.urls
+        ]
         self._servers = Servers(self._clients)
         return self
 
