@@ -255,7 +255,7 @@ class VLLMEngine(Engine):
         """One request.
 
         Raises:
-            Transient: It brought no token, or none of the reply at all.
+            Transient: It brought no token.
         """
         generation, streamer = call.generation, call.streamer
         before, version, prompt = len(generation.ids), self._version, generation.prompt()
@@ -274,7 +274,7 @@ class VLLMEngine(Engine):
                     else:
                         generation.add(chunk, self._version)
                         await streamer.add(generation.ids)
-            if not generation.ids and generation.finish is not None:
+            if generation.finish is not None and len(generation.ids) == before:
                 generation.finish = None
                 raise _Empty(f"{client.where} answered with no token")
             if generation.finish is None:
