@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from swe_core.builtin.sse import events
 from swe_core.builtin.upstream import Refusals, Transient
 from swe_core.builtin.vllm.replies import Card, Chunk, Replies
 from swe_core.errors import EngineProtocolError
@@ -94,8 +95,8 @@ class Client:
             Transient | EngineError: The reply cannot be had, or not whole.
         """
         expected: bytes | None = sent
-        async with aclosing(self._events(body)) as events:
-            async for event in events:
+        async with aclosing(self._events(body)) as answers:
+            async for event in answers:
                 chunk = self._replies.chunk(event, expected)
                 if chunk is not None:
                     expected = None
@@ -110,15 +111,11 @@ class Client:
                 if response.content_type != "text/event-stream":
                     yield await response.read()
                     return
-                rest = b""
-                async for data in response.content.iter_any():  # lines by hand: the reader's are limited
-                    *lines, rest = (rest + data).split(b"\n")
-                    for line in lines:
-                        event = line.removeprefix(b"data:").strip()
-                        if event == b"[DONE]":
+                async with aclosing(events(response.content.iter_any())) as found:
+                    async for data in found:
+                        if data == b"[DONE]":
                             return
-                        if event and line.startswith(b"data:"):
-                            yield event
+                        yield data
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Transient(self._lost(error)) from None
 
