@@ -1,41 +1,226 @@
-"""FamilyRenderer: each chat format of `renderers`, with a tokenizer that has its special tokens."""
+"""FamilyRenderer: every chat format of `renderers` that needs no download, and what it does to any ids."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from swe_core.testing.tokenizer import make_tokenizer
-from swe_core.tokens.families import FamilyRenderer
+from swe_core.errors import ConfigError
+from swe_core.messages import Message
+from swe_core.testing.tokenizer import family_tokens, make_tokenizer
+from swe_core.tokens.families import FAMILIES, FamilyRenderer
+from swe_core.tokens.probes import TOOLS, reply, result, user
+from swe_core.tokens.renderer import TAIL
 
-SPECIAL = {
-    "qwen3": (
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<tool_call>",
-        "</tool_call>",
-        "<tool_response>",
-        "</tool_response>",
-        "<think>",
-        "</think>",
-    ),
-}
+FRAGMENTS = [
+    "Hello wörld ",
+    " \n\n",
+    "\u3000",
+    "naïve 🎉",
+    "assistant\n",
+    "<think>\n",
+    "</think>",
+    "<tool_call>",
+    '\n{"name": "bash", "arguments": {"command": "ls"}}\n',
+    '{"name": 5, "arguments": {}}',
+    '{"name": "bash", "argum',
+    '{"name": "bash", "parameters": {}}',
+    "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n",
+    '<invoke name="bash">\n<parameter name="command">ls</parameter>\n</invoke>\n',
+    "functions.bash:0",
+    "call:bash{command:ls}",
+    "function",
+    "bash\n",
+    "thought\n",
+    "analysis",
+    "[" * 3,
+]
+NEXT: list[list[Message]] = [
+    [user("Go on.")],
+    [result("functions.bash:0", "one line")],
+    [result("functions.bash:0", "one line"), result("functions.bash:1", "another")],
+    [result("functions.bash:0", "one line"), user("Go on.")],
+]
+MADE = sorted(FAMILIES - {"gpt-oss"})  # whose vocabulary would be downloaded
 
 
+@cache
 def tokenizer_of(family: str) -> PreTrainedTokenizerFast:
-    return make_tokenizer(SPECIAL[family], eos_token="<|im_end|>")
+    return make_tokenizer(family_tokens(family))
 
 
-def test_one_turn_of_qwen3() -> None:
-    tokenizer = tokenizer_of("qwen3")
-    renderer = FamilyRenderer(tokenizer, "qwen3")
-    prompt = renderer.render([{"role": "user", "content": "hi"}], None)
-    reply = '<think>\nWhy?\n</think>\n\nOn it.\n<tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call><|im_end|>'
-    completion = tokenizer.encode(reply)
-    parsed = renderer.parse(completion, prompt, None)
-    assert (parsed.content, parsed.reasoning) == ("On it.", "Why?")
-    assert parsed.calls == (("bash", "{}", None),)
-    more = renderer.extend(prompt, completion, [{"role": "tool", "content": "ok", "tool_call_id": "1"}], None)
-    assert renderer.text(more or []) == (
-        "\n<|im_start|>user\n<tool_response>\nok\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+@cache
+def made(family: str) -> FamilyRenderer:
+    return FamilyRenderer(tokenizer_of(family), family)
+
+
+@st.composite
+def completions(draw: st.DrawFn, family: str) -> list[int]:
+    """Ids that mean something to the family, and some that mean nothing."""
+    tokenizer = tokenizer_of(family)
+    special = tokenizer.convert_tokens_to_ids(list(family_tokens(family)))
+    piece = st.one_of(
+        st.sampled_from([[id_] for id_ in special]),
+        st.sampled_from([tokenizer.encode(text) for text in FRAGMENTS]),
+        st.integers(0, len(tokenizer) - 1).map(lambda id_: [id_]),
     )
+    ids = [id_ for ids in draw(st.lists(piece, max_size=8)) for id_ in ids]
+    stop = st.sampled_from([[], *([id_] for id_ in sorted(made(family).stop_ids))])
+    return ids + draw(stop)
+
+
+@st.composite
+def prompts(draw: st.DrawFn, family: str) -> list[int]:
+    """Prompts that are longer than their tail, with a special token's name here and there in their text."""
+    name = draw(st.sampled_from(["", *family_tokens(family)]))
+    text = draw(st.sampled_from(["short", "word " * 300 + name, name + "word " * 300, name]))
+    asked = reply("I look.", "Why?", ("functions.bash:0", "bash", '{"command": "ls"}'))
+    conversation = [user(text), asked, result("functions.bash:0", text)]
+    return made(family).render(conversation[: draw(st.sampled_from([1, 3]))], TOOLS)
+
+
+@pytest.mark.parametrize("family", MADE)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_the_tail_of_a_prompt_is_as_good_as_all_of_it(family: str, data: st.DataObject) -> None:
+    renderer = made(family)
+    prompt, completion = data.draw(prompts(family)), data.draw(completions(family))
+    messages = data.draw(st.sampled_from(NEXT))
+    assert renderer.extend(prompt[-TAIL:], completion, messages, TOOLS) == renderer.extend(
+        prompt, completion, messages, TOOLS
+    )
+    assert renderer.parse(completion, prompt[-TAIL:], TOOLS) == renderer.parse(completion, prompt, TOOLS)
+
+
+@pytest.mark.parametrize("family", [family for family in MADE if made(family).streams])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_text_once_seen_stays(family: str, data: st.DataObject) -> None:
+    renderer = made(family)
+    tail, completion = data.draw(prompts(family))[-TAIL:], data.draw(completions(family))
+    seen = [renderer.parse(completion[:n], tail, TOOLS, ended=False) for n in range(len(completion) + 1)]
+    seen.append(renderer.parse(completion, tail, TOOLS))
+    for before, after in pairwise(seen):
+        assert after.content.startswith(before.content)
+        assert (after.reasoning or "").startswith(before.reasoning or "")
+
+
+@pytest.mark.parametrize("family", ["gemma4", "inkling", "llama-3"])
+def test_families_in_which_text_may_turn_into_a_call_do_not_stream(family: str) -> None:
+    assert not made(family).streams
+
+
+def test_thinking_in_plain_text_does_not_stream() -> None:
+    """The first characters of a marker would be taken for text."""
+    special = [token for token in family_tokens("deepseek-v3") if "think" not in token]
+    assert not FamilyRenderer(make_tokenizer(special), "deepseek-v3").streams
+    assert made("deepseek-v3").streams
+
+
+def test_a_bridge_that_disagrees_with_its_own_format_is_not_used() -> None:
+    """In renderers 0.1.12 these two leave out the line's end after `</assistant>`."""
+    assert {family for family in MADE if made(family).how == "full"} == {"laguna-m.1", "laguna-xs.2"}
+    tokenizer = tokenizer_of("laguna-m.1")
+    renderer = made("laguna-m.1")
+    sampled = tokenizer.encode("</think>Done.</assistant>")
+    assert renderer.extend(renderer.render([user("Go.")], None), sampled, [user("Go on.")], None) is None
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("sampled", "content", "reasoning", "calls"),
+    [
+        ("Done.<|im_end|>", "Done.", None, ()),
+        ("<think>\nWhy?\n</think>\n\nDone.<|im_end|>", "Done.", "Why?", ()),
+        ("<think>\nWhy", "", "Why", ()),
+        ("On it.\n" + call("bash", '{"é": 1}') + "<|im_end|>", "On it.", None, (("bash", '{"é": 1}', None),)),
+        (call("a", "{}") + "\n" + call("b", '"{}"'), "", None, (("a", "{}", None), ("b", "{}", None))),
+        (call("bash", '{"a": "\\ud800"}'), "", None, (("bash", '{"a": "\\ud800"}', None),)),
+        ("Look: " + call("bash", "{") + "<|im_end|>", "Look:\n" + call("bash", "{"), None, ()),
+        ('<tool_call>\n{"name": 5}\n</tool_call>', '<tool_call>\n{"name": 5}\n</tool_call>', None, ()),
+        ('<tool_call>\n{"name": "ba', '<tool_call>\n{"name": "ba', None, ()),
+        (call("bash", "[" * 20_000), call("bash", "[" * 20_000), None, ()),
+    ],
+    ids=[
+        "text",
+        "thinking",
+        "cut thinking",
+        "call",
+        "two calls",
+        "half a surrogate pair",
+        "no JSON",
+        "name is no text",
+        "cut call",
+        "nested too deep",
+    ],
+)
+def test_replies_of_qwen3(
+    sampled: str, content: str, reasoning: str | None, calls: Sequence[tuple[str, str, str | None]]
+) -> None:
+    renderer = made("qwen3")
+    ids = tokenizer_of("qwen3").encode(sampled)
+    parsed = renderer.parse(ids, renderer.render([user("Go.")], None), None)
+    assert (parsed.content, parsed.reasoning, parsed.calls) == (content, reasoning, tuple(calls))
+
+
+def test_an_unfinished_call_is_no_text_yet() -> None:
+    renderer = made("qwen3")
+    ids = tokenizer_of("qwen3").encode('Look: \n<tool_call>\n{"name": "ba')
+    assert renderer.parse(ids, [], None, ended=False).content == "Look:"
+
+
+@pytest.mark.parametrize(("completion", "closed"), [("Done.<|im_end|>", ""), ("Do", "<|im_end|>")])
+def test_what_follows_a_reply_of_qwen3(completion: str, closed: str) -> None:
+    renderer = made("qwen3")
+    ids = tokenizer_of("qwen3").encode(completion)
+    more = renderer.extend(renderer.render([user("Go.")], None), ids, [user("Naïve 🎉?")], None)
+    assert renderer.text(more or []) == (
+        f"{closed}\n<|im_start|>user\nNaïve 🎉?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_ids_after_the_stop_token_are_not_dropped_in_silence() -> None:
+    renderer = made("qwen3")
+    ids = tokenizer_of("qwen3").encode("Done.<|im_end|> and more")
+    assert renderer.extend(renderer.render([user("Go.")], None), ids, [user("Go on.")], None) is None
+
+
+def test_results_name_their_tools_where_the_format_prints_names() -> None:
+    renderer = made("gemma4")
+    tokenizer = tokenizer_of("gemma4")
+    prompt = renderer.render([user("Go.")], TOOLS)
+    calls = "<|tool_call>call:bash{}<tool_call|><|tool_call>call:read{}<tool_call|><|tool_response>"
+    both = [result("1", "one"), result("2", "two")]
+    more = renderer.text(renderer.extend(prompt, tokenizer.encode(calls), both, TOOLS) or [])
+    assert more.startswith("response:bash{")
+    assert "response:read{" in more
+    assert renderer.extend(prompt, tokenizer.encode(calls), both[:1], TOOLS) is None
+
+
+def test_a_tokenizer_without_the_tokens_is_told_so_in_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"'qwen3' .* does not fit .*<\|im_start\|>.* not found"):
+        FamilyRenderer(make_tokenizer(), "qwen3")
+
+
+def test_an_option_that_the_format_lacks_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"enable_thinkin.*Allowed: enable_thinking"):
+        FamilyRenderer(tokenizer_of("qwen3"), "qwen3", {"enable_thinkin": False})
+
+
+def test_an_option_about_thinking_in_the_history_wins() -> None:
+    tokenizer = tokenizer_of("glm-5")
+    sampled = tokenizer.encode("</think>Done.<|user|>")
+    for clear, extends in ((True, False), (False, True)):
+        renderer = FamilyRenderer(tokenizer, "glm-5", {"clear_thinking": clear})
+        prompt = renderer.render([user("Go.")], None)
+        assert (renderer.extend(prompt, sampled, [user("Go on.")], None) is not None) is extends
+    assert FamilyRenderer(tokenizer, "glm-5").extend(prompt, sampled, [user("Go on.")], None) is not None

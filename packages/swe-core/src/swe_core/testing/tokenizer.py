@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from swe_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -47,7 +50,30 @@ def make_tokenizer(
     )
 
 
-@lru_cache(maxsize=1)
+@cache
+def family_tokens(family: str) -> tuple[str, ...]:
+    """The special tokens that a family of the package `renderers` needs: those that it says it misses, one
+    after the other, after "<|endoftext|>", "<think>" and "</think>".
+
+    Raises:
+        ConfigError: The family needs something else, such as a download.
+    """
+    from swe_core.tokens.families import FamilyRenderer
+
+    special = ["<|endoftext|>", "<think>", "</think>"]
+    while True:
+        try:
+            FamilyRenderer(make_tokenizer(special), family)
+        except ConfigError as error:
+            missing = re.search(r"oken(?: for)? '([^']+)'", str(error))
+            if missing is None or missing[1] in special:
+                raise
+            special.append(missing[1])
+        else:
+            return tuple(special)
+
+
+@cache
 def _trained() -> str:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 

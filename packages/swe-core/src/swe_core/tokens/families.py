@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, get_args
 
 from renderers import RendererConfig, create_renderer
@@ -20,7 +21,8 @@ from swe_core.tokens.convert import (
     with_arguments,
     with_tool_names,
 )
-from swe_core.tokens.probes import MALFORMED, PROBES
+from swe_core.tokens.encoder import encoder_for
+from swe_core.tokens.probes import MALFORMED, PROBES, reply, result, user
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class FamilyRenderer(Renderer):
     Thinking stays in the prompt wherever the format lets it stay: a new user message extends the prompt,
     where the model's own template would render it afresh without the thinking.
 
+    `how` is "full" where the format's bridge and its rendering disagree, so that neither is trusted.
+
     Args:
         tokenizer: The model's tokenizer.
         family: The format's name in `renderers`, such as "qwen3".
@@ -53,8 +57,6 @@ class FamilyRenderer(Renderer):
     Raises:
         ConfigError: There is no such format, it has no such option, or the tokenizer lacks its tokens.
     """
-
-    how: Rendered = "bridge"
 
     def __init__(
         self,
@@ -70,6 +72,9 @@ class FamilyRenderer(Renderer):
         self._takes_text = True
         self._takes_text = self._renders(PROBES[MALFORMED])
         self.stop_ids = frozenset(self._format.get_stop_token_ids())
+        self.how: Rendered = "bridge"
+        if not self._bridge_agrees():
+            self.how = "full"
         self.streams = family not in _MAY_TURN_OUT and _marks_thinking(tokenizer, family)
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
@@ -91,6 +96,8 @@ class FamilyRenderer(Renderer):
         self, tail: Sequence[int], completion: Sequence[int], messages: Sequence[Message], tools: Tools
     ) -> list[int] | None:
         """See `Renderer.extend`."""
+        if self.how == "full":
+            return None
         before = [*tail, *completion]
         if self._family in _NAMED:
             names = [name for name, _, _ in self.parse(completion, tail, tools).calls]
@@ -134,6 +141,23 @@ class FamilyRenderer(Renderer):
         """See `Renderer.text`."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def _bridge_agrees(self) -> bool:
+        """Whether the format's own rendering goes on after a reply as its bridge does: in version 0.1.12 some
+        bridges leave out the line's end that belongs there."""
+        asked = reply("", None, ("call00001", "bash", "{}"))
+        for said, message in ((reply("Good day."), user("Go on.")), (asked, result("call00001", "one line"))):
+            prompt = self.render([user("Hello.")], None)
+            whole = self.render([user("Hello."), said, message], None)
+            follows = []
+            for text, stop in product(("Good day.", "</think>Good day."), self.stop_ids):
+                completion = [*self._tokenizer.encode(text, add_special_tokens=False), stop]
+                more = self.extend(prompt, completion, [message], None)
+                if more is not None:
+                    follows.append([stop, *more])
+            if follows and not any(whole[-len(ids) :] == ids for ids in follows):
+                return False
+        return True
+
     def _renders(self, messages: Sequence[Message]) -> bool:
         try:
             self.render(messages, None)
@@ -159,7 +183,7 @@ def _format(tokenizer: PreTrainedTokenizerBase, family: str, kwargs: dict[str, A
             config = merge_chat_template_kwargs(type(config)(thinking_retention="all"), kwargs)
         except ValueError:  # an option of the template says what becomes of the thinking
             config = merge_chat_template_kwargs(config, kwargs)
-        return create_renderer(tokenizer, config)
+        return create_renderer(encoder_for(tokenizer, family), config)
     except Exception as error:
         raise ConfigError(
             f"the chat format {family!r} of the package renderers does not fit the tokenizer "

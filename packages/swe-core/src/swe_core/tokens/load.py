@@ -15,7 +15,7 @@ from swe_core.errors import ConfigError, RequestRefused
 from swe_core.messages import Message
 from swe_core.tokens.families import FAMILIES, FamilyRenderer
 from swe_core.tokens.parsers import Parser, named_parser, response_parser
-from swe_core.tokens.probes import PROBES, TOOLS
+from swe_core.tokens.probes import CHAT, PROBES, TOOLS
 from swe_core.tokens.renderer import Renderer, Tools
 from swe_core.tokens.templates import ChatTemplate, TemplateRenderer
 
@@ -91,21 +91,43 @@ def recognise(
     """The family whose format gives the same ids as a chat template on every turn of `PROBES` that the
     template takes; None where there is none.
 
-    Where a reply has text and a call, the same text is enough: some formats tokenise the two apart, which
-    matters to no reply that was sampled.
+    With thinking on is enough: with thinking off some families print the empty thinking of each reply again,
+    where templates drop it. Then the first prompt says whether thinking is on.
     """
+    thinking = [kwargs, {**kwargs, "enable_thinking": True}] if "enable_thinking" in source else [kwargs]
+    family = next(filter(None, (_family(tokenizer, source, options) for options in thinking)), None)
+    if family is None:
+        return None
+    template = ChatTemplate(tokenizer, source, kwargs)
+    first = template.ids(template.text(PROBES[CHAT][:1], None))
+    for options in (kwargs, {"enable_thinking": False, **kwargs}):
+        candidate = _candidate(tokenizer, family, options)
+        if candidate and candidate.render(PROBES[CHAT][:1], None) == first:
+            return candidate
+    return None
+
+
+def _family(tokenizer: PreTrainedTokenizerBase, source: str, kwargs: Mapping[str, Any]) -> str | None:
     expected = list(_prompts(ChatTemplate(tokenizer, source, kwargs)))
-    return next(
-        (
-            candidate
-            for candidate in _candidates(tokenizer, kwargs)
-            if expected and all(_agrees(candidate, *prompt) for prompt in expected)
-        ),
-        None,
-    )
+    for family in sorted(FAMILIES - _FETCHES):
+        candidate = _candidate(tokenizer, family, kwargs)
+        if candidate and expected and all(_agrees(candidate, *prompt) for prompt in expected):
+            return str(family)
+    return None
+
+
+def _candidate(
+    tokenizer: PreTrainedTokenizerBase, family: str, kwargs: Mapping[str, Any]
+) -> FamilyRenderer | None:
+    try:
+        return FamilyRenderer(tokenizer, family, kwargs)
+    except ConfigError:
+        return None
 
 
 def _agrees(candidate: FamilyRenderer, messages: list[Message], tools: Tools, expected: list[int]) -> bool:
+    """Whether the ids are the same. Where a reply has text and a call, the same text is enough: some formats
+    tokenise the two apart, which matters to no reply that was sampled."""
     try:
         ids = candidate.render(messages, tools)
     except RequestRefused:
@@ -127,17 +149,6 @@ def _prompts(template: ChatTemplate) -> Iterator[tuple[list[Message], Tools, lis
                     yield messages, tools, template.ids(template.text(messages, tools))
                 except RequestRefused:
                     continue
-
-
-def _candidates(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> Iterator[FamilyRenderer]:
-    """The families whose special tokens the tokenizer has; a second time without thinking, which some sizes
-    of a family turn off in their template."""
-    for family in sorted(FAMILIES - _FETCHES):
-        for options in (kwargs, {"enable_thinking": False, **kwargs}):
-            try:
-                yield FamilyRenderer(tokenizer, family, options)
-            except ConfigError:
-                break
 
 
 def template_renderer(

@@ -1,0 +1,72 @@
+"""docs/chat-templates.md says what the code does, for every chat template that TRL ships."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate_chat_templates.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up their module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[spec.name]
+    return module
+
+
+@pytest.fixture(scope="module")
+def table(generator: ModuleType) -> list:
+    return list(generator.rows())
+
+
+def test_the_page_is_what_the_code_does(generator: ModuleType, table: list) -> None:
+    written = generator.PAGE.read_text(encoding="utf-8")
+    if generator.VERSIONS not in written:
+        pytest.skip(f"the page was written with other versions of the libraries than {generator.VERSIONS}")
+    assert generator.page(table) == written, f"run python {generator.__file__}"
+
+
+def test_every_template_is_there(generator: ModuleType, table: list) -> None:
+    assert {row.template for row in table} == {name for name, _ in generator.templates()}
+    assert all(set(row.outcomes) == set(generator.CONVERSATIONS) for row in table)
+
+
+def test_what_is_proven_never_forks(table: list) -> None:
+    """Nor on conversations that the proof did not see."""
+    assert [row for row in table if "proven" in row.renderer and "forks" in row.outcomes.values()] == []
+
+
+def test_names_and_outcomes_agree(table: list) -> None:
+    for row in table:
+        found = set(row.outcomes.values())
+        assert "bridged" not in found or row.renderer.startswith("renderers/"), row
+        assert "extended" not in found or "(proven)" in row.renderer, row
+        assert ("refused" in found) == bool(row.words), row
+
+
+@pytest.mark.parametrize(
+    ("template", "renderer", "outcomes"),
+    [
+        ("qwen3", "renderers/qwen3", {"bridged"}),
+        ("qwen3_training", "template (proven)", {"extended"}),
+        ("qwen3_5_think", "renderers/qwen3.5", {"bridged"}),
+        ("glm4moe", "renderers/glm-4.5", {"bridged"}),
+        ("llama3_1", "template (proven)", {"extended", "refused"}),  # only one call at once
+        ("gptoss", "template", {"kept", "forks"}),
+    ],
+)
+def test_templates_that_are_well_known(table: list, template: str, renderer: str, outcomes: set[str]) -> None:
+    row = next(row for row in table if row.template == template and row.thinking)
+    assert (row.renderer, set(row.outcomes.values())) == (renderer, outcomes)

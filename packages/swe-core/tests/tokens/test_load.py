@@ -1,0 +1,132 @@
+"""load_renderer: which Renderer a model gets."""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from swe_core.errors import ConfigError
+from swe_core.testing.tokenizer import family_tokens, make_tokenizer
+from swe_core.tokens import load
+from swe_core.tokens.load import load_renderer
+from swe_core.tokens.probes import TOOLS, user
+from swe_core.tokens.renderer import Renderer
+
+
+def shipped(name: str) -> str:
+    return (files("trl") / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def model(directory: Path, template: str | None, *more: str) -> str:
+    """A directory with a tokenizer that has Qwen3's special tokens."""
+    special = [*family_tokens("qwen3"), *more]
+    make_tokenizer(special, chat_template=template, eos_token="<|im_end|>").save_pretrained(directory)
+    return str(directory)
+
+
+def without_trl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "find_spec", lambda name: None)
+
+
+def test_a_copy_of_qwen3_is_recognised_by_its_ids(tmp_path: Path) -> None:
+    made = load_renderer(model(tmp_path, shipped("qwen3")))
+    assert (made.name, made.how, made.streams) == ("renderers/qwen3", "bridge", True)
+
+
+@pytest.mark.parametrize("option", [True, False])
+def test_with_thinking_off_too(tmp_path: Path, option: bool) -> None:
+    made = load_renderer(model(tmp_path, shipped("qwen3")), template_kwargs={"enable_thinking": option})
+    assert made.name == "renderers/qwen3"
+    prompt = made.text(made.render([user("Hello.")], None))
+    assert ("<think>" in prompt) is not option
+
+
+def test_a_changed_template_is_not_taken_for_the_family(tmp_path: Path) -> None:
+    changed = shipped("qwen3").replace("<tool_response>\\n", "<tool_response>")
+    assert changed != shipped("qwen3")
+    made = load_renderer(model(tmp_path, changed))
+    assert (made.name, made.how) == ("template", "full")
+
+
+def test_a_template_that_leaves_the_past_alone_is_proven(tmp_path: Path) -> None:
+    made = load_renderer(model(tmp_path, shipped("qwen3_training")))
+    assert (made.name, made.how) == ("template (proven)", "template")
+
+
+def test_trl_s_training_variant_takes_the_place_of_what_is_not_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = model(tmp_path, shipped("qwen3"))
+    made = load_renderer(directory, renderer="template")
+    assert (made.name, made.how) == ("training template (proven)", "template")
+    assert calls_are_found(made)
+    without_trl(monkeypatch)
+    made = load_renderer(directory, renderer="template")
+    assert (made.name, made.how) == ("template", "full")
+    assert not calls_are_found(made)
+
+
+def test_named_parsers_take_the_place_of_what_trl_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_trl(monkeypatch)
+    made = load_renderer(model(tmp_path, shipped("qwen3")), renderer="template", tool_parser="qwen3")
+    assert calls_are_found(made)
+
+
+def calls_are_found(made: Renderer) -> bool:
+    sampled = '<tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call><|im_end|>'
+    ids = make_tokenizer(family_tokens("qwen3")).encode(sampled)
+    found = made.parse(ids, made.render([user("Hello.")], TOOLS), TOOLS)
+    return found.calls == (("bash", "{}", None),)
+
+
+def test_trl_is_not_imported_where_it_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trl.chat_template_utils", None)
+    assert load_renderer(model(tmp_path, shipped("qwen3"))).how == "bridge"
+
+
+def test_a_template_from_a_file(tmp_path: Path) -> None:
+    directory = model(tmp_path / "model", shipped("qwen3"))
+    file = tmp_path / "chat.jinja"
+    file.write_text(shipped("qwen3_training"))
+    assert load_renderer(directory, chat_template=file).name == "template (proven)"
+    with pytest.raises(ConfigError, match=r"no\.jinja"):
+        load_renderer(directory, chat_template=tmp_path / "no.jinja")
+
+
+def test_a_family_by_name(tmp_path: Path) -> None:
+    assert load_renderer(model(tmp_path, None), renderer="qwen3").name == "renderers/qwen3"
+
+
+@pytest.mark.parametrize(
+    ("renderer", "near"), [("qwen-3", "qwen3"), ("GLM4.5", "glm-4.5"), ("gptoss", "gpt-oss")]
+)
+def test_an_unknown_family_names_its_neighbours(tmp_path: Path, renderer: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{renderer}' is not known: .*{near}"):
+        load_renderer(str(tmp_path), renderer=renderer)
+
+
+def test_a_tokenizer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name in (str(tmp_path / "nothing"), "no-such-owner/no-such-model", str(tmp_path)):
+        with pytest.raises(ConfigError, match=f"'{name}' cannot be loaded: pass a directory .* Hub"):
+            load_renderer(name)
+
+
+def test_a_tokenizer_without_a_template(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no chat template: pass a file"):
+        load_renderer(model(tmp_path, None))
+
+
+def test_no_space_is_cleaned_up(tmp_path: Path) -> None:
+    """Or text that was streamed would change: "do" and " n't" would come out as "don't"."""
+    special = family_tokens("qwen3")
+    saved = make_tokenizer(special, chat_template=shipped("qwen3"), eos_token="<|im_end|>")
+    saved.clean_up_tokenization_spaces = True
+    saved.save_pretrained(tmp_path)
+    made = load_renderer(str(tmp_path))
+    assert made.text(saved.encode("I do n't , really .")) == "I do n't , really ."

@@ -1,0 +1,293 @@
+"""TemplateRenderer: what is proven of a chat template, and prompts that are extended on that ground."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from swe_core.errors import ConfigError, RequestRefused
+from swe_core.messages import Message
+from swe_core.testing.tokenizer import make_tokenizer
+from swe_core.tokens.parsers import named_parser, response_parser
+from swe_core.tokens.probes import PROBES, TOOLS, reply, result, system, user
+from swe_core.tokens.renderer import TAIL, Parsed
+from swe_core.tokens.templates import ChatTemplate, TemplateRenderer, prove_prefix_preserving
+
+SPECIAL = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+)
+CALLS = "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+THOUGHT = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+BODY = "<|im_start|>{{ m.role }}\n" + THOUGHT + "{{ m.content }}" + CALLS + "<|im_end|>\n"
+CUE = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+LISTED = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+
+
+def chat(body: str = BODY, before: str = LISTED, after: str = CUE) -> str:
+    return before + "{% for m in messages %}" + body + "{% endfor %}" + after
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer(SPECIAL, eos_token="<|im_end|>")
+
+
+def renderer(source: str, **options: object) -> TemplateRenderer:
+    return TemplateRenderer(tokenizer(), source, **options)  # type: ignore[arg-type]
+
+
+PROVEN = {
+    "plain": chat(),
+    "no generation prompt after results": chat(
+        after="{% if messages[-1].role != 'tool' %}" + CUE + "{% endif %}"
+    ),
+    "thinking opened by the prompt": chat(
+        after="{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    ),
+    "an end of its own after the last message": chat(
+        after="{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}<|endoftext|>{% endif %}"
+    ),
+}
+NOT_PROVEN = {
+    "thinking dropped before the last user message": chat(
+        BODY.replace(
+            THOUGHT,
+            "{% if loop.index > messages|map(attribute='role')|list|length - 2 %}" + THOUGHT + "{% endif %}",
+        )
+    ),
+    "the last message printed otherwise": chat("{% if loop.last %}<|im_start|>{% endif %}" + BODY),
+    "the number of messages at the beginning": chat(before="{{ messages | length }} messages\n"),
+    "tools before the last user message": chat(
+        "{% if loop.last and tools %}{{ tools | tojson }}{% endif %}" + BODY, before=""
+    ),
+    "replies without an end": chat(BODY.replace("<|im_end|>\n", "\n")),
+    "another end after calls": chat(
+        BODY.replace("<|im_end|>", "{% if m.tool_calls %}<|endoftext|>{% else %}<|im_end|>{% endif %}")
+    ),
+    "what follows depends on the tools": chat(
+        CUE and BODY.replace("\n" + THOUGHT, "{{ '!' if tools }}\n" + THOUGHT)
+    ),
+    "a conversation of one message only": chat("{{ raise_exception('one only') if loop.index > 1 }}" + BODY),
+}
+
+
+@pytest.mark.parametrize("source", PROVEN.values(), ids=PROVEN)
+def test_templates_that_leave_the_past_alone_are_proven(source: str) -> None:
+    assert prove_prefix_preserving(ChatTemplate(tokenizer(), source, {}))
+    made = renderer(source)
+    assert (made.how, made.name) == ("template", "template (proven)")
+
+
+@pytest.mark.parametrize("source", NOT_PROVEN.values(), ids=NOT_PROVEN)
+def test_templates_that_change_the_past_are_not(source: str) -> None:
+    made = renderer(source)
+    assert (made.how, made.name) == ("full", "template")
+    prompt = tokenizer().encode("<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n")
+    assert made.extend(prompt, tokenizer().encode("Hi.<|im_end|>"), [user("Go on.")], None) is None
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+
+
+@pytest.mark.parametrize("source", PROVEN.values(), ids=PROVEN)
+@settings(max_examples=30, deadline=None)
+@given(
+    said=texts,
+    given_=texts,
+    tools=st.sampled_from([None, TOOLS]),
+    kind=st.sampled_from(["user", "tool", "both"]),
+)
+def test_an_extended_prompt_is_the_whole_one(
+    source: str, said: str, given_: str, tools: list | None, kind: str
+) -> None:
+    """Ids for ids, whatever is said."""
+    made = _made(source)
+    answers = [result("call00001", given_), result("call00002", given_)] if kind != "user" else []
+    messages = answers + ([user(given_)] if kind != "tool" else [])
+    calls = [("call00001", "bash", "{}"), ("call00002", "read", "{}")] if answers else []
+    asked = reply(said, None, *calls)
+    before = [system("Be terse."), user("Hello.")]
+    prompt = made.render(before, tools)
+    whole = made.render([*before, asked, *messages], tools)
+    completion = tokenizer().encode(said + "<|im_end|>")  # as sampled, which the template may print otherwise
+    more = made.extend(prompt[-TAIL:], completion, messages, tools)
+    assert more
+    assert whole[-len(more) - 1 :] == [completion[-1], *more]
+
+
+_RENDERERS: dict[str, TemplateRenderer] = {}
+
+
+def _made(source: str) -> TemplateRenderer:
+    return _RENDERERS.setdefault(source, renderer(source))
+
+
+def test_a_cut_reply_is_closed() -> None:
+    made = renderer(chat())
+    prompt = made.render([user("Hello.")], None)
+    more = made.extend(prompt, tokenizer().encode("I am cut he"), [user("Go on.")], None)
+    assert made.text(more or []) == (
+        "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("sampled", ["Done.<|im_end|> and more", "<|im_end|><|im_end|> x"])
+def test_ids_after_the_end_are_not_extended(sampled: str) -> None:
+    made = renderer(chat())
+    prompt = made.render([user("Hello.")], None)
+    assert made.extend(prompt, tokenizer().encode(sampled), [user("Go on.")], None) is None
+
+
+def test_a_token_that_swallows_the_space_after_it() -> None:
+    """Phi's `<|end|>` takes the line's end along: text cut there would give other ids."""
+    source = (files("trl") / "chat_templates" / "phi3.jinja").read_text(encoding="utf-8")
+    phi = make_tokenizer(
+        ("<|user|>", "<|assistant|>", "<|system|>", "<|endoftext|>"), eos_token="<|endoftext|>"
+    )
+    from tokenizers import AddedToken
+
+    phi.add_tokens([AddedToken("<|end|>", special=True, normalized=False, rstrip=True)], special_tokens=True)
+    made = TemplateRenderer(phi, source)
+    assert made.proven
+    before = [user("Hello.")]
+    whole = made.render([*before, reply("Hi."), user("Go on.")], None)
+    completion = phi.encode("Hi.<|end|>", add_special_tokens=False)
+    assert (
+        made.render(before, None) + completion + (made.extend([], completion, [user("Go on.")], None) or [])
+        == whole
+    )
+
+
+def test_results_of_templates_that_print_names() -> None:
+    """The name is that of the call, which is known where the reply's calls are."""
+    body = BODY.replace(
+        "{{ m.content }}",
+        "{% if m.role == 'tool' %}{% for o in messages %}{% for c in o.tool_calls or [] %}"
+        "{% if c.id == m.tool_call_id %}{{ c.function.name }}: {% endif %}{% endfor %}{% endfor %}{% endif %}"
+        "{{ m.content }}",
+    )
+    made = renderer(chat(body), parser=named_parser(tokenizer(), "qwen3", None))
+    assert made.proven
+    prompt = made.render([user("Hello.")], None)
+    sampled = '<tool_call>{"name": "read", "arguments": {}}</tool_call><|im_end|>'
+    more = made.extend(prompt, tokenizer().encode(sampled), [result("1", "text")], None)
+    assert "read: text" in made.text(more or [])
+    assert made.extend(prompt, tokenizer().encode("Hm.<|im_end|>"), [result("1", "text")], None) is None
+
+
+def test_a_refusal_has_the_words_of_the_template() -> None:
+    made = renderer(chat("{{ raise_exception('no system messages') if m.role == 'system' }}" + BODY))
+    with pytest.raises(RequestRefused, match="no system messages"):
+        made.render([system("Be terse."), user("Hello.")], None)
+    assert made.proven  # for the conversations that it takes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given_", "printed"),
+    [
+        ("{{ c.function.arguments | tojson }}", '{"a":1}', '{"a": 1}'),
+        ("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}", '{"a":1}', "a=1;"),
+        ("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}", '{"a":', "()"),
+        ("{{ '' + c.function.arguments }}", '{"a":1}', '{"a":1}'),
+        ("{{ '' + c.function.arguments }}", '{"a":', '{"a":'),
+    ],
+)
+def test_arguments_as_the_template_takes_them(arguments: str, given_: str, printed: str) -> None:
+    body = BODY.replace(CALLS, "{% for c in m.tool_calls or [] %}(" + arguments + "){% endfor %}")
+    text = ChatTemplate(tokenizer(), chat(body), {}).text(
+        [user("Hi."), reply("", None, ("1", "a", given_))], None
+    )
+    assert printed in text
+
+
+def test_content_as_parts_where_the_template_prints_only_parts() -> None:
+    body = BODY.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
+    assert "Hello." in ChatTemplate(tokenizer(), chat(body), {}).text([user("Hello.")], None)
+    assert "Hello." in ChatTemplate(tokenizer(), chat(), {}).text([user("Hello.")], None)
+
+
+def test_options_reach_the_template() -> None:
+    source = chat(after=CUE + "{% if enable_thinking is false %}<think></think>{% endif %}")
+    made = renderer(source, template_kwargs={"enable_thinking": False})
+    assert made.text(made.render([user("Hello.")], None)).endswith("<think></think>")
+
+
+CALL = '<tool_call>\n{"name": "bash", "arguments": {"é": 1}}\n</tool_call>'
+
+
+def trl_parser() -> Callable[..., Parsed]:
+    from trl.chat_template_utils import add_response_schema
+
+    known = tokenizer()
+    known.chat_template = (files("trl") / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
+    return response_parser(add_response_schema(known))
+
+
+@pytest.mark.parametrize("parser", [trl_parser, lambda: named_parser(tokenizer(), "qwen3", "think")])
+@pytest.mark.parametrize(
+    ("sampled", "content", "reasoning", "calls"),
+    [
+        ("Done.", "Done.", None, ()),
+        ("<think>\nWhy?\n</think>\n\nDone.", "Done.", "Why?", ()),
+        (f"On it.\n{CALL}", "On it.", None, (("bash", '{"é": 1}', None),)),
+    ],
+)
+def test_replies_are_parsed(
+    parser: Callable[[], Callable[..., Parsed]],
+    sampled: str,
+    content: str,
+    reasoning: str | None,
+    calls: tuple,
+) -> None:
+    made = renderer(chat(), parser=parser())
+    parsed = made.parse(
+        tokenizer().encode(sampled + "<|im_end|>"), made.render([user("Hello.")], None), TOOLS
+    )
+    assert (parsed.content, parsed.reasoning, parsed.calls) == (content, reasoning, calls)
+    assert not made.streams
+
+
+@pytest.mark.parametrize("parser", [trl_parser, lambda: named_parser(tokenizer(), "qwen3", None)])
+def test_calls_that_are_no_json_stay_text(parser: Callable[[], Callable[..., Parsed]]) -> None:
+    broken = '<tool_call>\n{"name": "bash", "argu\n</tool_call>'
+    made = renderer(chat(), parser=parser())
+    parsed = made.parse(tokenizer().encode(broken), made.render([user("Hello.")], None), TOOLS)
+    assert (parsed.content, parsed.calls) == (broken, ())
+
+
+def test_thinking_that_the_prompt_opened() -> None:
+    made = renderer(PROVEN["thinking opened by the prompt"], parser=named_parser(tokenizer(), None, "think"))
+    prompt = made.render([user("Hello.")], None)
+    parsed = made.parse(tokenizer().encode("Why?\n</think>\nDone.<|im_end|>"), prompt, None)
+    assert (parsed.content, parsed.reasoning) == ("Done.", "Why?")
+
+
+def test_an_unknown_parser() -> None:
+    with pytest.raises(ConfigError, match=r"'hermes'.*qwen3"):
+        named_parser(tokenizer(), "hermes", None)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, len(tokenizer()) - 1), max_size=12))
+def test_plain_text_once_seen_stays(completion: list[int]) -> None:
+    made = _made(chat())
+    assert made.streams
+    whole = made.parse(completion, [], None)
+    for n in range(len(completion) + 1):
+        assert whole.content.startswith(made.parse(completion[:n], [], None, ended=False).content)
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_probes_end_where_a_prompt_is_due(name: str) -> None:
+    conversation: list[Message] = PROBES[name]
+    assert conversation[-1]["role"] in ("user", "tool")
