@@ -419,6 +419,39 @@ async def test_a_rollout_leaves_a_server_that_fails_for_good(qwen: Qwen) -> None
             assert (len(bad.requests), len(worse.requests)) == (3, 3)
 
 
+async def test_two_calls_of_a_rollout_leave_a_server_together(qwen: Qwen) -> None:
+    async with qwen.server(then="500") as bad, qwen.server("good") as good:
+        async with make_engine(bad.url, good.url) as engine:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask, engine)
+                tasks.start_soon(ask, engine)
+            assert len(good.requests) == 2
+            await engine.end(session())
+            assert [server.rollouts for server in engine._servers._servers] == [0, 0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_stays_silent_is_given_up(qwen: Qwen, stream: bool) -> None:
+    async with qwen.server(then="hang") as server:
+        async with make_engine(server.url, timeout=0.1, max_retries=1) as engine:
+            with pytest.raises(EngineUnavailable, match=r"sent nothing in time \(tried 2 times\)"):
+                await ask(engine, stream=stream)
+
+
+async def test_a_cancelled_whole_reply_aborts_the_request(qwen: Qwen) -> None:
+    async with qwen.server(then="hang") as server, make_engine(server.url) as engine:
+        await engine.check()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, engine)
+            while not server.requests:
+                await anyio.lowlevel.checkpoint()
+            await server.requests[0].begun.wait()
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(10):
+            await server.requests[0].finished.wait()
+        assert server.requests[0].disconnected
+
+
 async def test_a_long_prompt_is_sent_and_compared(qwen: Qwen) -> None:
     long: list[Message] = [{"role": "user", "content": "word " * 60_000}]
     async with (

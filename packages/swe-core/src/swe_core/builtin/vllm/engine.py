@@ -163,13 +163,15 @@ class VLLMEngine(Engine):
             raise ContextOverflow(prompt.length, context)
         limits = (context - prompt.length, request.max_tokens, self._config.max_tokens)
         limit = min(limit for limit in limits if limit is not None)
-        streams = emit is not None and model.renderer.streams
+        streamer = None
+        if emit is not None and model.renderer.streams:
+            streamer = Streamer(model.renderer, prompt.tail, tools, emit, stops)
         call = _Call(
             name=f"{session.task_id}:{session.attempt}:{rollout.calls}",
             requests=model.requests,
             generation=Generation(prompt, limit, model.renderer.stop_ids, request.progress),
             stops=stops,
-            streamer=Streamer(model.renderer, prompt.tail, tools, emit, stops) if emit and streams else None,
+            streamer=streamer,
         )
         try:
             await self._generate(rollout, call)
@@ -179,8 +181,8 @@ class VLLMEngine(Engine):
             raise
         ids, sampled = call.generation.ids, call.generation.sampled()
         message = _message(model.renderer.parse(ids, prompt.tail, tools), stops)
-        if call.streamer is not None:
-            await call.streamer.finish(message)
+        if streamer is not None:
+            await streamer.finish(message)
         rollout.conversation.add(prompt, sampled, {**message, "content": message["content"] or ""})
         ended = "tool_calls" if "tool_calls" in message else "stop"
         return Completion(
