@@ -136,6 +136,9 @@ def call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+DEEP = '<tool_call>\n{"name": "bash", "arguments": ' + "[" * 20_000
+
+
 @pytest.mark.parametrize(
     ("sampled", "content", "reasoning", "calls"),
     [
@@ -148,7 +151,7 @@ def call(name: str, arguments: str) -> str:
         ("Look: " + call("bash", "{") + "<|im_end|>", "Look:\n" + call("bash", "{"), None, ()),
         ('<tool_call>\n{"name": 5}\n</tool_call>', '<tool_call>\n{"name": 5}\n</tool_call>', None, ()),
         ('<tool_call>\n{"name": "ba', '<tool_call>\n{"name": "ba', None, ()),
-        (call("bash", "[" * 20_000), call("bash", "[" * 20_000), None, ()),
+        ("<think>\nWhy?\n</think>\n\n" + DEEP + "</tool_call><|im_end|>", DEEP, "Why?", ()),
     ],
     ids=[
         "text",

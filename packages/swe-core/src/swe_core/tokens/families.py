@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, get_args
@@ -119,10 +120,13 @@ class FamilyRenderer(Renderer):
         self, completion: Sequence[int], tail: Sequence[int], tools: Tools, *, ended: bool = True
     ) -> Parsed:
         """See `Renderer.parse`."""
-        try:
-            found = self._format.parse_response(list(completion), tools=listed(tools), prompt_ids=list(tail))
-        except Exception:  # such as RecursionError: the model may sample anything
-            return Parsed(settled(self.text(completion), ended))
+        if not completion:
+            return Parsed("")
+        found = self._find(completion, tail, tools)
+        if found is None:  # such as a call nested too deep for a JSON parser: what comes before it stands
+            ends = range(1, len(completion) + 1)
+            readable = bisect_left(ends, True, key=lambda n: self._find(completion[:n], tail, tools) is None)
+            return self.parse(completion[:readable], tail, tools, ended=ended)
         content, reasoning = found.content, found.reasoning_content or ""
         if ended:
             content = "\n".join(filter(None, [content, *self._nameless(found, completion)]))
@@ -164,6 +168,12 @@ class FamilyRenderer(Renderer):
         except RequestRefused:
             return False
         return True
+
+    def _find(self, completion: Sequence[int], tail: Sequence[int], tools: Tools) -> ParsedResponse | None:
+        try:
+            return self._format.parse_response(list(completion), tools=listed(tools), prompt_ids=list(tail))
+        except Exception:  # the model may sample anything
+            return None
 
     def _nameless(self, found: ParsedResponse, completion: Sequence[int]) -> list[str]:
         """The blocks that were meant as tool calls and name no tool, as they were sampled."""
