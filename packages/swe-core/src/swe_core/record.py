@@ -38,9 +38,7 @@ class TurnTokens(Record):
     prompt: list[int]
     completion: list[int]
     logprobs: list[float | None] = Field(description="of each sampled id; null where the server gave none")
-    versions: list[tuple[int, int]] = Field(
-        description="policy version and how many ids it sampled"
-    )
+    versions: list[tuple[int, int]] = Field(description="policy version and how many ids it sampled")
     rendered: Rendered
     cause: ForkCause | None = Field(description="why the turn extends no chain; null where it extends one")
     dropped: str | None = Field(default=None, description="why no id of it is trained; null where they are")

@@ -39,7 +39,8 @@ class Encoder:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return encoding.ids
+        ids: list[int] = encoding.ids
+        return ids
 
 
 def encoder_for(tokenizer: PreTrainedTokenizerBase, family: str) -> Encoder | PreTrainedTokenizerBase:
