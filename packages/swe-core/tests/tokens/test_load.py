@@ -45,6 +45,39 @@ def test_with_thinking_off_too(tmp_path: Path, option: bool) -> None:
     assert ("<think>" in prompt) is not option
 
 
+@pytest.mark.parametrize(
+    ("template", "renderer"),
+    [("qwen3_training", "template (proven)"), ("qwen3", "renderers/laguna-m.1")],
+)
+def test_a_family_whose_bridge_is_not_trusted_gives_way_to_a_proven_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, renderer: str
+) -> None:
+    without_trl(monkeypatch)
+    directory = model(tmp_path, shipped(template), *family_tokens("laguna-m.1")[3:])
+    monkeypatch.setitem(load.MODEL_RENDERER_MAP, directory, "laguna-m.1")
+    assert load_renderer(directory).name == renderer
+
+
+def test_a_model_is_known_by_its_exact_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = model(tmp_path, None)
+    monkeypatch.setitem(load.MODEL_RENDERER_MAP, directory, "qwen3")
+    assert load_renderer(directory).name == "renderers/qwen3"
+
+
+def test_no_vocabulary_is_fetched_to_recognise_a_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The format of gpt-oss loads one of its own over the network."""
+    tried = []
+    made = load.FamilyRenderer
+    monkeypatch.setattr(
+        load, "FamilyRenderer", lambda t, name, kwargs: tried.append(name) or made(t, name, kwargs)
+    )
+    load_renderer(model(tmp_path, shipped("gptoss"), "<|start|>", "<|message|>", "<|end|>", "<|return|>"))
+    assert "qwen3" in tried
+    assert "gpt-oss" not in tried
+
+
 def test_a_changed_template_is_not_taken_for_the_family(tmp_path: Path) -> None:
     changed = shipped("qwen3").replace("<tool_response>\\n", "<tool_response>")
     assert changed != shipped("qwen3")

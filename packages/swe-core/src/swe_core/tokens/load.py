@@ -58,15 +58,19 @@ def load_renderer(
     kwargs = dict(template_kwargs or {})
     if renderer in FAMILIES:
         return FamilyRenderer(loaded, renderer, kwargs)
+    family: FamilyRenderer | None = None
     if renderer == "auto" and chat_template is None and tokenizer in MODEL_RENDERER_MAP:
-        return FamilyRenderer(loaded, MODEL_RENDERER_MAP[tokenizer], kwargs)
-    source = _template(loaded, chat_template)
-    parser = named_parser(loaded, tool_parser, reasoning_parser) if tool_parser or reasoning_parser else None
-    if renderer == "auto":
-        family = recognise(loaded, source, kwargs)
-        if family is not None:
+        family = FamilyRenderer(loaded, MODEL_RENDERER_MAP[tokenizer], kwargs)
+        if family.how == "bridge":
             return family
-    return template_renderer(loaded, source, kwargs, parser)
+    source = _template(loaded, chat_template)
+    if renderer == "auto":
+        family = family or recognise(loaded, source, kwargs)
+    if family is not None and family.how == "bridge":
+        return family
+    parser = named_parser(loaded, tool_parser, reasoning_parser) if tool_parser or reasoning_parser else None
+    own = template_renderer(loaded, source, kwargs, parser)
+    return own if own.proven or family is None else family
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
