@@ -96,6 +96,11 @@ def test_templates_that_change_the_past_are_not(source: str) -> None:
     assert made.extend(prompt, tokenizer().encode("Hi.<|im_end|>"), [user("Go on.")], None) is None
 
 
+def test_nothing_is_proven_with_a_tokenizer_that_tells_no_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", False)
+    assert renderer(chat()).how == "full"
+
+
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 
 

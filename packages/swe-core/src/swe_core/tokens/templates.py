@@ -100,11 +100,14 @@ class ChatTemplate:
 
     def following(self, asked: Message, messages: Sequence[Message]) -> Following | None:
         """What follows the reply `asked` when `messages` come next, in a conversation of these alone; None
-        where no special token that ends the reply can be made out.
+        where no special token that ends the reply can be made out, or the tokenizer does not tell which ids
+        are which text.
 
         Raises:
             RequestRefused: The template refuses that conversation.
         """
+        if not self.tokenizer.is_fast:
+            return None
         opened = self.text([_HELLO], None)
         closed = self.text([_HELLO, asked], None, prompt=False)
         whole = self.text([_HELLO, asked, *messages], None)
