@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import anyio
 from aiohttp import web
 
 
@@ -43,6 +44,13 @@ class ObservingProxy:
         self.calls: list[Call] = []
         self.url = ""
         self._upstream = upstream
+        self._asked = anyio.Condition()
+
+    async def asked(self, count: int) -> None:
+        """Wait until there were `count` calls of rollouts."""
+        async with self._asked:
+            while len(self.sampled) < count:
+                await self._asked.wait()
 
     @property
     def sampled(self) -> list[Call]:
@@ -68,6 +76,8 @@ class ObservingProxy:
         call = Call(json.loads(body)) if request.path == "/v1/completions" else None
         if call is not None:
             self.calls.append(call)
+            async with self._asked:
+                self._asked.notify_all()
         headers = {"Content-Type": request.headers.get("Content-Type", "application/json")}
         url = self._upstream + request.path_qs
         async with self._session.request(request.method, url, data=body, headers=headers) as answer:

@@ -8,8 +8,10 @@ from itertools import chain as joined
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import numpy as np
 import pytest
+from aiohttp import web
 from openai import AsyncOpenAI, LengthFinishReasonError
 
 from swe_core.builtin.vllm import VLLMConfig
@@ -69,12 +71,10 @@ def assert_rows_are(calls: Sequence[Call], chains: Sequence[Chain]) -> None:
     assert not any(mask.any() for mask in untrained)
 
 
-def assert_a_forward_pass_agrees(model: Path, chains: Sequence[Chain], temperature: float = 1.0) -> None:
+def assert_a_forward_pass_agrees(network: Any, chains: Sequence[Chain], temperature: float = 1.0) -> None:
     """Log-probabilities of a plain forward pass over each row are those in the row."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     for chain in chains:
         ids = torch.from_numpy(chain.input_ids.astype(np.int64))
         with torch.no_grad():
@@ -112,6 +112,8 @@ async def test_rows_are_what_the_server_sampled_and_a_forward_pass_agrees(
     proxy: ObservingProxy, token_server: TokenServer, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """A conversation with an interleaved sub-agent, replies that are cut, and a rewritten history."""
+    from transformers import AutoModelForCausalLM
+
     turns: list[Turn] = []
     temperature = 0.8
     who = EngineSession("r1", "t", 0, "a")
@@ -138,13 +140,66 @@ async def test_rows_are_what_the_server_sampled_and_a_forward_pass_agrees(
     assert ledger.sampled == ledger.trained == sum(len(call.ids) for call in proxy.sampled)
     chains = chains_of(turns)
     assert_rows_are(proxy.sampled, chains)
-    assert_a_forward_pass_agrees(token_server.directory, chains, temperature)
+    network = AutoModelForCausalLM.from_pretrained(token_server.directory, dtype="float32")
+    assert_a_forward_pass_agrees(network, chains, temperature)
     # The main conversation, its sub-agent, and the history that was rewritten.
     assert [chain.turns for chain in chains] == [(0, 1, 3, 4, 6, 7), (2, 5), (8,)]
     assert [chain.cause for chain in chains] == ["start", "start", "rewritten"]
     said = tokenizer.decode(chains[0].input_ids)
     for text in ("You mend code. ☃", "Where is the bug?", "Go on, 4: naïve 日本語 🎉"):
         assert text in said
+
+
+@pytest.fixture
+async def talkative(tiny_model: Path) -> AsyncIterator[tuple[Any, str]]:
+    """A server of its own, which a test may pause, and its URL; its model all but never ends a reply."""
+    import torch
+
+    from swe_core.testing.serving.hf_server import Server
+
+    server = Server(str(tiny_model), "talkative", 4096)
+    with torch.no_grad():
+        server.sampler.model.lm_head.weight[list(server.sampler.eos_ids)] = 0
+    runner = web.AppRunner(server.app(), shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield server.sampler.model, f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_reply_that_a_weight_update_cuts_in_two_is_one_turn_of_two_policies(
+    talkative: tuple[Any, str],
+) -> None:
+    """`/pause?mode=abort` ends the request; the engine goes on where it broke off, once there are weights."""
+    network, url = talkative
+    turns: list[Turn] = []
+    async with (
+        ObservingProxy(url) as proxy,
+        InterceptionServer() as server,
+        engine_of(proxy.url, model="talkative", max_tokens=300, seed=1) as engine,
+        server.session(engine, EngineSession("r1", "t", 0, "a"), turns.append) as gate,
+        AsyncOpenAI(base_url=server.url + gate.path, api_key=gate.token) as client,
+        httpx.AsyncClient(base_url=url, timeout=60) as trainer,
+    ):
+        paused = False
+        async for chunk in await client.chat.completions.create(
+            model="any", messages=[user("Talk.")], stream=True
+        ):
+            if not paused and chunk.choices and chunk.choices[0].delta.content:
+                paused = True
+                await trainer.post("/pause?mode=abort")
+                await proxy.asked(2)  # all that was sampled has come
+                engine.set_policy_version(1)
+                await trainer.post("/resume")
+    before, after = proxy.sampled
+    assert before.finish_reason == "abort"
+    assert after.prompt == [*before.prompt, *before.ids]
+    (chain,) = chains_of(turns)
+    assert chain.input_ids.tolist() == [*after.prompt, *after.ids]
+    assert chain.versions[chain.completion_mask].tolist() == [0] * len(before.ids) + [1] * len(after.ids)
+    assert_a_forward_pass_agrees(network, [chain])
 
 
 @pytest.mark.parametrize("stream", [False, True])
