@@ -116,10 +116,9 @@ def run(
 
 def _execute(settings: Settings, plugins: PluginSet, out: Path | None, verbose: bool) -> RunResult:
     # The heavy half of the program, imported only once the input is known to be sound.
-    import anyio
-
     from swe_core.assemble import make_plan
     from swe_core.cli.progress import Display, LiveProgress, PlainProgress
+    from swe_core.eventloop import run as run_in_loop
     from swe_core.execute import execute
 
     plan = make_plan(settings, plugins)
@@ -144,7 +143,7 @@ def _execute(settings: Settings, plugins: PluginSet, out: Path | None, verbose: 
             stack.enter_context(display.live)
             return display
 
-        return anyio.run(execute, plan, plugins, directory, observe)
+        return run_in_loop(execute, plan, plugins, directory, observe)
 
 
 def _log_to(console: Console, plugins: PluginSet, verbose: bool) -> None:

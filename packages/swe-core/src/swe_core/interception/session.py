@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 from swe_core.config import Budgets
 from swe_core.deltas import join
 from swe_core.engine import ChatRequest, Completion, Engine, EngineSession, Sampled, Usage
-from swe_core.errors import ContextOverflow, EngineError, RequestRefused, sentence
+from swe_core.errors import ContextOverflow, EngineError, EngineProtocolError, RequestRefused, sentence
 from swe_core.interception.budgets import Allowance
 from swe_core.interception.calls import OVER, Call, Calls, RolloutOver
 from swe_core.interception.dialects.base import Asked
@@ -182,7 +182,7 @@ class Gate:
         try:
             with self._metrics.in_flight.track_inprogress(), call.scope:
                 emit = call.emit if asked.stream else None
-                outcome = await self.engine.complete(request, self.session, emit)
+                outcome = _checked(await self.engine.complete(request, self.session, emit))
         except Exception as error:  # the boundary that records: whatever a plugin's engine raises
             outcome = error
         finally:  # also where the server itself is cancelled: what was sampled is recorded
@@ -274,6 +274,13 @@ class Gate:
         if self.failure is None:
             self.failure = failure
             self._failed.set()
+
+
+def _checked(completion: object) -> Completion:
+    """What an engine returned: an engine is a plugin, and those have bad days."""
+    if not isinstance(completion, Completion):
+        raise EngineProtocolError(f"the engine returned {completion!r} instead of a Completion")
+    return completion
 
 
 def _length(sampled: Sampled | None) -> int:

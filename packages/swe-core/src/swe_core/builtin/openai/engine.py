@@ -101,8 +101,14 @@ class OpenAIEngine(Engine):
     ) -> Completion:
         content = orjson.dumps(self._body(request, stream=emit is not None))
         try:
+            return await self._attempt(content, emit)  # by itself: retrying costs a tenth of a request
+        except Transient as error:
+            made: list[Transient] = [error]
+        try:
             async for attempt in retrying(self._attempts, _BACKOFF):
                 with attempt:
+                    if made:  # the first of them
+                        raise made.pop()
                     completion = await self._attempt(content, emit)
         except Transient as error:
             raise final(error, self._attempts) from None

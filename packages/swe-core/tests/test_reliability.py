@@ -1,0 +1,251 @@
+"""What the interception server stands: hundreds of rollouts, bad days of clients and engine, and a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import resource
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import anyio
+import pytest
+
+from swe_core.engine import EngineSession
+from swe_core.interception import calls
+from swe_core.interception.server import InterceptionServer
+from swe_core.interception.session import Gate
+from swe_core.record import Turn
+
+from .shaky_server import Shaky
+
+pytestmark = pytest.mark.anyio
+ROLLOUTS = 500
+MAX_BODY = 64 * 1024
+KILL_AFTER = 300
+"""Acknowledged turns at which the server's process is killed."""
+
+
+@pytest.fixture(autouse=True)
+def descriptors() -> Iterator[None]:
+    """Clients and server of hundreds of rollouts are in one process."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@asynccontextmanager
+async def connections() -> AsyncIterator[aiohttp.ClientSession]:
+    """A client without limits."""
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
+        yield http
+
+
+@dataclass
+class Reply:
+    """What one request got."""
+
+    status: int = 0
+    text: str = ""
+    whole: bool = False
+
+
+async def ask(
+    http: aiohttp.ClientSession, url: str, token: str, body: bytes, hold: int | None = None, **headers: str
+) -> Reply:
+    """Post `body` and read the reply; leave after `hold` events where that is given."""
+    reply = Reply()
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", **headers}
+    async with http.post(f"{url}/chat/completions", data=body, headers=headers) as response:
+        reply.status = response.status
+        if response.content_type == "application/json":
+            said = await response.json()
+            if response.status == 200:
+                reply.text, reply.whole = said["choices"][0]["message"]["content"] or "", True
+            return reply
+        events = 0
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                for choice in json.loads(line[6:]).get("choices", ()):
+                    reply.text += choice["delta"].get("content") or ""
+            if line.startswith(b"data: [DONE]"):
+                reply.whole = True
+            events += line.startswith(b"data:")
+            if hold is not None and events > hold:
+                response.close()
+                return reply
+    return reply
+
+
+@dataclass
+class Agent:
+    """One rollout's clients, which misbehave at random."""
+
+    gate: Gate
+    url: str
+    random: Random
+    http: aiohttp.ClientSession
+    seen: Counter[str] = field(default_factory=Counter)
+    whole: dict[bytes, set[str]] = field(default_factory=dict)
+    """Request → the different texts that were delivered whole for it."""
+
+    async def run(self) -> None:
+        number = self.gate.session.rollout_id
+        messages: list[Any] = []
+        for step in range(4):
+            messages.append({"role": "user", "content": f"{number}/{step}"})
+            body = json.dumps({"messages": messages, "stream": self.random.random() < 0.8}).encode()
+            kind = self.random.choice(["ask", "ask", "leave", "twice", "malformed", "token", "oversize"])
+            self.seen[kind] += 1
+            if kind == "malformed":
+                self.refused(await ask(self.http, self.url, self.gate.token, body[:-1]), 400)
+            elif kind == "token":
+                self.refused(await ask(self.http, self.url, "not-" + self.gate.token, body), 401)
+            elif kind == "oversize":
+                self.refused(await ask(self.http, self.url, self.gate.token, body.ljust(MAX_BODY + 1)), 413)
+            elif kind == "leave":
+                await self.ask(body, hold=self.random.randrange(4), patience=self.random.uniform(0, 0.2))
+            elif kind == "twice":
+                async with anyio.create_task_group() as group:
+                    group.start_soon(self.ask, body)
+                    group.start_soon(self.ask, body)
+            if self.random.random() < 0.3:
+                headers = {"x-stainless-retry-count": "1"} if self.random.random() < 0.5 else {}
+                self.seen["retry"] += 1
+                await self.ask(body, **headers)
+            messages.append({"role": "assistant", "content": await self.ask(body)})
+
+    async def ask(self, body: bytes, hold: int | None = None, patience: float = 1.0, **headers: str) -> str:
+        """A text that is this rollout's own; leaves when its patience ends, for the engine may stall."""
+        reply = Reply()
+        with anyio.move_on_after(patience):
+            reply = await ask(self.http, self.url, self.gate.token, body, hold, **headers)
+        if reply.status == 200:
+            own = f"[{self.gate.session.rollout_id}] "
+            assert own.startswith(reply.text) or reply.text.startswith(own)
+        else:
+            assert reply.status in (0, 400, 424), reply.status
+        if reply.whole:
+            self.whole.setdefault(body, set()).add(reply.text)
+        return reply.text
+
+    def refused(self, reply: Reply, status: int) -> None:
+        assert (reply.status, reply.whole) == (status, False)
+
+
+async def test_hundreds_of_rollouts_on_bad_days(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No task is left, every ledger balances to the engine's own count, nobody hears another, and nothing is
+    sampled again once it was delivered."""
+    monkeypatch.setattr(calls, "JUST_FINISHED", math.inf)
+    random, seen, agents = Random(1), Counter[str](), list[Agent]()
+    turns: dict[str, list[Turn]] = {str(number): [] for number in range(ROLLOUTS)}
+    before = asyncio.all_tasks()
+    engine = Shaky(random)
+    async with engine, InterceptionServer(max_body=MAX_BODY) as server, connections() as http:
+
+        async def rollout(name: str) -> None:
+            who = EngineSession(name, "task", 0, "agent")
+            async with server.session(engine, who, turns[name].append) as gate:
+                agent = Agent(gate, server.url + gate.path, Random(name), http, seen)
+                agents.append(agent)
+                async with anyio.create_task_group() as group:
+                    group.start_soon(agent.run)
+                    if agent.random.random() < 0.1:  # the rollout ends while its agent still talks
+                        await anyio.sleep(agent.random.uniform(0, 0.5))
+                        group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            for name in turns:
+                group.start_soon(rollout, name)
+        metrics = server._metrics.text().decode()
+    with anyio.fail_after(30):
+        while asyncio.all_tasks() - before:  # noqa: ASYNC110 (closing connections end their tasks)
+            await anyio.sleep(0.01)
+
+    ledgers = [agent.gate.book.ledger() for agent in agents]
+    dropped: Counter[str] = Counter()
+    for agent, ledger in zip(agents, ledgers, strict=True):
+        name = agent.gate.session.rollout_id
+        assert (ledger.sampled if ledger else 0) == engine.typed[name]
+        if ledger is not None:
+            assert ledger.sampled == ledger.trained + sum(ledger.dropped.values())
+            dropped.update(ledger.dropped)
+        assert [turn.index for turn in turns[name]] == list(range(agent.gate.turns))
+        recorded = [(turn.reply or {}).get("content") or "" for turn in turns[name] if turn.error is None]
+        for texts in agent.whole.values():
+            assert len(texts) == 1
+            assert texts <= set(recorded)
+        assert all(f"[{name}] " in text for text in recorded if text)
+    assert sorted(engine.ended) == sorted(turns)
+    assert "swe_calls_in_flight 0.0" in metrics
+    assert "swe_rollouts_open 0.0" in metrics
+    assert min(seen[kind] for kind in ("leave", "twice", "malformed", "token", "oversize", "retry")) > 50
+    assert engine.days.keys() == engine._chances.keys()
+    sampled = sum(ledger.sampled for ledger in ledgers if ledger)
+    trained = sum(ledger.trained for ledger in ledgers if ledger)
+    with capsys.disabled():
+        print(
+            f"\nreliability: {ROLLOUTS} rollouts, clients {dict(seen)}, engine {dict(engine.days)}: "
+            f"{sampled} tokens sampled = {trained} trained + {dict(dropped)}, "
+            f"{sum(map(len, turns.values()))} turns, 0 tasks left"
+        )
+
+
+async def test_what_was_acknowledged_before_a_kill_is_on_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGKILL in the middle of it: each turn that a client saw whole is in its rollout's file, once."""
+    script = Path(__file__).with_name("shaky_server.py")
+    argv = [sys.executable, str(script), str(tmp_path), "50", "7"]
+    acknowledged: dict[int, list[str]] = {number: [] for number in range(50)}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220
+        try:
+            assert process.stdout is not None
+            opened = json.loads(await asyncio.to_thread(process.stdout.readline))
+            async with connections() as http, anyio.create_task_group() as group:
+
+                async def talk(number: int, url: str, token: str) -> None:
+                    for step in range(1_000_000):
+                        body = {"messages": [{"role": "user", "content": str(step)}], "stream": step % 2 == 0}
+                        try:
+                            reply = await ask(http, url, token, json.dumps(body).encode())
+                        except aiohttp.ClientError:  # the server is no more
+                            return
+                        if reply.whole:
+                            acknowledged[number].append(reply.text)
+                        if sum(map(len, acknowledged.values())) >= KILL_AFTER:
+                            process.send_signal(signal.SIGKILL)
+
+                for number, (url, token) in enumerate(opened):
+                    group.start_soon(talk, number, url, token)
+        finally:
+            process.kill()
+    recorded = 0
+    for number, texts in acknowledged.items():
+        file = tmp_path / str(number) / "turns.jsonl"
+        lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+        turns = [Turn.model_validate_json(line) for line in lines]
+        replies = [turn.reply["content"] for turn in turns if turn.reply]
+        assert len(replies) == len(set(replies))
+        assert set(texts) <= set(replies)
+        assert all(turn.tokens and bytes(turn.tokens.completion).decode() == turn.reply["content"]
+                   for turn in turns if turn.reply)  # fmt: skip
+        recorded += len(replies)
+    count = sum(map(len, acknowledged.values()))
+    assert count >= KILL_AFTER
+    with capsys.disabled():
+        print(f"\nreliability: killed after {count} acknowledged turns: {recorded} on disk, 0 lost")
