@@ -10,13 +10,12 @@ import asyncio
 import json
 import sys
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 
-import anyio
 from _workload import MODEL
 
 from swe_core.engine import Engine, EngineSession
+from swe_core.eventloop import run
 from swe_core.interception.server import InterceptionServer
 from swe_core.redact import Redactor
 from swe_core.store import RolloutFolder
@@ -62,4 +61,4 @@ async def main(name: str, url: str, tokenizer: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(partial(main, *sys.argv[1:]))
+    run(main, *sys.argv[1:])
