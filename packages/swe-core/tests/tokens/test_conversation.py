@@ -29,6 +29,7 @@ class Toy(Renderer):
     how = "bridge"
     stop_ids = frozenset({STOP})
     streams = True
+    finds_calls = True
 
     def __init__(self, *, extends: bool = True, closes: bool = True) -> None:
         self.extends, self.closes = extends, closes

@@ -27,7 +27,7 @@ async def test_a_good_server_passes_and_costs_two_tokens(
 ) -> None:
     async with qwen.server() as server, make_engine(server.url, temperature=0.7) as engine:
         await engine.check()
-        assert engine.notes() == ()
+        assert list(engine.notes()) == []
     assert [probe["temperature"] for probe in server.probes] == [1.0, 2.0]
     assert all(probe["max_tokens"] == 1 for probe in server.probes)
     assert caplog.records == []
@@ -126,17 +126,21 @@ async def test_calls_at_once_load_the_tokenizer_once(qwen: Qwen, monkeypatch: py
     assert loaded == [str(qwen.path)]
 
 
-async def test_prompts_that_are_rendered_afresh_are_noted(
-    qwen: Qwen, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("attribute", "value", "setting"),
+    [("how", "full", "engine.vllm.chat_template"), ("finds_calls", False, "engine.vllm.tool_parser")],
+)
+async def test_what_the_chat_format_does_not_give_is_noted(
+    qwen: Qwen, monkeypatch: pytest.MonkeyPatch, attribute: str, value: object, setting: str
 ) -> None:
     renderer = copy.copy(qwen.renderer)
-    renderer.how = "full"
+    setattr(renderer, attribute, value)
     monkeypatch.setattr("swe_core.builtin.vllm.engine.load_renderer", lambda *_, **__: renderer)
     async with qwen.server() as server, make_engine(server.url) as engine:
-        assert engine.notes() == ()
+        assert list(engine.notes()) == []
         await engine.check()
         [note] = engine.notes()
-    assert "engine.vllm.renderer" in note
+    assert setting in note
 
 
 def test_without_the_extra_the_command_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ class Letters(Renderer):
     how = "bridge"
     stop_ids = frozenset({0})
     streams = True
+    finds_calls = True
 
     def __init__(self, takes_back: str | None = None) -> None:
         self.takes_back = takes_back

@@ -77,6 +77,7 @@ class FamilyRenderer(Renderer):
         if not self._bridge_agrees():
             self.how = "full"
         self.streams = family not in _MAY_TURN_OUT and _marks_thinking(tokenizer, family)
+        self.finds_calls = True
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """See `Renderer.render`."""

@@ -44,6 +44,8 @@ class Renderer(ABC):
     streams: bool
     """Whether the text that `parse` finds in an unfinished completion only ever grows: more ids never change
     it or take it back."""
+    finds_calls: bool
+    """Whether `parse` knows what a tool call looks like; else every reply is text."""
 
     @abstractmethod
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:

@@ -230,6 +230,7 @@ class TemplateRenderer(Renderer):
         self.how: Rendered = "template" if self.proven else "full"
         self.stop_ids = frozenset(id_ for id_ in (self._end, tokenizer.eos_token_id) if isinstance(id_, int))
         self.streams = parser is None
+        self.finds_calls = parser is not None
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """See `Renderer.render`."""

@@ -135,14 +135,22 @@ class VLLMEngine(Engine):
         self._version = version
 
     def notes(self) -> Sequence[str]:
-        """That prompts are not extended, if so; known once a server was asked."""
-        if self._model is None or self._model.renderer.how != "full":
+        """What the model's chat format does not give, if anything; known once a server was asked."""
+        if self._model is None:
             return ()
-        return (
-            f"the renderer {self._model.renderer.name!r} renders each prompt afresh, so that turns may fork "
-            "from their chains: look at the causes in the ledger, and set engine.vllm.renderer or "
-            "engine.vllm.chat_template to a format that extends prompts",
-        )
+        renderer, notes = self._model.renderer, []
+        if renderer.how == "full":
+            notes.append(
+                f"the renderer {renderer.name!r} renders each prompt afresh, so that turns may fork from "
+                "their chains: look at the causes in the ledger, and set engine.vllm.renderer or "
+                "engine.vllm.chat_template to a format that extends prompts"
+            )
+        if not renderer.finds_calls:
+            notes.append(
+                f"the renderer {renderer.name!r} does not know this model's tool calls, so that agents are "
+                "told them as text: set engine.vllm.tool_parser, or engine.vllm.renderer to the model's family"
+            )
+        return notes
 
     async def end(self, session: EngineSession) -> None:
         """Free the rollout's conversation and its place on a server."""
