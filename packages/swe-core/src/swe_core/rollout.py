@@ -13,61 +13,20 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 import anyio
 
-from swe_core.agent_run import AgentRun, run_agent
-from swe_core.engine import Usage
-from swe_core.errors import (
-    Boundary,
-    GraderError,
-    LedgerError,
-    SandboxBroken,
-    SandboxError,
-    boundary_of,
-    sentence,
-)
+from swe_core.agent_run import run_agent
+from swe_core.errors import GraderError, SandboxBroken, SandboxError, boundary_of, sentence
 from swe_core.grade import Grade
 from swe_core.patch import PatchUnavailable, export_patch, record_base
-from swe_core.record import Failure, Ledger, Outcome, Phases, Rollout
-from swe_core.request import Observer, Parts, Phase, RolloutRequest
+from swe_core.record import Outcome, Rollout
+from swe_core.request import Observer, Parts, RolloutRequest
+from swe_core.rollout_notes import Notes
 from swe_core.store import RolloutFolder
 
-_BOUNDARY: dict[Phase, Boundary] = {
-    "open": "sandbox",
-    "prepare": "sandbox",
-    "agent": "agent",
-    "export": "agent",
-    "grade": "grader",
-}
 _FRESH = {"assets": (), "network": "none"}
-
-
-@dataclass(slots=True)
-class _Notes:
-    """What is known of a running rollout so far; becomes its record."""
-
-    observer: Observer
-    rollout_id: str
-    boundary: Boundary = "sandbox"
-    phases: dict[str, float] = field(default_factory=dict)
-    agent: AgentRun = field(default_factory=AgentRun)
-    patch: bytes = b""
-    grade: Grade | None = None
-    failure: Failure | None = None
-
-    @contextmanager
-    def phase(self, name: Phase) -> Iterator[None]:
-        self.boundary = _BOUNDARY[name]
-        self.observer.phase(self.rollout_id, name)
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.phases[name] = time.monotonic() - started
 
 
 async def run_rollout(
@@ -82,7 +41,7 @@ async def run_rollout(
     Raises:
         Nothing but the cancellation of the task it runs in.
     """
-    notes = _Notes(observer, request.id)
+    notes = Notes(request, observer, parts.redactor)
     started_at, started = datetime.now(UTC), time.monotonic()
     observer.started(request)
     outcome: Outcome = "cancelled"
@@ -95,22 +54,17 @@ async def run_rollout(
         outcome = "unresolved"
     except Exception as error:  # the boundary that records: a bad rollout is data
         outcome = "error"
-        notes.failure = _failure(error, notes.boundary, parts)
+        notes.fail(error, notes.boundary)
     finally:
         if notes.grade is not None:
             folder.put("grade.json", notes.grade.model_dump_json(indent=2).encode() + b"\n")
         folder.close()
-        ledger: Ledger | None = None
-        try:
-            ledger = _ledger(notes, outcome)
-        except LedgerError as error:
-            outcome, notes.failure = "error", notes.failure or _failure(error, "engine", parts)
-        done(_record(request, notes, outcome, ledger, started_at, time.monotonic() - started))
+        done(notes.record(outcome, started_at, time.monotonic() - started))
         if notes.agent.gate is not None:  # only now: until here the token may be in what is written
             parts.redactor.discard(notes.agent.gate.token)
 
 
-async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutFolder, notes: _Notes) -> None:
+async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutFolder, notes: Notes) -> None:
     """From opening the agent's sandbox to the exported patch; the sandbox is closed on return."""
     limits = request.limits
     agent_failure: Exception | None = None
@@ -146,7 +100,7 @@ async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutF
         raise SandboxError(f"the sandbox did not open within its budget of {limits.open:g} s (limits.open)")
 
 
-async def _grade(request: RolloutRequest, parts: Parts, folder: RolloutFolder, notes: _Notes) -> None:
+async def _grade(request: RolloutRequest, parts: Parts, folder: RolloutFolder, notes: Notes) -> None:
     limits = request.limits
     spec = request.spec.model_copy(update=_FRESH)
     allowed = limits.open + limits.prepare + limits.grade
@@ -162,50 +116,3 @@ def _budget(name: str, seconds: float, kind: type[Exception]) -> Iterator[None]:
         yield
     if scope.cancelled_caught:
         raise kind(f"the work of limits.{name} did not end within its budget of {seconds:g} s")
-
-
-def _failure(error: Exception, default: Boundary, parts: Parts) -> Failure:
-    message = parts.redactor.text(sentence(error))
-    return Failure(boundary=boundary_of(error, default), type=type(error).__name__, message=message)
-
-
-def _ledger(notes: _Notes, outcome: Outcome) -> Ledger | None:
-    """Where the rollout's tokens went. Without a verdict none of them is trained."""
-    if notes.agent.gate is None:
-        return None
-    return notes.agent.gate.book.ledger(outcome if outcome in ("error", "cancelled") else None)
-
-
-def _record(
-    request: RolloutRequest,
-    notes: _Notes,
-    outcome: Outcome,
-    ledger: Ledger | None,
-    started_at: datetime,
-    seconds: float,
-) -> Rollout:
-    gate = notes.agent.gate
-    known: dict[str, Any] = {name: round(value, 4) for name, value in notes.phases.items()}
-    reward = {"resolved": 1.0, "unresolved": 0.0}.get(outcome)
-    return Rollout(
-        id=request.id,
-        task_id=request.task.instance_id,
-        attempt=request.attempt,
-        agent=request.agent,
-        sandbox=request.sandbox,
-        engine=request.engine,
-        model=request.model,
-        outcome=outcome,
-        reward=reward,
-        failure=notes.failure,
-        grade=notes.grade,
-        turns=gate.turns if gate else 0,
-        usage=gate.usage if gate else Usage(),
-        ledger=ledger,
-        ended_by=gate.ended_by if gate else None,
-        patch_bytes=len(notes.patch),
-        agent_exit_code=notes.agent.exit_code,
-        phases=Phases(**known),
-        started_at=started_at,
-        seconds=round(seconds, 4),
-    )
