@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import resource
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,18 +21,22 @@ from typing import Any
 import aiohttp
 import anyio
 import pytest
+import tenacity
 
 from swe_core.engine import EngineSession
 from swe_core.interception import calls
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.session import Gate
 from swe_core.record import Turn
+from swe_core.testing.vllm import ScriptedVLLM, VLLMFault
 
 from .shaky_server import Shaky
 
 pytestmark = pytest.mark.anyio
 ROLLOUTS = 500
 MAX_BODY = 64 * 1024
+QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>",
+        "<tool_response>", "</tool_response>")  # fmt: skip
 KILL_AFTER = 300
 """Acknowledged turns at which the server's process is killed."""
 
@@ -145,6 +150,13 @@ class Agent:
         assert (reply.status, reply.whole) == (status, False)
 
 
+async def nobody_is_left(before: set[asyncio.Task[Any]]) -> None:
+    """Wait until the tasks of closing connections have ended; no other may be there."""
+    with anyio.fail_after(30):
+        while asyncio.all_tasks() - before:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
 async def test_hundreds_of_rollouts_on_bad_days(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,9 +184,7 @@ async def test_hundreds_of_rollouts_on_bad_days(
             for name in turns:
                 group.start_soon(rollout, name)
         metrics = server._metrics.text().decode()
-    with anyio.fail_after(30):
-        while asyncio.all_tasks() - before:  # noqa: ASYNC110 (closing connections end their tasks)
-            await anyio.sleep(0.01)
+    await nobody_is_left(before)
 
     ledgers = [agent.gate.book.ledger() for agent in agents]
     dropped: Counter[str] = Counter()
@@ -203,6 +213,89 @@ async def test_hundreds_of_rollouts_on_bad_days(
             f"{sampled} tokens sampled = {trained} trained + {dict(dropped)}, "
             f"{sum(map(len, turns.values()))} turns, 0 tasks left"
         )
+
+
+VLLM_ROLLOUTS = 60
+VLLM_DAYS: dict[VLLMFault, int] = {
+    "ok": 100,
+    "500": 5,
+    "drop": 5,
+    "stall": 5,
+    "abort": 5,
+    "length": 5,
+    "null-logprobs": 1,
+    "empty": 2,
+    "400": 2,
+    "garbage": 1,
+}
+
+
+async def test_the_engine_vllm_on_bad_days(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ledgers balance, and every turn's ids are, in one piece, ids that the server was sent and sampled."""
+    pytest.importorskip("renderers")
+    from swe_core.builtin.vllm import VLLMConfig, engine
+    from swe_core.testing.tokenizer import make_tokenizer
+
+    monkeypatch.setattr(calls, "JUST_FINISHED", math.inf)
+    monkeypatch.setattr(engine, "_BACKOFF", tenacity.wait_none())
+    tokenizer = make_tokenizer(QWEN, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.save_pretrained(tmp_path)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def reply(prompt: Sequence[int]) -> list[int]:
+        asked = re.findall(r"<\|im_start\|>user\n((\d+)/\d+)", tokenizer.decode(prompt))[-1]
+        return encode(f"[{asked[1]}] {asked[0]} and so on and so forth<|im_end|>")
+
+    random, seen, agents = Random(2), Counter[str](), list[Agent]()
+    days = random.choices(list(VLLM_DAYS), list(VLLM_DAYS.values()), k=10_000)
+    turns: dict[str, list[Turn]] = {str(number): [] for number in range(VLLM_ROLLOUTS)}
+    settings = {"model": "scripted", "max_retries": 2, "renderer": "qwen3", "tokenizer": str(tmp_path)}
+    before = asyncio.all_tasks()
+    async with ScriptedVLLM([reply], encode=encode, faults=days, root=str(tmp_path)) as vllm:
+        config = VLLMConfig(url=vllm.url, **settings)
+        async with (
+            engine.VLLMEngine(config) as policy,
+            InterceptionServer(max_body=MAX_BODY) as server,
+            connections() as http,
+        ):
+
+            async def rollout(name: str) -> None:
+                who = EngineSession(name, "task", 0, "agent")
+                async with server.session(policy, who, turns[name].append) as gate:
+                    agents.append(Agent(gate, server.url + gate.path, Random(name), http, seen))
+                    await agents[-1].run()
+
+            async with anyio.create_task_group() as group:
+                for name in turns:
+                    group.start_soon(rollout, name)
+    await nobody_is_left(before)
+
+    known = {(*asked.prompt, *asked.sent) for asked in vllm.requests}
+    total: Counter[str] = Counter()
+    for agent in agents:
+        ledger, mine = agent.gate.book.ledger(), turns[agent.gate.session.rollout_id]
+        sampled = sum(len(turn.tokens.completion) for turn in mine if turn.tokens)
+        assert (ledger.sampled if ledger else 0) == sampled
+        if ledger is not None:
+            assert ledger.sampled == ledger.trained + sum(ledger.dropped.values())
+            total += Counter({"sampled": ledger.sampled, "trained": ledger.trained, **ledger.dropped})
+        ids: dict[int | None, tuple[int, ...]] = {None: ()}
+        for turn in mine:
+            if turn.tokens is not None:
+                ids[turn.index] = (*ids[turn.tokens.base], *turn.tokens.prompt, *turn.tokens.completion)
+                if turn.error is None:
+                    assert ids[turn.index] in known
+        texts = {(turn.reply or {}).get("content") or "" for turn in mine if turn.error is None}
+        assert set().union(*agent.whole.values()) <= texts
+    assert total["trained"] > total["sampled"] / 2
+    with capsys.disabled():
+        asked = f"{VLLM_ROLLOUTS} rollouts, {len(vllm.requests)} requests"
+        print(f"\nreliability: engine vllm, {asked}: {dict(total)}")
 
 
 async def test_what_was_acknowledged_before_a_kill_is_on_disk(
