@@ -148,7 +148,7 @@ class VLLMEngine(Engine):
         if not renderer.finds_calls:
             notes.append(
                 f"the renderer {renderer.name!r} does not know this model's tool calls, so that agents are "
-                "told them as text: set engine.vllm.tool_parser, or engine.vllm.renderer to the model's family"
+                "told them as text: set engine.vllm.tool_parser, or engine.vllm.renderer to its family"
             )
         return notes
 
