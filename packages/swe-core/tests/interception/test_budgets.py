@@ -13,7 +13,7 @@ from swe_core.errors import ContextOverflow
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Turn
 
-from .helpers import HELLO, Plugin, Typist, by_hand, who
+from .helpers import HELLO, Plugin, Typist, by_hand, until, who
 
 pytestmark = pytest.mark.anyio
 
@@ -111,3 +111,26 @@ async def test_an_overflow_is_told_with_openais_code_and_may_be_recovered_from(
     error = reply.json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert "maximum context length is 8192 tokens" in error["message"]
+
+
+async def test_the_agents_own_limit_in_the_last_turn_is_no_budgets_end(server: InterceptionServer) -> None:
+    async with server.session(Typist(), who(), lambda _: None, Budgets(turns=1, completion_tokens=9)) as gate:
+        async with by_hand(server, gate) as http:
+            reply = await http.post("/chat/completions", json=_body(0, max_tokens=2))
+    assert '"finish_reason":"length"' in reply.text
+    assert gate.ended_by is None
+
+
+async def test_what_an_aborted_call_sampled_is_used_up(server: InterceptionServer) -> None:
+    engine, turns = Typist(letters=4), list[Turn]()
+    async with server.session(engine, who(), turns.append, Budgets(completion_tokens=10)) as gate:
+        async with by_hand(server, gate) as http:
+            async with anyio.create_task_group() as group:
+                group.start_soon(lambda: http.post("/chat/completions", json=_body(0)))
+                await until(lambda: gate._allowance.left == 10 and engine.typed.is_set())
+                group.cancel_scope.cancel()
+            await until(lambda: bool(turns))
+            engine.let(100)
+            await http.post("/chat/completions", json=_body(1))
+    assert turns[0].usage.completion_tokens > 0
+    assert engine.asked[1].max_tokens == 10 - turns[0].usage.completion_tokens

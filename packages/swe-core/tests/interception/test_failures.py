@@ -10,13 +10,13 @@ import httpx
 import openai
 import pytest
 
-from swe_core.engine import Completion, EngineSession
-from swe_core.errors import EngineError, EngineRefused, EngineUnavailable
+from swe_core.engine import ChatRequest, Completion, Emit, EngineSession
+from swe_core.errors import EngineError, EngineRefused, EngineUnavailable, LedgerError
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Turn
 from swe_core.testing.provider import Fault, ScriptedProvider, say
 
-from .helpers import HELLO, KEY, Plugin, by_hand, relay, sdk, stream, who
+from .helpers import HELLO, KEY, Plugin, by_hand, relay, sampled, sdk, stream, who
 
 pytestmark = pytest.mark.anyio
 
@@ -153,3 +153,54 @@ async def test_a_server_that_is_not_open_has_no_url() -> None:
     server = InterceptionServer()
     with pytest.raises(RuntimeError, match="not open"):
         _ = server.url
+
+
+async def test_tokens_that_do_not_fit_fail_the_rollout_and_reach_nobody(server: InterceptionServer) -> None:
+    """A turn that extends one which was never recorded: its prompt is unknown."""
+    turns: list[Turn] = []
+    tokens = sampled("lost", extends=sampled("never recorded"), cause=None)
+    reply = Completion({"role": "assistant", "content": "lost"}, sampled=tokens)
+    async with server.session(Plugin(reply), who(), turns.append) as gate, by_hand(server, gate) as http:
+        response = await http.post("/chat/completions", json={"messages": HELLO})
+    assert response.status_code == 424
+    assert "lost" not in response.text
+    assert isinstance(gate.failure, LedgerError)
+    (turn,) = turns
+    assert turn.error == str(gate.failure)
+    assert turn.tokens is None
+
+
+async def test_what_a_failed_call_sampled_is_counted(server: InterceptionServer) -> None:
+    class Breaks(Plugin):
+        async def complete(
+            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+        ) -> Completion:
+            request.progress.sampled = sampled("abc")
+            raise EngineUnavailable("gone")
+
+    turns: list[Turn] = []
+    engine = Breaks(EngineUnavailable(""))
+    async with server.session(engine, who(), turns.append) as gate, by_hand(server, gate) as http:
+        await http.post("/chat/completions", json={"messages": HELLO})
+        ledger = gate.book.ledger("error")
+    assert turns[0].tokens is not None
+    assert (turns[0].tokens.completion, turns[0].tokens.dropped) == ([97, 98, 99], "failed")
+    assert ledger is not None
+    assert (ledger.sampled, ledger.trained) == (3, 0)
+
+
+async def test_an_engine_that_returns_nothing_has_failed(server: InterceptionServer) -> None:
+    engine = Plugin(None)  # type: ignore[arg-type]
+    async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
+        assert (await http.post("/chat/completions", json={"messages": HELLO})).status_code == 424
+    assert "returned None instead of a Completion" in str(gate.failure)
+
+
+async def test_the_first_keepalive_comes_after_a_second() -> None:
+    """Whatever the pace of the others is."""
+    async with ScriptedProvider(then="hang") as provider, InterceptionServer(keepalive=10_000) as server:
+        async with relay(provider) as engine, server.session(engine, who(), lambda _: None) as gate:
+            async with by_hand(server, gate) as http:
+                body = {"messages": HELLO, "stream": True}
+                async with http.stream("POST", "/chat/completions", json=body) as response:
+                    assert await anext(response.aiter_text()) == ": keepalive\n\n"

@@ -33,19 +33,21 @@ class Allowance:
         """The budget that has run out, so that no further call may begin; None where none has."""
         if self._budgets.turns is not None and self._calls >= self._budgets.turns:
             return "turns"
-        if self._left() == 0:
+        if self.left == 0:
             return "completion_tokens"
         return "wall" if anyio.current_time() >= self.deadline else None
+
+    @property
+    def left(self) -> int | None:
+        """Tokens that may still be sampled; None is no limit."""
+        budget = self._budgets.completion_tokens
+        return None if budget is None else max(0, budget - self._tokens)
 
     def begin(self, wanted: int | None) -> int | None:
         """Count a call. Returns the tokens that it may sample: of what is left, at most `wanted`."""
         self._calls += 1
-        return min((limit for limit in (wanted, self._left()) if limit is not None), default=None)
+        return min((limit for limit in (wanted, self.left) if limit is not None), default=None)
 
     def use(self, tokens: int) -> None:
         """Count sampled tokens. Calls at the same time may together sample more than was left to each."""
         self._tokens += tokens
-
-    def _left(self) -> int | None:
-        budget = self._budgets.completion_tokens
-        return None if budget is None else max(0, budget - self._tokens)

@@ -16,12 +16,19 @@ from anyio.abc import TaskGroup
 from swe_core.config import Budgets
 from swe_core.deltas import join
 from swe_core.engine import ChatRequest, Completion, Engine, EngineSession, Sampled, Usage
-from swe_core.errors import ContextOverflow, EngineError, EngineProtocolError, RequestRefused, sentence
+from swe_core.errors import (
+    ContextOverflow,
+    EngineError,
+    EngineProtocolError,
+    LedgerError,
+    RequestRefused,
+    sentence,
+)
 from swe_core.interception.budgets import Allowance
 from swe_core.interception.calls import OVER, Call, Calls, RolloutOver
 from swe_core.interception.dialects.base import Asked
 from swe_core.interception.tools import Tools
-from swe_core.record import Budget, Turn, TurnTokens
+from swe_core.record import Budget, Turn
 from swe_core.tokens.book import TokenBook
 from swe_core.turns import RequestDiff
 
@@ -220,39 +227,33 @@ class Gate:
         return _Ended(failure, sampled, "failed", sentence(failure))
 
     def _record(self, ended: _Ended, asked: Asked, started_at: datetime, seconds: float) -> None:
-        index, self.turns = self.turns, self.turns + 1
         try:
-            tokens = None
-            if ended.sampled is not None:
-                tokens = self.book.add(index, ended.sampled, ended.dropped)
-            turn = self._turn(index, ended, asked, started_at, seconds, tokens)
+            turn = self._turn(ended, asked, started_at, seconds)
             self.usage = Usage(
                 prompt_tokens=self.usage.prompt_tokens + turn.usage.prompt_tokens,
                 completion_tokens=self.usage.completion_tokens + turn.usage.completion_tokens,
             )
-            self._allowance.use(turn.usage.completion_tokens)
+            self._allowance.use(max(turn.usage.completion_tokens, _length(ended.sampled)))
+            if turn.finish_reason == "length" and self._allowance.left == 0:
+                self._run_out("completion_tokens")
             self._metrics.call(turn)
             self._on_turn(turn)
-        except EngineError as problem:  # tokens that do not fit: nothing of this rollout can be trained
-            self._fail(problem)
         except Exception as problem:  # a disk that is full, say: the rollout is lost, and says why
-            self._fail(EngineError(f"call {index} could not be recorded: {sentence(problem)}"))
-        if isinstance(ended.outcome, Completion) and ended.outcome.finish_reason == "length":
-            self._run_out(self._allowance.spent())
+            self._fail(EngineError(f"call {self.turns} could not be recorded: {sentence(problem)}"))
+        self.turns += 1
 
-    def _turn(
-        self,
-        index: int,
-        ended: _Ended,
-        asked: Asked,
-        started_at: datetime,
-        seconds: float,
-        tokens: TurnTokens | None,
-    ) -> Turn:
+    def _turn(self, ended: _Ended, asked: Asked, started_at: datetime, seconds: float) -> Turn:
         added = self._diff.added(asked.body)
         completion = ended.outcome if isinstance(ended.outcome, Completion) else None
+        tokens, error = None, ended.error
+        if ended.sampled is not None:
+            try:
+                tokens = self.book.add(self.turns, ended.sampled, ended.dropped)
+            except LedgerError as problem:  # nothing of this rollout can be trained
+                self._fail(problem)
+                error = sentence(problem)
         return Turn(
-            index=index,
+            index=self.turns,
             started_at=started_at,
             seconds=round(seconds, 6),
             kept=added.kept,
@@ -261,7 +262,7 @@ class Gate:
             reply=completion.message if completion else None,
             finish_reason=completion.finish_reason if completion else None,
             usage=completion.usage if completion else Usage(completion_tokens=_length(ended.sampled)),
-            error=ended.error,
+            error=error,
             tokens=tokens,
         )
 
