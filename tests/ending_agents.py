@@ -12,8 +12,7 @@ from typing import Any
 import anyio.to_thread
 from pydantic import BaseModel
 
-from swe_core import AgentContext, AgentSpec, Component, hookimpl
-from swe_core.agent import HostTool
+from swe_core import AgentContext, AgentSpec, Component, HostTool, hookimpl
 
 PRELUDE = """
 import json, os, time, urllib.request

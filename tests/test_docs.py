@@ -306,7 +306,7 @@ def test_the_public_names() -> None:
     assert sorted(public_names.__all__) == public_names.__all__ == [
         "AgentContext", "AgentEvent", "AgentExit", "AgentSpec", "Asset", "ChatRequest", "Completion",
         "Component", "Config", "Delta", "Emit", "Engine", "EngineSession", "ExecResult", "Failure", "Grade",
-        "Graded", "Grader", "Process", "Rollout", "RolloutWorker", "Sandbox", "SandboxProvider",
+        "Graded", "Grader", "HostTool", "Process", "Rollout", "RolloutWorker", "Sandbox", "SandboxProvider",
         "SandboxSpec", "Task", "TaskSource", "Turn", "Usage", "hookimpl",
     ]  # fmt: skip
 

@@ -4,7 +4,7 @@ The names below are what plugins are made of; the exceptions that they raise are
 Importing this package imports nothing heavy.
 """
 
-from swe_core.agent import AgentContext, AgentEvent, AgentExit, AgentSpec
+from swe_core.agent import AgentContext, AgentEvent, AgentExit, AgentSpec, HostTool
 from swe_core.component import Component, Config
 from swe_core.engine import ChatRequest, Completion, Delta, Emit, Engine, EngineSession, Usage
 from swe_core.grade import Grade, Graded, Grader
@@ -33,6 +33,7 @@ __all__ = [
     "Grade",
     "Graded",
     "Grader",
+    "HostTool",
     "Process",
     "Rollout",
     "RolloutWorker",

@@ -149,3 +149,14 @@ async def test_only_the_latest_finished_calls_are_kept() -> None:
     assert calls.find(keys[0], retried=False) is not None
     assert calls.find(keys[-1], retried=True) is not None
     assert calls.find(keys[1], retried=True) is None
+
+
+async def test_a_reply_that_did_not_go_out_whole_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_module, "JUST_FINISHED", 0.0)
+    calls, call = Calls(), Call()
+    calls.add(b"key", call)
+    call.end(Completion({"role": "assistant", "content": "said"}))
+    assert calls.find(b"key", retried=False) is call
+    call.delivered = True
+    assert calls.find(b"key", retried=False) is None
+    assert calls.find(b"key", retried=True) is call
