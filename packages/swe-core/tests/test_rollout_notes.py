@@ -1,0 +1,92 @@
+"""The record of a rollout: its tokens are accounted for whatever its outcome, or it is an error."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swe_core.agent_run import AgentRun
+from swe_core.config import Limits
+from swe_core.engine import Sampled, Usage
+from swe_core.errors import AgentError, LedgerError
+from swe_core.record import Ledger, Outcome
+from swe_core.redact import Redactor
+from swe_core.request import RolloutRequest
+from swe_core.rollout_notes import Notes
+from swe_core.sandbox import SandboxSpec
+from swe_core.task import Task
+from swe_core.tokens.book import TokenBook
+
+TASK = Task(
+    instance_id="t-1",
+    repo="t",
+    base_commit="HEAD",
+    problem_statement="p",
+    patch="",
+    test_patch="",
+    fail_to_pass=("t",),
+    pass_to_pass=(),
+    test_command="true",
+)
+REQUEST = RolloutRequest(
+    id="t-1-0",
+    task=TASK,
+    attempt=0,
+    agent="a",
+    sandbox="s",
+    engine="e",
+    model="m",
+    spec=SandboxSpec(workdir="/w"),
+    limits=Limits(),
+)
+
+
+class Unbalanced(TokenBook):
+    def ledger(self, no_reward: str | None = None) -> Ledger | None:
+        raise LedgerError("3 tokens were sampled and 2 are accounted for")
+
+
+def _notes(book: TokenBook) -> Notes:
+    observer: Any = None
+    gate: Any = SimpleNamespace(book=book, turns=1, usage=Usage(), ended_by="turns")
+    return Notes(REQUEST, observer, Redactor(), agent=AgentRun(gate))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "trained", "dropped"),
+    [
+        ("resolved", 3, {}),
+        ("unresolved", 3, {}),
+        ("error", 0, {"error": 3}),
+        ("cancelled", 0, {"cancelled": 3}),
+    ],
+)
+def test_without_a_verdict_nothing_is_trained(
+    outcome: Outcome, trained: int, dropped: dict[str, int]
+) -> None:
+    book, three = TokenBook(), np.zeros(3, np.int32)
+    book.add(0, Sampled(None, three, three, np.zeros(3, np.float32), three, "full", "start"))
+    record = _notes(book).record(outcome, datetime.now(UTC), 1.0)
+    assert record.outcome == outcome
+    assert record.ledger is not None
+    assert (record.ledger.sampled, record.ledger.trained, record.ledger.dropped) == (3, trained, dropped)
+    assert record.ended_by == "turns"
+
+
+def test_tokens_that_are_not_accounted_for_are_an_error_of_the_engine() -> None:
+    record = _notes(Unbalanced()).record("resolved", datetime.now(UTC), 1.0)
+    assert (record.outcome, record.reward, record.ledger) == ("error", None, None)
+    assert record.failure is not None
+    assert (record.failure.boundary, record.failure.type) == ("engine", "LedgerError")
+
+
+def test_of_several_failures_the_first_one_counts() -> None:
+    notes = _notes(Unbalanced())
+    notes.fail(AgentError("it crashed"), "agent")
+    record = notes.record("error", datetime.now(UTC), 1.0)
+    assert record.failure is not None
+    assert record.failure.message == "it crashed"
