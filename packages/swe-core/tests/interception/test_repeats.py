@@ -160,3 +160,12 @@ async def test_a_reply_that_did_not_go_out_whole_is_given_again(monkeypatch: pyt
     call.delivered = True
     assert calls.find(b"key", retried=False) is None
     assert calls.find(b"key", retried=True) is call
+
+
+async def test_a_call_that_everybody_left_is_joined_no_more() -> None:
+    """Its generation is being cancelled, so whoever asks now must not wait for it."""
+    calls, call = Calls(), Call()
+    calls.add(b"key", call)
+    with call.listen(), call.listen():
+        assert calls.find(b"key", retried=True) is call
+    assert calls.find(b"key", retried=True) is None
