@@ -15,7 +15,7 @@ from pathlib import Path
 from _workload import MODEL
 
 from swe_core.engine import Engine, EngineSession
-from swe_core.eventloop import run
+from swe_core.eventloop import run, settle
 from swe_core.interception.server import InterceptionServer
 from swe_core.redact import Redactor
 from swe_core.store import RolloutFolder
@@ -45,6 +45,7 @@ async def main(name: str, url: str, tokenizer: str, folder: str) -> None:
         AsyncExitStack() as open_,
     ):
         await engine.check()
+        settle()
         while line := await asyncio.to_thread(sys.stdin.readline):
             await open_.aclose()
             opened = []

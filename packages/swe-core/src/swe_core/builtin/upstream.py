@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import string
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import orjson
@@ -17,6 +17,8 @@ from pydantic import SecretStr
 
 from swe_core.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable, RequestRefused
 from swe_core.redact import Redactor
+
+T = TypeVar("T")
 
 MAX_WAIT = 60.0
 """Seconds between two attempts at most, whatever Retry-After says."""
@@ -36,9 +38,23 @@ class Transient(Exception):
         self.retry_after = retry_after
 
 
-def retrying(attempts: int, backoff: tenacity.wait.wait_base) -> tenacity.AsyncRetrying:
-    """Attempts while `Transient` is raised, `attempts` in all; the last one's error is raised."""
-    return tenacity.AsyncRetrying(
+async def attempted(make: Callable[[], Awaitable[T]], attempts: int, backoff: tenacity.wait.wait_base) -> T:
+    """What `make` gives, asked again while it raises `Transient`, `attempts` times in all.
+
+    Raises:
+        Transient: The last one's.
+    """
+    try:
+        return await make()  # by itself: tenacity costs a tenth of a small request
+    except Transient as error:
+        made = [error]
+
+    async def again() -> T:
+        if made:  # the first attempt, as tenacity counts them
+            raise made.pop()
+        return await make()
+
+    retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type(Transient),
         stop=tenacity.stop_after_attempt(attempts),
         wait=Wished(backoff),
@@ -46,6 +62,7 @@ def retrying(attempts: int, backoff: tenacity.wait.wait_base) -> tenacity.AsyncR
         sleep=anyio.sleep,
         reraise=True,
     )
+    return await retrying(again)
 
 
 class Wished(tenacity.wait.wait_base):

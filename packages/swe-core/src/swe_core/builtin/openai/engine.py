@@ -7,6 +7,7 @@ import io
 import logging
 import urllib.request
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from aiohttp.http_exceptions import ContentEncodingError
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.replies import StreamedReply, parse_models, parse_reply
 from swe_core.builtin.sse import events
-from swe_core.builtin.upstream import BACKOFF, Refusals, Transient, final, key_from, retrying
+from swe_core.builtin.upstream import BACKOFF, Refusals, Transient, attempted, final, key_from
 from swe_core.config import base_url
 from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession
 from swe_core.errors import ConfigError, EngineProtocolError, EngineUnavailable
@@ -101,18 +102,9 @@ class OpenAIEngine(Engine):
     ) -> Completion:
         content = orjson.dumps(self._body(request, stream=emit is not None))
         try:
-            return await self._attempt(content, emit)  # by itself: retrying costs a tenth of a request
-        except Transient as error:
-            made: list[Transient] = [error]
-        try:
-            async for attempt in retrying(self._attempts, _BACKOFF):
-                with attempt:
-                    if made:  # the first of them
-                        raise made.pop()
-                    completion = await self._attempt(content, emit)
+            return await attempted(partial(self._attempt, content, emit), self._attempts, _BACKOFF)
         except Transient as error:
             raise final(error, self._attempts) from None
-        return completion
 
     def _body(self, request: ChatRequest, *, stream: bool) -> dict[str, Any]:
         body = {**request.body, **self._params, "model": self.model, "stream": stream}

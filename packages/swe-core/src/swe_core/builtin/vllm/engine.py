@@ -6,12 +6,13 @@ import secrets
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
 import anyio
 import anyio.to_thread
 
-from swe_core.builtin.upstream import BACKOFF, Refusals, Transient, final, key_from, retrying
+from swe_core.builtin.upstream import BACKOFF, Refusals, Transient, attempted, final, key_from
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.builtin.vllm.check import ask_served, check_server
 from swe_core.builtin.vllm.client import Client, open_session
@@ -257,9 +258,7 @@ class VLLMEngine(Engine):
         """Sample until the reply has ended. Attempts are counted while none brings a token: with each that
         does, the reply is nearer to its end."""
         while call.generation.finish is None:
-            async for attempt in retrying(self._attempts, _BACKOFF):
-                with attempt:
-                    await self._attempt(client, call)
+            await attempted(partial(self._attempt, client, call), self._attempts, _BACKOFF)
 
     async def _attempt(self, client: Client, call: _Call) -> None:
         """One request.
