@@ -17,7 +17,7 @@ lint: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy packages/*/src
 
-bench: .venv/.dev  ## every benchmark prints a table and ends with one line of JSON
+bench: .venv/.serving  ## every benchmark prints a table and ends with one line of JSON
 	@for script in benchmarks/[a-z]*.py; do tests/with-docker $(BIN)/python $$script || exit 1; done
 
 clean:
