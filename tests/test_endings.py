@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import anyio.to_thread
 import pytest
 
 from swe_core.config import Budgets
 from swe_core.record import Rollout
 
-from .conftest import Done, SweCore
+from .conftest import Done, Scripted, SweCore
 
 PLUGIN = str(Path(__file__).with_name("ending_agents.py"))
 TASK = "demo__memofn-1"
@@ -97,6 +99,23 @@ def test_black_box_refuses_budgets_that_it_cannot_keep(swe_core: SweCore, budget
     )  # fmt: skip
     assert done.code == 2
     assert f"cannot keep budget.{budget}" in done.stderr
+
+
+@pytest.mark.engine
+@pytest.mark.anyio
+@pytest.mark.parametrize(("asked", "told"), [(32_768, False), (32_769, True)])
+async def test_a_budget_of_more_context_than_the_model_has_is_told(
+    swe_core: SweCore, scripted: Scripted, tmp_path: Path, asked: int, told: bool
+) -> None:
+    """In the notes of the run, which stand above its table."""
+    async with scripted(["done"]) as vllm:
+        args = ["--task", TASK, "--engine", "vllm", "--engine-url", vllm.url, "--model", "scripted"]
+        args += ["--set", f"budget.context={asked}", "--record", str(tmp_path / "replies.jsonl")]
+        done = await anyio.to_thread.run_sync(partial(swe_core, *args))
+    assert done.code == 0, done.stderr
+    notes = json.loads((done.out / "run.json").read_text())["notes"]
+    assert ["budget.context is 32769, but" in note for note in notes] == [True] * told
+    assert ("'scripted' has 32768 tokens, and that is what holds" in " ".join(done.stdout.split())) is told
 
 
 def test_an_engine_that_counts_no_prompt_refuses_a_context(ends: Ends) -> None:

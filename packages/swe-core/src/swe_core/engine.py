@@ -155,6 +155,11 @@ class Engine(ABC):
     async def __aexit__(self, *exc: object) -> None:
         return None
 
+    @property
+    def context(self) -> int | None:
+        """Tokens of the model's context; None where the engine is not told, or not before `check`."""
+        return None
+
     async def check(self) -> None:  # noqa: B027 (most engines have nothing to ask)
         """Ask once, before any sandbox is opened, whether the engine can serve this run at all.
 

@@ -20,6 +20,7 @@ import orjson
 
 from swe_core.agent import AgentSpec
 from swe_core.assemble import BlackBoxPlan, Plan, sandbox_spec
+from swe_core.config import Budgets
 from swe_core.engine import Engine
 from swe_core.errors import ConfigError
 from swe_core.eventloop import settle
@@ -89,7 +90,7 @@ async def execute(
             await gate[1].check()
         # A bundle may have to be built: host work, in a thread, before the first sandbox is opened.
         assets = await anyio.to_thread.run_sync(agent.assets)
-        notes = [*provider.notes(), *_model_notes(gate, black_box)]
+        notes = [*provider.notes(), *_model_notes(gate, black_box, plan.settings.budget)]
         requests = _requests(plan, agent, tuple(assets), engine_name, model)
         info = new_run_info(_versions(plugins), plan.settings.model_dump(mode="json"), len(requests), notes)
         directory = RunDirectory.create(out, info, redactor)
@@ -144,13 +145,24 @@ def _announced(gate: tuple[InterceptionServer, Engine] | None, out: Path) -> Ite
         path.unlink(missing_ok=True)
 
 
-def _model_notes(gate: tuple[InterceptionServer, Engine] | None, black_box: BlackBox | None) -> Sequence[str]:
+def _model_notes(
+    gate: tuple[InterceptionServer, Engine] | None, black_box: BlackBox | None, budget: Budgets
+) -> Sequence[str]:
     if black_box is not None:
         return (
             "Black-box mode: the agent calls the provider itself with a key that it holds, its sandbox "
             "reaches every address, and no LLM call is recorded.",
         )
-    return gate[1].notes() if gate is not None else ()
+    if gate is None:
+        return ()
+    engine, asked = gate[1], budget.context
+    if asked is None or engine.context is None or asked <= engine.context:
+        return engine.notes()
+    return (
+        *engine.notes(),
+        f"budget.context is {asked}, but the context of the model {engine.model!r} has {engine.context} "
+        "tokens, and that is what holds: lower it, or serve the model with a longer one",
+    )
 
 
 def _requests(

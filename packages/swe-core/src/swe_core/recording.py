@@ -107,6 +107,10 @@ class RecordingEngine(Engine):
     async def __aexit__(self, *exc: object) -> None:
         await self._inner.__aexit__(*exc)
 
+    @property
+    def context(self) -> int | None:
+        return self._inner.context
+
     async def check(self) -> None:
         await self._inner.check()
 

@@ -92,7 +92,9 @@ async def test_every_server_is_checked(qwen: Qwen) -> None:
 async def test_the_shortest_context_counts(qwen: Qwen) -> None:
     async with qwen.server(max_model_len=900) as one, qwen.server(max_model_len=400) as two:
         async with make_engine(one.url, two.url) as engine:
+            assert engine.context is None
             await ask(engine)
+            assert engine.context == 400
     assert one.requests[0].body["max_tokens"] < 400
 
 

@@ -120,6 +120,11 @@ class VLLMEngine(Engine):
         if self._session is not None:
             await self._session.close()
 
+    @property
+    def context(self) -> int | None:
+        """That of the server with the shortest."""
+        return self._model.context if self._model is not None else None
+
     async def check(self) -> None:
         """Ask each server for its model and for two tokens: whether ids and log-probabilities come back, and
         whether the latter are those that tokens are drawn by."""
