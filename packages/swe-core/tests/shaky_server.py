@@ -20,7 +20,7 @@ from swe_core.errors import ContextOverflow, EngineUnavailable, RequestRefused
 from swe_core.eventloop import run
 from swe_core.interception.server import InterceptionServer
 from swe_core.redact import Redactor
-from swe_core.store import RolloutFolder
+from swe_core.store import RunDirectory, new_run_info
 
 BAD_DAYS = {
     "ok": 70,
@@ -32,6 +32,7 @@ BAD_DAYS = {
     "raise": 1,
     "nothing": 1,  # None instead of a completion
 }
+MAX_BODY = 64 * 1024
 
 
 def ids(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -40,7 +41,8 @@ def ids(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 class Shaky(Engine):
-    """Replies with the rollout's id and what it was asked, in pieces; its tokens are the bytes of the text.
+    """Replies with the rollout's id, what it was asked and a number, in pieces; no two replies are the same.
+    Its tokens are the bytes of the text.
 
     Attributes:
         typed: How many tokens it sampled for each rollout, by its own count.
@@ -68,7 +70,7 @@ class Shaky(Engine):
         if day == "overflow":
             raise ContextOverflow(9000, 8192)
         rollout, asked = session.rollout_id, request.messages[-1]["content"]
-        text = f"[{rollout}] {asked} " + "x" * self._random.randrange(20)
+        text = f"[{rollout}] {asked} {self.days.total()} " + "x" * self._random.randrange(20)
         last = self._last.get(rollout)
         base = last if self._random.random() < 0.8 else None
         sampled = None
@@ -108,14 +110,14 @@ class Shaky(Engine):
 
 async def serve(folder: Path, rollouts: int, seed: int) -> None:
     """Answer for `rollouts` rollouts until this process is killed."""
-    redactor = Redactor()
-    engine = Shaky(Random(seed), {"ok": 1})
-    async with engine, InterceptionServer() as server, AsyncExitStack() as open_:
+    run = RunDirectory.create(folder, new_run_info({}, {}, rollouts, []), Redactor())
+    engine = Shaky(Random(seed))
+    async with engine, InterceptionServer(max_body=MAX_BODY) as server, AsyncExitStack() as open_:
         opened = []
         for number in range(rollouts):
-            record = RolloutFolder(folder / str(number), redactor)
             who = EngineSession(str(number), "task", 0, "agent")
-            gate = await open_.enter_async_context(server.session(engine, who, record.add_turn))
+            record = run.folder(who.rollout_id).add_turn
+            gate = await open_.enter_async_context(server.session(engine, who, record))
             opened.append([server.url + gate.path, gate.token])
         print(json.dumps(opened), flush=True)
         await anyio.sleep_forever()

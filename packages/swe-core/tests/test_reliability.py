@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -27,16 +27,21 @@ from swe_core.engine import EngineSession
 from swe_core.interception import calls
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.session import Gate
-from swe_core.record import Turn
+from swe_core.record import Ledger
+from swe_core.redact import Redactor
+from swe_core.store import RunDirectory, new_run_info
 from swe_core.testing.vllm import ScriptedVLLM, VLLMFault
+from swe_core.tokens.ledger import add_ledgers, recount
+from swe_core.turns import requests
 
-from .shaky_server import Shaky
+from .shaky_server import MAX_BODY, Shaky
 
 pytestmark = pytest.mark.anyio
 ROLLOUTS = 500
-MAX_BODY = 64 * 1024
 QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>",
         "<tool_response>", "</tool_response>")  # fmt: skip
+MISDEEDS = ("leave", "twice", "malformed", "token", "oversize", "retry")
+KILL_ROLLOUTS = 50
 KILL_AFTER = 300
 """Acknowledged turns at which the server's process is killed."""
 
@@ -98,28 +103,30 @@ async def ask(
 class Agent:
     """One rollout's clients, which misbehave at random."""
 
-    gate: Gate
+    name: str
     url: str
+    token: str
     random: Random
     http: aiohttp.ClientSession
     seen: Counter[str] = field(default_factory=Counter)
     whole: dict[bytes, set[str]] = field(default_factory=dict)
     """Request → the different texts that were delivered whole for it."""
+    heard: Callable[[], None] = lambda: None
+    """Called for each reply that was delivered whole."""
 
-    async def run(self) -> None:
-        number = self.gate.session.rollout_id
+    async def run(self, steps: int = 4) -> None:
         messages: list[Any] = []
-        for step in range(4):
-            messages.append({"role": "user", "content": f"{number}/{step}"})
+        for step in range(steps):
+            messages.append({"role": "user", "content": f"{self.name}/{step}"})
             body = json.dumps({"messages": messages, "stream": self.random.random() < 0.8}).encode()
             kind = self.random.choice(["ask", "ask", "leave", "twice", "malformed", "token", "oversize"])
             self.seen[kind] += 1
             if kind == "malformed":
-                self.refused(await ask(self.http, self.url, self.gate.token, body[:-1]), 400)
+                self.refused(await ask(self.http, self.url, self.token, body[:-1]), 400)
             elif kind == "token":
-                self.refused(await ask(self.http, self.url, "not-" + self.gate.token, body), 401)
+                self.refused(await ask(self.http, self.url, "not-" + self.token, body), 401)
             elif kind == "oversize":
-                self.refused(await ask(self.http, self.url, self.gate.token, body.ljust(MAX_BODY + 1)), 413)
+                self.refused(await ask(self.http, self.url, self.token, body.ljust(MAX_BODY + 1)), 413)
             elif kind == "leave":
                 await self.ask(body, hold=self.random.randrange(4), patience=self.random.uniform(0, 0.2))
             elif kind == "twice":
@@ -136,14 +143,15 @@ class Agent:
         """A text that is this rollout's own; leaves when its patience ends, for the engine may stall."""
         reply = Reply()
         with anyio.move_on_after(patience):
-            reply = await ask(self.http, self.url, self.gate.token, body, hold, **headers)
+            reply = await ask(self.http, self.url, self.token, body, hold, **headers)
         if reply.status == 200:
-            own = f"[{self.gate.session.rollout_id}] "
+            own = f"[{self.name}] "
             assert own.startswith(reply.text) or reply.text.startswith(own)
         else:
             assert reply.status in (0, 400, 424), reply.status
         if reply.whole:
             self.whole.setdefault(body, set()).add(reply.text)
+            self.heard()
         return reply.text
 
     def refused(self, reply: Reply, status: int) -> None:
@@ -157,61 +165,69 @@ async def nobody_is_left(before: set[asyncio.Task[Any]]) -> None:
             await anyio.sleep(0.01)
 
 
+def new_run(path: Path, rollouts: int) -> RunDirectory:
+    return RunDirectory.create(path / "run", new_run_info({}, {}, rollouts, []), Redactor())
+
+
 async def test_hundreds_of_rollouts_on_bad_days(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No task is left, every ledger balances to the engine's own count, nobody hears another, and nothing is
-    sampled again once it was delivered."""
+    """No task is left, every ledger balances to the engine's own count and again from disk, nobody hears
+    another, and nothing is sampled again once it was delivered."""
     monkeypatch.setattr(calls, "JUST_FINISHED", math.inf)
-    random, seen, agents = Random(1), Counter[str](), list[Agent]()
-    turns: dict[str, list[Turn]] = {str(number): [] for number in range(ROLLOUTS)}
+    random, seen = Random(1), Counter[str]()
+    names, gates, agents = list(map(str, range(ROLLOUTS))), dict[str, Gate](), dict[str, Agent]()
+    run = new_run(tmp_path, ROLLOUTS)
     before = asyncio.all_tasks()
     engine = Shaky(random)
     async with engine, InterceptionServer(max_body=MAX_BODY) as server, connections() as http:
 
         async def rollout(name: str) -> None:
             who = EngineSession(name, "task", 0, "agent")
-            async with server.session(engine, who, turns[name].append) as gate:
-                agent = Agent(gate, server.url + gate.path, Random(name), http, seen)
-                agents.append(agent)
-                async with anyio.create_task_group() as group:
-                    group.start_soon(agent.run)
-                    if agent.random.random() < 0.1:  # the rollout ends while its agent still talks
-                        await anyio.sleep(agent.random.uniform(0, 0.5))
-                        group.cancel_scope.cancel()
+            with closing(run.folder(name)) as folder:
+                async with server.session(engine, who, folder.add_turn) as gate:
+                    gates[name], agent = (
+                        gate,
+                        Agent(name, server.url + gate.path, gate.token, Random(name), http, seen),
+                    )
+                    agents[name] = agent
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(agent.run)
+                        if agent.random.random() < 0.1:  # the rollout ends while its agent still talks
+                            await anyio.sleep(agent.random.uniform(0, 0.5))
+                            group.cancel_scope.cancel()
 
         async with anyio.create_task_group() as group:
-            for name in turns:
+            for name in names:
                 group.start_soon(rollout, name)
         metrics = server._metrics.text().decode()
     await nobody_is_left(before)
 
-    ledgers = [agent.gate.book.ledger() for agent in agents]
-    dropped: Counter[str] = Counter()
-    for agent, ledger in zip(agents, ledgers, strict=True):
-        name = agent.gate.session.rollout_id
+    total, recorded_turns = Ledger(sampled=0, trained=0), 0
+    for name in names:
+        turns, ledger = run.turns(name), gates[name].book.ledger()
         assert (ledger.sampled if ledger else 0) == engine.typed[name]
+        assert recount(turns) == ledger
         if ledger is not None:
             assert ledger.sampled == ledger.trained + sum(ledger.dropped.values())
-            dropped.update(ledger.dropped)
-        assert [turn.index for turn in turns[name]] == list(range(agent.gate.turns))
-        recorded = [(turn.reply or {}).get("content") or "" for turn in turns[name] if turn.error is None]
-        for texts in agent.whole.values():
+            total = add_ledgers([total, ledger])
+        assert [turn.index for turn in turns] == list(range(gates[name].turns))
+        recorded_turns += len(turns)
+        recorded = [(turn.reply or {}).get("content") or "" for turn in turns if turn.error is None]
+        for texts in agents[name].whole.values():
             assert len(texts) == 1
             assert texts <= set(recorded)
         assert all(f"[{name}] " in text for text in recorded if text)
-    assert sorted(engine.ended) == sorted(turns)
+    assert sorted(engine.ended) == sorted(names)
     assert "swe_calls_in_flight 0.0" in metrics
     assert "swe_rollouts_open 0.0" in metrics
-    assert min(seen[kind] for kind in ("leave", "twice", "malformed", "token", "oversize", "retry")) > 50
+    assert min(seen[kind] for kind in MISDEEDS) > 50
     assert engine.days.keys() == engine._chances.keys()
-    sampled = sum(ledger.sampled for ledger in ledgers if ledger)
-    trained = sum(ledger.trained for ledger in ledgers if ledger)
     with capsys.disabled():
         print(
             f"\nreliability: {ROLLOUTS} rollouts, clients {dict(seen)}, engine {dict(engine.days)}: "
-            f"{sampled} tokens sampled = {trained} trained + {dict(dropped)}, "
-            f"{sum(map(len, turns.values()))} turns, 0 tasks left"
+            f"{total.sampled} tokens sampled = {total.trained} trained + {total.dropped}, "
+            f"{recorded_turns} turns on disk, 0 tasks left"
         )
 
 
@@ -251,9 +267,10 @@ async def test_the_engine_vllm_on_bad_days(
         asked = re.findall(r"<\|im_start\|>user\n((\d+)/\d+)", tokenizer.decode(prompt))[-1]
         return encode(f"[{asked[1]}] {asked[0]} and so on and so forth<|im_end|>")
 
-    random, seen, agents = Random(2), Counter[str](), list[Agent]()
+    random, seen = Random(2), Counter[str]()
+    names, gates, agents = list(map(str, range(VLLM_ROLLOUTS))), dict[str, Gate](), dict[str, Agent]()
+    run = new_run(tmp_path, VLLM_ROLLOUTS)
     days = random.choices(list(VLLM_DAYS), list(VLLM_DAYS.values()), k=10_000)
-    turns: dict[str, list[Turn]] = {str(number): [] for number in range(VLLM_ROLLOUTS)}
     settings = {"model": "scripted", "max_retries": 2, "renderer": "qwen3", "tokenizer": str(tmp_path)}
     before = asyncio.all_tasks()
     async with ScriptedVLLM([reply], encode=encode, faults=days, root=str(tmp_path)) as vllm:
@@ -266,79 +283,99 @@ async def test_the_engine_vllm_on_bad_days(
 
             async def rollout(name: str) -> None:
                 who = EngineSession(name, "task", 0, "agent")
-                async with server.session(policy, who, turns[name].append) as gate:
-                    agents.append(Agent(gate, server.url + gate.path, Random(name), http, seen))
-                    await agents[-1].run()
+                with closing(run.folder(name)) as folder:
+                    async with server.session(policy, who, folder.add_turn) as gate:
+                        gates[name] = gate
+                        agents[name] = Agent(
+                            name, server.url + gate.path, gate.token, Random(name), http, seen
+                        )
+                        await agents[name].run()
 
             async with anyio.create_task_group() as group:
-                for name in turns:
+                for name in names:
                     group.start_soon(rollout, name)
     await nobody_is_left(before)
 
     known = {(*asked.prompt, *asked.sent) for asked in vllm.requests}
     total: Counter[str] = Counter()
-    for agent in agents:
-        ledger, mine = agent.gate.book.ledger(), turns[agent.gate.session.rollout_id]
-        sampled = sum(len(turn.tokens.completion) for turn in mine if turn.tokens)
-        assert (ledger.sampled if ledger else 0) == sampled
+    for name in names:
+        turns, ledger = run.turns(name), gates[name].book.ledger()
+        assert recount(turns) == ledger
         if ledger is not None:
             assert ledger.sampled == ledger.trained + sum(ledger.dropped.values())
             total += Counter({"sampled": ledger.sampled, "trained": ledger.trained, **ledger.dropped})
         ids: dict[int | None, tuple[int, ...]] = {None: ()}
-        for turn in mine:
+        for turn in turns:
             if turn.tokens is not None:
                 ids[turn.index] = (*ids[turn.tokens.base], *turn.tokens.prompt, *turn.tokens.completion)
                 if turn.error is None:
                     assert ids[turn.index] in known
-        texts = {(turn.reply or {}).get("content") or "" for turn in mine if turn.error is None}
-        assert set().union(*agent.whole.values()) <= texts
+        texts = {(turn.reply or {}).get("content") or "" for turn in turns if turn.error is None}
+        assert set().union(*agents[name].whole.values()) <= texts
     assert total["trained"] > total["sampled"] / 2
     with capsys.disabled():
         asked = f"{VLLM_ROLLOUTS} rollouts, {len(vllm.requests)} requests"
         print(f"\nreliability: engine vllm, {asked}: {dict(total)}")
 
 
+def acknowledged(agents: Sequence[Agent]) -> int:
+    """How many different replies they got whole."""
+    return sum(len(texts) for agent in agents for texts in agent.whole.values())
+
+
 async def test_what_was_acknowledged_before_a_kill_is_on_disk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGKILL in the middle of it: each turn that a client saw whole is in its rollout's file, once."""
-    script = Path(__file__).with_name("shaky_server.py")
-    argv = [sys.executable, str(script), str(tmp_path), "50", "7"]
-    acknowledged: dict[int, list[str]] = {number: [] for number in range(50)}
+    """SIGKILL in the middle of bad days: each reply that a client saw whole is in its rollout's turns with
+    the request that it answered, no sampled reply is there twice, and what is there balances."""
+    script, path = Path(__file__).with_name("shaky_server.py"), tmp_path / "run"
+    argv = [sys.executable, str(script), str(path), str(KILL_ROLLOUTS), "7"]
+    seen, agents = Counter[str](), list[Agent]()
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220
+
+        def heard() -> None:
+            if acknowledged(agents) >= KILL_AFTER:
+                process.send_signal(signal.SIGKILL)
+
+        async def talk(agent: Agent) -> None:
+            try:
+                await agent.run(steps=1_000_000)
+            except* aiohttp.ClientError:  # the server is no more
+                pass
+
         try:
             assert process.stdout is not None
             opened = json.loads(await asyncio.to_thread(process.stdout.readline))
             async with connections() as http, anyio.create_task_group() as group:
-
-                async def talk(number: int, url: str, token: str) -> None:
-                    for step in range(1_000_000):
-                        body = {"messages": [{"role": "user", "content": str(step)}], "stream": step % 2 == 0}
-                        try:
-                            reply = await ask(http, url, token, json.dumps(body).encode())
-                        except aiohttp.ClientError:  # the server is no more
-                            return
-                        if reply.whole:
-                            acknowledged[number].append(reply.text)
-                        if sum(map(len, acknowledged.values())) >= KILL_AFTER:
-                            process.send_signal(signal.SIGKILL)
-
                 for number, (url, token) in enumerate(opened):
-                    group.start_soon(talk, number, url, token)
+                    random = Random(number)
+                    agents.append(Agent(str(number), url, token, random, http, seen, heard=heard))
+                    group.start_soon(talk, agents[-1])
         finally:
             process.kill()
-    recorded = 0
-    for number, texts in acknowledged.items():
-        file = tmp_path / str(number) / "turns.jsonl"
-        lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
-        turns = [Turn.model_validate_json(line) for line in lines]
-        replies = [turn.reply["content"] for turn in turns if turn.reply]
-        assert len(replies) == len(set(replies))
-        assert set(texts) <= set(replies)
-        assert all(turn.tokens and bytes(turn.tokens.completion).decode() == turn.reply["content"]
-                   for turn in turns if turn.reply)  # fmt: skip
-        recorded += len(replies)
-    count = sum(map(len, acknowledged.values()))
-    assert count >= KILL_AFTER
+    run, total, errors = RunDirectory.open(path), Ledger(sampled=0, trained=0), 0
+    for agent in agents:
+        turns = run.turns(agent.name)
+        answers: Counter[tuple[str, str]] = Counter()
+        for turn, body in zip(turns, requests(turns), strict=True):
+            if turn.reply is None:
+                errors += 1
+                continue
+            text = turn.reply["content"] or ""
+            answers[json.dumps(body["messages"]), text] += 1
+            assert turn.tokens is not None
+            assert not text or bytes(turn.tokens.completion).decode() == text
+        got = {(json.dumps(json.loads(body)["messages"]), text)
+               for body, texts in agent.whole.items() for text in texts}  # fmt: skip
+        assert got <= answers.keys()
+        assert all(times == 1 for (_, text), times in answers.items() if text)
+        total = add_ledgers([total, recount(turns) or Ledger(sampled=0, trained=0)])
+    assert acknowledged(agents) >= KILL_AFTER
+    assert min(seen[kind] for kind in MISDEEDS) > 10
+    assert errors > 10
     with capsys.disabled():
-        print(f"\nreliability: killed after {count} acknowledged turns: {recorded} on disk, 0 lost")
+        print(
+            f"\nreliability: killed after {acknowledged(agents)} acknowledged turns, clients {dict(seen)}, "
+            f"{errors} calls without a reply: 0 lost, {total.sampled} tokens on disk = "
+            f"{total.trained} trained + {total.dropped}"
+        )
