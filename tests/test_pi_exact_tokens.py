@@ -24,28 +24,28 @@ from .engines import ObservingProxy, tool_call
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.engine,
-    pytest.mark.pi,
-    pytest.mark.usefixtures("local_sandbox"),
-]
+pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.pi]
 TASK = "demo__memofn-1"
 COMPACTS = "You are a context summarization assistant"
 """How Pi's request for a summary begins."""
 
 
-async def run_pi(swe_core: SweCore, url: str, model: str, *args: str) -> Done:
+async def run_pi(swe_core: SweCore, sandbox: str, url: str, model: str, *args: str) -> Done:
     engine = ["--engine", "vllm", "--engine-url", url, "--model", model]
-    command = partial(swe_core, "--plugins", "pi", "--task", TASK, *engine, *args, timeout=300)
+    plugins = ["--plugins", f"pi,{sandbox}"]
+    command = partial(swe_core, *plugins, "--task", TASK, *engine, *args, timeout=300)
     return await anyio.to_thread.run_sync(command)
+
+
+def print_report(done: Done, *args: str) -> str:
+    """What `swe-core report` prints of the run."""
+    command = [str(Path(sys.executable).parent / "swe-core"), "report", str(done.out), *args]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def report(done: Done) -> dict[str, Any]:
     """What `swe-core report` says of the run's tokens."""
-    command = [str(Path(sys.executable).parent / "swe-core"), "report", str(done.out), "--json"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    ledger: dict[str, Any] = json.loads(printed)["ledger"]
+    ledger: dict[str, Any] = json.loads(print_report(done, "--json"))["ledger"]
     return ledger
 
 
@@ -55,7 +55,7 @@ def rows(done: Done) -> list[Chain]:
 
 
 async def test_pi_fixes_a_bug_in_one_row(
-    swe_core: SweCore, scripted: Scripted, tokenizer: PreTrainedTokenizerBase
+    swe_core: SweCore, sandbox: str, scripted: Scripted, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """The policy is a script: it looks, applies the gold patch, and submits. Pi's prompt, which it sends as a
     list of parts, is in the row."""
@@ -67,7 +67,7 @@ async def test_pi_fixes_a_bug_in_one_row(
         tool_call("answer", text="fixed"),
     ]
     async with scripted(replies) as vllm:
-        done = await run_pi(swe_core, vllm.url, "scripted")
+        done = await run_pi(swe_core, sandbox, vllm.url, "scripted")
         sampled = [asked.sent for asked in vllm.requests]
     assert done.code == 0, done.stderr
     assert (done.only["outcome"], done.only["turns"]) == ("resolved", 3), done.only
@@ -98,6 +98,7 @@ def compacting(tokenizer: PreTrainedTokenizerBase, calls: int) -> Callable[[Sequ
     return reply
 
 
+@pytest.mark.usefixtures("local_sandbox")
 async def test_pi_that_compacts_k_times_gives_1_and_2k_rows(
     swe_core: SweCore, scripted: Scripted, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -105,7 +106,7 @@ async def test_pi_that_compacts_k_times_gives_1_and_2k_rows(
     compaction = {"enabled": True, "reserveTokens": 1000, "keepRecentTokens": 600}
     async with scripted([compacting(tokenizer, calls=8)]) as vllm:
         done = await run_pi(
-            swe_core, vllm.url, "scripted",
+            swe_core, "local", vllm.url, "scripted",
             "--set", "agent.pi.context_window=9000", "--set", "agent.pi.max_tokens=500",
             "--set", f"agent.pi.settings={json.dumps({'compaction': compaction})}",
         )  # fmt: skip
@@ -125,16 +126,18 @@ async def test_pi_that_compacts_k_times_gives_1_and_2k_rows(
 
 
 async def test_pi_with_a_real_model_ends_with_every_sampled_token_accounted_for(
-    swe_core: SweCore, token_server: TokenServer
+    swe_core: SweCore, sandbox: str, token_server: TokenServer
 ) -> None:
+    """The command of the README, in both sandboxes."""
+    model, cut = token_server.model, ["--set", "engine.vllm.max_tokens=64"]
     async with ObservingProxy(token_server.url) as proxy:
-        done = await run_pi(
-            swe_core, proxy.url, token_server.model, "--attempts", "3", "--set", "engine.vllm.max_tokens=64"
-        )
+        done = await run_pi(swe_core, sandbox, proxy.url, model, "--attempts", "3", *cut)
+    assert done.code == 0, done.stderr
     assert {rollout["outcome"] for rollout in done.rollouts} == {"unresolved"}, done.rollouts
     ledger = report(done)
     assert (ledger["balanced"], ledger["accounted_percent"]) == (True, 100)
     assert ledger["sampled"] == sum(len(call.ids) for call in proxy.sampled) > 0
     trained = sorted(tuple(row.input_ids[row.completion_mask]) for row in rows(done))
     assert trained == sorted(tuple(call.ids) for call in proxy.sampled)
-    assert "balanced, 100.0 % accounted for" in done.stdout
+    for printed in (done.stdout, print_report(done)):
+        assert "balanced, 100.0 % accounted for" in printed
