@@ -77,6 +77,13 @@ def test_malformed_arguments_are_what_clients_send_in_their_place(text: str) -> 
     assert same_arguments(text) == same_arguments("{}")
 
 
+@pytest.mark.parametrize("depth", [300, 600, 5000])
+def test_arguments_nested_too_deep_are_still_themselves(depth: int) -> None:
+    one, other = ('{"a":' * depth + end + "}" * depth for end in "12")
+    assert same_arguments(one) == same_arguments(one)
+    assert same_arguments(one) != same_arguments(other)
+
+
 def test_long_arguments_are_compared_too() -> None:
     text = json.dumps({"content": "line\n" * 2000})
     assert same_arguments(text) == same_arguments(text.replace(": ", ":"))

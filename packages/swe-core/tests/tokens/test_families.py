@@ -136,6 +136,12 @@ def call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+def body(name: str, arguments: str) -> str:
+    """A call without its markers, as it is kept where its arguments cannot be."""
+    return call(name, arguments).removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
+
+
+NESTED = '{"a": ' * 600 + "1" + "}" * 600
 DEEP = '<tool_call>\n{"name": "bash", "arguments": ' + "[" * 20_000
 
 
@@ -148,6 +154,9 @@ DEEP = '<tool_call>\n{"name": "bash", "arguments": ' + "[" * 20_000
         ("On it.\n" + call("bash", '{"é": 1}') + "<|im_end|>", "On it.", None, (("bash", '{"é": 1}', None),)),
         (call("a", "{}") + "\n" + call("b", '"{}"'), "", None, (("a", "{}", None), ("b", "{}", None))),
         (call("bash", '{"a": "\\ud800"}'), "", None, (("bash", '{"a": "\\ud800"}', None),)),
+        (call("\\ud800", "{}"), call("\\ud800", "{}"), None, ()),
+        (call("bash", '{"a": 1e999}'), "", None, (("bash", body("bash", '{"a": 1e999}'), None),)),
+        (call("bash", NESTED), "", None, (("bash", NESTED, None),)),
         ("Look: " + call("bash", "{") + "<|im_end|>", "Look:\n" + call("bash", "{"), None, ()),
         ('<tool_call>\n{"name": 5}\n</tool_call>', '<tool_call>\n{"name": 5}\n</tool_call>', None, ()),
         ('<tool_call>\n{"name": "ba', '<tool_call>\n{"name": "ba', None, ()),
@@ -160,6 +169,9 @@ DEEP = '<tool_call>\n{"name": "bash", "arguments": ' + "[" * 20_000
         "call",
         "two calls",
         "half a surrogate pair",
+        "half a surrogate pair as name",
+        "a number beyond floats",
+        "nested",
         "no JSON",
         "name is no text",
         "cut call",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.resources import files
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -268,6 +269,18 @@ def test_calls_that_are_no_json_stay_text(parser: Callable[[], Callable[..., Par
     made = renderer(chat(), parser=parser())
     parsed = made.parse(tokenizer().encode(broken), made.render([user("Hello.")], None), TOOLS)
     assert (parsed.content, parsed.calls) == (broken, ())
+
+
+@pytest.mark.parametrize("parser", [trl_parser, lambda: named_parser(tokenizer(), "qwen3", None)])
+@pytest.mark.parametrize("broken", [CALL.replace("bash", "\\ud800"), CALL.replace("1", "1e999")])
+def test_calls_that_cannot_be_told_as_they_are_reach_no_agent(
+    parser: Callable[[], Callable[..., Parsed]], broken: str
+) -> None:
+    made = renderer(chat(), parser=parser())
+    parsed = made.parse(tokenizer().encode(broken), made.render([user("Hello.")], None), TOOLS)
+    orjson.dumps([parsed.content, parsed.calls])
+    assert [arguments for _, arguments, _ in parsed.calls if "Infinity" in arguments] == []
+    assert broken in parsed.content or "1e999" in parsed.calls[0][1]
 
 
 def test_thinking_that_the_prompt_opened() -> None:

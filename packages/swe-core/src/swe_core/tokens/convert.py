@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from swe_core.messages import Message
 from swe_core.tokens.renderer import Tools
@@ -84,13 +84,33 @@ def asking(names: Sequence[str], messages: Sequence[Message]) -> Message | None:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def arguments_text(arguments: object) -> str:
-    """Parsed arguments as text again; text stays as it was sampled."""
-    if isinstance(arguments, str):
+def is_name(name: object) -> TypeGuard[str]:
+    """Whether `name` can be a tool's name: a text that is not empty and that UTF-8 can carry."""
+    return isinstance(name, str) and bool(name) and _is_utf8(name)
+
+
+def arguments_text(arguments: object, raw: str) -> str:
+    """Parsed arguments as text again; text stays as it was sampled.
+
+    Args:
+        raw: The call as it was sampled, which stands for arguments that JSON cannot write: there are none,
+            they hold a number beyond 64-bit floats, or they are nested too deep.
+    """
+    if arguments is None:
+        return raw
+    if isinstance(arguments, str) and _is_utf8(arguments):
         return arguments
-    text = json.dumps(arguments, ensure_ascii=False)
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        # JSON can name half of a surrogate pair, which UTF-8 cannot carry
+        return text if _is_utf8(text) else json.dumps(arguments)
+    except (ValueError, RecursionError):
+        return raw
+
+
+def _is_utf8(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # JSON can name half of a surrogate pair, which UTF-8 cannot carry
-        return json.dumps(arguments)
-    return text
+    except UnicodeEncodeError:
+        return False
+    return True

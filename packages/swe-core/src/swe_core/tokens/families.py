@@ -17,6 +17,7 @@ from swe_core.messages import Message
 from swe_core.tokens.convert import (
     arguments_text,
     asking,
+    is_name,
     listed,
     settled,
     with_arguments,
@@ -27,7 +28,7 @@ from swe_core.tokens.probes import MALFORMED, PROBES, reply, result, user
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
 
 if TYPE_CHECKING:
-    from renderers.base import ParsedResponse, ParsedToolCall
+    from renderers.base import ParsedResponse
     from renderers.base import Renderer as Format
     from transformers import PreTrainedTokenizerBase
 
@@ -138,7 +139,9 @@ class FamilyRenderer(Renderer):
             content=settled(content, ended),
             reasoning=settled(reasoning, ended) or None,
             calls=tuple(
-                (call.name, _arguments(call), call.id) for call in found.tool_calls if _is_named(call)
+                (call.name, arguments_text(call.arguments, call.raw), call.id)
+                for call in found.tool_calls
+                if is_name(call.name)
             ),
         )
 
@@ -181,7 +184,7 @@ class FamilyRenderer(Renderer):
         return [
             call.raw if call.token_span is None else self.text(completion[slice(*call.token_span)])
             for call in found.tool_calls
-            if not _is_named(call)
+            if not is_name(call.name)
         ]
 
 
@@ -208,11 +211,3 @@ def _marks_thinking(tokenizer: PreTrainedTokenizerBase, family: str) -> bool:
     suffix = ":opensource" if family == "hy3" else ""
     vocabulary = tokenizer.get_added_vocab()
     return f"<think{suffix}>" in vocabulary and f"</think{suffix}>" in vocabulary
-
-
-def _is_named(call: ParsedToolCall) -> bool:
-    return isinstance(call.name, str) and bool(call.name)
-
-
-def _arguments(call: ParsedToolCall) -> str:
-    return str(call.raw) if call.arguments is None else arguments_text(call.arguments)

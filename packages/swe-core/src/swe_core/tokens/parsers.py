@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from renderers.parsers import get_reasoning_parser, get_tool_parser
 
 from swe_core.errors import ConfigError
-from swe_core.tokens.convert import arguments_text, listed
+from swe_core.tokens.convert import arguments_text, is_name, listed
 from swe_core.tokens.renderer import Parsed, Tools
 
 if TYPE_CHECKING:
@@ -68,12 +69,18 @@ def named_parser(
             reasoning.extract(f"<think>{text}" if opened else text.lstrip()) if reasoning else (None, text)
         )
         nameless = [
-            plain(completion[slice(*call.token_span)], tail, tools).content for call in calls if not call.name
+            plain(completion[slice(*call.token_span)], tail, tools).content
+            for call in calls
+            if not is_name(call.name)
         ]
         return Parsed(
             "\n".join(filter(None, [text, *nameless])),
             thought,
-            tuple((call.name, arguments_text(call.arguments), call.id) for call in calls if call.name),
+            tuple(
+                (call.name, arguments_text(call.arguments, call.raw), call.id)
+                for call in calls
+                if is_name(call.name)
+            ),
         )
 
     return parse
@@ -85,7 +92,10 @@ def _text_end(tokenizer: PreTrainedTokenizerBase, tail: Sequence[int]) -> str:
 
 def _call(call: dict[str, Any]) -> tuple[str, str, str | None]:
     function = call.get("function", call)
-    name, arguments = function["name"], function.get("arguments")
-    if not isinstance(name, str) or not name:
+    name, arguments, id_ = function["name"], function.get("arguments"), call.get("id")
+    if not is_name(name):
         raise ValueError("a call names no tool")
-    return name, arguments_text({} if arguments is None else arguments), call.get("id")
+    if arguments is None:
+        arguments = {}
+    raw = json.dumps(arguments, allow_nan=False)  # raises where JSON cannot write them: all stays text
+    return name, arguments_text(arguments, raw), id_ if is_name(id_) else None
