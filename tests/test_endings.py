@@ -91,6 +91,27 @@ def test_no_first_call_in_time_is_an_error_with_its_likely_causes(ends: Ends) ->
         assert cause in rollout.failure.message
 
 
+@pytest.mark.parametrize(
+    ("agent", "setting", "cause"),
+    [
+        ("only-submit", "budget.turns=9", "did not get as far as that, or is configured to call another one"),
+        ("late", "budget.wall=1", "did not get as far as that, or is configured to call another one"),
+        ("image", "budget.turns=9", "its only request was refused: messages[0]: "),
+        ("image-late", "limits.first_call=3", "each of its 2 requests was refused: messages[0]: "),
+    ],
+)
+def test_an_agent_that_was_never_answered_is_an_error_however_it_ends(
+    ends: Ends, agent: str, setting: str, cause: str
+) -> None:
+    """And no verdict on the policy, which was not asked."""
+    done = ends(agent, setting)
+    rollout = _record(done)
+    assert rollout.outcome == "error", done.stderr
+    assert rollout.failure is not None
+    assert (rollout.failure.boundary, rollout.failure.type) == ("agent", "NoLLMCall")
+    assert cause in rollout.failure.message
+
+
 @pytest.mark.parametrize("budget", sorted(set(Budgets.model_fields) - {"grace"}))
 def test_black_box_refuses_budgets_that_it_cannot_keep(swe_core: SweCore, budget: str) -> None:
     done = swe_core(

@@ -80,23 +80,30 @@ async def run_agent(
     if gate is not None and gate.failure is not None:
         raise gate.failure
     silent = gate is not None and not gate.called.is_set()
-    if gate is not None and (gate.submitted or gate.ended_by is not None):
-        return
-    if clock.cancelled_caught or run.exit_code is None:
-        calls = " and made no LLM call through the endpoint" if silent else ""
-        raise AgentError(
-            f"the agent {agent.name!r} did not end within its budget of {limits.agent:g} s "
-            f"(limits.agent){calls}"
-        )
-    ended = AgentExit(run.exit_code, output.last_error, output.stderr_tail)
-    failure = agent.failure(ended)
-    if failure is not None:
-        raise AgentError(failure)
-    if silent:
+    if gate is None or not (gate.submitted or gate.ended_by is not None):
+        if clock.cancelled_caught or run.exit_code is None:
+            calls = " and made no LLM call through the endpoint" if silent else ""
+            raise AgentError(
+                f"the agent {agent.name!r} did not end within its budget of {limits.agent:g} s "
+                f"(limits.agent){calls}"
+            )
+        ended = AgentExit(run.exit_code, output.last_error, output.stderr_tail)
+        failure = agent.failure(ended)
+        if failure is not None:
+            raise AgentError(failure)
+    if gate is not None and silent:
+        likely = "it did not get as far as that, or is configured to call another one"
         raise NoLLMCall(
-            f"the agent {agent.name!r} made no LLM call through the endpoint: it ended at once, or is "
-            "configured to call another one"
+            f"the agent {agent.name!r} made no LLM call through the endpoint: {_cause(gate, likely)}"
         )
+
+
+def _cause(gate: Gate, likely: str) -> str:
+    """Why no LLM call was made: what the gate knows of it, else what is `likely`."""
+    if not gate.refusals:
+        return likely
+    which = "its only request" if gate.refusals == 1 else f"each of its {gate.refusals} requests"
+    return f"{which} was refused: {gate.refusal}"
 
 
 async def _run_process(agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput) -> int:
@@ -148,10 +155,13 @@ async def _watched(
         with anyio.move_on_after(request.limits.first_call) as clock:
             await gate.called.wait()
         if clock.cancelled_caught:
+            likely = (
+                "it did not get as far as that, is configured to call another endpoint, or cannot reach this "
+                "one from inside its sandbox"
+            )
             problem = NoLLMCall(
                 f"the agent {agent.name!r} made no LLM call within {request.limits.first_call:g} s "
-                "(limits.first_call): it did not get as far as that, is configured to call another endpoint, "
-                "or cannot reach this one from inside its sandbox"
+                f"(limits.first_call): {_cause(gate, likely)}"
             )
             scope.cancel()
 

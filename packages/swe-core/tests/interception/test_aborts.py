@@ -13,14 +13,14 @@ import anyio
 import httpx
 import pytest
 
-from swe_core.engine import Completion
+from swe_core.engine import ChatRequest, Completion, Emit, EngineSession
 from swe_core.interception.calls import OVER
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.session import GONE, Gate
 from swe_core.record import Turn
 from swe_core.testing.provider import Fault, ScriptedProvider, say
 
-from .helpers import HELLO, Plugin, by_hand, relay, who
+from .helpers import HELLO, Plugin, Typist, by_hand, relay, sampled, until, who
 
 pytestmark = pytest.mark.anyio
 
@@ -151,3 +151,32 @@ async def test_nothing_is_left_behind_by_clients_that_misbehave(
         while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 (closing connections end their tasks)
             await anyio.sleep(0.02)
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_reply_that_is_whole_although_everybody_left_is_not_trained(
+    server: InterceptionServer,
+) -> None:
+    """Nobody saw it, and who asks again gets another one."""
+
+    class Stubborn(Typist):
+        async def complete(
+            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+        ) -> Completion:
+            with suppress(anyio.get_cancelled_exc_class()):
+                await super().complete(request, session, emit)
+            reply = {"role": "assistant", "content": "abcdef"}
+            return Completion(reply, sampled=sampled("abcdef"))
+
+    engine, turns = Stubborn(letters=2), list[Turn]()
+    async with server.session(engine, who(), turns.append) as gate, by_hand(server, gate) as http:
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: http.post("/chat/completions", json={"messages": HELLO}))
+            await engine.typed.wait()
+            group.cancel_scope.cancel()
+        await until(lambda: bool(turns))
+        engine.let(6)
+        await http.post("/chat/completions", json={"messages": HELLO})
+        ledger = gate.book.ledger()
+    assert [(turn.error, turn.reply is None) for turn in turns] == [(GONE, True), (None, False)]
+    assert ledger is not None
+    assert (ledger.sampled, ledger.trained, ledger.dropped) == (12, 6, {"aborted": 6})

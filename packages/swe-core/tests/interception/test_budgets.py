@@ -6,10 +6,13 @@ from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swe_core.config import Budgets
 from swe_core.engine import Completion
 from swe_core.errors import ContextOverflow
+from swe_core.interception.budgets import Allowance
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Turn
 
@@ -81,7 +84,7 @@ async def test_the_wall_cuts_a_call_and_what_was_said_stays(server: Interception
     (turn,) = turns
     assert turn.tokens is not None
     assert (turn.tokens.dropped, turn.tokens.completion) == ("wall", [97, 98])
-    assert turn.reply == {"role": "assistant", "content": "ab" if stream else None}
+    assert turn.reply == {"role": "assistant", "content": "ab" if stream else ""}
     assert (turn.finish_reason, turn.error) == ("length", None)
     assert turn.usage.completion_tokens == 2
     assert gate.ended_by == "wall"
@@ -134,3 +137,49 @@ async def test_what_an_aborted_call_sampled_is_used_up(server: InterceptionServe
             await http.post("/chat/completions", json=_body(1))
     assert turns[0].usage.completion_tokens > 0
     assert engine.asked[1].max_tokens == 10 - turns[0].usage.completion_tokens
+
+
+async def test_calls_at_the_same_time_keep_the_completion_tokens_together(server: InterceptionServer) -> None:
+    engine, finished = Typist(letters=0), list[str]()
+    async with server.session(engine, who(), lambda _: None, Budgets(completion_tokens=10)) as gate:
+        async with by_hand(server, gate) as http, anyio.create_task_group() as group:
+
+            async def ask(number: int, **more: Any) -> None:
+                reply = await http.post("/chat/completions", json=_body(number, **more))
+                finished.append(reply.json()["choices"][0]["finish_reason"])
+
+            group.start_soon(lambda: ask(0, max_tokens=7))
+            await until(lambda: len(engine.asked) == 1)
+            group.start_soon(ask, 1)
+            await until(lambda: len(engine.asked) == 2)
+            await ask(2)  # the others hold all that is left, which is no end
+            assert finished == ["length"]
+            assert gate.ended_by is None
+            engine.let(100)
+            await until(lambda: len(finished) == 3)
+            await ask(3)  # the first one has used six of its seven
+            await ask(4)
+    assert [request.max_tokens for request in engine.asked] == [7, 3, 1]
+    assert gate.usage.completion_tokens == 10
+    assert gate.ended_by == "completion_tokens"
+
+
+@given(
+    budget=st.integers(1, 100),
+    calls=st.lists(st.tuples(st.none() | st.integers(1, 60), st.floats(0, 1), st.integers(0, 5))),
+)
+def test_no_order_of_calls_gets_beyond_the_completion_tokens(
+    budget: int, calls: list[tuple[int | None, float, int]]
+) -> None:
+    """Each wants so much, samples a part of what it is granted, and ends after some more calls have begun."""
+    allowance, used, running = Allowance(Budgets(completion_tokens=budget)), 0, list[tuple[int, float]]()
+    for wanted, part, at_once in calls:
+        granted = allowance.begin(wanted)
+        assert granted is not None
+        running.append((granted, part))
+        while len(running) > at_once:
+            granted, part = running.pop(0)
+            used += round(granted * part)
+            allowance.end(granted, round(granted * part))
+        assert used + sum(granted for granted, _ in running) <= budget
+        assert allowance.left == budget - used

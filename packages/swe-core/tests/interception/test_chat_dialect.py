@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -80,6 +81,10 @@ def test_arguments_are_text(given: Any, text: str) -> None:
         ({"role": "assistant", "tool_calls": {}}, r"^$"),
         ({"role": "assistant", "tool_calls": {"a": 1}}, r"tool_calls is an object; send a list"),
         ({"role": "assistant", "tool_calls": ["x"]}, r"a call without a 'function' object"),
+        (
+            {"role": "assistant", "function_call": {"name": "f"}},
+            r"messages\[0\].function_call .*'tool_calls'",
+        ),
     ],
 )
 def test_what_no_engine_reads_is_refused(message: dict[str, Any], sentence: str) -> None:
@@ -108,3 +113,31 @@ def test_the_two_names_of_the_limit(limits: dict[str, Any], wanted: int | None) 
 def test_a_limit_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(BadRequest, match="'max_tokens' is"):
         _parse({"role": "user", "content": ""}, max_tokens=value)
+
+
+def _nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels - 1):
+        value = {"a": value} if len(str(value)) % 2 else [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda value: {"extra": value},
+        lambda value: {"tools": [{"function": value}]},
+        lambda value: {"messages": [{"role": "assistant", "tool_calls": [_call(value)]}]},
+    ],
+)
+def test_a_request_that_no_record_could_hold_is_refused(place: Callable[[Any], dict[str, Any]]) -> None:
+    """orjson reads 1024 levels and writes 254."""
+    body = {"messages": [{"role": "user", "content": "hi"}], **place(_nested(200))}
+    with pytest.raises(BadRequest, match="nested more than 128 levels deep"):
+        ChatCompletions().parse(orjson.dumps(body))
+
+
+def test_the_deepest_request_is_recorded() -> None:
+    _parse({"role": "user", "content": "hi"}, extra=_nested(127))
+    with pytest.raises(BadRequest):
+        _parse({"role": "user", "content": "hi"}, extra=_nested(128))

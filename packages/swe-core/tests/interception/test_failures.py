@@ -12,7 +12,7 @@ import pytest
 
 from swe_core.engine import ChatRequest, Completion, Emit, EngineSession
 from swe_core.errors import EngineError, EngineRefused, EngineUnavailable, LedgerError
-from swe_core.interception.server import InterceptionServer
+from swe_core.interception.server import ENDPOINT_FAILED, InterceptionServer
 from swe_core.record import Turn
 from swe_core.testing.provider import Fault, ScriptedProvider, say
 
@@ -204,3 +204,63 @@ async def test_the_first_keepalive_comes_after_a_second() -> None:
                 body = {"messages": HELLO, "stream": True}
                 async with http.stream("POST", "/chat/completions", json=body) as response:
                     assert await anext(response.aiter_text()) == ": keepalive\n\n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_no_route_expects_is_told_in_the_dialect_and_asked_once(
+    server: InterceptionServer, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    """Here a reply that cannot be written down: half of a surrogate pair."""
+    posts = 0
+
+    async def count(request: httpx.Request) -> None:
+        nonlocal posts
+        posts += 1
+
+    engine = Plugin(Completion({"role": "assistant", "content": "\ud800"}))
+    async with server.session(engine, who(), lambda _: None) as gate, sdk(server, gate) as client:
+        client._client.event_hooks["request"].append(count)
+        with pytest.raises(openai.InternalServerError, match=ENDPOINT_FAILED) as caught:
+            await client.chat.completions.create(model="m", messages=HELLO, stream=stream)
+    assert caught.value.type == "server_error"
+    assert posts == 1
+    (record,) = (record for record in caplog.records if record.levelno == logging.ERROR)
+    assert record.exc_info is not None
+    assert gate.token not in caplog.text
+    assert b'route="/rollout/{id}/v1/chat/completions",status="500"} 1.0' in server._metrics.text()
+
+
+async def test_a_stream_that_cannot_go_on_is_broken_off(
+    server: InterceptionServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its HTTP status is out, and another one in the middle of the events would be heard as an event."""
+    heard = anyio.Event()
+
+    class Halves(Plugin):
+        async def complete(
+            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+        ) -> Completion:
+            assert emit is not None
+            await emit({"content": "a"})
+            await heard.wait()
+            await emit({"content": "\ud800"})
+            return await anyio.sleep_forever()
+
+    text = ""
+
+    async def listen(reply: httpx.Response) -> None:
+        nonlocal text
+        async for piece in reply.aiter_text():
+            text += piece
+            heard.set()
+
+    async with server.session(Halves(EngineError("")), who(), lambda _: None) as gate:
+        async with by_hand(server, gate) as http:
+            body = {"messages": HELLO, "stream": True}
+            async with http.stream("POST", "/chat/completions", json=body) as reply:
+                with pytest.raises(httpx.RemoteProtocolError):
+                    await listen(reply)
+    assert text.count("data: ") == 1
+    assert "HTTP/1.1" not in text
+    assert b'status="500"} 1.0' in server._metrics.text()
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1

@@ -93,6 +93,13 @@ async def test_healthz_and_unknown_paths(server: InterceptionServer) -> None:
         (b'{"messages": [{"role": "user"}], "stream": "yes"}', "'stream' is a string"),
         (b'{"messages": [{"role": "user"}], "stream_options": 1}', "'stream_options' is a number"),
         (b'{"messages": [{"role": "user"}], "n": 2}', "'n' is 2"),
+        (b'{"messages": [{"role": "user"}], "n": true}', "'n' is True"),
+        (b'{"messages": [{"role": "user"}], "tools": [{}, 1]}', "tools[1] is a number; send an object"),
+        (
+            b'{"messages": [{"role": "user"}], "functions": [{}]}',
+            "'functions' is deprecated and not supported here; send 'tools'",
+        ),
+        (b'{"messages": [{"role": "user"}], "function_call": "auto"}', "'function_call' is deprecated"),
     ],
 )
 async def test_a_bad_body_is_a_400_that_says_why(
@@ -105,6 +112,9 @@ async def test_a_bad_body_is_a_400_that_says_why(
     assert sentence in response.json()["error"]["message"]
     assert gate.turns == 0
     assert gate.failure is None
+    assert not gate.called.is_set()
+    assert gate.refusals == 1
+    assert sentence in gate.refusal
 
 
 async def test_a_body_over_the_cap_is_a_413(server: InterceptionServer) -> None:

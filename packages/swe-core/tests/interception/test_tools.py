@@ -53,6 +53,8 @@ async def test_a_tool_is_listed_and_called(server: InterceptionServer) -> None:
     [
         (b"{}", "the arguments of the tool 'read_docs' are wrong: 'path': Field required"),
         (b'{"path": "a", "lines": "many"}', "'lines': Input should be a valid integer"),
+        (b'{"path": "a", "lines": "2"}', "'lines': Input should be a valid integer"),
+        (b'{"path": "a", "lines": true}', "'lines': Input should be a valid integer"),
         (b'{"path": "a", "reward": 1}', "'reward': Extra inputs are not permitted"),
         (b"[", "Invalid JSON"),
         (b"", "Invalid JSON"),

@@ -22,6 +22,7 @@ class Allowance:
         self._budgets = budgets
         self._calls = 0
         self._tokens = 0
+        self._held = 0
         self.deadline = math.inf
 
     def start(self) -> None:
@@ -43,11 +44,20 @@ class Allowance:
         budget = self._budgets.completion_tokens
         return None if budget is None else max(0, budget - self._tokens)
 
-    def begin(self, wanted: int | None) -> int | None:
-        """Count a call. Returns the tokens that it may sample: of what is left, at most `wanted`."""
-        self._calls += 1
-        return min((limit for limit in (wanted, self.left) if limit is not None), default=None)
+    @property
+    def free(self) -> int | None:
+        """Of what is left, the tokens that no call in flight holds; None is no limit."""
+        return None if self.left is None else max(0, self.left - self._held)
 
-    def use(self, tokens: int) -> None:
-        """Count sampled tokens. Calls at the same time may together sample more than was left to each."""
+    def begin(self, wanted: int | None) -> int | None:
+        """Count a call. Returns the tokens that it may sample, of what is free at most `wanted`; None is no
+        limit. It holds them until its `end`, so that calls at the same time keep the budget together."""
+        self._calls += 1
+        granted = min((limit for limit in (wanted, self.free) if limit is not None), default=None)
+        self._held += granted or 0
+        return granted
+
+    def end(self, granted: int | None, tokens: int) -> None:
+        """A call has ended that was `granted` so many by `begin` and sampled `tokens`."""
+        self._held -= granted or 0
         self._tokens += tokens

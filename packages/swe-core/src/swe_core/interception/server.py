@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -38,11 +39,14 @@ from swe_core.record import Turn
 
 MAX_BODY = 32 * 1024 * 1024
 ENGINE_FAILED = "the model behind this endpoint failed for good and answers no more calls of this rollout"
+ENDPOINT_FAILED = "this endpoint failed to answer the request"
 _FIRST_KEEPALIVE = 1.0
 _NO_RETRY = {"x-should-retry": "false"}
 _RETRY_COUNTS = ("x-stainless-retry-count", "x-retry-count")
 _CLOSED = 499
 """Stands for the status of a request whose client left."""
+
+log = logging.getLogger(__name__)
 
 
 class InterceptionServer:
@@ -170,6 +174,7 @@ class InterceptionServer:
                     return await self._stream(request, dialect, call, listener, reply)
                 return await self._whole(request, call, listener, reply)
         except BadRequest as error:
+            gate.refuse(str(error))
             return _error(dialect, Problem(400, "invalid_request", str(error)))
         except (EngineError, RolloutOver) as error:
             return _error(dialect, _problem(error))
@@ -253,7 +258,8 @@ class InterceptionServer:
     async def _told(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Answer aiohttp's own errors in the dialect's shape, so that SDKs can show them; count them all."""
+        """Answer errors that no route expects in the dialect's shape, so that SDKs show them and do not ask
+        again; count all requests."""
         status = _CLOSED
         try:
             response = await handler(request)
@@ -264,6 +270,12 @@ class InterceptionServer:
             kind: Any = "authentication" if error.status == 401 else "invalid_request"
             status = error.status
             return _error(_dialect_of(request), Problem(status, kind, error.text or error.reason))
+        except Exception as error:  # the boundary: what no route expects is told to nobody but the host
+            status = 500
+            if request.writer.output_size:  # the reply has begun, so aiohttp logs the error and breaks off
+                raise
+            log.error("the endpoint failed to answer %s", request.path, exc_info=error)
+            return _error(_dialect_of(request), Problem(status, "server", ENDPOINT_FAILED))
         finally:
             route = request.match_info.route.resource
             self._metrics.requests.labels(route.canonical if route else "none", status).inc()

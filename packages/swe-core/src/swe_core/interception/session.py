@@ -66,6 +66,8 @@ class Gate:
             set no call reaches the engine any more. `RequestRefused` is not one: the agent may go on.
         submitted: Whether the agent said that its work is done.
         called: Set by the first call.
+        refusals: Requests that were refused because they are none of their dialect.
+        refusal: What the last of those was told.
     """
 
     def __init__(
@@ -90,6 +92,8 @@ class Gate:
         self.failure: EngineError | None = None
         self.submitted = False
         self.called = anyio.Event()
+        self.refusals = 0
+        self.refusal = ""
         self._on_turn = on_turn
         self._tasks = tasks
         self._allowance = Allowance(budgets)
@@ -132,6 +136,11 @@ class Gate:
         self.submitted = True
         self._ending.set()
 
+    def refuse(self, why: str) -> None:
+        """Count a request that never became a call, for where no other one does."""
+        self.refusals += 1
+        self.refusal = why
+
     def ask(self, key: bytes, asked: Asked, *, retried: bool) -> Call:
         """The call that answers a request: a new one, or the one that the request repeats.
 
@@ -154,9 +163,9 @@ class Gate:
         self.called.set()
         call = Call()
         spent = self._allowance.spent()
-        if spent is not None:
-            self._run_out(spent)
-            self._metrics.refused.labels(spent).inc()
+        if spent is not None or self._allowance.free == 0:
+            self._run_out(spent)  # nothing has where calls in flight hold what is left
+            self._metrics.refused.labels(spent or "completion_tokens").inc()
             call.end(Completion({"role": "assistant", "content": ""}, "length"))
             return call
         # No await since the checks: a close from here on finds the call in flight.
@@ -194,7 +203,7 @@ class Gate:
             outcome = error
         finally:  # also where the server itself is cancelled: what was sampled is recorded
             ended = self._ended(call, request, outcome)
-            self._record(ended, asked, started_at, time.monotonic() - started)
+            self._record(ended, request, started_at, time.monotonic() - started)
             call.end(self.failure or ended.outcome)
             self._leave(call)
 
@@ -204,20 +213,21 @@ class Gate:
             self._closing.set()
 
     def _ended(self, call: Call, request: ChatRequest, outcome: Completion | Exception | None) -> _Ended:
+        sampled = outcome.sampled if isinstance(outcome, Completion) else request.progress.sampled
+        if call.abandoned or self._closing is not None:  # even if the engine got to its end all the same
+            text = GONE if call.abandoned else OVER
+            return _Ended(RolloutOver(text), sampled, "aborted", text)
         if isinstance(outcome, Completion):
             self._overflowed = False
-            return _Ended(outcome, outcome.sampled)
-        sampled = request.progress.sampled
+            return _Ended(outcome, sampled)
         if isinstance(outcome, RequestRefused):
             self._overflowed = isinstance(outcome, ContextOverflow)
             return _Ended(outcome, sampled, "failed", sentence(outcome))
-        if call.abandoned or self._closing is not None:
-            text = GONE if call.abandoned else OVER
-            return _Ended(RolloutOver(text), sampled, "aborted", text)
         if call.scope.cancel_called:
             self._run_out("wall")
             usage = Usage(completion_tokens=_length(sampled))
-            message = {**join(call.pieces())}
+            message = join(call.pieces())
+            message["content"] = message["content"] or ""  # there are no pieces where nobody streams
             return _Ended(Completion(message, "length", usage), sampled, "wall")
         if outcome is None:
             return _Ended(RolloutOver(OVER), sampled, "aborted", OVER)
@@ -226,14 +236,15 @@ class Gate:
         self._fail(failure)
         return _Ended(failure, sampled, "failed", sentence(failure))
 
-    def _record(self, ended: _Ended, asked: Asked, started_at: datetime, seconds: float) -> None:
+    def _record(self, ended: _Ended, request: ChatRequest, started_at: datetime, seconds: float) -> None:
         try:
-            turn = self._turn(ended, asked, started_at, seconds)
+            turn = self._turn(ended, request, started_at, seconds)
             self.usage = Usage(
                 prompt_tokens=self.usage.prompt_tokens + turn.usage.prompt_tokens,
                 completion_tokens=self.usage.completion_tokens + turn.usage.completion_tokens,
             )
-            self._allowance.use(max(turn.usage.completion_tokens, _length(ended.sampled)))
+            used = max(turn.usage.completion_tokens, _length(ended.sampled))
+            self._allowance.end(request.max_tokens, used)
             if turn.finish_reason == "length" and self._allowance.left == 0:
                 self._run_out("completion_tokens")
             self._metrics.call(turn)
@@ -242,8 +253,8 @@ class Gate:
             self._fail(EngineError(f"call {self.turns} could not be recorded: {sentence(problem)}"))
         self.turns += 1
 
-    def _turn(self, ended: _Ended, asked: Asked, started_at: datetime, seconds: float) -> Turn:
-        added = self._diff.added(asked.body)
+    def _turn(self, ended: _Ended, request: ChatRequest, started_at: datetime, seconds: float) -> Turn:
+        added = self._diff.added(request.body)
         completion = ended.outcome if isinstance(ended.outcome, Completion) else None
         tokens, error = None, ended.error
         if ended.sampled is not None:

@@ -79,7 +79,7 @@ class Tools:
         if tool is None:
             raise UnknownTool(f"there is no tool {name!r}; there are: {', '.join(self._tools) or 'none'}")
         try:
-            arguments = tool.arguments.model_validate_json(raw)
+            arguments = tool.arguments.model_validate_json(raw, strict=True)
         except ValidationError as error:
             raise BadArguments(_explain(name, error)) from None
         if self._closing is not None:

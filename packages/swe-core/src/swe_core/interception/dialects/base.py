@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from swe_core.engine import Completion, Delta
 from swe_core.messages import Message
 
-ErrorKind = Literal["invalid_request", "authentication", "rollout_over", "engine", "tool"]
+ErrorKind = Literal["invalid_request", "authentication", "rollout_over", "engine", "tool", "server"]
 
 
 class BadRequest(ValueError):

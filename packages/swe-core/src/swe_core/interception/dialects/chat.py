@@ -21,7 +21,10 @@ _KINDS = {
     "rollout_over": "rollout_over",
     "engine": "engine_error",
     "tool": "tool_error",
+    "server": "server_error",
 }
+_DEPTH = 128
+"""Levels of objects and lists in a request. orjson writes 254, and a record wraps some around it."""
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -34,6 +37,8 @@ class ChatCompletions(Dialect):
         body = _load(raw)
         if not isinstance(body, dict):
             raise BadRequest(f"the request body is {_kind(body)}; send a JSON object")
+        if _is_deep(body):
+            raise BadRequest(f"the request body is nested more than {_DEPTH} levels deep; send a flatter one")
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise BadRequest(f"'messages' is {_kind(messages)}; send a list of at least one message")
@@ -44,8 +49,15 @@ class ChatCompletions(Dialect):
         ):
             if not isinstance(body.get(key), kind | None):
                 raise BadRequest(f"{key!r} is {_kind(body[key])}; send {wanted}")
-        if body.get("n") not in (None, 1):
-            raise BadRequest(f"'n' is {body['n']!r}; this endpoint gives one choice a request")
+        for index, tool in enumerate(body.get("tools") or ()):
+            if not isinstance(tool, dict):
+                raise BadRequest(f"tools[{index}] is {_kind(tool)}; send an object")
+        n = body.get("n")
+        if n is True or n not in (None, 1):
+            raise BadRequest(f"'n' is {n!r}; this endpoint gives one choice a request")
+        for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
+            if body.get(old):
+                raise BadRequest(f"{old!r} is deprecated and not supported here; send {new!r}")
         return Asked(
             body=body,
             messages=[_canonical(index, message) for index, message in enumerate(messages)],
@@ -143,6 +155,10 @@ def _canonical(index: int, message: object) -> Message:
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         if reasoning and isinstance(reasoning, str):
             canonical["reasoning_content"] = reasoning
+        if message.get("function_call"):
+            raise BadRequest(
+                f"messages[{index}].function_call is deprecated and not supported here; send 'tool_calls'"
+            )
         calls = message.get("tool_calls")
         if calls:
             canonical["tool_calls"] = _calls(index, calls)
@@ -214,6 +230,17 @@ def _load(raw: bytes) -> Any:
         return orjson.loads(text.encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         raise BadRequest(f"the request body is not JSON: {problem}") from None
+
+
+def _is_deep(body: dict[str, Any]) -> bool:
+    """Whether `body` has more than `_DEPTH` levels of objects and lists, itself the first."""
+    level: list[Any] = [body]
+    for _ in range(_DEPTH):
+        inside = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [value for values in inside for value in values if isinstance(value, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _kind(value: object) -> str:
