@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
+import anyio
 import numpy as np
 from _common import Report, Target, median, ratio, shown
 from _workload import LONG_TURNS, TOOLS, Texts, long_result, opening, replies, results, write_tokenizer
@@ -33,8 +34,6 @@ from swe_core.tokens.renderer import Renderer
 
 EARLY, AROUND = 5, 2
 LIMIT = 2.0
-T = TypeVar("T")
-P = ParamSpec("P")
 Ids = NDArray[np.int32]
 
 
@@ -52,11 +51,9 @@ class Times:
         return self.early if abs(turn - EARLY) <= AROUND else None
 
 
-def spent(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[float, T]:
-    """The processor time of `work`, milliseconds, and what it gave."""
-    started = time.process_time()
-    given = work(*args, **kwargs)
-    return 1000 * (time.process_time() - started), given
+def since(started: float) -> float:
+    """Milliseconds of processor time since `started`."""
+    return 1000 * (time.process_time() - started)
 
 
 class Session:
@@ -71,7 +68,7 @@ class Session:
             for answer in answers
         ]
 
-    def grow(self, turns: int, size: int, seed: int, ours: Times, full: Times) -> int:
+    async def grow(self, turns: int, size: int, seed: int, ours: Times, full: Times) -> int:
         """`turns` turns with tool results of `size` characters; the ids of the last prompt."""
         texts, length = Texts(seed), 0
         messages = opening(texts.piece(size))
@@ -83,19 +80,25 @@ class Session:
                 "content": answer["content"],
                 "tool_calls": [{"id": f"call_{turn}", "type": "function", "function": call}],
             }
-            used, length = spent(self._turn, messages, ids, logprobs, reply)
+            started = time.process_time()
+            length = await self._turn(messages, ids, logprobs, reply)
+            used = since(started)
             kept = ours.of(turn, turns)
             if kept is not None:
                 kept.append(used)
             afresh = full.of(turn, turns)
             if afresh is not None and self._tokenizer.chat_template is not None:
-                afresh.append(spent(self._render, messages)[0])
+                started = time.process_time()
+                self._tokenizer.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True)
+                afresh.append(since(started))
             messages += results(reply, texts.piece(size))
         return length
 
-    def _turn(self, messages: list[Message], ids: Ids, logprobs: NDArray[np.float32], reply: Message) -> int:
+    async def _turn(
+        self, messages: list[Message], ids: Ids, logprobs: NDArray[np.float32], reply: Message
+    ) -> int:
         """What the engine does for one turn; the ids of its prompt."""
-        prompt = self._conversation.prepare(messages, TOOLS)
+        prompt = await self._conversation.prepare(messages, TOOLS)
         self._renderer.parse(ids.tolist(), prompt.tail, TOOLS)
         versions = np.zeros(len(ids), np.int32)
         sampled = Sampled(
@@ -104,11 +107,8 @@ class Session:
         self._conversation.add(prompt, sampled, reply)
         return prompt.length
 
-    def _render(self, messages: list[Message]) -> object:
-        return self._tokenizer.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True)
 
-
-def main() -> None:
+async def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -123,9 +123,10 @@ def main() -> None:
         renderer = load_renderer(folder, renderer="qwen3")
         answers = replies(tokenizer)
         size = long_result(tokenizer, answers)
-        Session(renderer, tokenizer, answers).grow(EARLY, size, 0, Times(), Times())  # warms the caches
+        await Session(renderer, tokenizer, answers).grow(EARLY, size, 0, Times(), Times())  # warms the caches
         for number in range(1, options.runs + 1):
-            length = Session(renderer, tokenizer, answers).grow(options.turns, size, number, ours, full)
+            session = Session(renderer, tokenizer, answers)
+            length = await session.grow(options.turns, size, number, ours, full)
 
     figures = {
         name: (median(times.early), median(times.last))
@@ -151,4 +152,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    anyio.run(main)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -105,6 +105,12 @@ class Talk:
         self.conversation = Conversation(self.renderer)
         self.prompts: list[Prompt] = []
 
+    def prepare(self, history: Sequence[Message], tools: Tools) -> Prompt:
+        """Without an event loop, which a short history does not need."""
+        with pytest.raises(StopIteration) as done:
+            self.conversation.prepare(history, tools).send(None)
+        return cast(Prompt, done.value.value)
+
     def ask(
         self,
         history: Sequence[Message],
@@ -115,15 +121,24 @@ class Talk:
         split: bool = False,
         tools: Tools = TOOLS,
     ) -> tuple[Prompt, Sampled, Message]:
-        prompt = self.conversation.prepare(history, tools)
+        prompt = self.prepare(history, tools)
         prompt_ids(prompt)
         self.prompts.append(prompt)
         visible = [ord(c) for c in reply] if split else self.renderer.encode(reply)
-        ids = [*([THINK, *map(ord, thought), THINK] if thought else []), *visible, *([] if cut else [STOP])]
+        ids = [*([THINK, *map(ord, thought), THINK] if thought else []), *visible]
+        ids += [] if cut and ids else [STOP]  # a turn has one id at least
         tokens = sampled(prompt, ids)
         message = say("assistant", reply, **({"reasoning_content": thought} if thought else {}))
         self.conversation.add(prompt, tokens, message)
         return prompt, tokens, message
+
+    def say(self, history: Sequence[Message], message: Message) -> Sampled:
+        """A turn whose reply is `message`."""
+        prompt = self.prepare(history, TOOLS)
+        tokens = sampled(prompt, [len(self.prompts), STOP])
+        self.prompts.append(prompt)
+        self.conversation.add(prompt, tokens, message)
+        return tokens
 
 
 USER = say("user", "fix it")
@@ -236,7 +251,50 @@ def test_reasoning_tells_siblings_apart_and_the_latest_counts_without_it() -> No
     _, two, said_two = talk.ask([USER], "run", thought="two")
     silent = say("assistant", "run")
     for reply, expected in ((said_one, one), (said_two, two), (silent, two)):
-        assert talk.conversation.prepare([USER, reply, say("tool", "x")], TOOLS).extends is expected
+        assert talk.prepare([USER, reply, say("tool", "x")], TOOLS).extends is expected
+
+
+def call(id_: str, arguments: str, thought: str = "") -> Message:
+    function = {"name": "bash", "arguments": arguments}
+    message = {"content": "", "tool_calls": [{"id": id_, "type": "function", "function": function}]}
+    return {"role": "assistant", **message, **({"reasoning_content": thought} if thought else {})}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "sent_back"),
+    [
+        (call("1", "{}", "t"), call("2", "{}", "u"), call("1", "{}")),
+        (call("1", "ls"), call("2", "rm -rf build"), call("1", "{}")),
+        (
+            call("1", '{"a": 9007199254740993}'),
+            call("2", '{"a": 9007199254740992}'),
+            call("1", '{"a": 9007199254740992}'),
+        ),
+        (call("1", "ls"), call("2", "rm -rf build"), call("3", "ls")),
+        (call("1", "{}", "t"), call("1", "{}", "u"), call("1", "{}", "t")),
+        (call("1", "ls", "t"), call("1", "rm", "u"), call("1", "ls", "u")),
+    ],
+    ids=[
+        "id, reasoning dropped",
+        "id, arguments emptied",
+        "id, arguments of the other",
+        "arguments, ids made anew",
+        "reasoning",
+        "arguments before reasoning",
+    ],
+)
+def test_a_history_continues_the_turn_that_it_holds_and_not_its_twin(
+    one: Message, other: Message, sent_back: Message
+) -> None:
+    talk = Talk()
+    first, second = talk.say([USER], one), talk.say([USER], other)
+    history = [USER, sent_back, say("tool", "x")]
+    assert talk.prepare(history, TOOLS).extends is first
+    assert talk.prepare([USER, other, say("tool", "x")], TOOLS).extends is second
+    after = talk.say(history, say("assistant", "ok"))
+    talk.say([USER, other, say("tool", "x")], say("assistant", "ok"))
+    longer = talk.prepare([*history, say("assistant", "ok"), USER], TOOLS)
+    assert longer.extends is after  # "ok" was said twice, but after the same call once
 
 
 def test_a_history_that_ends_with_our_reply_is_rendered() -> None:
@@ -250,10 +308,10 @@ def test_a_prompt_made_before_another_turn_was_added_is_still_right() -> None:
     """Two calls in flight at once: the ids of the one must not stand in the other's text."""
     talk = Talk()
     _, first, reply = talk.ask([USER])
-    slow = talk.conversation.prepare([USER, reply, say("tool", "slow")], TOOLS)
+    slow = talk.prepare([USER, reply, say("tool", "slow")], TOOLS)
     talk.ask([USER, reply, say("tool", "fast, and longer")])
     talk.conversation.add(slow, sampled(slow, [ord("z"), STOP]), say("assistant", "z"))
-    after = talk.conversation.prepare([USER, reply, say("tool", "slow"), say("assistant", "z"), USER], TOOLS)
+    after = talk.prepare([USER, reply, say("tool", "slow"), say("assistant", "z"), USER], TOOLS)
     assert after.extends is not None
     assert after.extends.extends is first
     prompt_ids(after)
@@ -322,6 +380,6 @@ def test_a_long_conversation_keeps_its_ids_once() -> None:
         history += [reply, say("tool", "x" * 500)]
     node = talk.conversation.find(history, TOOLS).turn
     assert node is not None
-    last = talk.conversation.prepare(history, TOOLS)
+    last = talk.prepare(history, TOOLS)
     assert len(node.text) == len(last.json) - len(orjson.dumps(last.new_ids.tolist())) + 1
     assert talk.renderer.rendered == 1

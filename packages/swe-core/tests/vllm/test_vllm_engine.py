@@ -353,6 +353,7 @@ async def test_a_whole_reply_keeps_the_older_version(qwen: Qwen) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "bash"}}}, "is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"stop": 3}, "stop is 3"),
+        ({"stop": [""]}, "stop is .*none of them empty"),
     ],
 )
 async def test_what_would_bend_the_distribution_is_refused(qwen: Qwen, body: Any, words: str) -> None:
@@ -377,6 +378,28 @@ async def test_the_visible_text_ends_at_a_stop_text(qwen: Qwen) -> None:
         streamed, ear = await ask(engine, stop="OBSERVE", stream=True)
     assert whole.message["content"] == streamed.message["content"] == ear.text() == "first line\n"
     assert sampled_of(whole).completion_ids.tolist() == server.requests[0].sent
+
+
+@pytest.mark.parametrize(("fault", "stream"), [("drop", True), ("abort", True), ("abort", False)])
+@pytest.mark.parametrize(("after", "requests"), [(2, 2), (3, 1), (4, 1)], ids=["in it", "at it", "behind it"])
+async def test_a_stop_text_counts_where_the_reply_breaks_off(
+    qwen: Qwen, fault: VLLMFault, stream: bool, after: int, requests: int
+) -> None:
+    parts = ["say ", "OBS", "ERVE", " a long story that"]
+    encoded = [qwen.encode(part) for part in parts]
+    ids = [token for part in encoded for token in part]
+    before, stopped = (sum(map(len, encoded[:number])) for number in (after, 3))
+    async with (
+        qwen.server([*ids, qwen.stop], faults=[fault], after=before, piece=1) as server,
+        make_engine(server.url) as engine,
+    ):
+        completion, ear = await ask(engine, stop="OBSERVE", stream=stream, max_tokens=len(ids))
+    assert completion.message["content"] == "say "
+    assert completion.finish_reason == "stop"
+    assert ear.text() == ("say " if stream else "")
+    assert len(server.requests) == requests
+    if stream:
+        assert sampled_of(completion).completion_ids.tolist() == ids[: max(before, stopped)]
 
 
 async def test_rollouts_do_not_see_each_other_and_end_frees_them(qwen: Qwen) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio.to_thread
 import numpy as np
 import orjson
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 from swe_core.engine import ForkCause, Rendered, Sampled
 from swe_core.messages import Message, message_key
 from swe_core.tokens.renderer import TAIL, Renderer, Tools
+
+_INLINE = 20_000
+"""Characters of messages up to which a conversation is rendered in the event loop: a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +78,7 @@ class _Node:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A turn that was sampled here.
+    """A turn that was sampled here: the reply `message`, after the turn `before` if any.
 
     `text` holds the JSON text of its ids in its first `end` bytes. It is shared with the turns that extend
     it, so that a conversation keeps its ids once: only the first turn that extends it appends, the others
@@ -82,7 +86,8 @@ class _Turn:
     """
 
     sampled: Sampled
-    reasoning: str
+    message: Message
+    before: _Turn | None
     length: int
     tail: list[int]
     text: bytearray
@@ -105,21 +110,27 @@ class Conversation:
         self._roots: dict[bytes, _Node] = {}
         self._answers: set[Hashable] = set()
 
-    def prepare(self, messages: Sequence[Message], tools: Tools) -> Prompt:
-        """The prompt of a request: `find`, then `extend`, else `render`.
+    async def prepare(self, messages: Sequence[Message], tools: Tools) -> Prompt:
+        """The prompt of a request: `find`, then `extend`, else `render`, of a long history in a thread.
 
         Raises:
             RequestRefused: The chat template refuses the conversation.
         """
         place = self.find(messages, tools)
-        return self.extend(place) or self.render(place)
+        prompt = self.extend(place)
+        if prompt is not None:
+            return prompt
+        if sum(len(message["content"]) for message in messages) <= _INLINE:
+            return self.render(place)
+        return await anyio.to_thread.run_sync(self.render, place)
 
     def find(self, messages: Sequence[Message], tools: Tools) -> Place:
         """The deepest turn that the history `messages` continues. Only turns with the same tools count: the
         tools stand at the beginning of a prompt."""
         root = self._roots.setdefault(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS), _Node())
         keys = [message_key(message) for message in messages]
-        node, reached, deepest, after = root, 0, root, 0
+        node, reached, after = root, 0, 0
+        turn: _Turn | None = None
         for key in keys:
             child = node.children.get(key)
             if child is None:
@@ -127,8 +138,7 @@ class Conversation:
             node = child
             reached += 1
             if node.turns:
-                deepest, after = node, reached
-        turn = _choose(deepest.turns, messages[after - 1]) if after else None
+                turn, after = _choose(node.turns, messages[reached - 1], turn), reached
         left = messages[reached]["role"] == "assistant" if reached < len(messages) else False
         ours = turn is not None or (left and node.answered) or not self._answers.isdisjoint(keys)
         return Place(messages, tools, node, keys[reached:], turn, after, "rewritten" if ours else "start")
@@ -203,8 +213,7 @@ class Conversation:
         completion = sampled.completion_ids.tolist()
         text += b"," + _json(completion)
         length = prompt.length + len(completion)
-        reasoning = message.get("reasoning_content") or ""
-        node.turns.append(_Turn(sampled, reasoning.strip(), length, prompt.tail, text, len(text)))
+        node.turns.append(_Turn(sampled, message, prompt.place.turn, length, prompt.tail, text, len(text)))
 
     def _cause(self, place: Place, ids: Sequence[int]) -> ForkCause:
         """Why `ids`, the whole history rendered, do not begin with those of its turn."""
@@ -217,11 +226,27 @@ class Conversation:
         return "retokenised" if self._renderer.text(ids).startswith(before) else "template"
 
 
-def _choose(turns: Sequence[_Turn], message: Mapping[str, Any]) -> _Turn:
-    """Which of the turns that said the same `message` is: the one that thought the same, else the latest."""
-    reasoning = (message.get("reasoning_content") or "").strip()
-    same = (turn for turn in reversed(turns) if turn.reasoning == reasoning)
-    return next(same, turns[-1]) if reasoning else turns[-1]
+def _choose(turns: Sequence[_Turn], message: Message, before: _Turn | None) -> _Turn:
+    """Which of the turns that said the same `message` is, in a history that passes the turn `before`. What
+    clients leave as it was tells first: the ids of calls, then how arguments are written, then the reasoning,
+    where it was sent back, then `before`. Of turns that are equal in all that, the latest."""
+    if len(turns) == 1:
+        return turns[0]
+    ids, written, reasoning = _marks(message)
+
+    def alike(turn: _Turn) -> tuple[bool, ...]:
+        theirs = _marks(turn.message)
+        same_reasoning = not reasoning or theirs[2] == reasoning
+        return theirs[0] == ids, theirs[1] == written, same_reasoning, turn.before is before
+
+    return max(reversed(turns), key=alike)
+
+
+def _marks(message: Message) -> tuple[list[Any], list[str], str]:
+    """What may tell messages of one `message_key` apart: ids of calls, their arguments, the reasoning."""
+    calls = message.get("tool_calls") or ()
+    written = [call["function"]["arguments"] for call in calls]
+    return [call["id"] for call in calls], written, (message.get("reasoning_content") or "").strip()
 
 
 def _json(ids: Sequence[int]) -> bytes:

@@ -24,14 +24,12 @@ from swe_core.config import base_url
 from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
 from swe_core.errors import ConfigError, ContextOverflow, EngineProtocolError, RequestRefused
 from swe_core.messages import Message
-from swe_core.tokens.conversation import Conversation, Prompt
+from swe_core.tokens.conversation import Conversation
 from swe_core.tokens.load import load_renderer
-from swe_core.tokens.renderer import Parsed, Renderer, Tools
+from swe_core.tokens.renderer import Parsed, Renderer
 
 _BACKOFF = BACKOFF
 _BASE = "what /v1/completions is appended to"
-_INLINE = 20_000
-"""Characters of messages up to which a conversation is rendered in the event loop: a few milliseconds."""
 _OVERFLOW = "maximum context length"
 """What vLLM says of a prompt that is too long."""
 
@@ -171,7 +169,7 @@ class VLLMEngine(Engine):
         model = await self._ready()
         rollout = self._rollout(session, model.renderer)
         rollout.calls += 1
-        prompt = await _prompt(rollout.conversation, request.messages, tools)
+        prompt = await rollout.conversation.prepare(request.messages, tools)
         context = min(model.context, request.max_context or model.context)
         if prompt.length >= context:
             raise ContextOverflow(prompt.length, context)
@@ -183,7 +181,9 @@ class VLLMEngine(Engine):
         call = _Call(
             name=f"{session.task_id}:{session.attempt}:{rollout.calls}",
             requests=model.requests,
-            generation=Generation(prompt, limit, model.renderer.stop_ids, request.progress),
+            generation=Generation(
+                prompt, limit, model.renderer.stop_ids, request.progress, stops, model.renderer.text
+            ),
             stops=stops,
             streamer=streamer,
         )
@@ -288,6 +288,8 @@ class VLLMEngine(Engine):
                     else:
                         generation.add(chunk, self._version)
                         await streamer.add(generation.ids)
+                    if generation.finish is not None and chunk.finish is None:
+                        break  # the server samples on: it does not see a stop text that the break cut in two
             if generation.finish is not None and len(generation.ids) == before:
                 generation.finish = None
                 raise _Empty(f"{client.where} answered with no token")
@@ -297,16 +299,6 @@ class VLLMEngine(Engine):
             generation.break_off()
             if generation.finish is None and len(generation.ids) == before:
                 raise
-
-
-async def _prompt(conversation: Conversation, messages: Sequence[Message], tools: Tools) -> Prompt:
-    place = conversation.find(messages, tools)
-    prompt = conversation.extend(place)
-    if prompt is not None:
-        return prompt
-    if sum(len(message["content"]) for message in messages) <= _INLINE:
-        return conversation.render(place)
-    return await anyio.to_thread.run_sync(conversation.render, place)
 
 
 def _message(parsed: Parsed, stops: Sequence[str]) -> Message:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -31,15 +31,30 @@ class Generation:
         limit: Ids at most.
         stop_ids: Ids that end a reply.
         progress: Is kept current.
+        stops: Texts that end a reply. A server looks for them only in what it samples itself: those that
+            were there before it broke off, or that it broke in two, are found here.
+        text: What ids stand for.
     """
 
-    def __init__(self, prompt: Prompt, limit: int, stop_ids: Collection[int], progress: Progress) -> None:
+    def __init__(
+        self,
+        prompt: Prompt,
+        limit: int,
+        stop_ids: Collection[int],
+        progress: Progress,
+        stops: Sequence[str],
+        text: Callable[[Sequence[int]], str],
+    ) -> None:
         self.ids: list[int] = []
         self.finish: str | None = None
         self._prompt = prompt
         self._limit = limit
         self._stop_ids = stop_ids
         self._progress = progress
+        self._stops = stops
+        self._text = text
+        self._reach = max((len(stop.encode()) for stop in stops), default=0)  # ids of one, at most
+        self._broken = -self._reach
         self._ids: NDArray[np.int32] = np.empty(_CAPACITY, np.int32)
         self._logprobs: NDArray[np.float32] = np.empty(_CAPACITY, np.float32)
         self._versions: NDArray[np.int32] = np.empty(_CAPACITY, np.int32)
@@ -64,12 +79,15 @@ class Generation:
         self._versions[start:end] = version
         self.ids += chunk.ids
         self.finish = chunk.finish if chunk.finish != "abort" else None
+        if start < self._broken + self._reach and self._has_stop(self._broken - self._reach):
+            self.finish = "stop"
         if self.ids:
             self._progress.sampled = self._view(end)
 
     def break_off(self) -> None:
         """The request is over before it said why the reply ended. The ids may say it."""
-        if self.ids and self.ids[-1] in self._stop_ids:
+        self._broken = len(self.ids)
+        if (self.ids and self.ids[-1] in self._stop_ids) or self._has_stop(0):
             self.finish = "stop"
         elif self.room <= 0:
             self.finish = "length"
@@ -86,6 +104,10 @@ class Generation:
             whole.rendered,
             whole.cause,
         )
+
+    def _has_stop(self, start: int) -> bool:
+        text = self._text(self.ids[max(0, start) :]) if self._stops else ""
+        return any(stop in text for stop in self._stops)
 
     def _view(self, end: int) -> Sampled:
         """The first `end` tokens, not copied: what is appended later stands behind them."""

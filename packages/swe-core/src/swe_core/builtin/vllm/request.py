@@ -94,10 +94,10 @@ def stop_texts(body: Mapping[str, Any]) -> list[str]:
     """The texts at which the agent wants replies to end.
 
     Raises:
-        RequestRefused: `stop` is neither a text nor a list of texts.
+        RequestRefused: `stop` is neither a text nor a list of texts, or one is empty.
     """
     stop = body.get("stop")
     texts = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise RequestRefused(f"stop is {stop!r}; send a text or a list of texts")
+        raise RequestRefused(f"stop is {stop!r}; send a text or a list of texts, none of them empty")
     return texts
