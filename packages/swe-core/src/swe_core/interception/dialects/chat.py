@@ -25,6 +25,7 @@ _KINDS = {
 }
 _DEPTH = 128
 """Levels of objects and lists in a request. orjson writes 254, and a record wraps some around it."""
+_CONTAINERS = frozenset((dict, list))
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -236,8 +237,8 @@ def _is_deep(body: dict[str, Any]) -> bool:
     """Whether `body` has more than `_DEPTH` levels of objects and lists, itself the first."""
     level: list[Any] = [body]
     for _ in range(_DEPTH):
-        inside = (value.values() if isinstance(value, dict) else value for value in level)
-        level = [value for values in inside for value in values if isinstance(value, dict | list)]
+        inside = (value.values() if type(value) is dict else value for value in level)
+        level = [value for values in inside for value in values if type(value) in _CONTAINERS]
         if not level:
             return False
     return True
