@@ -22,7 +22,7 @@ class AgentEvent(BaseModel):
     `fatal` marks an error that ended the agent, even where its exit code is 0.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     kind: EventKind
     text: str

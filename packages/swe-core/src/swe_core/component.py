@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Config(BaseModel):
     """Base of every component's settings: immutable, and unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 @dataclass(frozen=True, slots=True)

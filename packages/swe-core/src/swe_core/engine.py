@@ -25,7 +25,7 @@ Emit = Callable[[Delta], Awaitable[None]]
 class Usage(BaseModel):
     """Tokens of one completion, as the engine counted them; 0 where it did not say."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     prompt_tokens: int = Field(default=0, ge=0)
     completion_tokens: int = Field(default=0, ge=0)

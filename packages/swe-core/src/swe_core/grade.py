@@ -15,7 +15,7 @@ TestStatus = Literal["PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "XPASS", "
 class Grade(BaseModel):
     """A verdict. `reward` is 1.0 or 0.0; a grader that cannot decide raises `GraderError` instead."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     resolved: bool
     reason: str = Field(default="", description="one sentence when not resolved")
@@ -33,7 +33,7 @@ class Grade(BaseModel):
 class Graded(BaseModel):
     """A grade with the log it came from; the log goes to a file of its own, not into the record."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     grade: Grade
     log: bytes = b""

@@ -17,9 +17,13 @@ Outcome = Literal["resolved", "unresolved", "error", "cancelled"]
 
 
 class Record(BaseModel):
-    """Base of what is written to disk: immutable, unknown keys are errors."""
+    """Base of what is written to disk: immutable, unknown keys are errors.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Here as in the other roles a model is built when it is first used, and defaults that are models are made
+    by a factory: building the first one costs pydantic a look at every installed distribution.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Failure(Record):
@@ -70,7 +74,7 @@ class Turn(Record):
     )
     reply: dict[str, Any] | None = Field(description="the assistant message; None when the call failed")
     finish_reason: str | None = None
-    usage: Usage = Usage()
+    usage: Usage = Field(default_factory=Usage)
     error: str | None = None
     tokens: TurnTokens | None = None
 
@@ -100,11 +104,11 @@ class Rollout(Record):
     failure: Failure | None = None
     grade: Grade | None = None
     turns: int = Field(default=0, ge=0)
-    usage: Usage = Usage()
+    usage: Usage = Field(default_factory=Usage)
     ledger: Ledger | None = Field(default=None, description="None where the engine does not own the tokens")
     ended_by: Budget | None = Field(default=None, description="the budget that ended the agent's run")
     patch_bytes: int = Field(default=0, ge=0)
     agent_exit_code: int | None = None
-    phases: Phases = Phases()
+    phases: Phases = Field(default_factory=Phases)
     started_at: datetime
     seconds: float = Field(ge=0, description="wall time of the whole rollout")

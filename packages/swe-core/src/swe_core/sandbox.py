@@ -32,7 +32,7 @@ class Asset(BaseModel):
     Providers that share the host's disk mount it; others upload it, once per `digest` where they can.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     path: Path
@@ -45,7 +45,7 @@ class SandboxSpec(BaseModel):
     A provider that cannot enforce one of these raises `PolicyRefused` instead of ignoring it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     image: str | None = None
     repository: Path | None = Field(

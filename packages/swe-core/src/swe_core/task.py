@@ -18,7 +18,7 @@ class Task(BaseModel):
     (https://www.swebench.com/SWE-bench/guides/datasets/), in lower case.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     instance_id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     repo: str
