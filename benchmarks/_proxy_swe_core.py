@@ -15,7 +15,7 @@ from pathlib import Path
 from _workload import MODEL
 
 from swe_core.engine import Engine, EngineSession
-from swe_core.eventloop import run, settle
+from swe_core.eventloop import run, settled
 from swe_core.interception.server import InterceptionServer
 from swe_core.redact import Redactor
 from swe_core.store import RolloutFolder
@@ -45,20 +45,20 @@ async def main(name: str, url: str, tokenizer: str, folder: str) -> None:
         AsyncExitStack() as open_,
     ):
         await engine.check()
-        settle()
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            await open_.aclose()
-            opened = []
-            for _ in range(int(line)):
-                number += 1
-                record = RolloutFolder(Path(folder, str(number)), redactor)
-                open_.callback(record.close)
-                who = EngineSession(str(number), "task", 0, "agent")
-                gate = await open_.enter_async_context(server.session(engine, who, record.add_turn))
-                redactor.add(gate.token)
-                open_.callback(redactor.discard, gate.token)
-                opened.append([server.url + gate.path, gate.token])
-            print(json.dumps(opened), flush=True)
+        with settled():  # as a run does
+            while line := await asyncio.to_thread(sys.stdin.readline):
+                await open_.aclose()
+                opened = []
+                for _ in range(int(line)):
+                    number += 1
+                    record = RolloutFolder(Path(folder, str(number)), redactor)
+                    open_.callback(record.close)
+                    who = EngineSession(str(number), "task", 0, "agent")
+                    gate = await open_.enter_async_context(server.session(engine, who, record.add_turn))
+                    redactor.add(gate.token)
+                    open_.callback(redactor.discard, gate.token)
+                    opened.append([server.url + gate.path, gate.token])
+                print(json.dumps(opened), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TypeVar, TypeVarTuple
 
@@ -18,9 +19,14 @@ def run(function: Callable[[*Arguments], Awaitable[T]], *arguments: *Arguments) 
     return anyio.run(function, *arguments, backend_options={"use_uvloop": find_spec("uvloop") is not None})
 
 
-def settle() -> None:
-    """Hide all that is loaded by now from the garbage collector. It lives as long as the process does, and
-    with a tokenizer's libraries a full collection looks through half a million objects, which in a session
-    with long histories costs a fifth of each LLM call."""
+@contextmanager
+def settled() -> Iterator[None]:
+    """Hide all that is loaded by now from the garbage collector, for the length of the context. With a
+    tokenizer's libraries a full collection looks through half a million objects, which in a session with long
+    histories costs a fifth of each LLM call."""
     gc.collect()
     gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()  # libraries count what is left at the exit, and complain

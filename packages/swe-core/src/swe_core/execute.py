@@ -23,7 +23,7 @@ from swe_core.assemble import BlackBoxPlan, Plan, sandbox_spec
 from swe_core.config import Budgets
 from swe_core.engine import Engine
 from swe_core.errors import ConfigError
-from swe_core.eventloop import settle
+from swe_core.eventloop import settled
 from swe_core.grade import Grader
 from swe_core.interception.server import InterceptionServer
 from swe_core.notifications import PluginObserver
@@ -97,8 +97,7 @@ async def execute(
         parts = Parts(agent, provider, grader, gate, black_box, redactor)
         observers = [observe(requests, notes), PluginObserver(plugins)]
         runner = Runner(requests, parts, directory, observers, plan.settings.run.concurrency)
-        settle()
-        with _announced(gate, out):
+        with _announced(gate, out), settled():
             cancelled = await _until_signalled(worker, runner)
     return RunResult(directory, cancelled)
 

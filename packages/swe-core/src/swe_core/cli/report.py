@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 import orjson
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -51,6 +52,18 @@ def report(directory: Path, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
+class _Uncut:
+    """A table at its full width, also on a narrower terminal and in a pipe: half an id is of no use."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.update(max_width=1000)
+        width = Measurement.get(console, wide, self._table).maximum
+        yield from console.render(self._table, options.update(max_width=max(width, options.max_width)))
+
+
 def show(run: RunDirectory, as_json: bool) -> bool:
     """Print the table, or the summary as JSON, of what is finished in `run`.
 
@@ -66,7 +79,7 @@ def show(run: RunDirectory, as_json: bool) -> bool:
     if as_json:
         click.echo(orjson.dumps(summary(run, rollouts, tokens), option=orjson.OPT_INDENT_2))
     else:
-        Console(highlight=False).print(render(run, rollouts, tokens))
+        Console(highlight=False).print(render(run, rollouts, tokens), crop=False)
     return tokens is None or not tokens.problems
 
 
@@ -118,7 +131,7 @@ def render(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None)
             f"{rollout.patch_bytes} B",
             f"{rollout.seconds:.1f}",
         )
-    lines: list[RenderableType] = [table, Text()]
+    lines: list[RenderableType] = [_Uncut(table), Text()]
     # Sentences below the table: a column of them would leave no room for the numbers.
     lines += [
         Text.assemble((f"{rollout.id}: ", _STYLE[rollout.outcome]), _why(rollout))
