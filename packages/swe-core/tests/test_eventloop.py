@@ -9,11 +9,16 @@ import pytest
 from swe_core.eventloop import settled
 
 
+def fail(hidden: list[int]) -> None:
+    with settled():
+        hidden.append(gc.get_freeze_count())
+        raise ValueError("odd")
+
+
 def test_what_is_loaded_is_hidden_and_comes_back_also_after_a_failure() -> None:
     """Libraries that count what is left at the exit of the process complain of what does not."""
-    before = gc.get_freeze_count()
+    hidden = [gc.get_freeze_count()]
     with pytest.raises(ValueError, match="odd"):
-        with settled():
-            assert gc.get_freeze_count() > before
-            raise ValueError("odd")
+        fail(hidden)
+    assert hidden[1] > hidden[0]
     assert gc.get_freeze_count() == 0
