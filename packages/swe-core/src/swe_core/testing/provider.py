@@ -23,6 +23,7 @@ from aiohttp import web
 from swe_core.deltas import cut
 from swe_core.engine import Usage
 from swe_core.recording import RecordedReply
+from swe_core.testing.loopback import LoopbackServer
 
 Fault = Literal[
     "ok",
@@ -95,7 +96,7 @@ class Seen:
     """Whether the client left before it had its answer."""
 
 
-class ScriptedProvider:
+class ScriptedProvider(LoopbackServer):
     """An async context manager serving `/v1/chat/completions` and `/v1/models`.
 
     `requests` are the chat-completions requests that arrived; `asked` is set when the first one has.
@@ -123,6 +124,7 @@ class ScriptedProvider:
         piece: int = 8,
         retry_after: str | None = None,
     ) -> None:
+        super().__init__()
         self.requests: list[Seen] = []
         self.asked = anyio.Event()
         self._replies = itertools.chain(
@@ -134,29 +136,15 @@ class ScriptedProvider:
         self._key = key
         self._piece = piece
         self._retry_after = retry_after
-        self._runner: web.AppRunner | None = None
-        self._origin = ""
 
-    async def __aenter__(self) -> ScriptedProvider:
-        app = web.Application(client_max_size=64 * 1024 * 1024)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/v1/models", self._list)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self._origin = f"http://{host}:{port}"
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        if self._runner is not None:
-            with anyio.CancelScope(shield=True):
-                await self._runner.cleanup()
+    def routes(self) -> Iterable[web.RouteDef]:
+        """See `LoopbackServer.routes`."""
+        return [web.post("/v1/chat/completions", self._chat), web.get("/v1/models", self._list)]
 
     @property
     def url(self) -> str:
         """The base URL, ending in `/v1`."""
-        return f"{self._origin}/v1"
+        return f"{self.origin}/v1"
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         refused = await self._refuse(request, self._models_fault)

@@ -20,6 +20,8 @@ import anyio
 import orjson
 from aiohttp import web
 
+from swe_core.testing.loopback import LoopbackServer
+
 VLLMFault = Literal[
     "ok",
     "400",
@@ -96,7 +98,7 @@ class Asked:
         return ids
 
 
-class ScriptedVLLM:
+class ScriptedVLLM(LoopbackServer):
     """An async context manager serving what the engine `vllm` uses of a vLLM server.
 
     `requests` are the completions requests that arrived. A request that goes on where an earlier reply was
@@ -138,6 +140,7 @@ class ScriptedVLLM:
         processed: bool = True,
         key: str | None = None,
     ) -> None:
+        super().__init__()
         self.requests: list[Asked] = []
         self.probes: list[dict[str, Any]] = []
         script = list(replies) or [echo(4)]
@@ -155,30 +158,19 @@ class ScriptedVLLM:
         self._processed = processed
         self._key = key
         self._rest: dict[tuple[int, ...], list[int]] = {}
-        self._runner: web.AppRunner | None = None
-        self._origin = ""
 
-    async def __aenter__(self) -> ScriptedVLLM:
-        app = web.Application(client_max_size=64 * 1024 * 1024)
-        app.router.add_post("/v1/completions", self._complete)
-        app.router.add_get("/v1/models", self._list)
-        app.router.add_get("/health", self._health)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self._origin = f"http://{host}:{port}"
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        if self._runner is not None:
-            with anyio.CancelScope(shield=True):
-                await self._runner.cleanup()
+    def routes(self) -> Iterable[web.RouteDef]:
+        """See `LoopbackServer.routes`."""
+        return [
+            web.post("/v1/completions", self._complete),
+            web.get("/v1/models", self._list),
+            web.get("/health", self._health),
+        ]
 
     @property
     def url(self) -> str:
         """The base URL, without `/v1`."""
-        return self._origin
+        return self.origin
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()

@@ -1,0 +1,44 @@
+"""LoopbackServer: what the scripted servers share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Self
+
+import anyio
+from aiohttp import web
+
+_MAX_BODY = 64 * 1024 * 1024
+
+
+class LoopbackServer(ABC):
+    """An async context manager: serves its routes on a free port of loopback while it is open. A handler is
+    cancelled when its client leaves.
+
+    Attributes:
+        origin: `http://127.0.0.1:PORT`, once it is open.
+    """
+
+    def __init__(self) -> None:
+        self.origin = ""
+        self._runner: web.AppRunner | None = None
+
+    @abstractmethod
+    def routes(self) -> Iterable[web.RouteDef]:
+        """What it serves."""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=_MAX_BODY)
+        app.add_routes(self.routes())
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0][:2]
+        self.origin = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._runner is not None:
+            with anyio.CancelScope(shield=True):
+                await self._runner.cleanup()
