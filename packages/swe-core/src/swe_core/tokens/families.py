@@ -198,7 +198,7 @@ def _format(tokenizer: PreTrainedTokenizerBase, family: str, kwargs: dict[str, A
         except ValueError:  # an option of the template says what becomes of the thinking
             config = merge_chat_template_kwargs(config, kwargs)
         return create_renderer(encoder_for(tokenizer, family), config)
-    except Exception as error:
+    except Exception as error:  # an assertion or an error of its own: all say that the two do not fit
         raise ConfigError(
             f"the chat format {family!r} of the package renderers does not fit the tokenizer "
             f"{tokenizer.name_or_path!r} with the template options {kwargs}: {' '.join(str(error).split())}"
