@@ -4,23 +4,29 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-slow test-all lint bench clean
+
+# Where an environment forbids the cache, each worker of pytest rewrites and compiles all tests anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 demo: .venv/.demo  ## real Pi fixes real bugs in isolated sandboxes; no root, Docker, GPU or key
 	@$(BIN)/swe-core run --plugins pi --tasks demo --set sandbox.local.unisolated=true
 
-# Tests of one package that need neither Docker nor a model go two files at a time; the rest has the machine for itself.
-# Of 4000 tests with real processes, engines and clocks, a busy machine lets one fail now and then. Five at most run
-# once more, and the summary tells how each failed first (RERUN): a flaky test, to be mended. With ARGS none runs twice.
-ALONE := across or docker or engine
-TWICE := --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks
-test: .venv/.serving  ## everything, with Docker and with a real vLLM where the machine can; or what ARGS says
-ifdef ARGS
-	@tests/with-docker $(BIN)/python -m pytest $(ARGS)
-else
-	@tests/with-docker $(BIN)/python -m pytest $(TWICE) -m "not ($(ALONE))" -n 2 --dist loadfile; first=$$?; \
-	tests/with-docker $(BIN)/python -m pytest $(TWICE) -m "$(ALONE)" && exit $$first
-endif
+# `slow` tests are breadth and long runs; pyproject.toml says what the marker means, CONTRIBUTING.md which command when.
+# In CI five tests at most run once more, and the summary tells how each failed first (RERUN): a flaky test, to be fixed.
+PYTEST := $(BIN)/python -m pytest
+SUITE := tests/with-docker $(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder \
+  $(if $(CI),--reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks)
+INSTALLED := $(if $(and $(ARGS),$(wildcard .venv/.serving)),,.venv/.serving)
+
+test: $(INSTALLED)  ## the tests for every change, with Docker and a real vLLM where the machine can; or what ARGS says
+	@$(if $(ARGS),$(PYTEST) $(ARGS),$(SUITE) -m "not slow")
+
+test-slow: .venv/.serving  ## all other tests
+	@$(SUITE) -m slow
+
+test-all: .venv/.serving  ## both
+	@$(SUITE)
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

@@ -1,9 +1,12 @@
-"""Shared by the tests of every package: the event loop they run on, and what containers and models need."""
+"""Shared by the tests of every package: what is slow, what runs in which worker, and the event loop."""
 
 from importlib.util import find_spec
 
 import hypothesis
 import pytest
+
+FEW_EXAMPLES = 10
+"""Of a property in `make test`. `make test-slow` takes as many as the property asks for."""
 
 # A test on a busy machine is slow now and then, which says nothing of the code.
 hypothesis.settings.register_profile("untimed", hypothesis.settings(), deadline=None)
@@ -20,3 +23,36 @@ pytest_plugins = [
 def anyio_backend() -> str:
     """aiohttp's server needs asyncio, so asyncio is what everything is tested on."""
     return "asyncio"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make two tests of each property: `few` examples, and `many`, which is slow."""
+    if hypothesis.is_hypothesis_test(metafunc.function):
+        metafunc.fixturenames.append("_examples")
+        many = pytest.param("many", marks=pytest.mark.slow)
+        metafunc.parametrize("_examples", ["few", many], indirect=True)
+
+
+@pytest.fixture
+def _examples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take no more than `FEW_EXAMPLES`, unless the test is the slow one of its property."""
+    if request.param == "few":
+        # Hypothesis fixes a test's settings where it is decorated; its own pytest plugin reads them here.
+        asked = request.function._hypothesis_internal_use_settings
+        few = hypothesis.settings(asked, max_examples=min(FEW_EXAMPLES, asked.max_examples))
+        monkeypatch.setattr(request.function, "_hypothesis_internal_use_settings", few)
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test to a worker of pytest-xdist: tests of a real model share one, as do those of a file.
+
+    Real models come first, then what runs the whole program: a long group at the end leaves a core idle.
+    """
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=lambda item: (_group(item) != "engine", item.nodeid.startswith("packages/")))
+
+
+def _group(item: pytest.Item) -> str:
+    return "engine" if item.get_closest_marker("engine") else item.nodeid.partition("::")[0]

@@ -47,14 +47,6 @@ SweCore = Callable[..., Done]
 Scripted = Callable[..., ScriptedVLLM]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is here, before `-m` selects by marks."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker("across")
-
-
 @pytest.fixture(scope="session")
 def local_sandbox() -> None:
     """A machine on which local sandboxes isolate; elsewhere the test is skipped with the remedy."""

@@ -62,7 +62,8 @@ def test_where_the_engine_does_not_start_the_command_can_be_ended(tmp_path: Path
     )
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(
-        [str(SCRIPT), "python3", "-c", ignored],
+        # The tests may run where signals are ignored already, as under nohup.
+        ["env", "--default-signal=HUP,TERM", str(SCRIPT), "python3", "-c", ignored],
         env={**os.environ, "PATH": path, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
