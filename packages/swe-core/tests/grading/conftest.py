@@ -1,15 +1,50 @@
-"""Real git repositories in real sandboxes."""
+"""Real git repositories in real sandboxes, and tasks on them."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
-from swe_core.sandbox import SandboxProvider, SandboxSpec
+from swe_core.builtin.swe import SweGraderConfig, swe_graders
+from swe_core.grade import Grader
+from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.task import Task
+
+pytest.register_assert_rewrite(f"{__package__}.suites")
+
+
+def slow_but(fast: Collection[Any], cases: Collection[Any]) -> list[Any]:
+    """All `cases` for a parametrized test, of which those that are not `fast` are slow."""
+    assert set(fast) <= set(cases), "no such case"
+    return [case if case in fast else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
+def a_task(**fields: Any) -> Task:
+    """A task of which only the given fields matter."""
+    row: dict[str, Any] = {
+        "instance_id": "calc-1",
+        "repo": "calc",
+        "base_commit": "HEAD",
+        "problem_statement": "add() subtracts",
+        "patch": "",
+        "test_patch": "",
+        "fail_to_pass": ("t",),
+        "pass_to_pass": (),
+        "test_command": "true",
+    }
+    return Task(**row | fields)
+
+
+def swe_grader(**settings: Any) -> Grader:
+    """The grader "swe", which knows no task yet."""
+    (component,) = swe_graders()
+    return component.create(SweGraderConfig(**settings))
 
 
 class Repo:
@@ -17,6 +52,7 @@ class Repo:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        path.mkdir(exist_ok=True)
         self.sh("git init -q && git config user.name T && git config user.email t@example.org")
 
     def sh(self, script: str) -> str:
@@ -52,15 +88,7 @@ class Repo:
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Repo:
-    path = tmp_path / "repo"
-    path.mkdir()
-    return Repo(path)
-
-
-@pytest.fixture(scope="session")
-def repo_class() -> type[Repo]:
-    """For fixtures that live longer than a test: `Repo` cannot be imported from here."""
-    return Repo
+    return Repo(tmp_path / "repo")
 
 
 @pytest.fixture(scope="session", params=["local"])
@@ -70,3 +98,10 @@ def provider(request: pytest.FixtureRequest) -> SandboxProvider:
         pytest.skip(obstacle)
     component = next(c for c in local.swe_sandboxes() if c.name == request.param)
     return component.create(component.config())
+
+
+@pytest.fixture(scope="module")
+async def sandbox(provider: SandboxProvider) -> AsyncIterator[Sandbox]:
+    """One without a repository, for all tests of a file."""
+    async with provider.open(SandboxSpec(network="none", disk_mb=512)) as opened:
+        yield opened

@@ -8,14 +8,14 @@ test runner can do is tested with the graded tree.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
-from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.grade import Graded, Grader
 from swe_core.sandbox import SandboxProvider
 from swe_core.task import Task
+
+from .conftest import Repo, a_task, slow_but, swe_grader
 
 pytestmark = pytest.mark.anyio
 
@@ -280,26 +280,17 @@ def add(a, b):
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def repo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, repo_class: Any) -> Any:
+def repo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Repo:
     """Its conftest is the parameter, where there is one."""
-    conftest = getattr(request, "param", "")
-    repo = repo_class(tmp_path_factory.mktemp("repo"))
-    repo.commit(calc_py=BUGGY, tests__test_calc_py=TESTS[0], conftest_py=conftest)
+    repo = Repo(tmp_path_factory.mktemp("repo"))
+    repo.commit(calc_py=BUGGY, tests__test_calc_py=TESTS[0], conftest_py=getattr(request, "param", ""))
     return repo
 
 
 @pytest.fixture(scope="module")
-def task(repo: Any) -> Task:
-    return Task(
-        instance_id="calc-1",
-        repo="calc",
+def task(repo: Repo) -> Task:
+    return a_task(
         base_commit=repo.head,
-        problem_statement="add() subtracts",
         patch=repo.diff(FIX),
         test_patch=repo.diff(f"cat >>tests/test_calc.py <<'END'\n{TESTS[1]}END"),
         fail_to_pass=WANTED[:1],
@@ -310,23 +301,31 @@ def task(repo: Any) -> Task:
 
 
 @pytest.fixture(scope="module")
-async def grader() -> Grader:
+def grader() -> Grader:
     """One for all attacks: it runs the reference once."""
-    return next(iter(swe_graders())).create(SweGraderConfig())
+    return swe_grader()
 
 
 @pytest.fixture
-def grade(repo: Any, provider: SandboxProvider, task: Task, grader: Grader) -> Grade:
+def grade(repo: Repo, provider: SandboxProvider, task: Task, grader: Grader) -> Grade:
     def grade(code: str) -> Awaitable[Graded]:
         defines = "def add(" in code
         patch = repo.diff(f"cat >calc.py <<'END'\n{'' if defines else BUGGY}{code}\nEND")
-        timeout = 8 if code == ATTACKS["trace function"] else 30  # that one never ends
+        timeout = 8 if code == ATTACKS["trace function"] else 120  # that one never ends
         return grader.grade(task, patch.encode(), provider, repo.spec, timeout)
 
     return grade
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+FAST = (
+    "forged summary, exit", "the reporter's format", "closes every descriptor", "runtest",
+    "runtest, by code, and what it was as an attribute", "test reports", "a plugin", "reports of its own",
+    "the tests' code", "AssertionError", "write",
+)  # fmt: skip
+"""One of each kind."""
+
+
+@pytest.mark.parametrize("attack", slow_but(FAST, ATTACKS))
 async def test_no_attack_is_paid(grade: Grade, attack: str) -> None:
     graded = await grade(ATTACKS[attack])
     assert not graded.grade.resolved, graded.grade
@@ -334,14 +333,14 @@ async def test_no_attack_is_paid(grade: Grade, attack: str) -> None:
 
 
 @pytest.mark.parametrize("repo", ["import calc\n"], ids=["imported"], indirect=True)
-@pytest.mark.parametrize("attack", EARLY)
+@pytest.mark.parametrize("attack", slow_but(["type"], EARLY))
 async def test_no_attack_before_the_watch_is_paid(grade: Grade, attack: str) -> None:
     graded = await grade(EARLY[attack])
     assert not graded.grade.resolved, graded.grade
     assert graded.grade.reason
 
 
-@pytest.mark.parametrize("attack", PAID)
+@pytest.mark.parametrize("attack", slow_but(["objects equal to everything"], PAID))
 async def test_what_remains_is_paid(grade: Grade, attack: str) -> None:
     """Documents docs/grading.md: whoever ends one of these moves it to ATTACKS."""
     assert (await grade(PAID[attack])).grade.resolved

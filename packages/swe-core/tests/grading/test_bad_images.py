@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.errors import GraderError, SandboxError, SweError
 from swe_core.grade import Graded
 from swe_core.sandbox import ASSETS_DIR, Asset, SandboxProvider, SandboxSpec
 from swe_core.task import Task
+
+from .conftest import Repo, a_task, slow_but, swe_grader
 
 pytestmark = pytest.mark.anyio
 
@@ -21,27 +21,22 @@ PYTEST = "python -m pytest -rA -p no:cacheprovider"
 
 
 @pytest.fixture
-def task(repo: Any) -> Task:
+def task(repo: Repo) -> Task:
     repo.commit(calc_py="def add(a, b):\n    return a - b\n", tests__test_calc_py="")
-    return Task(
-        instance_id="calc-1",
-        repo="calc",
+    return a_task(
         base_commit=repo.head,
-        problem_statement="add() subtracts",
         patch=repo.diff("sed -i 's/a - b/a + b/' calc.py"),
         test_patch=repo.diff(f"cat >tests/test_calc.py <<'END'\n{TEST}END"),
         fail_to_pass=("tests/test_calc.py::test_add",),
-        pass_to_pass=(),
         setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
         test_command=PYTEST,
     )
 
 
 async def grade(
-    task: Task, provider: SandboxProvider, spec: SandboxSpec, patch: str = "", timeout: float = 30
+    task: Task, provider: SandboxProvider, spec: SandboxSpec, patch: str = "", timeout: float = 120
 ) -> Graded:
-    grader = next(iter(swe_graders())).create(SweGraderConfig(log_mb=1))
-    return await grader.grade(task, (patch or task.patch).encode(), provider, spec, timeout)
+    return await swe_grader(log_mb=1).grade(task, (patch or task.patch).encode(), provider, spec, timeout)
 
 
 def without(program: str, tmp_path: Path, spec: SandboxSpec) -> SandboxSpec:
@@ -62,30 +57,31 @@ async def test_an_image_without_the_repository(task: Task, provider: SandboxProv
         await grade(task, provider, SandboxSpec(network="none"))
 
 
-async def test_an_image_without_git(task: Task, repo: Any, provider: SandboxProvider, tmp_path: Path) -> None:
+async def test_an_image_without_git(
+    task: Task, repo: Repo, provider: SandboxProvider, tmp_path: Path
+) -> None:
     with pytest.raises(SweError, match="git"):
         await grade(task, provider, without("git", tmp_path, repo.spec))
 
 
-@pytest.mark.parametrize(
-    "patch", ["", "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1,2 @@\n+# more\n def add(a, b):\n"]
-)
 async def test_an_image_without_the_test_runner(
-    task: Task, repo: Any, provider: SandboxProvider, tmp_path: Path, patch: str
+    task: Task, repo: Repo, provider: SandboxProvider, tmp_path: Path
 ) -> None:
     """Whatever the patch, since no patch can help it."""
     task = task.model_copy(update={"test_command": "pytest -rA"})
-    with pytest.raises(
-        GraderError, match=r"'pytest -rA' printed no pytest results .exit code 127.*pytest.*not found"
-    ):
-        await grade(task, provider, without("pytest", tmp_path, repo.spec), patch)
+    spec = without("pytest", tmp_path, repo.spec)
+    for patch in ("", "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1,2 @@\n+# more\n def add(a, b):\n"):
+        with pytest.raises(
+            GraderError, match=r"'pytest -rA' printed no pytest results .exit code 127.*pytest.*not found"
+        ):
+            await grade(task, provider, spec, patch)
 
 
 LINE = "0" * 32 + " 0 0 s" + " 00" * 300
 HONEST = {
-    "100 MB on the reporter's stream": f"head -c 100000000 /dev/zero >&9; {PYTEST}",
-    "100 MB of lines on the reporter's stream": f"yes '{LINE}' | head -c 100000000 >&9; {PYTEST}",
-    "100 MB in the log": f"head -c 100000000 /dev/zero; {PYTEST}",
+    "30 MB on the reporter's stream": f"head -c 30000000 /dev/zero >&9; {PYTEST}",
+    "30 MB of lines on the reporter's stream": f"yes '{LINE}' | head -c 30000000 >&9; {PYTEST}",
+    "30 MB in the log": f"head -c 30000000 /dev/zero; {PYTEST}",
     "no valid UTF-8": f"printf '\\377\\376\\300\\n'; printf '\\377\\376\\300\\n' >&9; {PYTEST}",
     "a log that is cut where the results are": (
         f"yes | head -c 400000; {PYTEST}; code=$?; yes | head -c 2000000; (exit $code)"
@@ -93,9 +89,9 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize("what", HONEST)
+@pytest.mark.parametrize("what", slow_but(["no valid UTF-8"], HONEST))
 async def test_what_a_test_command_prints_decides_nothing(
-    task: Task, repo: Any, provider: SandboxProvider, what: str
+    task: Task, repo: Repo, provider: SandboxProvider, what: str
 ) -> None:
     """Without files at the command's end: they are named in it."""
     command = HONEST[what].replace(PYTEST, f"{PYTEST} tests/test_calc.py") + "; (exit $?) #"
@@ -108,20 +104,24 @@ async def test_what_a_test_command_prints_decides_nothing(
     assert wrong.grade.fail_to_pass == {"tests/test_calc.py::test_add": "FAILED"}
 
 
-async def test_a_log_that_is_cut_and_no_reporter(task: Task, repo: Any, provider: SandboxProvider) -> None:
+@pytest.mark.slow
+async def test_a_log_that_is_cut_and_no_reporter(task: Task, repo: Repo, provider: SandboxProvider) -> None:
     """Nobody knows how the tests ended: an error, and no verdict."""
     command = f"yes | head -c 400000; PYTEST_ADDOPTS= {PYTEST} tests/test_calc.py; yes | head -c 2000000 #"
     with pytest.raises(GraderError, match="printed no pytest results"):
         await grade(task.model_copy(update={"test_command": command}), provider, repo.spec)
 
 
-@pytest.mark.parametrize("before", ["", "head -c 100000000 /dev/zero; ", "exec >/dev/null; "])
-async def test_a_command_that_hangs(task: Task, repo: Any, provider: SandboxProvider, before: str) -> None:
-    task = task.model_copy(update={"test_command": f"{before}sleep 600 #"})
-    graded = await grade(task, provider, repo.spec, timeout=4)
-    assert graded.grade.reason == "the tests did not end within 4 s and were killed"
+HANGS = {"at once": "", "after 30 MB": "head -c 30000000 /dev/zero; ", "without a log": "exec >/dev/null; "}
 
 
-async def test_a_command_that_prints_nothing(task: Task, repo: Any, provider: SandboxProvider) -> None:
+@pytest.mark.parametrize("how", slow_but(["at once"], HANGS))
+async def test_a_command_that_hangs(task: Task, repo: Repo, provider: SandboxProvider, how: str) -> None:
+    task = task.model_copy(update={"test_command": f"{HANGS[how]}sleep 600 #"})
+    graded = await grade(task, provider, repo.spec, timeout=2)
+    assert graded.grade.reason == "the tests did not end within 2 s and were killed"
+
+
+async def test_a_command_that_prints_nothing(task: Task, repo: Repo, provider: SandboxProvider) -> None:
     with pytest.raises(GraderError, match=r"'true' printed no pytest results .exit code 0.: nothing printed"):
         await grade(task.model_copy(update={"test_command": "true"}), provider, repo.spec)

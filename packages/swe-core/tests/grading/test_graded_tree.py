@@ -15,6 +15,8 @@ from swe_core.patch import record_base
 from swe_core.sandbox import Sandbox, SandboxProvider
 from swe_core.task import Task
 
+from .conftest import Repo, a_task, slow_but
+
 pytestmark = pytest.mark.anyio
 
 SETUP_CFG = "[metadata]\nname = calc\n\n[tool:pytest]\naddopts = -ra\n\n[flake8]\nmax-line-length = 100\n"
@@ -64,10 +66,10 @@ class World:
     async def grade(self, given: str | bytes, **changed: Any) -> GradedTree:
         """The graded tree of a patch, or of what an agent that ran a script would have changed."""
         if isinstance(given, str):
-            given = await self.sh(
-                f"{FRESH}; {given}\ngit add -A; git diff --cached --binary --no-renames --full-index HEAD"
-            )
-        await self.sh(FRESH)
+            diff = "git add -A; git diff --cached --binary --no-renames --full-index HEAD"
+            given = await self.sh(f"{FRESH}; {given}\n{diff}; {FRESH}")
+        else:
+            await self.sh(FRESH)
         base = await record_base(self.sandbox)
         task = self.task.model_copy(update=changed)
         tree = await prepare_tree(self.sandbox, base, task, given, timeout=60)
@@ -84,23 +86,11 @@ def kinds(tree: GradedTree) -> set[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-async def opened(
-    provider: SandboxProvider, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str, repo_class: Any
-) -> AsyncIterator[World]:
-    path = tmp_path_factory.mktemp("graded") / "repo"
-    path.mkdir()
-    repo = repo_class(path)
+async def opened(provider: SandboxProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    repo = Repo(tmp_path_factory.mktemp("graded"))
     repo.sh(BASE)
-    task = Task(
-        instance_id="calc-1",
-        repo="calc",
+    task = a_task(
         base_commit=repo.head,
-        problem_statement="add() subtracts",
         patch=repo.diff(FIX),
         test_patch=repo.diff("echo 'def test_add(): pass' >>tests/test_calc.py"),
         fail_to_pass=("tests/test_calc.py::test_add",),
@@ -121,37 +111,37 @@ def world(opened: World) -> World:
 # Honest patches
 
 HONEST = {
-    "the fix": FIX,
-    "a new test file": f"{FIX}; echo 'def test_new(): assert 0' >tests/test_new.py",
-    "new tests in the very test files": f"{FIX}; echo 'def test_add(): pass' >>tests/test_calc.py",
-    "a fixture": f"{FIX}; echo '# mine' >>tests/conftest.py",
-    "CRLF": f"{FIX}; printf 'x = 1\\r\\ny = 2\\r\\n' >dos.py",
-    "binary": f"{FIX}; printf '\\0\\1\\377' >data.bin",
-    "mode": f"{FIX}; chmod +x calc.py",
-    "deletion": f"{FIX}; git rm -q docs/v1/index.md",
-    "rename": f"git mv calc.py core.py; {FIX.replace('calc.py', 'core.py')}",
-    "a package called testing": f"{FIX}; mkdir testing; touch testing/__init__.py testing/tools.py",
-    "product code in test_utils.py": f"{FIX}; echo 'x = 1' >pkg/test_utils.py",
-    "product code beside tests": f"{FIX}; echo 'y = 1' >>pkg/ops.py; echo 'z = 1' >pkg/types.py",
-    "modules named as Python's, in packages": f"{FIX}; touch pkg/pytest.py pkg/logging.py pkg/unittest.py",
-    "a folder named as a module": f"{FIX}; mkdir site html; echo x >site/index.html; echo y >html/a.css",
-    "a link inside": f"{FIX}; ln -s ../calc.py pkg/link.py; ln -s latest/index.md docs/start.md",
-    "weights": f"{FIX}; echo w >pkg/model.pth",
-    "odd names": f"{FIX}; "
-    "touch 'sp ace.py' \"q'u\\\"ote.py\" $'new\\nline.py' $'tab\\t.py' "
+    "the fix": ":",
+    "a new test file": "echo 'def test_new(): assert 0' >tests/test_new.py",
+    "new tests in the very test files": "echo 'def test_add(): pass' >>tests/test_calc.py",
+    "a fixture": "echo '# mine' >>tests/conftest.py",
+    "CRLF": "printf 'x = 1\\r\\ny = 2\\r\\n' >dos.py",
+    "binary": "printf '\\0\\1\\377' >data.bin",
+    "mode": "chmod +x calc.py",
+    "deletion": "git rm -q docs/v1/index.md",
+    "rename": "git mv calc.py core.py",
+    "a package called testing": "mkdir testing; touch testing/__init__.py testing/tools.py",
+    "product code in test_utils.py": "echo 'x = 1' >pkg/test_utils.py",
+    "product code beside tests": "echo 'y = 1' >>pkg/ops.py; echo 'z = 1' >pkg/types.py",
+    "modules named as Python's, in packages": "touch pkg/pytest.py pkg/logging.py pkg/unittest.py",
+    "a folder named as a module": "mkdir site html; echo x >site/index.html; echo y >html/a.css",
+    "a link inside": "ln -s ../calc.py pkg/link.py; ln -s latest/index.md docs/start.md",
+    "weights": "echo w >pkg/model.pth",
+    "odd names": "touch 'sp ace.py' \"q'u\\\"ote.py\" $'new\\nline.py' $'tab\\t.py' "
     "$'\\xff\\xfe.py' é.py -- -dash.py",
-    "configuration of others": f"{FIX}; sed -i 's/100/110/' setup.cfg pyproject.toml; "
-    "sed -i s/E1/E2/ tox.ini",
-    "settings of templates": f"{FIX}; mkdir -p pkg/template; echo '[pytest]' >pkg/template/pytest.ini; "
+    "configuration of others": "sed -i 's/100/110/' setup.cfg pyproject.toml; sed -i s/E1/E2/ tox.ini",
+    "settings of templates": "mkdir -p pkg/template; echo '[pytest]' >pkg/template/pytest.ini; "
     "printf '[tool.pytest.ini_options]\\n' >pkg/template/pyproject.toml",
 }
+ALL = "; ".join(script for how, script in HONEST.items() if how not in ("deletion", "rename"))
 
 
-@pytest.mark.parametrize("how", HONEST)
+@pytest.mark.parametrize("how", slow_but(["deletion", "rename", "all"], [*HONEST, "all"]))
 async def test_honest_patches_lose_nothing_but_tests(world: World, how: str) -> None:
     """On disk is what the agent left, but for the tests, which are the task's."""
-    await world.sh(f"{FRESH}; {HONEST[how]}\nrm -rf /tmp/left; cp -a . /tmp/left")
-    tree = await world.grade(HONEST[how])
+    script = f"{FIX}; {HONEST.get(how, ALL)}"
+    await world.sh(f"{FRESH}; {script}\nrm -rf /tmp/left; cp -a . /tmp/left")
+    tree = await world.grade(script)
     assert not tree.is_base
     assert tree.applied_with == "git apply"
     assert tree.files == ("tests/test_calc.py",)
@@ -166,13 +156,13 @@ async def test_the_gold_patch_is_the_reference(world: World) -> None:
     assert not tree.is_base
 
 
-@pytest.mark.parametrize("patch", [b"", b"\n"])
-async def test_the_empty_patch_is_the_base_with_the_tests(world: World, patch: bytes) -> None:
-    tree = await world.grade(patch)
-    assert tree.is_base
-    assert tree.tampering == ()
-    assert (await world.text("tests/test_calc.py")).endswith("def test_add(): pass\n")
-    assert "a - b" in await world.text("calc.py")
+async def test_the_empty_patch_is_the_base_with_the_tests(world: World) -> None:
+    for patch in (b"", b"\n"):
+        tree = await world.grade(patch)
+        assert tree.is_base
+        assert tree.tampering == ()
+        assert (await world.text("tests/test_calc.py")).endswith("def test_add(): pass\n")
+        assert "a - b" in await world.text("calc.py")
 
 
 # Cheating patches: nothing is left
@@ -191,30 +181,19 @@ CHEATS = {
     "setup.cfg in the dark": ("sed -i 's/calc/c\\x0c[tool:pytest]/' setup.cfg", "runner-config", "setup.cfg"),
     "setup.cfg twice": ("printf '[tool:pytest]\\nx=1\\n' >>setup.cfg", "runner-config", "setup.cfg"),
     "tox.ini": ("printf '[pytest]\\naddopts=x\\n' >>tox.ini", "runner-config", "tox.ini"),
-    "pyproject": (
-        "printf '[tool.pytest.ini_options]\\naddopts=\"-k x\"\\n' >>pyproject.toml",
-        "runner-config",
-        "pyproject.toml",
-    ),
+    "pyproject": ("printf '[tool.pytest.ini_options]\\naddopts=\"-k x\"\\n' >>pyproject.toml",
+     "runner-config", "pyproject.toml"),
     "dotted pyproject": (
-        "printf 'tool.pytest.ini_options.addopts=\"-k x\"\\n' | cat - pyproject.toml >x; mv x pyproject.toml",
-        "runner-config",
-        "pyproject.toml",
-    ),
-    "nested pyproject": (
-        "printf '[tool.pytest.ini_options]\\n' >pkg/pyproject.toml",
-        "runner-config",
-        "pkg/pyproject.toml",
-    ),
+     "printf 'tool.pytest.ini_options.addopts=\"-k x\"\\n' | cat - pyproject.toml >x; mv x pyproject.toml",
+     "runner-config", "pyproject.toml"),
+    "nested pyproject": ("printf '[tool.pytest.ini_options]\\n' >pkg/pyproject.toml", "runner-config",
+     "pkg/pyproject.toml"),
     "no TOML": ("echo 'tool = ][' >>pyproject.toml", "runner-config", "pyproject.toml"),
     "pyproject is a link": ("ln -sf x pyproject.toml", "runner-config", "pyproject.toml"),
     "sitecustomize": ("echo x >sitecustomize.py", "shadow", "sitecustomize.py"),
     "nested sitecustomize": ("echo x >pkg/sitecustomize.py", "shadow", "pkg/sitecustomize.py"),
-    "usercustomize": (
-        "mkdir usercustomize; touch usercustomize/__init__.py",
-        "shadow",
-        "usercustomize/__init__.py",
-    ),
+    "usercustomize": ("mkdir usercustomize; touch usercustomize/__init__.py", "shadow",
+     "usercustomize/__init__.py"),
     "pth": ("echo import x >evil.pth", "shadow", "evil.pth"),
     "pytest.py": ("echo x >pytest.py", "shadow", "pytest.py"),
     "pytest in C": ("echo x >pytest.abi3.so; echo >.gitignore", "shadow", "pytest.abi3.so"),
@@ -222,27 +201,15 @@ CHEATS = {
     "a link to a package": ("ln -s pkg pluggy", "shadow", "pluggy"),
     "the standard library": ("echo x >unittest.py", "shadow", "unittest.py"),
     "in src": ("mkdir src; echo x >src/difflib.py", "shadow", "src/difflib.py"),
-    "egg-info": (
-        "mkdir evil.egg-info; echo '[pytest11]' >evil.egg-info/entry_points.txt",
-        "shadow",
-        "evil.egg-info/entry_points.txt",
-    ),
-    "installed package": (
-        f"echo >.gitignore; echo x >{SITE}/pluggy/hooks.py",
-        "shadow",
-        f"{SITE}/pluggy/hooks.py",
-    ),
+    "egg-info": ("mkdir evil.egg-info; echo '[pytest11]' >evil.egg-info/entry_points.txt", "shadow",
+     "evil.egg-info/entry_points.txt"),
+    "installed package": (f"echo >.gitignore; echo x >{SITE}/pluggy/hooks.py", "shadow",
+     f"{SITE}/pluggy/hooks.py"),
     "build product": ("echo >.gitignore; echo x >fast.so", "shadow", "fast.so"),
-    "pyc of a test": (
-        "mkdir tests/__pycache__; echo x >tests/__pycache__/test_calc.cpython-311.pyc",
-        "tests",
-        "tests/__pycache__/test_calc.cpython-311.pyc",
-    ),
-    "pyc beside": (
-        "mkdir pkg/__pycache__; echo x >pkg/__pycache__/test_ops.cpython-311-pytest-9.pyc",
-        "shadow",
-        "pkg/__pycache__/test_ops.cpython-311-pytest-9.pyc",
-    ),
+    "pyc of a test": ("mkdir tests/__pycache__; echo x >tests/__pycache__/test_calc.cpython-311.pyc",
+     "tests", "tests/__pycache__/test_calc.cpython-311.pyc"),
+    "pyc beside": ("mkdir pkg/__pycache__; echo x >pkg/__pycache__/test_ops.cpython-311-pytest-9.pyc",
+     "shadow", "pkg/__pycache__/test_ops.cpython-311-pytest-9.pyc"),
     "pyc without a source": ("echo x >pytest.pyc", "shadow", "pytest.pyc"),
     "attributes": ("echo '* filter=x' >.gitattributes", "attributes", ".gitattributes"),
     "nested attributes": ("echo '* -text' >pkg/.gitattributes", "attributes", "pkg/.gitattributes"),
@@ -255,32 +222,46 @@ CHEATS = {
     "test file beside the product": ("echo x >pkg/test_ops.py", "tests", "pkg/test_ops.py"),
     "test file deleted": ("git rm -q pkg/test_ops.py", "tests", "pkg/test_ops.py"),
     "test file is a link": ("ln -sf ../calc.py pkg/test_ops.py", "tests", "pkg/test_ops.py"),
-    "test file is a directory": (
-        "rm pkg/test_ops.py; mkdir pkg/test_ops.py; echo x >pkg/test_ops.py/x",
-        "symlink",
-        "pkg/test_ops.py/x",
-    ),
+    "test file is a directory": ("rm pkg/test_ops.py; mkdir pkg/test_ops.py; echo x >pkg/test_ops.py/x",
+     "symlink", "pkg/test_ops.py/x"),
     "test file is executable": ("chmod +x pkg/test_ops.py", "tests", "pkg/test_ops.py"),
     "helper of tests": ("echo x >tests/helpers.py", "tests", "tests/helpers.py"),
     "data of tests": ("echo x >tests/data/x.json", "tests", "tests/data/x.json"),
     "tests became a file": ("rm -r tests; echo x >tests", "tests", "tests"),
     "tests became a link": ("mv tests /tmp/x; rm -rf /tmp/x; ln -s pkg tests", "tests", "tests"),
-    "a package of the tests became a link": (
-        "rm -r tests/data; ln -s /etc tests/data",
-        "tests",
-        "tests/data",
-    ),
+    "a package of the tests became a link": ("rm -r tests/data; ln -s /etc tests/data", "tests",
+     "tests/data"),
 }  # fmt: skip
 GITIGNORE_STAYS = {"pytest in C", "installed package", "build product"}
 
 
-@pytest.mark.parametrize("how", CHEATS)
-async def test_nothing_is_left_of_a_cheat(world: World, how: str) -> None:
-    script, kind, path = CHEATS[how]
-    tree = await world.grade(script)
-    assert (kind, path) in kinds(tree)
+def apart(one: str, other: str) -> bool:
+    """Whether two cheats can be in one patch."""
+    (path, root), ignored = (f"{CHEATS[how][2]}/" for how in (one, other)), GITIGNORE_STAYS
+    return not path.startswith(root) and not root.startswith(path) and (one in ignored) == (other in ignored)
+
+
+def batches() -> list[list[str]]:
+    """All cheats, in few patches."""
+    found: list[list[str]] = []
+    for how in CHEATS:
+        fitting = (batch for batch in found if all(apart(how, other) for other in batch))
+        if (batch := next(fitting, None)) is not None:
+            batch.append(how)
+        else:
+            found.append([how])
+    return found
+
+
+ALONE = [pytest.param([how], marks=pytest.mark.slow, id=how) for how in CHEATS]
+
+
+@pytest.mark.parametrize("cheats", [*batches(), *ALONE])
+async def test_nothing_is_left_of_cheats(world: World, cheats: list[str]) -> None:
+    tree = await world.grade("\n".join(CHEATS[how][0] for how in cheats))
+    assert kinds(tree) >= {CHEATS[how][1:] for how in cheats}
     assert all(found.done and len(found.done) < 300 for found in tree.tampering)
-    if how in GITIGNORE_STAYS:
+    if GITIGNORE_STAYS.intersection(cheats):
         await world.sh("git checkout -q .gitignore")
         assert (await record_base(world.sandbox)).tree == world.empty
     else:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.grade import Grade
 from swe_core.patch import export_patch, record_base
 from swe_core.sandbox import SandboxProvider
-from swe_core.task import Task
+
+from .conftest import Repo, a_task, slow_but, swe_grader
 
 pytestmark = pytest.mark.anyio
 
@@ -49,14 +47,11 @@ CHEATS = {
 
 
 class Case:
-    def __init__(self, repo: Any, provider: SandboxProvider) -> None:
+    def __init__(self, repo: Repo, provider: SandboxProvider) -> None:
         repo.sh(BASE)
         self.repo, self.provider = repo, provider
-        self.task = Task(
-            instance_id="calc-1",
-            repo="calc",
+        self.task = a_task(
             base_commit=repo.head,
-            problem_statement="add() subtracts",
             patch=repo.diff(FIX),
             test_patch=repo.diff("echo 'def test_add(): assert add(1, 2) == 3' >>tests/test_add.py"),
             fail_to_pass=("tests/test_add.py::test_add",),
@@ -71,24 +66,22 @@ class Case:
             done = await sandbox.exec(["bash", "-euc", script])
             assert done.exit_code == 0, done.stderr
             patch = await export_patch(sandbox, base)
-        component = next(iter(swe_graders()))
-        grader = component.create(SweGraderConfig())
-        return (await grader.grade(self.task, patch, self.provider, self.repo.spec, 60)).grade
+        return (await swe_grader().grade(self.task, patch, self.provider, self.repo.spec, 120)).grade
 
 
 @pytest.fixture
-def case(repo: Any, provider: SandboxProvider) -> Case:
+def case(repo: Repo, provider: SandboxProvider) -> Case:
     return Case(repo, provider)
 
 
-@pytest.mark.parametrize("how", HONEST)
+@pytest.mark.parametrize("how", slow_but(["a fixture", "another module's name"], HONEST))
 async def test_an_honest_patch_resolves(case: Case, how: str) -> None:
     grade = await case.grade(f"{FIX}; {HONEST[how]}")
     assert grade.resolved, grade.reason
     assert {found.kind for found in grade.tampering} <= {"tests", "runner-config"}
 
 
-@pytest.mark.parametrize("how", CHEATS)
+@pytest.mark.parametrize("how", slow_but(["conftest", "sitecustomize"], CHEATS))
 async def test_a_cheat_does_not(case: Case, how: str) -> None:
     grade = await case.grade(CHEATS[how])
     assert not grade.resolved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from swe_core.builtin.swe import swebench_parsers
 from swe_core.builtin.swe.parsers import log_reader, parse_pytest, parse_unittest, statuses
 from swe_core.errors import TaskError
+
+from .conftest import slow_but
 
 OURS = ("pytest", "unittest", "django", "r2e")
 
@@ -87,25 +90,26 @@ PYTEST_RESULTS = {
 PARAMS = ["a", "a b", "a - b", "[x] - y", "a\\nb", "", " ", "]", "a::b", "\\x1b[0m", "\\u2028"]
 
 
-def run(directory: Path, *argv: str) -> bytes:
+def run(directory: Path, *argv: str, plugins: bool = False) -> bytes:
+    env = os.environ | ({} if plugins else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
     return subprocess.run(
-        [sys.executable, *argv], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [sys.executable, *argv], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env
     ).stdout
 
 
-@pytest.mark.parametrize("more", [[], ["--color=yes"], ["-vv"], ["--tb=no", "-q"], ["-n2"]], ids=" ".join)
-def test_real_pytest(tmp_path: Path, more: list[str]) -> None:
+@pytest.mark.parametrize("more", slow_but(["-vv", ""], ["", "--color=yes", "-vv", "--tb=no -q", "-n2"]))
+def test_real_pytest(tmp_path: Path, more: str) -> None:
     (tmp_path / "test_p.py").write_text(PYTEST_FILE)
     (tmp_path / "test_q.py").write_text("import no_such_module\n")
-    options = ["-rA", "--continue-on-collection-errors", "-p", "no:cacheprovider", *more]
-    found = parse_pytest(run(tmp_path, "-m", "pytest", *options))
+    options = ["-rA", "--continue-on-collection-errors", "-p", "no:cacheprovider", *more.split()]
+    found = parse_pytest(run(tmp_path, "-m", "pytest", *options, plugins=more == "-n2"))
     expected = dict(PYTEST_RESULTS)
     for word, status in (("True", "PASSED"), ("False", "FAILED")):
         expected |= {f"test_p.py::test_par[{word}-{param}]": status for param in PARAMS}
     skipped = {test: status for test, status in found.items() if status == "SKIPPED"}
     assert {test: status for test, status in found.items() if test not in skipped} == expected
     line = 1 + PYTEST_FILE[: PYTEST_FILE.index("@pytest.mark.skip(")].count("\n")
-    by_id = {"test_p.py::test_skip": "SKIPPED"} if more == ["-vv"] else {}
+    by_id = {"test_p.py::test_skip": "SKIPPED"} if more == "-vv" else {}
     assert skipped == {f"test_p.py:{line}": "SKIPPED", **by_id}
 
 

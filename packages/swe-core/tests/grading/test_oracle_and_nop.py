@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from swe_core.agent import AgentContext, AgentExit, AgentSpec
@@ -11,7 +9,8 @@ from swe_core.builtin.agents import swe_agents
 from swe_core.errors import AgentError
 from swe_core.patch import export_patch, record_base
 from swe_core.sandbox import ExecResult, SandboxProvider
-from swe_core.task import Task
+
+from .conftest import Repo, a_task
 
 pytestmark = pytest.mark.anyio
 
@@ -21,19 +20,9 @@ def agent(name: str) -> AgentSpec:
     return component.create(component.config())
 
 
-async def run_agent(provider: SandboxProvider, repo: Any, name: str, gold: str) -> tuple[ExecResult, bytes]:
+async def run_agent(provider: SandboxProvider, repo: Repo, name: str, gold: str) -> tuple[ExecResult, bytes]:
     """What the rollout loop does: the files, the command, the patch."""
-    task = Task(
-        instance_id="t-1",
-        repo="t",
-        base_commit=repo.head,
-        problem_statement="p",
-        patch=gold,
-        test_patch="",
-        fail_to_pass=("t",),
-        pass_to_pass=(),
-        test_command="true",
-    )
+    task = a_task(base_commit=repo.head, patch=gold)
     async with provider.open(repo.spec) as sandbox:
         ctx = AgentContext(task, "p", "", "", "m", sandbox.spec.workdir)
         spec = agent(name)
@@ -45,7 +34,7 @@ async def run_agent(provider: SandboxProvider, repo: Any, name: str, gold: str) 
 
 
 @pytest.mark.parametrize("stripped", [False, True], ids=["whole", "without its last line end"])
-async def test_oracle(provider: SandboxProvider, repo: Any, stripped: bool) -> None:
+async def test_oracle(provider: SandboxProvider, repo: Repo, stripped: bool) -> None:
     repo.commit(a_py="a = 1\n", b_py="b = 1\n")
     gold = repo.diff("echo 'a = 2' >a.py; rm b.py; mkdir c; echo 'trailing space ' >c/new.py")
     done, patch = await run_agent(provider, repo, "oracle", gold.rstrip("\n") if stripped else gold)
@@ -54,7 +43,7 @@ async def test_oracle(provider: SandboxProvider, repo: Any, stripped: bool) -> N
     assert patch.decode() == repo.sh("git diff --cached --full-index --binary --no-renames")
 
 
-async def test_oracle_with_a_gold_patch_that_does_not_fit(provider: SandboxProvider, repo: Any) -> None:
+async def test_oracle_with_a_gold_patch_that_does_not_fit(provider: SandboxProvider, repo: Repo) -> None:
     repo.commit(a_py="a = 1\n")
     done, patch = await run_agent(provider, repo, "oracle", "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x\n+y\n")
     assert patch == b""
@@ -64,14 +53,14 @@ async def test_oracle_with_a_gold_patch_that_does_not_fit(provider: SandboxProvi
     )
 
 
-@pytest.mark.parametrize("gold", ["", " \n"])
-async def test_oracle_without_a_gold_patch(provider: SandboxProvider, repo: Any, gold: str) -> None:
+async def test_oracle_without_a_gold_patch(provider: SandboxProvider, repo: Repo) -> None:
     repo.commit(a_py="a = 1\n")
-    with pytest.raises(AgentError, match="the task 't-1' has no gold patch"):
-        await run_agent(provider, repo, "oracle", gold)
+    for gold in ("", " \n"):
+        with pytest.raises(AgentError, match="the task 'calc-1' has no gold patch"):
+            await run_agent(provider, repo, "oracle", gold)
 
 
-async def test_nop(provider: SandboxProvider, repo: Any) -> None:
+async def test_nop(provider: SandboxProvider, repo: Repo) -> None:
     repo.commit(a_py="a = 1\n")
     done, patch = await run_agent(provider, repo, "nop", "")
     assert (done.exit_code, patch) == (0, b"")

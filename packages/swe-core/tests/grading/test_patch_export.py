@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from swe_core.errors import SandboxError
 from swe_core.patch import Base, PatchUnavailable, export_patch, record_base
 from swe_core.sandbox import HOME_DIR, Sandbox, SandboxProvider
+
+from .conftest import Repo, slow_but
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +33,7 @@ async def sh(sandbox: Sandbox, script: str) -> str:
 
 
 @pytest.fixture
-def small(repo: Any) -> Any:
+def small(repo: Repo) -> Repo:
     """A repository with one commit of a few files."""
     (repo.path / "a.txt").write_text("a\n")
     repo.commit(sub__b_py="b = 1\n", sub__deep__c_py="c = 1\n")
@@ -40,20 +41,20 @@ def small(repo: Any) -> Any:
 
 
 @asynccontextmanager
-async def recorded(provider: SandboxProvider, repo: Any) -> AsyncIterator[tuple[Sandbox, Base]]:
+async def recorded(provider: SandboxProvider, repo: Repo) -> AsyncIterator[tuple[Sandbox, Base]]:
     async with provider.open(repo.spec) as sandbox:
         await sh(sandbox, "git config user.name A; git config user.email a@example.org")
         yield sandbox, await record_base(sandbox, timeout=60)
 
 
-async def test_nothing_changed(provider: SandboxProvider, small: Any) -> None:
+async def test_nothing_changed(provider: SandboxProvider, small: Repo) -> None:
     async with recorded(provider, small) as (sandbox, base):
         assert base.commit == small.head
         assert base.store.startswith(f"{HOME_DIR}/")  # so that it goes away with every sandbox
         assert await export_patch(sandbox, base, timeout=60) == b""
 
 
-async def test_a_dirty_start_is_no_change(provider: SandboxProvider, small: Any) -> None:
+async def test_a_dirty_start_is_no_change(provider: SandboxProvider, small: Repo) -> None:
     small.sh("echo dirty >>a.txt; rm sub/b.py; echo new >untracked; echo staged >s; git add s")
     async with recorded(provider, small) as (sandbox, base):
         assert await export_patch(sandbox, base) == b""
@@ -64,7 +65,7 @@ async def test_a_dirty_start_is_no_change(provider: SandboxProvider, small: Any)
     assert b"deleted file mode 100644" in patch
 
 
-async def test_recording_leaves_the_repository_alone(provider: SandboxProvider, small: Any) -> None:
+async def test_recording_leaves_the_repository_alone(provider: SandboxProvider, small: Repo) -> None:
     small.sh("echo untracked >u")
     async with provider.open(small.spec) as sandbox:
         listing = "git status --porcelain; find . -type f | LC_ALL=C sort | xargs sha256sum"
@@ -108,14 +109,18 @@ DEEDS = {
 }
 
 
-@pytest.mark.parametrize("deed", DEEDS)
-async def test_what_counts_is_the_files(provider: SandboxProvider, small: Any, deed: str) -> None:
+FAST_DEEDS = ("plain", "amended", "index flags", "config is garbage", "attributes", ".git as a file",
+              "unreadable", "names that git refuses", "special files")  # fmt: skip
+
+
+@pytest.mark.parametrize("deed", slow_but(FAST_DEEDS, DEEDS))
+async def test_what_counts_is_the_files(provider: SandboxProvider, small: Repo, deed: str) -> None:
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, f"echo more >>a.txt; {DEEDS[deed]}")
         assert await export_patch(sandbox, base, timeout=60) == EXPECTED
 
 
-async def test_a_dirty_start_survives_garbage_collection(provider: SandboxProvider, small: Any) -> None:
+async def test_a_dirty_start_survives_garbage_collection(provider: SandboxProvider, small: Repo) -> None:
     small.sh("echo dirty >>a.txt; echo untracked >u")
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, "echo more >>a.txt; git stash -q; git stash drop -q; git gc -q --prune=now")
@@ -154,8 +159,11 @@ TRAPS = {
 }
 
 
-@pytest.mark.parametrize("trap", TRAPS)
-async def test_no_planted_command_runs(provider: SandboxProvider, small: Any, trap: str) -> None:
+FAST_TRAPS = ("clean filter", "external diff", "worktree config", "hooks", "nested repository")
+
+
+@pytest.mark.parametrize("trap", slow_but(FAST_TRAPS, TRAPS))
+async def test_no_planted_command_runs(provider: SandboxProvider, small: Repo, trap: str) -> None:
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, "rm -f /tmp/canary ~/.gitconfig || :")
         await sh(sandbox, f"echo more >>a.txt; {TRAPS[trap]}; rm -f /tmp/canary")
@@ -169,7 +177,7 @@ async def test_no_planted_command_runs(provider: SandboxProvider, small: Any, tr
         assert (await sandbox.exec(["test", "-e", "/tmp/canary"])).exit_code == 0, "the trap is no trap"
 
 
-async def test_nested_repositories_are_files(provider: SandboxProvider, small: Any) -> None:
+async def test_nested_repositories_are_files(provider: SandboxProvider, small: Repo) -> None:
     async with recorded(provider, small) as (sandbox, base):
         await sh(
             sandbox,
@@ -183,7 +191,7 @@ async def test_nested_repositories_are_files(provider: SandboxProvider, small: A
     assert b'"b/new/d\\303\\251e per/two"' in patch
 
 
-async def test_files_of_submodules_count(provider: SandboxProvider, small: Any) -> None:
+async def test_files_of_submodules_count(provider: SandboxProvider, small: Repo) -> None:
     small.sh(
         "git init -q lib; echo x >lib/x; git -C lib add x; "
         "git -C lib -c user.name=n -c user.email=e commit -qm n; git add lib 2>/dev/null; git commit -qm sub"
@@ -196,7 +204,7 @@ async def test_files_of_submodules_count(provider: SandboxProvider, small: Any) 
     assert b"\n+y\n" in patch
 
 
-async def test_ignored_files_count_where_they_are_tracked(provider: SandboxProvider, small: Any) -> None:
+async def test_ignored_files_count_where_they_are_tracked(provider: SandboxProvider, small: Repo) -> None:
     small.sh("echo '*.log' >.gitignore; echo 1 >kept.log; git add -f .; git commit -qm i; echo 2 >loose.log")
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, "echo 3 >>kept.log; echo 4 >>loose.log; echo 5 >new.log")
@@ -210,23 +218,20 @@ RUINS = {
     "made it anew": ("rm -rf .git; git init -q; git add -A", "deleted the git objects"),
     "deleted the objects": ("rm -rf .git/objects", "deleted the git objects"),
     "replaced the repository by a file": (
-        'root=$PWD; cd /; rm -rf "$root"/* "$root"/.git; rmdir "$root" && touch "$root" || :',
-        "deleted",
-    ),
+     'root=$PWD; cd /; rm -rf "$root"/* "$root"/.git; rmdir "$root" && touch "$root" || :',
+     "deleted"),
     "everything": ('cd /; rm -rf "$OLDPWD" || :', "the agent deleted"),
     "large file": ("truncate -s 3M big", "the file big is larger than that"),
     "large sparse file": ("truncate -s 3G big", "the file big is larger than that"),
     "large tracked file": ("head -c 3000000 /dev/urandom >a.txt", "the file a.txt is larger than that"),
-    "large patch": (
-        "for i in 1 2 3; do head -c 900000 /dev/urandom >f$i; done",
-        "the whole patch is larger than that",
-    ),
+    "large patch": ("for i in 1 2 3; do head -c 900000 /dev/urandom >f$i; done",
+     "the whole patch is larger than that"),
     "an invalid file name": ("mkdir x; ln -s ../a.txt .gitmodules", "no patch can be taken"),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("deed", RUINS)
-async def test_no_patch_is_a_sentence(provider: SandboxProvider, small: Any, deed: str) -> None:
+@pytest.mark.parametrize("deed", slow_but(["made it anew", "large sparse file", "large patch"], RUINS))
+async def test_no_patch_is_a_sentence(provider: SandboxProvider, small: Repo, deed: str) -> None:
     script, sentence = RUINS[deed]
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, script)
@@ -235,14 +240,14 @@ async def test_no_patch_is_a_sentence(provider: SandboxProvider, small: Any, dee
         assert (await sandbox.exec(["true"], cwd="/")).exit_code == 0
 
 
-async def test_a_large_file_that_did_not_change_is_fine(provider: SandboxProvider, small: Any) -> None:
+async def test_a_large_file_that_did_not_change_is_fine(provider: SandboxProvider, small: Repo) -> None:
     small.sh("truncate -s 3M big; git add big; git commit -qm big; echo '*.bin' >.gitignore")
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, "truncate -s 3M ignored.bin; echo more >>a.txt")
         assert await export_patch(sandbox, base, max_bytes=2_000_000) == EXPECTED
 
 
-async def test_an_export_that_never_ends_is_the_agents_doing(provider: SandboxProvider, small: Any) -> None:
+async def test_an_export_that_never_ends_is_the_agents_doing(provider: SandboxProvider, small: Repo) -> None:
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, "mkfifo .gitignore")  # git waits for someone to write into it
         with pytest.raises(PatchUnavailable, match=r"could not be read within 1\.5 s"):
@@ -256,7 +261,7 @@ NO_BASE = {
 
 
 @pytest.mark.parametrize("case", NO_BASE)
-async def test_no_base_is_a_sentence(provider: SandboxProvider, small: Any, case: str) -> None:
+async def test_no_base_is_a_sentence(provider: SandboxProvider, small: Repo, case: str) -> None:
     script, sentence = NO_BASE[case]
     small.sh(script)
     async with provider.open(small.spec) as sandbox:
@@ -264,7 +269,7 @@ async def test_no_base_is_a_sentence(provider: SandboxProvider, small: Any, case
             await record_base(sandbox)
 
 
-async def test_a_directory_inside_a_repository_is_no_base(provider: SandboxProvider, small: Any) -> None:
+async def test_a_directory_inside_a_repository_is_no_base(provider: SandboxProvider, small: Repo) -> None:
     async with provider.open(small.spec) as sandbox:
         root = sandbox.spec.workdir
         sandbox.spec = sandbox.spec.model_copy(update={"workdir": f"{root}/sub"})
@@ -272,7 +277,7 @@ async def test_a_directory_inside_a_repository_is_no_base(provider: SandboxProvi
             await record_base(sandbox)
 
 
-async def test_an_image_without_git_is_a_sentence(provider: SandboxProvider, small: Any) -> None:
+async def test_an_image_without_git_is_a_sentence(provider: SandboxProvider, small: Repo) -> None:
     small.sh("mkdir bin; ln -s /bin/sh bin/sh; ln -s /usr/bin/env bin/env")
     spec = small.spec.model_copy(update={"env": {"PATH": f"{small.spec.workdir}/bin"}})
     async with provider.open(spec) as sandbox:

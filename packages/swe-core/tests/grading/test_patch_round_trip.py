@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -15,22 +14,11 @@ from hypothesis import strategies as st
 from swe_core.builtin.swe.worktree import prepare_tree
 from swe_core.patch import export_patch, record_base
 from swe_core.sandbox import Sandbox, SandboxProvider
-from swe_core.task import Task
+
+from .conftest import Repo, a_task
 
 File = tuple[str, bytes]  # "644" | "755" | "link", content
 Files = Mapping[str, File]
-
-TASK = Task(
-    instance_id="round-trip",
-    repo="r",
-    base_commit="HEAD",
-    problem_statement="p",
-    patch="",
-    test_patch="",
-    fail_to_pass=("t",),
-    pass_to_pass=(),
-    test_command="true",
-)
 
 names = st.one_of(
     st.sampled_from(["a", "b", "c", "x.py", "sp ace", "-dash", "é", "日本", 'q"uote', "tab\t", "new\nline"]),
@@ -135,7 +123,7 @@ async def round_trip(sandbox: Sandbox, before: Files, after: Files) -> tuple[byt
     await replace_files(sandbox, before)
     fresh = await record_base(sandbox)
     assert fresh.tree == base.tree
-    await prepare_tree(sandbox, fresh, TASK, patch, timeout=60)
+    await prepare_tree(sandbox, fresh, a_task(), patch, timeout=60)
     found = unpack(await sh(sandbox, "tar -c --format=pax --exclude=./.git ."))
     await sh(sandbox, f"rm -rf {base.store} {fresh.store}")
     return patch, found
@@ -166,7 +154,7 @@ def test_round_trip(data: st.DataObject, shared_sandbox: tuple[BlockingPortal, S
 
 @pytest.fixture
 def shared_sandbox(
-    portal: BlockingPortal, provider: SandboxProvider, repo: Any
+    portal: BlockingPortal, provider: SandboxProvider, repo: Repo
 ) -> Iterator[tuple[BlockingPortal, Sandbox]]:
     """One sandbox for all examples: what is random is in the repository."""
     repo.commit()

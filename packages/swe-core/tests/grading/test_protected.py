@@ -14,6 +14,8 @@ from swe_core.builtin.swe.test_files import files_to_run
 from swe_core.builtin.swe.trees import LINK, Changes, Entry, Trees, ancestors, blob_id
 from swe_core.task import Task
 
+from .conftest import a_task
+
 OLD, NEW, GOLD = (Entry("100644", digit * 40) for digit in "123")
 
 
@@ -23,11 +25,7 @@ def trees(*base: str, model: Changes | None = None, tests: Changes | None = None
 
 
 def task(*ids: str, **changed: Any) -> Task:
-    row = {
-        "instance_id": "t-1", "repo": "t", "base_commit": "HEAD", "problem_statement": "p", "patch": "",
-        "test_patch": "", "fail_to_pass": ids or ("x",), "pass_to_pass": (), "test_command": "pytest -rA",
-    }  # fmt: skip
-    return Task.model_validate({**row, **changed})
+    return a_task(**{"fail_to_pass": ids or ("x",), "test_command": "pytest -rA", **changed})
 
 
 def kind(path: str, repository: Trees, row: Task) -> str | None:
@@ -35,13 +33,9 @@ def kind(path: str, repository: Trees, row: Task) -> str | None:
 
 
 FLAT = (
-    "calc.py",
-    "tests/test_calc.py",
-    "tests/data/x.json",
-    "pkg/test_ops.py",
-    "pkg/ops.py",
+    "calc.py", "tests/test_calc.py", "tests/data/x.json", "pkg/test_ops.py", "pkg/ops.py",
     "pkg/__init__.py",
-)
+)  # fmt: skip
 
 NAMED = {
     "by its path": (task("tests/test_calc.py::test_a[x y]"), "tests/test_calc.py", "calc.py"),
@@ -51,20 +45,14 @@ NAMED = {
     "expected": (task("x", expected={"pkg/test_ops.py::t": "PASSED"}), "pkg/test_ops.py", "pkg/ops.py"),
     "unittest": (task("test_a (tests.test_calc.T)", log_parser="unittest"), "tests/test_calc.py", "calc.py"),
     "dotted": (task("pkg.test_ops.T.test_a", log_parser="unittest"), "pkg/test_ops.py", "pkg/ops.py"),
-    "from a directory of its own": (
-        task("test_a (test_calc.T.test_a)", log_parser="unittest"),
-        "tests/test_calc.py",
-        "calc.py",
-    ),
+    "from a directory of its own": (task("test_a (test_calc.T.test_a)", log_parser="unittest"),
+     "tests/test_calc.py", "calc.py"),
     "no product by its name": (task("calc.T.test_a", log_parser="unittest"), "conftest.py", "pkg/ops.py"),
     "test_files": (task("x", test_files=["pkg/test_ops.py"]), "pkg/test_ops.py", "tests/test_calc.py"),
     "a directory of test_files": (task("x", test_files=["tests/"]), "tests/test_calc.py", "pkg/test_ops.py"),
     "in the command": (task("x", test_command="pytest -rA tests"), "tests/new.py", "pkg/test_ops.py"),
-    "a file in the command": (
-        task("x", test_command="pytest ./pkg/test_ops.py"),
-        "pkg/test_ops.py",
-        "pkg/ops.py",
-    ),
+    "a file in the command": (task("x", test_command="pytest ./pkg/test_ops.py"), "pkg/test_ops.py",
+     "pkg/ops.py"),
     "hidden": (task("x", hidden=["/r2e_tests", "/testbed/run.sh"]), "r2e_tests/a.py", "run2.sh"),
     "hidden in the repository": (task("x", hidden=["/testbed/run.sh"]), "run.sh", "r2e_tests/a.py"),
     "a doctest is the product": (task("pkg/ops.py::pkg.ops.f"), "conftest.py", "pkg/ops.py"),
@@ -186,16 +174,9 @@ def test_paths_outside_the_repository_are_nobodys() -> None:
 # Whatever a patch does
 
 PARTS = (
-    "a",
-    "pkg",
-    "tests",
-    "test_x.py",
-    "conftest.py",
-    "sitecustomize.py",
-    "x.py",
-    ".gitattributes",
+    "a", "pkg", "tests", "test_x.py", "conftest.py", "sitecustomize.py", "x.py", ".gitattributes",
     "json.py",
-)
+)  # fmt: skip
 PATHS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=3).map("/".join)
 TARGETS = {"e": b"x.py", "f": b"../../../..", "d": b"/etc", "c": b"a/b", "b": b".git/config"}
 ENTRIES = st.one_of(

@@ -5,28 +5,24 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
-import re
-import sys
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swe_core.builtin.swe import report as report_module
-from swe_core.builtin.swe import testrun
 from swe_core.builtin.swe.parsers import parse_pytest
 from swe_core.builtin.swe.programs import source
 from swe_core.builtin.swe.report import MAX_LINE, SESSIONS, Report, Reporter
-from swe_core.builtin.swe.testrun import TestRun, run_tests
-from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
-from swe_core.task import Task
+from swe_core.builtin.swe.testrun import TestRun
+from swe_core.sandbox import Sandbox
 
-PYTHON = os.environ.get("SWE_TEST_PYTHON", sys.executable)
-"""Another Python, whose own pytest is then tried."""
+from . import suites
+from .conftest import slow_but
+from .suites import PYTHON, run, run_twice
+
 PYTEST = f"{PYTHON} -m pytest -rA -p no:cacheprovider -p no:randomly"
 
 UNKNOWN = (
@@ -36,27 +32,8 @@ UNKNOWN = (
 """Something that the reporter needs is missing."""
 
 
-@dataclass(frozen=True)
-class Suite:
-    """A small test suite.
-
-    Args:
-        files: Its files.
-        command: The test command, run in its directory.
-        needs: A module, or an import statement, without which it cannot run.
-        odd: Sentences that its own doings cause.
-        silent: Whether no session can report.
-        kept: A file that must be the same with and without the reporter.
-        shuffled: Whether its output comes in any order.
-    """
-
-    files: dict[str, str]
-    command: str = PYTEST
-    needs: str = ""
-    odd: frozenset[str] = frozenset()
-    silent: bool = False
-    kept: str = ""
-    shuffled: bool = False
+def Suite(files: dict[str, str], command: str = PYTEST, **more: Any) -> suites.Suite:  # noqa: N802
+    return suites.Suite(files, command, **more)
 
 
 PLAIN = """
@@ -245,13 +222,13 @@ def test_warns(recwarn, caplog):
 
 ZOO = {
     "plain": Suite({"test_plain.py": PLAIN}),
-    "plain, verbose": Suite({"test_plain.py": PLAIN}, f"{PYTEST} -vv --tb=long -W ignore"),
+    "plain, verbose": Suite({"test_plain.py": PLAIN}, f"{PYTEST} -vv --tb=long -W ignore", plugins=True),
     "no output of its own": Suite({"test_plain.py": PLAIN}, f"{PYTEST} -s --tb=no -q"),
     "first failure": Suite({"test_plain.py": PLAIN, "test_z.py": SETUPS}, f"{PYTEST} -x"),
     "selected": Suite({"test_plain.py": PLAIN}, f"{PYTEST} -k 'fail or setup'"),
     "parameters": Suite({"test_parameters.py": PARAMETERS}),
     "classes": Suite({"test_classes.py": CLASSES}),
-    "subtests": Suite({"test_subtests.py": SUBTESTS}),
+    "subtests": Suite({"test_subtests.py": SUBTESTS}, plugins=True),
     "setups": Suite({"test_setups.py": SETUPS}, kept="doings"),
     "setups in a package": Suite(
         {"test_setups.py": SETUPS, "__init__.py": "print('package')\ndef setup_module(): print('set up')\n"},
@@ -260,7 +237,7 @@ ZOO = {
     "traces": Suite({"test_traces.py": TRACES}),
     # pytest-subtests takes back what it replaced when the first pytest.main() of the process ends
     "nested": Suite({"test_nested.py": NESTED}, f"{PYTEST} -s -p no:subtests"),
-    "patched": Suite({"test_patched.py": PATCHED}, odd=frozenset()),
+    "patched": Suite({"test_patched.py": PATCHED}),
     "doctest": Suite(
         {"mod.py": '"""\n>>> 1 + 1\n3\n"""\ndef f():\n    """\n    >>> 2\n    2\n    """\n'},
         f"{PYTEST} --doctest-modules",
@@ -340,72 +317,17 @@ ZOO = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-async def sandbox(provider: SandboxProvider) -> AsyncIterator[Sandbox]:
-    async with provider.open(SandboxSpec(network="none", disk_mb=512)) as opened:
-        yield opened
-
-
-async def run(sandbox: Sandbox, name: str, suite: Suite, monkeypatch: Any, *, reporter: bool) -> TestRun:
-    """Run a suite in a directory of its own, whose name is the same with and without the reporter."""
-    where = "/tmp/zoo"
-    await sandbox.exec(["rm", "-rf", where])
-    for file, content in suite.files.items():
-        await sandbox.write(f"{where}/{file}", content.encode())
-    await sandbox.exec(["mkdir", "-p", where])
-    task = Task(
-        instance_id="zoo",
-        repo="zoo",
-        base_commit="0",
-        problem_statement=name,
-        patch="",
-        test_patch="",
-        fail_to_pass=("t",),
-        pass_to_pass=(),
-        setup="unset PYTHONPATH PYTEST_ADDOPTS; export PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0; set -x",
-        test_command=f"cd {where}; {suite.command}",
-    )
-    if not reporter:
-        monkeypatch.setattr(Reporter, "environment", "")
-        monkeypatch.setattr(
-            testrun, "_SHELL", testrun._SHELL.replace(f"exec {report_module.FD}>&2 ", "exec ")
-        )
-    done = await run_tests(sandbox, task, (), timeout=60, log_bytes=1 << 20)
-    monkeypatch.undo()
-    return done
-
-
-def comparable(log: bytes, suite: Suite) -> list[str]:
-    text = without_times(log).decode(errors="replace")
-    return sorted(text) if suite.shuffled else text.split("\n")
-
-
-def without_times(log: bytes) -> bytes:
-    log = re.sub(rb"\b\d+\.\d+(s| seconds)\b", b"N", log)
-    log = re.sub(rb"=+( [^\n]* )=+\n", rb"=\1=\n", log)
-    return re.sub(rb"pytest-\d+|0x[0-9a-f]+|\(\d{9,}\)", b"N", log)
+FAST = (
+    "plain", "parameters", "classes", "subtests", "setups", "traces", "nested", "broken module",
+    "broken conftest", "two runs", "two processes", "not the Python that it knows", "make",
+)  # fmt: skip
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("name", ZOO)
-async def test_an_honest_run_is_the_same_and_told(sandbox: Sandbox, monkeypatch: Any, name: str) -> None:
+@pytest.mark.parametrize("name", slow_but(FAST, ZOO))
+async def test_an_honest_run_is_the_same_and_told(sandbox: Sandbox, name: str) -> None:
     suite = ZOO[name]
-    if suite.needs and not await has(sandbox, suite.needs):
-        pytest.skip(f"{suite.needs} is not installed")
-    bare = await run(sandbox, name, suite, monkeypatch, reporter=False)
-    done = bare.report
-    kept = await sandbox.read(f"/tmp/zoo/{suite.kept}") if suite.kept else b""
-    assert done.sessions == 0
-    watched = await run(sandbox, name, suite, monkeypatch, reporter=True)
-    assert comparable(watched.log, suite) == comparable(bare.log, suite)
-    assert watched.exit_code == bare.exit_code
-    if suite.kept:
-        assert await sandbox.read(f"/tmp/zoo/{suite.kept}") == kept
+    watched = await run_twice(sandbox, suite, "pytest")
     report = watched.report
     if suite.silent:
         assert report.sessions == 0
@@ -415,11 +337,6 @@ async def test_an_honest_run_is_the_same_and_told(sandbox: Sandbox, monkeypatch:
     if name not in ("make", "script", "two runs"):
         assert report.exit_status == watched.exit_code
     agree(report, watched.log)
-
-
-async def has(sandbox: Sandbox, module: str) -> bool:
-    statement = module if module.startswith("from ") else f"import {module}"
-    return (await sandbox.exec([PYTHON, "-c", statement])).exit_code == 0
 
 
 def agree(report: Report, log: bytes) -> None:
@@ -503,7 +420,7 @@ def test_garbage_takes_no_memory_and_hides_nothing() -> None:
     tracemalloc.start()
     try:
         for event in a_session(reporter):
-            for _ in range(40):
+            for _ in range(8):
                 for chunk in garbage:
                     reporter.feed(chunk)
             reporter.feed(event)
@@ -536,6 +453,15 @@ def test_a_failure_told_after_a_pass_counts() -> None:
     assert reporter.report().statuses == {"t.py::test_a": "FAILED"}
 
 
+@pytest.mark.parametrize(("raised", "made"), [("f", "f"), ("f", "-"), ("-", "f")])
+def test_a_failure_that_is_reported_as_passed_is_one(raised: str, made: str) -> None:
+    reporter = Reporter()
+    reporter.feed(line(reporter, 0, "s", "8.0.0", "3.8", "local"))
+    reporter.feed(line(reporter, 1, "t", "t.py::test_a", "call", "passed", "0", raised, made, "0"))
+    assert reporter.report().statuses == {"t.py::test_a": "FAILED"}
+    assert reporter.report().odd == {"the call of t.py::test_a failed and is reported as passed"}
+
+
 # What is told
 
 
@@ -553,28 +479,27 @@ def told(monkeypatch: Any) -> list[tuple[str, ...]]:
     return events
 
 
-async def in_pytest(sandbox: Sandbox, monkeypatch: Any, text: str) -> TestRun:
-    with monkeypatch.context() as patched:
-        return await run(sandbox, "told", Suite({"test_a.py": text}), patched, reporter=True)
+async def in_pytest(sandbox: Sandbox, text: str) -> TestRun:
+    return await run(sandbox, Suite({"test_a.py": text}), "pytest")
 
 
 @pytest.mark.anyio
-async def test_a_test_that_passed_is_one_event(sandbox: Sandbox, monkeypatch: Any, told: Any) -> None:
+async def test_a_test_that_passed_is_one_event(sandbox: Sandbox, told: Any) -> None:
     text = "import pytest\n@pytest.mark.parametrize('n', range(9))\ndef test_n(n): pass\n"
-    assert (await in_pytest(sandbox, monkeypatch, text)).report.complete
+    assert (await in_pytest(sandbox, text)).report.complete
     ids = tuple(f"test_a.py::test_n[{n}]" for n in range(9))
     assert [event for event in told if event[0] not in "sz"] == [("c", *ids), *(("p", test) for test in ids)]
 
 
 @pytest.mark.anyio
-async def test_what_else_is_told_by_phase(sandbox: Sandbox, monkeypatch: Any, told: Any) -> None:
+async def test_what_else_is_told_by_phase(sandbox: Sandbox, told: Any) -> None:
     text = (
         "import pytest\n@pytest.fixture\ndef breaks():\n    yield\n    1 / 0\n"
         "def test_bad(): assert 0\ndef test_teardown(breaks): pass\n"
         "@pytest.mark.xfail(strict=False)\ndef test_xpass(): pass\n"
         "def test_good(): pass\ndef test_exit(): pytest.exit('enough')\n"
     )
-    assert (await in_pytest(sandbox, monkeypatch, text)).report.complete
+    assert (await in_pytest(sandbox, text)).report.complete
     phases = [(test.partition("::")[2], *rest) for kind, test, *rest in told if kind in "tp"]
     good = ("passed", "0", "-", "-", "0")
     assert phases[:10] == [
@@ -593,12 +518,12 @@ async def test_what_else_is_told_by_phase(sandbox: Sandbox, monkeypatch: Any, to
 
 
 @pytest.mark.anyio
-async def test_long_ids_are_told_in_lines_that_are_taken(sandbox: Sandbox, monkeypatch: Any) -> None:
+async def test_long_ids_are_told_in_lines_that_are_taken(sandbox: Sandbox) -> None:
     text = (
         "import pytest\n@pytest.mark.parametrize('n', range(300), ids=lambda n: f'{n}-' + 'ü' * (n * 17 % 2000))\n"
         "def test_n(n): pass\n"
     )
-    report = (await in_pytest(sandbox, monkeypatch, text)).report
+    report = (await in_pytest(sandbox, text)).report
     assert report.complete
     assert len(report.collected) == len(report.statuses) == 300
 

@@ -4,47 +4,30 @@
 from __future__ import annotations
 
 import builtins
-import os
-import re
 import shlex
 import symtable
-import sys
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from swe_core.builtin.swe import SweGraderConfig, report, swe_graders, testrun
 from swe_core.builtin.swe.parsers import log_reader
 from swe_core.builtin.swe.programs import Runner, source
-from swe_core.builtin.swe.report import Reporter
-from swe_core.builtin.swe.testrun import TestRun, run_tests
-from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
-from swe_core.task import Task
+from swe_core.grade import Grade
+from swe_core.sandbox import Sandbox, SandboxProvider
+
+from . import suites
+from .conftest import Repo, a_task, slow_but, swe_grader
+from .suites import PYTHON, run_twice
 
 pytestmark = pytest.mark.anyio
 
-PYTHON = os.environ.get("SWE_TEST_PYTHON", sys.executable)
-"""Another Python, whose own unittest is then tried."""
 UNITTEST = f"{PYTHON} -m unittest -v"
 
 
-@dataclass(frozen=True)
-class Suite:
-    """A small test suite.
-
-    Args:
-        files: Its files, beside a module `calc.py`.
-        command: The test command, run in its directory.
-        silent: Whether no session can report.
-        env: Shell commands before the reporter's.
-    """
-
-    files: dict[str, str]
-    command: str = UNITTEST
-    silent: bool = False
-    env: str = ":"
+def Suite(files: dict[str, str], command: str = UNITTEST, **more: Any) -> suites.Suite:  # noqa: N802
+    """It has a module `calc.py` besides its files."""
+    return suites.Suite({"calc.py": "def add(a, b):\n    return a + b\n", **files}, command, **more)
 
 
 PLAIN = """
@@ -235,62 +218,20 @@ ZOO = {
                                   "unittest.case.TestCase.run = lambda self, result: result.addSuccess(self)\n",
          "test_a.py": GREEN},
         env="mkdir -p /tmp/odd; cp site/* /tmp/odd; export PYTHONPATH=/tmp/odd", silent=True),
-    "coverage": Suite({"test_plain.py": GREEN}, f"{PYTHON} -m coverage run -m unittest -v"),
+    "coverage": Suite({"test_plain.py": GREEN}, f"{PYTHON} -m coverage run -m unittest -v", needs="coverage"),
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
+FAST = (
+    "plain", "parts", "classes", "broken module", "no environment", "traces", "a runner", "two runs",
+    "the image's own start", "a unittest that is not known",
+)  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-async def sandbox(provider: SandboxProvider) -> AsyncIterator[Sandbox]:
-    async with provider.open(SandboxSpec(network="none", disk_mb=512)) as opened:
-        yield opened
-
-
-async def run(sandbox: Sandbox, suite: Suite, monkeypatch: Any, *, reporter: bool) -> TestRun:
-    """Run a suite in a directory of its own, whose name is the same with and without the reporter."""
-    where = sandbox.spec.workdir
-    await sandbox.exec(["sh", "-c", "rm -rf ./* && mkdir -p ."])
-    for file, content in {"calc.py": "def add(a, b):\n    return a + b\n", **suite.files}.items():
-        await sandbox.write(f"{where}/{file}", content.encode())
-    task = Task(
-        instance_id="zoo",
-        repo="zoo",
-        base_commit="0",
-        problem_statement="x",
-        patch="",
-        test_patch="",
-        fail_to_pass=("t",),
-        pass_to_pass=(),
-        setup=f"unset PYTHONPATH; export PYTHONDONTWRITEBYTECODE=1; cd {where}; {suite.env}; set -x",
-        test_command=suite.command,
-        log_parser="django",
-    )
-    if not reporter:
-        monkeypatch.setattr(Reporter, "environment", "")
-        monkeypatch.setattr(testrun, "_SHELL", testrun._SHELL.replace(f"exec {report.FD}>&2 ", "exec "))
-    done = await run_tests(sandbox, task, (), timeout=60, log_bytes=1 << 20)
-    monkeypatch.undo()
-    return done
-
-
-def comparable(log: bytes) -> list[str]:
-    return re.sub(rb"\d+\.\d+s\b|0x[0-9a-f]+", b"N", log).decode(errors="replace").split("\n")
-
-
-@pytest.mark.parametrize("name", ZOO)
-async def test_an_honest_run_is_the_same_and_told(sandbox: Sandbox, monkeypatch: Any, name: str) -> None:
+@pytest.mark.parametrize("name", slow_but(FAST, ZOO))
+async def test_an_honest_run_is_the_same_and_told(sandbox: Sandbox, name: str) -> None:
     suite = ZOO[name]
-    if name == "coverage" and (await sandbox.exec([PYTHON, "-c", "import coverage"])).exit_code != 0:
-        pytest.skip("coverage is not installed")
-    bare = await run(sandbox, suite, monkeypatch, reporter=False)
-    watched = await run(sandbox, suite, monkeypatch, reporter=True)
-    assert bare.report.sessions == 0
-    assert comparable(watched.log) == comparable(bare.log)
-    assert watched.exit_code == bare.exit_code
+    watched = await run_twice(sandbox, suite, "django")
     told = watched.report
     if suite.silent:
         assert told.sessions == 0
@@ -444,22 +385,18 @@ unittest.TestCase.__init_subclass__ = classmethod(lambda kind: setattr(kind, 'te
 
 
 @pytest.fixture(scope="module")
-def grade(provider: SandboxProvider, tmp_path_factory: Any, repo_class: Any) -> Any:
+def grade(
+    provider: SandboxProvider, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str | None], Awaitable[Grade]]:
     """Grade a patch that puts `code` before the buggy function, or a fix."""
-    path = tmp_path_factory.mktemp("graded") / "repo"
-    path.mkdir()
-    repo = repo_class(path)
+    repo = Repo(tmp_path_factory.mktemp("graded"))
     buggy = "def add(a, b):\n    return a - b\n"
     repo.commit(calc_py=buggy, tests__test_calc_py=TESTS)
     repo.sh("touch tests/__init__.py && git add -A && git commit -qm package")
-    (component,) = swe_graders()
-    grader = component.create(SweGraderConfig())
+    grader = swe_grader()
     fix = repo.diff("sed -i 's/a - b/a + b/' calc.py")
-    task = Task(
-        instance_id="calc-1",
-        repo="calc",
+    task = a_task(
         base_commit=repo.head,
-        problem_statement="x",
         patch=fix,
         test_patch=repo.diff(f"printf %s {shlex.quote(HIDDEN)} >>tests/test_calc.py"),
         fail_to_pass=WANTED[:1],
@@ -469,12 +406,12 @@ def grade(provider: SandboxProvider, tmp_path_factory: Any, repo_class: Any) -> 
         log_parser="unittest",
     )
 
-    async def grade(code: str | None) -> Any:
+    async def grade(code: str | None) -> Grade:
         patch = fix
         if code is not None:
             text = f"{'' if 'def add(' in code else buggy}{code}\n"
             patch = repo.diff(f"printf %s {shlex.quote(text)} >calc.py")
-        return (await grader.grade(task, patch.encode(), provider, repo.spec, 60)).grade
+        return (await grader.grade(task, patch.encode(), provider, repo.spec, 120)).grade
 
     return grade
 
@@ -486,7 +423,11 @@ async def test_a_fix_is_resolved_by_the_reporter(grade: Any) -> None:
     assert graded.tampering == ()
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+HARD = ("forged log, everywhere", "run", "the call, by code, and what it was as an attribute", "the result",
+        "the outcome", "skipped", "deleted from the loader", "another test in its place")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow_but(HARD, ATTACKS))
 async def test_no_attack_is_paid(grade: Any, name: str) -> None:
     graded = await grade(ATTACKS[name])
     assert not graded.resolved

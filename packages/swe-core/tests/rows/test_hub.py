@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -23,24 +24,25 @@ from swe_core.task import Task
 
 from .test_families import R2E, REBENCH, SMITH, SWE_BENCH
 
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
-datasets = pytest.importorskip("datasets")
-
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def datasets(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The library, with a cache of this test's own."""
+    datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    return datasets
 
 
 def data_set(directory: Path, **splits: list[dict[str, object]]) -> Path:
     """A data set as it is on the Hub: a card that names the splits, and a table for each."""
+    from pyarrow import Table, parquet
+
     directory.mkdir()
     files = "".join(f"  - split: {name}\n    path: {name}-*.parquet\n" for name in splits)
     card = f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}---\n"
     (directory / "README.md").write_text(card)
     for name, rows in splits.items():
-        pq.write_table(pa.Table.from_pylist(rows), directory / f"{name}-00000-of-00001.parquet")
+        parquet.write_table(Table.from_pylist(rows), directory / f"{name}-00000-of-00001.parquet")
     return directory
 
 
@@ -134,7 +136,7 @@ def test_a_filter_is_matched_before_a_row_is_read(tmp_path: Path) -> None:
         tasks(file)
 
 
-def test_tasks_may_name_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_may_name_a_data_set(datasets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--tasks OWNER/NAME --split` arrives at the library; what ends like a file is one."""
     asked: list[tuple[str, str | None]] = []
     monkeypatch.setattr(datasets, "get_dataset_split_names", lambda name: ["dev", "test"])
@@ -203,7 +205,9 @@ def test_an_unknown_data_set_names_the_close_one(tmp_path: Path, hub: str) -> No
 
 
 @pytest.mark.parametrize(
-    "environment", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], ids=str
+    "environment",
+    [{"HF_ENDPOINT": "http://127.0.0.1:9"}, pytest.param({"HF_HUB_OFFLINE": "1"}, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path: Path, environment: dict[str, str]) -> None:
     done = listed(tmp_path, "SWE-Gym/SWE-Gym", **environment)

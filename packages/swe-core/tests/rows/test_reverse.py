@@ -43,20 +43,10 @@ def tree(directory: Path) -> bytes:
 
 lines = st.sampled_from(
     [
-        b"a",
-        b"b",
-        b"",
-        b" c",
-        b"-- x",
-        b"++ y",
-        b"--- a/x",
-        b"+++ b/x",
-        b"@@ -1 +1 @@",
-        b"\\ d",
-        b"e\r",
+        b"a", b"b", b"", b" c", b"-- x", b"++ y", b"--- a/x", b"+++ b/x", b"@@ -1 +1 @@", b"\\ d", b"e\r",
         b"\xc3\xa9",
     ]
-)
+)  # fmt: skip
 text = st.builds(
     lambda parts, end: b"\n".join(parts) + (b"\n" if end else b""),
     st.lists(lines, max_size=12),
@@ -82,20 +72,11 @@ def test_what_git_writes_is_taken_back(
         second = tree(directory)
         diff = git(directory, "diff", "--binary", "-M", first.decode().strip(), second.decode().strip())
         reverse = reversed_diff(diff.decode(errors="surrogateescape")).encode(errors="surrogateescape")
-        if reverse:
-            git(directory, "apply", "--index", "--whitespace=nowarn", "-", stdin=reverse)
-        assert tree(directory) == first
-        again = reversed_diff(reverse.decode(errors="surrogateescape"))
-        if again:
-            git(
-                directory,
-                "apply",
-                "--index",
-                "--whitespace=nowarn",
-                "-",
-                stdin=again.encode(errors="surrogateescape"),
-            )
-        assert tree(directory) == second
+        again = reversed_diff(reverse.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+        for patch, expected in ((reverse, first), (again, second)):
+            if patch:
+                git(directory, "apply", "--index", "--whitespace=nowarn", "-", stdin=patch)
+            assert tree(directory) == expected
 
 
 def test_a_diff_without_git_s_headers() -> None:

@@ -168,82 +168,54 @@ def test_mypys_command_depends_on_its_version(tmp_path: Path, version: str, comm
 # What is refused: the sentence names the file, the row, the column, what was found and what was expected.
 
 WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
-    "a list column is plain text": (
-        {"FAIL_TO_PASS": "tests/test_x.py::test_a"},
-        "the column 'FAIL_TO_PASS' is 'tests/test_x.py::test_a', expected a list of test ids, or such a list "
-        "as JSON in a string",
-    ),
-    "a list column is a Python list in a string": (
-        {"PASS_TO_PASS": "['a']"},
-        "the column 'PASS_TO_PASS' is \"['a']\", expected a list of test ids",
-    ),
-    "a list column is a JSON string in a string": (
-        {"FAIL_TO_PASS": '"abc"'},
-        "the column 'FAIL_TO_PASS' is '\"abc\"', expected a list of test ids",
-    ),
-    "a list column is a number": (
-        {"FAIL_TO_PASS": 7},
-        "the column 'FAIL_TO_PASS' is 7, expected a list of test ids",
-    ),
+    "a list column is plain text": ({"FAIL_TO_PASS": "tests/test_x.py::test_a"},
+     "the column 'FAIL_TO_PASS' is 'tests/test_x.py::test_a', expected a list of test ids, or such a list "
+     "as JSON in a string"),
+    "a list column is a Python list in a string": ({"PASS_TO_PASS": "['a']"},
+     "the column 'PASS_TO_PASS' is \"['a']\", expected a list of test ids"),
+    "a list column is a JSON string in a string": ({"FAIL_TO_PASS": '"abc"'},
+     "the column 'FAIL_TO_PASS' is '\"abc\"', expected a list of test ids"),
+    "a list column is a number": ({"FAIL_TO_PASS": 7},
+     "the column 'FAIL_TO_PASS' is 7, expected a list of test ids"),
     "a list column is null": ({"PASS_TO_PASS": None}, "the column 'PASS_TO_PASS' is null, expected a list"),
     "a list column is an object": ({"PASS_TO_PASS": {"a": 1}}, "the column 'PASS_TO_PASS' is an object"),
-    "a list holds a number": (
-        {"FAIL_TO_PASS": ["a", 1]},
-        "the column 'FAIL_TO_PASS[1]' is 1, expected a test id",
-    ),
-    "a list holds lists": (
-        {"PASS_TO_PASS": '[["a"]]'},
-        "the column 'PASS_TO_PASS[0]' is a list, expected a test id",
-    ),
+    "a list holds a number": ({"FAIL_TO_PASS": ["a", 1]},
+     "the column 'FAIL_TO_PASS[1]' is 1, expected a test id"),
+    "a list holds lists": ({"PASS_TO_PASS": '[["a"]]'},
+     "the column 'PASS_TO_PASS[0]' is a list, expected a test id"),
     "a list holds an empty id": ({"PASS_TO_PASS": [""]}, "the column 'PASS_TO_PASS[0]' is empty"),
-    "an object in a string has a key twice": (
-        {"FAIL_TO_PASS": '[{"a": 1, "a": 2}]'},
-        "the column 'FAIL_TO_PASS': the key 'a' is twice in one object; leave one of them out",
-    ),
+    "an object in a string has a key twice": ({"FAIL_TO_PASS": '[{"a": 1, "a": 2}]'},
+     "the column 'FAIL_TO_PASS': the key 'a' is twice in one object; leave one of them out"),
     "nothing must pass": ({"FAIL_TO_PASS": []}, "the column 'FAIL_TO_PASS' is a list, expected at least one"),
     "text is a number": ({"problem_statement": 1.5}, "the column 'problem_statement' is 1.5, expected text"),
     "text is null": ({"repo": None}, "the column 'repo' is null, expected text"),
-    "text is empty": (
-        {"problem_statement": " \n"},
-        "the column 'problem_statement' is ' \\n', expected text",
-    ),
+    "text is empty": ({"problem_statement": " \n"},
+     "the column 'problem_statement' is ' \\n', expected text"),
     "text holds half a character": ({"repo": "\ud800"}, "the column 'repo' is '\\ud800', expected text"),
     "text holds a NUL": ({"setup": "a\0b"}, "the column 'setup' is 'a\\x00b', expected text"),
     "version is a number": ({"version": 5.0}, "the column 'version' is 5.0, expected text"),
     "a commit is null": ({"base_commit": None}, "the column 'base_commit' is null, expected text"),
-    "a commit is a branch": (
-        {"base_commit": "main"},
-        "the column 'base_commit' is 'main', expected a commit id",
-    ),
-    "a commit is an option": (
-        {"base_commit": "--all"},
-        "the column 'base_commit' is '--all', expected a commit",
-    ),
+    "a commit is a branch": ({"base_commit": "main"},
+     "the column 'base_commit' is 'main', expected a commit id"),
+    "a commit is an option": ({"base_commit": "--all"},
+     "the column 'base_commit' is '--all', expected a commit"),
     "a patch is none": ({"patch": "fix it"}, "the column 'patch' is 'fix it', expected a unified diff"),
-    "a test patch is none": (
-        {"test_patch": "tests"},
-        "the column 'test_patch' is 'tests', expected a unified diff, or nothing",
-    ),
+    "a test patch is none": ({"test_patch": "tests"},
+     "the column 'test_patch' is 'tests', expected a unified diff, or nothing"),
     "an image with a blank": ({"image_name": "a b"}, "the column 'image_name' is 'a b', expected the name"),
     "an unknown parser": ({"log_parser": "tap"}, "the column 'log_parser' is 'tap', expected 'pytest',"),
     "an empty command": ({"test_command": " "}, "the column 'test_command' is ' ', expected a shell command"),
-    "an absent repository": (
-        {"repository": "nowhere"},
-        "the column 'repository' is 'nowhere', expected a git",
-    ),
+    "an absent repository": ({"repository": "nowhere"},
+     "the column 'repository' is 'nowhere', expected a git"),
     "an empty repository": ({"repository": ""}, "the column 'repository' is empty, expected a git work tree"),
     "an endless repository": ({"repository": "a" * 5000}, "expected a git work tree"),
-    "an id of another repository": (
-        {"repo": "dask/dask"},
-        "the instance_id names another repository than the column 'repo', which is 'dask/dask'",
-    ),
+    "an id of another repository": ({"repo": "dask/dask"},
+     "the instance_id names another repository than the column 'repo', which is 'dask/dask'"),
     "an unknown project": ({"repo": "me/mine"}, "'me/mine'; add a column 'test_command'"),
     "mypy of no version": ({"repo": "python/mypy"}, "the column 'version' is null, expected mypy's version"),
-    "mypy of an odd version": (
-        {"repo": "python/mypy", "version": "new"},
-        "the column 'version' is 'new', expected mypy's version",
-    ),
-}
+    "mypy of an odd version": ({"repo": "python/mypy", "version": "new"},
+     "the column 'version' is 'new', expected mypy's version"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)

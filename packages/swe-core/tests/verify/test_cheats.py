@@ -24,6 +24,7 @@ from .conftest import CASES, git, new_file
 pytestmark = pytest.mark.anyio
 
 _GULLIBLE = """cd /testbed
+{setup}
 git apply --whitespace=nowarn /tmp/model.patch || exit 99
 git apply --whitespace=nowarn /tmp/tests.patch
 PYTHONPATH=. exec python -m pytest -rA -p no:cacheprovider tests/test_adder.py
@@ -37,7 +38,7 @@ async def gullible(task: Task, patch: bytes, provider: SandboxProvider, spec: Sa
     async with provider.open(spec) as sandbox:
         await sandbox.write("/tmp/model.patch", patch)
         await sandbox.write("/tmp/tests.patch", task.test_patch.encode())
-        done = await sandbox.exec(["bash", "-c", _GULLIBLE + "2>&1"])
+        done = await sandbox.exec(["bash", "-c", _GULLIBLE.format(setup=task.setup)])
     assert done.exit_code != 99, done.stderr
     found = parse_pytest(done.stdout)
     bad = [test for test in task.fail_to_pass if found.get(test) in ("FAILED", "ERROR")]
@@ -53,9 +54,12 @@ async def patch_of(
         return await make_patch(sandbox, base, task, cheat, timeout=60)
 
 
+QUICK = "export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1"
+
+
 @pytest.fixture(scope="module")
 def functions(make_task: Any) -> Task:
-    return make_task()
+    return make_task(setup=QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,7 @@ def cases(make_task: Any) -> Task:
         test_patch=new_file("tests/test_adder.py", CASES),
         fail_to_pass=("tests/test_adder.py::Adding::test_small",),
         pass_to_pass=("tests/test_adder.py::Adding::test_nothing_added",),
+        setup=QUICK,
     )
 
 
@@ -82,11 +87,26 @@ ELSEWHERE = {
 """Cheats that need another environment than the test's, and why."""
 
 
-@pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
+FAST = {
+    "conftest-root", "sitecustomize", "tests-linked", "stale-bytecode", "forged-summary", "runtest-patched",
+    "unittest-patched", "history-at-test",
+}  # fmt: skip
+"""At least one of each kind."""
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        pytest.param(cheat, id=cheat.name, marks=() if cheat.name in FAST else pytest.mark.slow)
+        for cheat in CHEATS
+    ],
+)
 async def test_each_cheat_steals(
     provider: SandboxProvider, functions: Task, cases: Task, cheat: Cheat
 ) -> None:
     task = cases if cheat.name == "unittest-patched" else functions
+    if cheat.name == "entry-point":  # such a plugin is loaded with those that are installed
+        task = task.model_copy(update={"setup": ""})
     patch = await patch_of(provider, task, cheat)
     assert patch
     spec = SandboxSpec(repository=task.repository, network="none")
@@ -102,7 +122,7 @@ async def test_a_pruned_history_has_no_fix(provider: SandboxProvider, functions:
     assert await patch_of(provider, functions, cheat, pruned=True) == b""
 
 
-@pytest.mark.parametrize("name", ["history-at-work", "history-at-test"])
+@pytest.mark.parametrize("name", ["history-at-work", pytest.param("history-at-test", marks=pytest.mark.slow)])
 async def test_a_fix_between_the_base_and_head_is_found(
     provider: SandboxProvider, make_task: Any, repository: Path, tmp_path: Path, name: str
 ) -> None:
@@ -145,6 +165,7 @@ async def test_a_recipe_that_fails_says_so(provider: SandboxProvider, functions:
 def test_their_names_and_sentences() -> None:
     names = [cheat.name for cheat in CHEATS]
     assert len(names) == len(set(names)) >= 15
+    assert set(names) > FAST
     for cheat in CHEATS:
         assert re.fullmatch(r"[a-z_][a-z-]*", cheat.name)
         assert re.fullmatch(r"[A-Z_a-z][^\n]{10,110}\.", cheat.does), cheat

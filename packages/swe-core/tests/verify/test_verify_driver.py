@@ -164,7 +164,13 @@ async def test_no_sandbox(
     assert entries(tmp_path) == []
 
 
-@pytest.mark.parametrize("error", [GraderError("no verdict"), SandboxDied("gone"), KeyError("a bug")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("a bug"),
+        *(pytest.param(e, marks=pytest.mark.slow) for e in (GraderError("no verdict"), SandboxDied("gone"))),
+    ],
+)
 async def test_one_task_that_fails_does_not_end_the_others(
     make_task: Any, methods: Any, scripted: Any, error: Exception
 ) -> None:
@@ -185,24 +191,24 @@ async def test_what_is_known_is_not_graded_again(
     make_task: Any, methods: Any, scripted: Any, tmp_path: Path
 ) -> None:
     cache, task, grader = VerifyCache(tmp_path), make_task(), scripted(honest)
-    ((first, known),) = await verified(methods(grader, TWO), task, cache=cache)
+    ((first, known),) = await verified(methods(grader), task, cache=cache)
     assert not known
     before = len(grader.graded)
     for same in (task, make_task(problem_statement="other words")):
-        assert await verified(methods(grader, TWO), same, cache=cache) == [(first, True)]
+        assert await verified(methods(grader), same, cache=cache) == [(first, True)]
     assert len(grader.graded) == before
     others: list[tuple[Methods, Task]] = [
-        (methods(grader, TWO), make_task(pass_to_pass=())),
+        (methods(grader), make_task(pass_to_pass=())),
         (methods(grader, TWO[:1]), task),
-        (methods(grader, TWO, repeat=2), task),
-        (methods(grader, TWO, grader_name="other"), task),
-        (methods(grader, TWO, facts={"grader_settings": {"log_mb": 1}}), task),
+        (methods(grader, repeat=2), task),
+        (methods(grader, grader_name="other"), task),
+        (methods(grader, facts={"grader_settings": {"log_mb": 1}}), task),
     ]
     for other, row in others:
         assert [known for _, known in await verified(other, row, cache=cache)] == [False]
     for entry in entries(tmp_path):
         entry.write_bytes(entry.read_bytes()[:-1])
-    assert [known for _, known in await verified(methods(grader, TWO), task, cache=cache)] == [False]
+    assert [known for _, known in await verified(methods(grader), task, cache=cache)] == [False]
 
 
 async def test_the_repository_s_files_are_part_of_what_is_known(
@@ -219,16 +225,19 @@ async def test_the_repository_s_files_are_part_of_what_is_known(
 
 
 class Counting:
-    """A provider that knows how many of its sandboxes were open at once."""
+    """A provider that knows how many of its sandboxes were open at once, and when so many first were."""
 
-    def __init__(self, provider: SandboxProvider) -> None:
-        self.provider = provider
+    def __init__(self, provider: SandboxProvider, awaited: int = 1) -> None:
+        self.provider, self.awaited = provider, awaited
         self.open_now = self.most = 0
+        self.full = anyio.Event()
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         self.open_now += 1
         self.most = max(self.most, self.open_now)
+        if self.open_now >= self.awaited:
+            self.full.set()
         try:
             async with self.provider.open(spec) as sandbox:
                 yield sandbox
@@ -236,7 +245,13 @@ class Counting:
             self.open_now -= 1
 
 
-async def test_so_many_sandboxes_at_once(make_task: Any, methods: Any, provider: SandboxProvider) -> None:
+@pytest.mark.parametrize("concurrency", [2, pytest.param(3, marks=pytest.mark.slow)])
+async def test_so_many_sandboxes_at_once(
+    make_task: Any, methods: Any, provider: SandboxProvider, concurrency: int
+) -> None:
+    """Of all tasks together: what is open for a cheat waits for the others."""
+    counting = Counting(provider, concurrency)
+
     class Opening:
         """A grader with a sandbox."""
 
@@ -244,17 +259,15 @@ async def test_so_many_sandboxes_at_once(make_task: Any, methods: Any, provider:
             self, task: Task, patch: bytes, provider: SandboxProvider, spec: SandboxSpec, timeout: float
         ) -> Graded:
             async with provider.open(spec):
-                await anyio.sleep(0.05)
+                if b"a + b" not in patch and patch not in (b"", UNRELATED):
+                    with anyio.fail_after(60):
+                        await counting.full.wait()
             return Graded(grade=honest(patch, 0))
 
-    counting = Counting(provider)
-    tasks = [make_task(instance_id=f"t__adder-{number}") for number in range(3)]
-    some = chosen("conftest-root,tests-deleted,sitecustomize,pytest-ini")
-    for concurrency in (2, 3):
-        counting.most = 0
-        found = await verified(methods(Opening(), some, provider=counting), *tasks, concurrency=concurrency)
-        assert [verdict.verdict for verdict, _ in found] == ["usable"] * 3
-        assert (counting.most, counting.open_now) == (concurrency, 0)
+    tasks = [make_task(instance_id=f"t__adder-{number}") for number in range(2)]
+    found = await verified(methods(Opening(), TWO, provider=counting), *tasks, concurrency=concurrency)
+    assert [verdict.verdict for verdict, _ in found] == ["usable"] * 2
+    assert (counting.most, counting.open_now) == (concurrency, 0)
 
 
 async def test_cancelled_it_keeps_what_is_finished_and_closes_its_sandboxes(

@@ -1,0 +1,91 @@
+"""Small test suites, run in a sandbox with and without the reporter."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from swe_core.builtin.swe import testrun
+from swe_core.builtin.swe.report import FD, Reporter
+from swe_core.builtin.swe.testrun import TestRun, run_tests
+from swe_core.sandbox import Sandbox
+
+from .conftest import a_task
+
+PYTHON = os.environ.get("SWE_TEST_PYTHON", sys.executable)
+"""Another Python, whose own pytest and unittest are then tried."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A small test suite.
+
+    Args:
+        files: Its files.
+        command: The test command, run in its directory.
+        env: Shell commands before the reporter's.
+        needs: A module, or an import statement, without which it cannot run.
+        plugins: Whether pytest loads the plugins that are installed, as it does where a module is needed.
+        odd: Sentences that its own doings cause.
+        silent: Whether no session can report.
+        kept: A file that must be the same with and without the reporter.
+        shuffled: Whether its output comes in any order.
+    """
+
+    files: dict[str, str]
+    command: str
+    env: str = ":"
+    needs: str = ""
+    plugins: bool = False
+    odd: frozenset[str] = frozenset()
+    silent: bool = False
+    kept: str = ""
+    shuffled: bool = False
+
+
+async def run(sandbox: Sandbox, suite: Suite, log_parser: str) -> TestRun:
+    """Run a suite with the reporter, and with nothing else in the work directory."""
+    await sandbox.exec(["find", ".", "-mindepth", "1", "-delete"])
+    for file, content in suite.files.items():
+        await sandbox.write(f"{sandbox.spec.workdir}/{file}", content.encode())
+    plugins = "" if suite.plugins or suite.needs else " PYTEST_DISABLE_PLUGIN_AUTOLOAD=1"
+    task = a_task(
+        setup="unset PYTHONPATH PYTEST_ADDOPTS; export PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0"
+        f"{plugins}; cd {sandbox.spec.workdir}; {suite.env}; set -x",
+        test_command=suite.command,
+        log_parser=log_parser,
+    )
+    return await run_tests(sandbox, task, (), timeout=120, log_bytes=1 << 20)
+
+
+async def run_twice(sandbox: Sandbox, suite: Suite, log_parser: str) -> TestRun:
+    """Run a suite without and with the reporter, which nothing but its report may show."""
+    needed = suite.needs if suite.needs.startswith("from ") else f"import {suite.needs}"
+    if suite.needs and (await sandbox.exec([PYTHON, "-c", needed])).exit_code != 0:
+        pytest.skip(f"{suite.needs} is not installed")
+
+    async def once() -> tuple[TestRun, bytes]:
+        done = await run(sandbox, suite, log_parser)
+        return done, await sandbox.read(f"{sandbox.spec.workdir}/{suite.kept}") if suite.kept else b""
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Reporter, "environment", "")
+        patched.setattr(testrun, "_SHELL", testrun._SHELL.replace(f"exec {FD}>&2 ", "exec "))
+        bare, kept = await once()
+    watched, kept_too = await once()
+    assert bare.report.sessions == 0
+    assert _comparable(watched.log, suite) == _comparable(bare.log, suite)
+    assert watched.exit_code == bare.exit_code
+    assert kept_too == kept
+    return watched
+
+
+def _comparable(log: bytes, suite: Suite) -> list[str]:
+    log = re.sub(rb"\b\d+\.\d+(s| seconds)\b", b"N", log)
+    log = re.sub(rb"=+( [^\n]* )=+\n", rb"=\1=\n", log)
+    text = re.sub(rb"pytest-\d+|0x[0-9a-f]+|\(\d{9,}\)", b"N", log).decode(errors="replace")
+    return sorted(text) if suite.shuffled else text.split("\n")
