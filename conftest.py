@@ -28,19 +28,19 @@ def anyio_backend() -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make two tests of each property: `few` examples, and `many`, which is slow."""
     if hypothesis.is_hypothesis_test(metafunc.function):
-        metafunc.fixturenames.append("_examples")
         many = pytest.param("many", marks=pytest.mark.slow)
         metafunc.parametrize("_examples", ["few", many], indirect=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _examples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take no more than `FEW_EXAMPLES`, unless the test is the slow one of its property."""
-    if request.param == "few":
+    """Take no more than `FEW_EXAMPLES` in the fast test of a property."""
+    if getattr(request, "param", None) == "few":
         # Hypothesis fixes a test's settings where it is decorated; its own pytest plugin reads them here.
-        asked = request.function._hypothesis_internal_use_settings
+        test = getattr(request.function, "__func__", request.function)
+        asked = test._hypothesis_internal_use_settings
         few = hypothesis.settings(asked, max_examples=min(FEW_EXAMPLES, asked.max_examples))
-        monkeypatch.setattr(request.function, "_hypothesis_internal_use_settings", few)
+        monkeypatch.setattr(test, "_hypothesis_internal_use_settings", few)
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook

@@ -54,7 +54,7 @@ class Talker(AgentSpec):
         self.staying: set[str] = set()
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        return ["python3", "-c", SCRIPT, "1e6" if ctx.task.instance_id in self.staying else "0"]
+        return ["python3", "-I", "-S", "-c", SCRIPT, "1e6" if ctx.task.instance_id in self.staying else "0"]
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
         return {"BASE": ctx.base_url, "KEY": ctx.api_key}

@@ -19,7 +19,8 @@ from swe_core.kill_tree import KILL_TREE
 from swe_core.patch import export_patch
 from swe_core.prepare import prepare_repository
 from swe_core.sandbox import ASSETS_DIR, Asset, Sandbox, SandboxProvider, SandboxSpec
-from swe_core.task import Task
+
+from .records import make_task
 
 pytestmark = pytest.mark.anyio
 
@@ -71,14 +72,6 @@ async def sandbox(provider: SandboxProvider, spec: SandboxSpec) -> AsyncIterator
         yield sandbox
 
 
-def task(**fields: str | tuple[str, ...]) -> Task:
-    known = {
-        "instance_id": "t-1", "repo": "r", "base_commit": "base", "problem_statement": "p", "patch": "",
-        "test_patch": "", "fail_to_pass": ("t",), "pass_to_pass": (), "test_command": "true",
-    }  # fmt: skip
-    return Task(**{**known, **fields})
-
-
 async def sh(sandbox: Sandbox, script: str) -> str:
     done = await sandbox.exec(["sh", "-euc", script], timeout=60)
     assert done.exit_code == 0, done.stdout.decode() + done.stderr.decode()
@@ -95,7 +88,7 @@ async def test_a_repository_is_prepared_and_its_patch_taken(
     provider: SandboxProvider, spec: SandboxSpec, sandbox: Sandbox, bug: str
 ) -> None:
     commit = (await sh(sandbox, "git rev-parse base")).strip()
-    given = task(base_commit=commit, bug_patch=bug, hidden=("/testbed/tests",))
+    given = make_task(base_commit=commit, bug_patch=bug, hidden=("/testbed/tests",))
     base = await prepare_repository(sandbox, given, hide=True, timeout=60)
     assert "fix" not in await sh(sandbox, "git log --all --format=%s; git tag; git branch")
     assert await sh(sandbox, "git fsck --full --no-dangling 2>&1; ls") == "a.py\n"

@@ -25,6 +25,8 @@ from swe_core.recording import RecordedRollout, read_recording
 from swe_core.task import Task, TestStatus
 
 NAMES = sorted(path.name for path in REPOS.iterdir())
+KINDS = {"csvtidy", "logweave"}
+"""One whose tests are unittest's, and one of pytest's that the replies do not resolve."""
 STREAM = REPOS / NAMES[0] / "history.fast-import"
 UNRESOLVED = {"demo__logweave-1"}
 """The tasks that the recorded replies do not resolve, as the README says."""
@@ -36,7 +38,9 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Task]:
     return {task.instance_id: task for task in source.tasks()}
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in NAMES]
+)
 def task(request: pytest.FixtureRequest, tasks: Mapping[str, Task]) -> Task:
     return tasks[f"demo__{request.param}-1"]
 

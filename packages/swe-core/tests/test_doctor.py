@@ -161,9 +161,9 @@ def test_a_broken_plugin_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_check_that_hangs_is_one_line() -> None:
     held = threading.Event()
     checks = [asked("hangs", held.wait), asked("answers", lambda: Finding("ok", "yes"))]
-    hangs, answers = look(checks, Redactor(), patience=2.0)
+    hangs, answers = look(checks, Redactor(), patience=1.0)
     held.set()
-    assert (hangs.finding.state, hangs.finding.text) == ("missing", "gave no answer within 2 s")
+    assert (hangs.finding.state, hangs.finding.text) == ("missing", "gave no answer within 1 s")
     assert answers.finding.text == "yes"
 
 
@@ -173,12 +173,12 @@ def test_one_that_hangs_does_not_keep_the_program(file: Callable[[str], str]) ->
         "@hookimpl\ndef swe_checks():\n    return [Check('sleeper', 'x', lambda: time.sleep(1000))]\n"
     )
     program = (
-        "import sys; from swe_core import doctor; doctor.look.__defaults__ = (1.0,)\n"
+        "import sys; from swe_core import doctor; doctor.look.__defaults__ = (0.1,)\n"
         f"from swe_core.cli import main; sys.argv = ['swe-core', 'doctor', '-p', {path!r}]; main()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180)
     assert done.returncode == 1, done.stderr
-    assert "gave no answer within 1 s" in done.stdout
+    assert "gave no answer within 0.1 s" in done.stdout
     assert done.stderr == ""
 
 
@@ -287,7 +287,7 @@ class Handler(BaseHTTPRequestHandler):
 def server() -> Iterator[ThreadingHTTPServer]:
     Handler.replies, Handler.keys = {}, []
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
+
+from swe_core.cli import cli
 
 from .leaking_sandboxes import ACCOUNT, BEGINNING
 
@@ -47,6 +50,10 @@ class Program:
         chosen = ("-p", PLUGIN, "--sandbox", "leaking", "--agent", "telling", "--task", "demo__memofn-1")
         return self("run", *chosen, "--out", str(self.out), *args, **env)
 
+    def inside(self, *args: str, **env: str) -> Result:
+        """The same in this process, which takes less time."""
+        return CliRunner().invoke(cli, args, env={"TMPDIR": str(self.path), **env})
+
     def told(self) -> dict[str, str]:
         """What the run directory says, file by file."""
         files = (path for path in self.out.rglob("*") if path.is_file())
@@ -79,7 +86,7 @@ def test_no_secret_of_a_provider_is_in_anything_that_is_written(program: Program
     note = "Note: The account's token"
     assert [
         (done.stdout + done.stderr).count(note),
-        program("report", str(program.out)).stdout.count(note),
+        program.inside("report", str(program.out)).stdout.count(note),
     ] == [1, 1]
     said = "run again after the sandbox failed (the sandbox with the token [redacted] is gone)"
     assert said in " ".join(done.stdout.split())
@@ -109,26 +116,26 @@ def test_errors_of_sandboxes_are_mended_when_the_run_is_gone_on_with(program: Pr
     assert (rollout["outcome"], rollout["failure"]["boundary"]) == ("error", "sandbox")
     assert (rollout["sandboxes"], rollout["retried"]) == ([], [])
     again = ("run", "--resume", str(program.out), "--sandbox-retries", "2")
-    assert program(*again, FAILS="1").returncode == 1, (
+    assert program.inside(*again, FAILS="1").exit_code == 1, (
         "it has ended in an error, and --retry-errors is not given"
     )
-    mended = program(*again, "--retry-errors", FAILS="2")
-    assert mended.returncode == 0, mended.stderr
+    mended = program.inside(*again, "--retry-errors", FAILS="2")
+    assert mended.exit_code == 0, mended.output
     (rollout,) = program.rollouts
     assert rollout["outcome"] == "unresolved"
     assert [one["folder"] for one in rollout["retried"]] == ["retried-1", "retried-2"]
     used = {(one["purpose"], one["flavor"]): one["sandboxes"] for one in rollout["sandboxes"]}
     assert used == {("agent", "small"): 1, ("grade", "small"): 1}
-    reported = program("report", str(program.out))
+    reported = program.inside("report", str(program.out))
     assert re.search(r"^leaking +small +2 ", reported.stdout, re.M)
-    shown = program("show", str(program.out), rollout["id"]).stdout
+    shown = program.inside("show", str(program.out), rollout["id"]).stdout
     assert re.search(r"Sandboxes open: [\d.]+ s agent on small, [\d.]+ s grade on small", shown)
     assert "its files are in retried-2: the sandbox with the token [redacted] is gone" in shown
 
 
 @pytest.mark.parametrize("wrong", ["-1", "one"])
 def test_a_wrong_number_of_tries_is_a_sentence(program: Program, wrong: str) -> None:
-    done = program.run("--sandbox-retries", wrong)
-    assert done.returncode == 2
+    done = program.inside("run", "--sandbox-retries", wrong)
+    assert done.exit_code == 2
     assert "--sandbox-retries" in done.stderr
     assert "Traceback" not in done.stderr

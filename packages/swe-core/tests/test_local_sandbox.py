@@ -23,8 +23,11 @@ from swe_core.errors import ConfigError, SandboxDied, SandboxError, SandboxTimeo
 from swe_core.owner import current_owner
 from swe_core.sandbox import ASSETS_DIR, HOME_DIR, Asset, SandboxProvider, SandboxSpec
 from swe_core.testing.sandbox import SandboxConformance
-from swe_core.testing.sandbox.base import PATIENCE, runs, unique_seconds, until_runs
-from swe_core.testing.sandbox.network import hello, serving
+from swe_core.testing.sandbox.base import PATIENCE, SandboxSuite, runs, unique_seconds, until_runs
+from swe_core.testing.sandbox.commands import CommandTests
+from swe_core.testing.sandbox.files import FileTests
+from swe_core.testing.sandbox.lifecycle import LifecycleTests
+from swe_core.testing.sandbox.network import NetworkTests, hello, serving
 
 OBSTACLE = bwrap.why_not(bwrap.find_bwrap())
 needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
@@ -85,8 +88,7 @@ def git_repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@needs_namespaces
-class TestLocal(SandboxConformance):
+class Local(SandboxSuite):
     @pytest.fixture
     def provider(self) -> SandboxProvider:
         return LocalProvider()
@@ -99,7 +101,7 @@ class TestLocal(SandboxConformance):
         return left_by_us()
 
 
-class TestUnisolated(SandboxConformance):
+class Unisolated(Local):
     isolates = False
     limits_pids = False
     limits_disk = False
@@ -108,12 +110,25 @@ class TestUnisolated(SandboxConformance):
     def provider(self, without_namespaces: None) -> SandboxProvider:
         return LocalProvider(unisolated=True)
 
-    @pytest.fixture
-    def spec(self) -> SandboxSpec:
-        return SPEC
 
-    def leftovers(self, provider: SandboxProvider) -> Collection[str]:
-        return left_by_us()
+@needs_namespaces
+class TestLocal(Local, SandboxConformance):
+    """All of the shared behaviour."""
+
+
+@pytest.mark.slow
+class TestUnisolated(Unisolated, SandboxConformance):
+    """All of it again."""
+
+
+class TestUnisolatedInShort(Unisolated):
+    """What the supervisor does otherwise without namespaces: paths, kills and the endpoint."""
+
+    test_environment = CommandTests.test_environment
+    test_kill = CommandTests.test_kill
+    test_put_archive = FileTests.test_put_archive
+    test_reach = NetworkTests.test_reach
+    test_closing_leaves_nothing = LifecycleTests.test_closing_leaves_nothing
 
 
 @pytest.mark.anyio

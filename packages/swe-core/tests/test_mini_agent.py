@@ -20,22 +20,11 @@ from swe_core.agent import AgentContext, AgentEvent, AgentExit
 from swe_core.builtin.mini import MiniConfig, swe_agents
 from swe_core.builtin.mini.spec import Mini
 from swe_core.recording import RecordedReply
-from swe_core.task import Task
 from swe_core.testing.provider import ScriptedProvider, call_tool, refusing_url, say
 
-pytestmark = pytest.mark.anyio
+from .records import make_task
 
-TASK = Task(
-    instance_id="t-1",
-    repo="t",
-    base_commit="HEAD",
-    problem_statement="p",
-    patch="",
-    test_patch="",
-    fail_to_pass=("t",),
-    pass_to_pass=(),
-    test_command="true",
-)
+pytestmark = pytest.mark.anyio
 
 
 class Ran:
@@ -61,7 +50,7 @@ async def run_mini(tmp_path: Path, url: str, prompt: str = "fix it", **config: A
     workdir.mkdir()
     home.mkdir()
     agent = Mini(MiniConfig(**config))
-    ctx = AgentContext(TASK, prompt, url, "the-token", "the-model", str(workdir), str(home))
+    ctx = AgentContext(make_task(), prompt, url, "the-token", "the-model", str(workdir), str(home))
     for path, content in agent.files(ctx).items():
         await anyio.Path(path).write_bytes(content)
     _, *args = agent.command(ctx)

@@ -131,7 +131,7 @@ WHOLE: list[tuple[Fault, type[EngineError], str, int]] = [
     ("429", EngineUnavailable, r"too many requests \(429\): slow down \(tried 3 times\): check", 3),
     ("500", EngineUnavailable, r"fails \(500\): scripted 500 \(tried 3 times\)", 3),
     ("drop", EngineUnavailable, r"broke the connection .*\(tried 3 times\)", 3),
-    ("hang", EngineUnavailable, r"sent nothing for 0\.5 s \(tried 3 times\)", 3),
+    ("hang", EngineUnavailable, r"sent nothing for 0\.2 s \(tried 3 times\)", 3),
     ("error-in-reply", EngineUnavailable, r"fails \(502\): upstream is down \(tried 3 times\)", 3),
 ]
 STREAMED: list[tuple[Fault, type[EngineError], str, int]] = [
@@ -160,7 +160,9 @@ async def test_each_failure_is_one_sentence(
     caplog.set_level(logging.DEBUG)
     reply = say("a reply of several pieces")
     async with ScriptedProvider([reply], then=fault) as provider:
-        async with _engine(provider.url, timeout=0.5 if "hang" in fault else 60) as engine:
+        async with _engine(
+            provider.url, timeout={"hang": 0.2, "hang-in-stream": 0.5}.get(fault, 60)
+        ) as engine:
             with pytest.raises(EngineError, match=sentence) as caught:
                 await _ask(engine, stream)
     assert type(caught.value) is kind

@@ -23,7 +23,7 @@ import anyio
 import pytest
 import tenacity
 
-from swe_core.engine import EngineSession
+from swe_core.engine import Engine, EngineSession
 from swe_core.interception import calls
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.session import Gate
@@ -34,16 +34,14 @@ from swe_core.testing.vllm import ScriptedVLLM, VLLMFault
 from swe_core.tokens.ledger import add_ledgers, recount
 from swe_core.turns import requests
 
-from .shaky_server import MAX_BODY, Shaky
+from .shaky_server import BAD_DAYS, MAX_BODY, Shaky
 
 pytestmark = pytest.mark.anyio
-ROLLOUTS = 500
 QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>",
         "<tool_response>", "</tool_response>")  # fmt: skip
 MISDEEDS = ("leave", "twice", "malformed", "token", "oversize", "retry")
-KILL_ROLLOUTS = 50
-KILL_AFTER = 300
-"""Acknowledged turns at which the server's process is killed."""
+WORSE_DAYS = {day: 20 if day == "ok" else 6 for day in BAD_DAYS}
+"""So bad that a few rollouts see each of them."""
 
 
 @pytest.fixture(autouse=True)
@@ -169,37 +167,54 @@ def new_run(path: Path, rollouts: int) -> RunDirectory:
     return RunDirectory.create(path / "run", new_run_info({}, {}, rollouts, []), Redactor())
 
 
-async def test_hundreds_of_rollouts_on_bad_days(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+async def run_agents(
+    run: RunDirectory,
+    http: aiohttp.ClientSession,
+    server: InterceptionServer,
+    engine: Engine,
+    names: Sequence[str],
+    seen: Counter[str],
+    leaving: float = 0.0,
+) -> tuple[dict[str, Gate], dict[str, Agent]]:
+    """All rollouts at once; of `leaving` of them the rollout ends while its agent still talks."""
+    gates, agents = dict[str, Gate](), dict[str, Agent]()
+
+    async def rollout(name: str) -> None:
+        who = EngineSession(name, "task", 0, "agent")
+        with closing(run.folder(name)) as folder:
+            async with server.session(engine, who, folder.add_turn) as gate:
+                agent = Agent(name, server.url + gate.path, gate.token, Random(name), http, seen)
+                gates[name], agents[name] = gate, agent
+                async with anyio.create_task_group() as group:
+                    group.start_soon(agent.run)
+                    if agent.random.random() < leaving:
+                        await anyio.sleep(agent.random.uniform(0, 0.5))
+                        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for name in names:
+            group.start_soon(rollout, name)
+    return gates, agents
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "days"), [(60, WORSE_DAYS), pytest.param(500, BAD_DAYS, marks=pytest.mark.slow)]
+)
+async def test_rollouts_on_bad_days(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    rollouts: int,
+    days: dict[str, int],
 ) -> None:
     """No task is left, every ledger balances to the engine's own count and again from disk, nobody hears
     another, and nothing is sampled again once it was delivered."""
     monkeypatch.setattr(calls, "JUST_FINISHED", math.inf)
     random, seen = Random(1), Counter[str]()
-    names, gates, agents = list(map(str, range(ROLLOUTS))), dict[str, Gate](), dict[str, Agent]()
-    run = new_run(tmp_path, ROLLOUTS)
-    before = asyncio.all_tasks()
-    engine = Shaky(random)
+    names, run, before = list(map(str, range(rollouts))), new_run(tmp_path, rollouts), asyncio.all_tasks()
+    engine = Shaky(random, days)
     async with engine, InterceptionServer(max_body=MAX_BODY) as server, connections() as http:
-
-        async def rollout(name: str) -> None:
-            who = EngineSession(name, "task", 0, "agent")
-            with closing(run.folder(name)) as folder:
-                async with server.session(engine, who, folder.add_turn) as gate:
-                    gates[name], agent = (
-                        gate,
-                        Agent(name, server.url + gate.path, gate.token, Random(name), http, seen),
-                    )
-                    agents[name] = agent
-                    async with anyio.create_task_group() as group:
-                        group.start_soon(agent.run)
-                        if agent.random.random() < 0.1:  # the rollout ends while its agent still talks
-                            await anyio.sleep(agent.random.uniform(0, 0.5))
-                            group.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as group:
-            for name in names:
-                group.start_soon(rollout, name)
+        gates, agents = await run_agents(run, http, server, engine, names, seen, leaving=0.1)
         metrics = server._metrics.text().decode()
     await nobody_is_left(before)
 
@@ -221,17 +236,16 @@ async def test_hundreds_of_rollouts_on_bad_days(
     assert sorted(engine.ended) == sorted(names)
     assert "swe_calls_in_flight 0.0" in metrics
     assert "swe_rollouts_open 0.0" in metrics
-    assert min(seen[kind] for kind in MISDEEDS) > 50
+    assert min(seen[kind] for kind in MISDEEDS) > rollouts / 10
     assert engine.days.keys() == engine._chances.keys()
     with capsys.disabled():
         print(
-            f"\nreliability: {ROLLOUTS} rollouts, clients {dict(seen)}, engine {dict(engine.days)}: "
+            f"\nreliability: {rollouts} rollouts, clients {dict(seen)}, engine {dict(engine.days)}: "
             f"{total.sampled} tokens sampled = {total.trained} trained + {total.dropped}, "
             f"{recorded_turns} turns on disk, 0 tasks left"
         )
 
 
-VLLM_ROLLOUTS = 60
 VLLM_DAYS: dict[VLLMFault, int] = {
     "ok": 100,
     "500": 5,
@@ -246,8 +260,9 @@ VLLM_DAYS: dict[VLLMFault, int] = {
 }
 
 
+@pytest.mark.parametrize("rollouts", [12, pytest.param(60, marks=pytest.mark.slow)])
 async def test_the_engine_vllm_on_bad_days(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, rollouts: int
 ) -> None:
     """Ledgers balance, and every turn's ids are, in one piece, ids that the server was sent and sampled."""
     pytest.importorskip("renderers")
@@ -268,32 +283,13 @@ async def test_the_engine_vllm_on_bad_days(
         return encode(f"[{asked[1]}] {asked[0]} and so on and so forth<|im_end|>")
 
     random, seen = Random(2), Counter[str]()
-    names, gates, agents = list(map(str, range(VLLM_ROLLOUTS))), dict[str, Gate](), dict[str, Agent]()
-    run = new_run(tmp_path, VLLM_ROLLOUTS)
+    names, run, before = list(map(str, range(rollouts))), new_run(tmp_path, rollouts), asyncio.all_tasks()
     days = random.choices(list(VLLM_DAYS), list(VLLM_DAYS.values()), k=10_000)
     settings = {"model": "scripted", "max_retries": 2, "renderer": "qwen3", "tokenizer": str(tmp_path)}
-    before = asyncio.all_tasks()
     async with ScriptedVLLM([reply], encode=encode, faults=days, root=str(tmp_path)) as vllm:
-        config = VLLMConfig(url=vllm.url, **settings)
-        async with (
-            engine.VLLMEngine(config) as policy,
-            InterceptionServer(max_body=MAX_BODY) as server,
-            connections() as http,
-        ):
-
-            async def rollout(name: str) -> None:
-                who = EngineSession(name, "task", 0, "agent")
-                with closing(run.folder(name)) as folder:
-                    async with server.session(policy, who, folder.add_turn) as gate:
-                        gates[name] = gate
-                        agents[name] = Agent(
-                            name, server.url + gate.path, gate.token, Random(name), http, seen
-                        )
-                        await agents[name].run()
-
-            async with anyio.create_task_group() as group:
-                for name in names:
-                    group.start_soon(rollout, name)
+        policy = engine.VLLMEngine(VLLMConfig(url=vllm.url, **settings))
+        async with policy, InterceptionServer(max_body=MAX_BODY) as server, connections() as http:
+            gates, agents = await run_agents(run, http, server, policy, names, seen)
     await nobody_is_left(before)
 
     known = {(*asked.prompt, *asked.sent) for asked in vllm.requests}
@@ -314,7 +310,7 @@ async def test_the_engine_vllm_on_bad_days(
         assert set().union(*agents[name].whole.values()) <= texts
     assert total["trained"] > total["sampled"] / 2
     with capsys.disabled():
-        asked = f"{VLLM_ROLLOUTS} rollouts, {len(vllm.requests)} requests"
+        asked = f"{rollouts} rollouts, {len(vllm.requests)} requests"
         print(f"\nreliability: engine vllm, {asked}: {dict(total)}")
 
 
@@ -323,18 +319,19 @@ def acknowledged(agents: Sequence[Agent]) -> int:
     return sum(len(texts) for agent in agents for texts in agent.whole.values())
 
 
+@pytest.mark.parametrize(("rollouts", "replies"), [(20, 80), pytest.param(50, 300, marks=pytest.mark.slow)])
 async def test_what_was_acknowledged_before_a_kill_is_on_disk(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rollouts: int, replies: int
 ) -> None:
     """SIGKILL in the middle of bad days: each reply that a client saw whole is in its rollout's turns with
     the request that it answered, no sampled reply is there twice, and what is there balances."""
     script, path = Path(__file__).with_name("shaky_server.py"), tmp_path / "run"
-    argv = [sys.executable, str(script), str(path), str(KILL_ROLLOUTS), "7"]
+    argv = [sys.executable, str(script), str(path), str(rollouts), "7"]
     seen, agents = Counter[str](), list[Agent]()
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220
 
         def heard() -> None:
-            if acknowledged(agents) >= KILL_AFTER:
+            if acknowledged(agents) >= replies:
                 process.send_signal(signal.SIGKILL)
 
         async def talk(agent: Agent) -> None:
@@ -370,9 +367,9 @@ async def test_what_was_acknowledged_before_a_kill_is_on_disk(
         assert got <= answers.keys()
         assert all(times == 1 for (_, text), times in answers.items() if text)
         total = add_ledgers([total, recount(turns) or Ledger(sampled=0, trained=0)])
-    assert acknowledged(agents) >= KILL_AFTER
-    assert min(seen[kind] for kind in MISDEEDS) > 10
-    assert errors > 10
+    assert acknowledged(agents) >= replies
+    assert min(seen[kind] for kind in MISDEEDS) > replies / 30
+    assert errors > replies / 30
     with capsys.disabled():
         print(
             f"\nreliability: killed after {acknowledged(agents)} acknowledged turns, clients {dict(seen)}, "

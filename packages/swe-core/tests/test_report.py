@@ -13,20 +13,16 @@ from click.testing import CliRunner, Result
 
 from swe_core.cli.report import report
 from swe_core.engine import Sampled, Usage
-from swe_core.record import Ledger, Rollout, Turn
+from swe_core.record import Ledger, Turn
 from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.tokens.book import TokenBook
 
+from .records import make_rollout
+
 
 def add_rollout(run: RunDirectory, name: str, ledger: Ledger | None, **fields: Any) -> None:
-    fields = {"outcome": "resolved", "reward": 1.0, "usage": Usage(), **fields}
-    run.append(
-        Rollout(
-            id=name, task_id=name, attempt=0, agent="a", sandbox="s", engine="e", model="m", turns=3,
-            ledger=ledger, started_at=datetime.now(UTC), seconds=1.0, **fields,
-        )
-    )  # fmt: skip
+    run.append(make_rollout(name, id=name, turns=3, ledger=ledger, **{"usage": Usage(), **fields}))
 
 
 def sampled(prompt: int, completion: int, extends: Sampled | None = None) -> Sampled:

@@ -25,9 +25,11 @@ from swe_core.page.charts import MAX_POINTS, svg, thin
 from swe_core.page.curves import MAX_METRICS, over_steps, rolling_mean
 from swe_core.page.html import MAX_ROWS
 from swe_core.page.metrics import read_metrics
-from swe_core.record import Failure, Ledger, Phases, Retried, Rollout, SandboxTime
+from swe_core.record import Failure, Ledger, Phases, Retried, SandboxTime
 from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
+
+from .records import make_rollout
 
 HOSTILE = "<script>alert(1)</script><img src=https://example.com/x onerror=alert(1)>\"'&amp;]]>-->"
 VOID = {"meta", "link", "img", "br", "hr", "input", "base", "source"}
@@ -107,13 +109,11 @@ class Run:
         lines = []
         for number, given_fields in enumerate(rollouts):
             fields: dict[str, Any] = {
-                "task_id": f"task-{number}", "attempt": 0, "agent": "a", "sandbox": "s", "engine": "e",
-                "model": "m", "outcome": "resolved", "seconds": 10.0,
+                "seconds": 10.0,
                 "started_at": self.directory.info.created_at + timedelta(seconds=number),
                 **given_fields,
-            }  # fmt: skip
-            fields.setdefault("reward", {"resolved": 1.0, "unresolved": 0.0}.get(fields["outcome"]))
-            rollout = Rollout(id=f"{fields['task_id']}-{fields['attempt']}", **fields)
+            }
+            rollout = make_rollout(fields.pop("task_id", f"task-{number}"), **fields)
             lines.append(rollout.model_dump_json() + "\n")
         (self.directory.path / "rollouts.jsonl").write_text("".join(lines))
 
@@ -451,6 +451,7 @@ def test_any_numbers_can_be_drawn(
             assert not chart.lines or "nan" not in svg(chart, "one")
 
 
+@pytest.mark.slow
 def test_a_big_run_is_bounded(run: Run) -> None:
     message = "x" * 5000
     failure = Failure(boundary="sandbox", type="SandboxDied", message=message)

@@ -21,18 +21,21 @@ from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.summary import COLUMNS
 
+from .records import make_rollout
+
 DIED = Failure(boundary="sandbox", type="SandboxDied", message="it is gone,\n \x1b[2Jfor good")
 
 
 def rollout(task: int, attempt: int, outcome: Any, tampering: tuple[Any, ...] = (), **fields: Any) -> Rollout:
     scored = outcome in ("resolved", "unresolved")
     done = tuple(Tampering(kind=kind, path="x", done="put back") for kind in tampering)
-    return Rollout(
+    return make_rollout(
+        f"task-{task:04}",
+        attempt,
+        outcome,
         **{
-            "id": f"task-{task:04}-{attempt}", "task_id": f"task-{task:04}", "attempt": attempt, "agent": "a",
-            "sandbox": "s", "engine": "e", "model": "m", "outcome": outcome, "seconds": 2.0,
+            "seconds": 2.0,
             "started_at": datetime(2026, 1, 1, tzinfo=UTC),
-            "reward": float(outcome == "resolved") if scored else None,
             "failure": DIED if outcome == "error" else None,
             "grade": Grade(
                 resolved=outcome == "resolved", tampering=done, fail_to_pass={"t": "PASSED"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_core.record import Rollout
 from swe_core.results import (
     TaskResult,
     effective_trials,
@@ -24,13 +22,7 @@ from swe_core.results import (
     wilson,
 )
 
-
-def rollout(task: str, attempt: int, outcome: Any, seconds: float = 1.0) -> Rollout:
-    return Rollout(
-        id=f"{task}-{attempt}", task_id=task, attempt=attempt, agent="a", sandbox="s", engine="e", model="m",
-        outcome=outcome, reward={"resolved": 1.0, "unresolved": 0.0}.get(outcome),
-        started_at=datetime.now(UTC), seconds=seconds,
-    )  # fmt: skip
+from .records import make_rollout
 
 
 def task(verdicts: int, resolved: int, name: str = "t") -> TaskResult:
@@ -148,7 +140,7 @@ def test_resampling_attempts_as_if_they_were_tasks_would_be_too_sure() -> None:
     )
 )
 def test_every_rollout_counts_once_and_errors_are_in_no_n(drawn: list[tuple[str, str]]) -> None:
-    rollouts = [rollout(name, number, outcome) for number, (name, outcome) in enumerate(drawn)]
+    rollouts = [make_rollout(name, number, outcome) for number, (name, outcome) in enumerate(drawn)]
     tasks = task_results(rollouts)
     assert [one.task_id for one in tasks] == sorted({name for name, _ in drawn})
     assert sum(one.attempts for one in tasks) == len(drawn)
@@ -174,5 +166,5 @@ def test_a_task_of_many_attempts_weighs_as_much_as_any() -> None:
 
 
 def test_mean_seconds_are_of_all_attempts() -> None:
-    (one,) = task_results([rollout("t", 0, "resolved", 2.0), rollout("t", 1, "error", 4.0)])
+    (one,) = task_results([make_rollout("t", seconds=2.0), make_rollout("t", 1, "error", seconds=4.0)])
     assert (one.verdicts, one.resolved, one.errors, one.seconds) == (1, 1, 1, 3.0)

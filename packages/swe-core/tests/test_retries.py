@@ -154,8 +154,8 @@ async def test_nobody_asked_for_another_try(bench: Bench) -> None:
         ("open", AgentError("it crashed"), 1),
         ("open", EngineUnavailable("it is down"), 1),
         ("grade", GraderError("it cannot decide"), 1),
-        ("grade", KeyError("a defect of the grader"), 1),
-        ("grade", SandboxBroken("by the tests"), 1),
+        pytest.param("grade", KeyError("a defect of the grader"), 1, marks=pytest.mark.slow),
+        pytest.param("grade", SandboxBroken("by the tests"), 1, marks=pytest.mark.slow),
     ],
 )
 async def test_which_errors_another_sandbox_may_mend(
@@ -181,7 +181,7 @@ async def test_a_patch_that_is_safe_is_not_made_again_when_its_sandbox_cannot_be
     bench.accounted()
 
 
-@pytest.mark.parametrize("why", ["stale", None])
+@pytest.mark.parametrize("why", ["stale", pytest.param(None, marks=pytest.mark.slow)])
 async def test_cancelled_in_a_later_try(bench: Bench, why: str | None) -> None:
     """The record has both tries, and every token its own reason."""
     fail(bench, "export")
@@ -271,8 +271,12 @@ async def test_what_was_run_again_stays_finished_when_the_run_is_gone_on_with(be
     ("flavors", "used"),
     [
         (["small", "small", "large"], {("agent", "small"): 2, ("grade", "large"): 1}),
-        (["small", "large"], {("agent", "small"): 1, ("agent", "large"): 1, ("grade", None): 1}),
-        ([], {("agent", None): 2, ("grade", None): 1}),
+        pytest.param(
+            ["small", "large"],
+            {("agent", "small"): 1, ("agent", "large"): 1, ("grade", None): 1},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param([], {("agent", None): 2, ("grade", None): 1}, marks=pytest.mark.slow),
     ],
 )
 async def test_how_long_sandboxes_stood_open_is_said_by_purpose_and_flavor(

@@ -19,23 +19,13 @@ from swe_core.redact import Redactor
 from swe_core.request import RolloutRequest
 from swe_core.rollout_notes import Notes
 from swe_core.sandbox import SandboxSpec
-from swe_core.task import Task
 from swe_core.tokens.book import TokenBook
 
-TASK = Task(
-    instance_id="t-1",
-    repo="t",
-    base_commit="HEAD",
-    problem_statement="p",
-    patch="",
-    test_patch="",
-    fail_to_pass=("t",),
-    pass_to_pass=(),
-    test_command="true",
-)
+from .records import make_task
+
 REQUEST = RolloutRequest(
     id="t-1-0",
-    task=TASK,
+    task=make_task(),
     attempt=0,
     agent="a",
     sandbox="s",

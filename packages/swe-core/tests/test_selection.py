@@ -18,23 +18,11 @@ from swe_core.plugins import PluginSet
 from swe_core.selection import Selection, selection
 from swe_core.task import Task
 
+from .records import make_task
+
 
 def task(name: str, **fields: Any) -> Task:
-    return Task(
-        **{
-            "instance_id": name,
-            "repo": "o/r",
-            "base_commit": "a" * 40,
-            "problem_statement": "p",
-            "patch": "",
-            "test_patch": "",
-            "fail_to_pass": ("t.py::a",),
-            "pass_to_pass": (),
-            "image": f"image-{name}",
-            "test_command": "pytest -rA",
-            **fields,
-        }
-    )
+    return make_task(name, **{"repo": "o/r", "image": f"image-{name}", **fields})
 
 
 class Source:

@@ -20,9 +20,11 @@ from swe_core.cli.show import show
 from swe_core.engine import Usage
 from swe_core.errors import UsageError
 from swe_core.grade import Grade, Tampering
-from swe_core.record import Failure, Phases, Rollout, Turn
+from swe_core.record import Failure, Phases, Turn
 from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
+
+from .records import make_rollout
 
 ATTACK = "\x1b]52;c;c3RvbGVu\x07\x1b[2J\x9b1;1H\x1b]0;owned\x07"
 """Sets the clipboard, clears the screen, moves the cursor, sets the title."""
@@ -50,15 +52,7 @@ class Run:
             folder.put_patch(patch)
         folder.close()
         if finished:
-            self.directory.append(
-                Rollout(
-                    **{
-                        "id": name, "task_id": name[:-2], "attempt": 0, "agent": "a", "sandbox": "s",
-                        "engine": "e", "model": "m", "outcome": "resolved", "reward": 1.0, "seconds": 3.0,
-                        "started_at": datetime.now(UTC), **fields,
-                    }
-                )
-            )  # fmt: skip
+            self.directory.append(make_rollout(name[:-2], **{"id": name, "seconds": 3.0, **fields}))
 
     def show(self, name: str = ID, *options: str) -> str:
         done = CliRunner().invoke(show, [str(self.directory.path), name, *options])

@@ -15,12 +15,11 @@ from swe_core.redact import Redactor
 from swe_core.run_lock import locked
 from swe_core.store import MAX_LOG, RunDirectory, new_run_info
 
+from .records import make_rollout
+
 
 def rollout(name: str) -> Rollout:
-    return Rollout(
-        id=name, task_id="t", attempt=0, agent="a", sandbox="s", engine="e", model="m", outcome="resolved",
-        reward=1.0, started_at=datetime.now(UTC), seconds=1.0,
-    )  # fmt: skip
+    return make_rollout(id=name)
 
 
 @pytest.fixture

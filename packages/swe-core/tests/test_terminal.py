@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import unicodedata
-from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,9 @@ from rich.console import Console
 
 from swe_core.cli.progress import LiveProgress, PlainProgress
 from swe_core.cli.terminal import one_line, printable
-from swe_core.record import Failure, Rollout
+from swe_core.record import Failure
+
+from .records import make_rollout
 
 _NASTY = st.text(st.sampled_from("\x1b\x9b\x9d\x90\x9c\x07\x00\x08\r\n\t[]0;31mPX^_\\a\u202e\u2066 "))
 
@@ -54,10 +55,7 @@ def test_what_becomes_of_sequences(text: str, left: str) -> None:
 
 def test_progress_shows_what_failed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     failure = Failure(boundary="sandbox", type="SandboxError", message="it said\n\x1b[2J\x07no")
-    rollout = Rollout(
-        id="t-0", task_id="t", attempt=0, agent="a", sandbox="s", engine="e", model="m", outcome="error",
-        reward=None, failure=failure, started_at=datetime.now(UTC), seconds=1.0,
-    )  # fmt: skip
+    rollout = make_rollout(outcome="error", failure=failure)
     console = Console(force_terminal=True, width=200, color_system=None)
     PlainProgress([]).finished(rollout)
     LiveProgress([], console).finished(rollout)

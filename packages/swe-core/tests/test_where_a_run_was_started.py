@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -31,13 +32,14 @@ def said(done: Result) -> str:
     return done.output + str(done.exception or "")
 
 
-@pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a run was started and then interrupted after one of two rollouts; the process is elsewhere."""
-    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The directory of a run that was interrupted after one of two rollouts, and what was in it."""
+    path = tmp_path_factory.mktemp("interrupted") / "path"
+    here = path / "here"
     repository = here / "repository"
     repository.mkdir(parents=True)
-    elsewhere.mkdir()
+    (path / "elsewhere").mkdir()
     (repository / "a.py").write_text("a = 1\n")
     script = "git init -q; git add .; git -c user.name=a -c user.email=a@example.org commit -q -m 1"
     subprocess.run(["sh", "-euc", script], cwd=repository, check=True)
@@ -47,18 +49,28 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     row = {
         "instance_id": "a-1", "repo": "a/a", "base_commit": head.stdout.strip(), "problem_statement": "p",
         "patch": GOLD, "test_patch": TEST, "FAIL_TO_PASS": ["test_a.py::test_a"], "PASS_TO_PASS": [],
-        "repository": "repository", "test_command": "python3 -m pytest -rA -p no:cacheprovider",
+        "repository": "repository",
+        "test_command": "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python3 -m pytest -rA -p no:cacheprovider",
     }  # fmt: skip
     (here / "rows.jsonl").write_text(json.dumps(row) + "\n")
     (here / "extra.py").write_text(PLUGIN)
-    monkeypatch.chdir(here)
     what = ["-p", "./extra.py", "--tasks", "rows.jsonl", "--agent", "oracle", "--attempts", "2"]
-    done = swe_core("run", *what, "--out", "../run")
+    with contextlib.chdir(here):
+        done = swe_core("run", *what, "--out", "../run")
     assert done.exit_code == 0, said(done)
-    lines = tmp_path / "run" / "rollouts.jsonl"
+    lines = path / "run" / "rollouts.jsonl"
     lines.write_text(lines.read_text().splitlines(keepends=True)[0])
-    monkeypatch.chdir(elsewhere)
-    return here
+    return path, path.rename(path.with_name("kept"))
+
+
+@pytest.fixture
+def started(interrupted: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the run was started, in a state of its own; the process is elsewhere."""
+    path, kept = interrupted
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(kept, path, symlinks=True)
+    monkeypatch.chdir(path / "elsewhere")
+    return path / "here"
 
 
 @pytest.mark.parametrize("command", [("run", "--resume"), ("regrade",)], ids=" ".join)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from types import ModuleType
 
 import pytest
 import tenacity
@@ -17,6 +18,14 @@ from .helpers import KEY
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setattr(engine_module, "_BACKOFF", tenacity.wait_none())
+
+
+@pytest.fixture
+def openai() -> ModuleType:
+    """The SDK, whose import takes most of a second: not at collection."""
+    import openai
+
+    return openai
 
 
 @pytest.fixture

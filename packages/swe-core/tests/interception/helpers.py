@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
 import numpy as np
-from openai import AsyncOpenAI
 
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.engine import OpenAIEngine
@@ -17,6 +16,9 @@ from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.session import Gate
 from swe_core.testing.provider import ScriptedProvider
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 KEY = "sk-do-not-show-this-0123456789"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -34,6 +36,8 @@ def relay(provider: ScriptedProvider, **settings: Any) -> OpenAIEngine:
 
 
 def sdk(server: InterceptionServer, gate: Gate, **settings: Any) -> AsyncOpenAI:
+    from openai import AsyncOpenAI
+
     return AsyncOpenAI(base_url=server.url + gate.path, api_key=gate.token, **settings)
 
 

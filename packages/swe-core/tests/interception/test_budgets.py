@@ -70,7 +70,7 @@ async def test_a_reply_that_the_budget_cut_is_the_budgets_end(server: Intercepti
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_wall_cuts_a_call_and_what_was_said_stays(server: InterceptionServer, stream: bool) -> None:
     engine, turns = Typist(letters=2), list[Turn]()
-    async with server.session(engine, who(), turns.append, Budgets(wall=3)) as gate:
+    async with server.session(engine, who(), turns.append, Budgets(wall=1.5)) as gate:
         gate.start()
         async with by_hand(server, gate) as http:
             reply = await http.post("/chat/completions", json=_body(0, stream=stream))

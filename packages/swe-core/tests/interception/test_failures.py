@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+from types import ModuleType
 
 import anyio
 import httpx
-import openai
 import pytest
 
 from swe_core.engine import ChatRequest, Completion, Emit, EngineSession
@@ -24,7 +24,11 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", ["500", "429", "401", "404", "html", "drop"])
 async def test_a_failed_engine_is_asked_once_however_often_the_sdk_asks(
-    server: InterceptionServer, fault: Fault, stream: bool, caplog: pytest.LogCaptureFixture
+    server: InterceptionServer,
+    openai: ModuleType,
+    fault: Fault,
+    stream: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The engine makes its own retries; the SDK, with its default of two more, makes none on top."""
     caplog.set_level(logging.DEBUG)
@@ -56,7 +60,9 @@ async def test_a_failed_engine_is_asked_once_however_often_the_sdk_asks(
         assert KEY not in text
 
 
-async def test_a_refused_request_is_told_and_the_rollout_goes_on(server: InterceptionServer) -> None:
+async def test_a_refused_request_is_told_and_the_rollout_goes_on(
+    server: InterceptionServer, openai: ModuleType
+) -> None:
     """A context that is too long is for the agent to mend: it is told the provider's own words."""
     turns: list[Turn] = []
     async with ScriptedProvider([say("shorter")], faults=["400"]) as provider, relay(provider) as engine:
@@ -75,7 +81,7 @@ async def test_a_refused_request_is_told_and_the_rollout_goes_on(server: Interce
     [("broken-stream", "in the middle of a reply"), ("error-event", "the model crashed")],
 )
 async def test_a_failure_after_the_first_piece_is_an_error_event(
-    server: InterceptionServer, fault: Fault, sentence: str
+    server: InterceptionServer, openai: ModuleType, fault: Fault, sentence: str
 ) -> None:
     reply = say("a reply of several pieces")
     async with ScriptedProvider([reply], then=fault) as provider, relay(provider) as engine:
@@ -88,8 +94,8 @@ async def test_a_failure_after_the_first_piece_is_an_error_event(
 
 
 async def test_a_slow_engine_is_covered_by_keepalives_and_may_still_fail() -> None:
-    async with ScriptedProvider(then="hang") as provider, InterceptionServer(keepalive=0.1) as server:
-        async with relay(provider, timeout=1.5, max_retries=0) as engine:
+    async with ScriptedProvider(then="hang") as provider, InterceptionServer(keepalive=0.05) as server:
+        async with relay(provider, timeout=0.8, max_retries=0) as engine:
             async with server.session(engine, who(), lambda _: None) as gate:
                 async with by_hand(server, gate) as http:
                     body = {"messages": HELLO, "stream": True}
@@ -99,10 +105,12 @@ async def test_a_slow_engine_is_covered_by_keepalives_and_may_still_fail() -> No
     assert response.text.count(": keepalive\n\n") >= 2
     last = response.text.strip().splitlines()[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["type"] == "engine_error"
-    assert "sent nothing for 1.5 s" in str(gate.failure)
+    assert "sent nothing for 0.8 s" in str(gate.failure)
 
 
-async def test_an_engine_that_raises_anything_fails_its_rollout_only(server: InterceptionServer) -> None:
+async def test_an_engine_that_raises_anything_fails_its_rollout_only(
+    server: InterceptionServer, openai: ModuleType
+) -> None:
     good = Plugin(Completion(message={"role": "assistant", "content": "fine"}))
     async with (
         server.session(Plugin(KeyError("logprobs")), who("bad"), lambda _: None) as bad_gate,
@@ -208,7 +216,7 @@ async def test_the_first_keepalive_comes_after_a_second() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_no_route_expects_is_told_in_the_dialect_and_asked_once(
-    server: InterceptionServer, caplog: pytest.LogCaptureFixture, stream: bool
+    server: InterceptionServer, openai: ModuleType, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     """Here a reply that cannot be written down: half of a surrogate pair."""
     posts = 0

@@ -6,15 +6,21 @@ import json
 import sys
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swe_core.errors import ConfigError
 from swe_core.testing.tokenizer import family_tokens, make_tokenizer
-from swe_core.tokens import load
-from swe_core.tokens.load import load_renderer
 from swe_core.tokens.probes import TOOLS, user
 from swe_core.tokens.renderer import Renderer
+
+
+def load_renderer(tokenizer: str, **options: Any) -> Renderer:
+    """The function under test. Its module imports transformers, which collection should not wait for."""
+    from swe_core.tokens import load
+
+    return load.load_renderer(tokenizer, **options)
 
 
 def shipped(name: str) -> str:
@@ -29,7 +35,13 @@ def model(directory: Path, template: str | None, *more: str) -> str:
 
 
 def without_trl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "find_spec", lambda name: None)
+    monkeypatch.setattr("swe_core.tokens.load.find_spec", lambda name: None)
+
+
+def known_as(family: str, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from renderers.base import MODEL_RENDERER_MAP
+
+    monkeypatch.setitem(MODEL_RENDERER_MAP, directory, family)
 
 
 def test_a_copy_of_qwen3_is_recognised_by_its_ids(tmp_path: Path) -> None:
@@ -54,13 +66,13 @@ def test_a_family_whose_bridge_is_not_trusted_gives_way_to_a_proven_template(
 ) -> None:
     without_trl(monkeypatch)
     directory = model(tmp_path, shipped(template), *family_tokens("laguna-m.1")[3:])
-    monkeypatch.setitem(load.MODEL_RENDERER_MAP, directory, "laguna-m.1")
+    known_as("laguna-m.1", directory, monkeypatch)
     assert load_renderer(directory).name == renderer
 
 
 def test_a_model_is_known_by_its_exact_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = model(tmp_path, None)
-    monkeypatch.setitem(load.MODEL_RENDERER_MAP, directory, "qwen3")
+    known_as("qwen3", directory, monkeypatch)
     assert load_renderer(directory).name == "renderers/qwen3"
 
 
@@ -68,6 +80,8 @@ def test_no_vocabulary_is_fetched_to_recognise_a_family(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The format of gpt-oss loads one of its own over the network."""
+    from swe_core.tokens import load
+
     tried = []
     made = load.FamilyRenderer
     monkeypatch.setattr(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from swe_core.errors import ConfigError, RequestRefused
 from swe_core.messages import Message
@@ -18,6 +19,9 @@ from swe_core.tokens.parsers import named_parser, response_parser
 from swe_core.tokens.probes import PROBES, TOOLS, reply, result, system, user
 from swe_core.tokens.renderer import TAIL, Parsed
 from swe_core.tokens.templates import ChatTemplate, TemplateRenderer, prove_prefix_preserving
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SPECIAL = (
     "<|im_start|>",
@@ -39,6 +43,7 @@ def chat(body: str = BODY, before: str = LISTED, after: str = CUE) -> str:
     return before + "{% for m in messages %}" + body + "{% endfor %}" + after
 
 
+@cache
 def tokenizer() -> PreTrainedTokenizerFast:
     return make_tokenizer(SPECIAL, eos_token="<|im_end|>")
 
@@ -98,7 +103,7 @@ def test_templates_that_change_the_past_are_not(source: str) -> None:
 
 
 def test_nothing_is_proven_with_a_tokenizer_that_tells_no_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", False)
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.is_fast", False)
     assert renderer(chat()).how == "full"
 
 
@@ -131,11 +136,9 @@ def test_an_extended_prompt_is_the_whole_one(
     assert whole[-len(more) - 1 :] == [completion[-1], *more]
 
 
-_RENDERERS: dict[str, TemplateRenderer] = {}
-
-
+@cache
 def _made(source: str) -> TemplateRenderer:
-    return _RENDERERS.setdefault(source, renderer(source))
+    return renderer(source)
 
 
 def test_a_cut_reply_is_closed() -> None:
@@ -234,7 +237,7 @@ CALL = '<tool_call>\n{"name": "bash", "arguments": {"é": 1}}\n</tool_call>'
 def trl_parser() -> Callable[..., Parsed]:
     from trl.chat_template_utils import add_response_schema
 
-    known = tokenizer()
+    known = make_tokenizer(SPECIAL, eos_token="<|im_end|>")
     known.chat_template = (files("trl") / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
     return response_parser(add_response_schema(known))
 
@@ -296,7 +299,7 @@ def test_an_unknown_parser() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, len(tokenizer()) - 1), max_size=12))
+@given(st.deferred(lambda: st.lists(st.integers(0, len(tokenizer()) - 1), max_size=12)))
 def test_plain_text_once_seen_stays(completion: list[int]) -> None:
     made = _made(chat())
     assert made.streams

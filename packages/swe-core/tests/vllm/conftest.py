@@ -1,24 +1,27 @@
-"""A tokenizer with Qwen3's special tokens, and calls of the engine against a scripted server."""
+"""A tokenizer with Qwen3's special tokens, and calls of the engine against a scripted server.
+
+The engine imports transformers, which takes seconds: it is imported by the first test that makes one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import tenacity
 
 from swe_core.builtin.vllm import VLLMConfig
-from swe_core.builtin.vllm import engine as engine_module
-from swe_core.builtin.vllm.engine import VLLMEngine
 from swe_core.engine import ChatRequest, Completion, Delta, EngineSession
 from swe_core.messages import Message
 from swe_core.testing.tokenizer import make_tokenizer
 from swe_core.testing.vllm import ScriptedVLLM
-from swe_core.tokens.load import load_renderer
 from swe_core.tokens.renderer import Renderer
+
+if TYPE_CHECKING:
+    from swe_core.builtin.vllm.engine import VLLMEngine
 
 _SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
@@ -61,6 +64,8 @@ class Qwen:
 
 @pytest.fixture(scope="session")
 def qwen(tokenizer_path: Path) -> Qwen:
+    from swe_core.tokens.load import load_renderer
+
     return Qwen(tokenizer_path, load_renderer(str(tokenizer_path), renderer="qwen3"))
 
 
@@ -68,7 +73,7 @@ def qwen(tokenizer_path: Path) -> Qwen:
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow each other at once; their number stays what the settings say."""
     monkeypatch.setenv("VLLM_API_KEY", KEY)
-    monkeypatch.setattr(engine_module, "_BACKOFF", tenacity.wait_none())
+    monkeypatch.setattr("swe_core.builtin.vllm.engine._BACKOFF", tenacity.wait_none())
 
 
 @dataclass
@@ -85,6 +90,8 @@ class Ear:
 
 
 def make_engine(*urls: str, **settings: Any) -> VLLMEngine:
+    from swe_core.builtin.vllm.engine import VLLMEngine
+
     defaults = {"url": urls, "model": "scripted", "max_retries": 2, "timeout": 60, "renderer": "qwen3"}
     return VLLMEngine(VLLMConfig(**{**defaults, **settings}))
 

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
+from swe_core.cli import cli
 from swe_core.engine import Completion, EngineSession
 from swe_core.errors import ConfigError, EngineUnavailable
 from swe_core.messages import Message
 from swe_core.plugins import PluginSet
 from swe_core.record import Ledger, TurnTokens
 from swe_core.store import RunDirectory
-from swe_core.testing.serving.forced import ForcedConfig, ForcedEngine
 from swe_core.testing.serving.start import TokenServer
 from swe_core.tokens.book import TokenBook
 from swe_core.tokens.chains import build_chains, step_of
 from swe_core.tokens.renderer import Renderer
 
 from .conftest import HELLO, TOOLS, Ear, Qwen, chat, said
+
+if TYPE_CHECKING:
+    from swe_core.testing.serving.forced import ForcedEngine
 
 pytestmark = pytest.mark.anyio
 COMMAND = "cd /x && sed -i 's/a.b/c+d/' \"f\" | grep '(é)[1]' <<EOF\n$HOME\nEOF"
@@ -38,6 +40,8 @@ def script(path: Path, content: object) -> Path:
 
 
 def forced(url: str, file: Path, **settings: Any) -> ForcedEngine:
+    from swe_core.testing.serving.forced import ForcedConfig, ForcedEngine
+
     defaults: dict[str, Any] = {"model": "scripted", "renderer": "qwen3", "max_retries": 1}
     return ForcedEngine(ForcedConfig(url=url, script=file, **{**defaults, **settings}))
 
@@ -182,6 +186,8 @@ def test_a_script_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_the_module_is_a_plugin(tmp_path: Path) -> None:
+    from swe_core.testing.serving.forced import ForcedConfig, ForcedEngine
+
     plugins = PluginSet(extra=["swe_core.testing.serving.forced"])
     component = plugins.find("engine", "vllm-forced").component
     file = script(tmp_path, {})
@@ -191,7 +197,7 @@ def test_the_module_is_a_plugin(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_a_run_whose_first_call_is_forced(token_server: TokenServer, tmp_path: Path) -> None:
-    """The program as its users run it: the agent obeys a call that this model would never make."""
+    """The whole command: the agent obeys a call that this model would never make."""
     if (obstacle := why_not(find_bwrap())) is not None:
         pytest.skip(obstacle)
     command = {"name": "bash", "arguments": {"command": "echo 'forced & \"quoted\"' > forced.txt"}}
@@ -203,13 +209,8 @@ def test_a_run_whose_first_call_is_forced(token_server: TokenServer, tmp_path: P
     options += ["--engine-url", token_server.url, "--model", token_server.model]
     options += ["--task", "demo__logweave-1", "--attempts", "1"]
     options += [part for setting in settings for part in ("--set", setting)]
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "swe-core"), "run", *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(cli, ["run", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
     run = RunDirectory.open(out)
     [rollout] = run.rollouts()
     patch = (out / "rollouts" / rollout.id / "patch.diff").read_text()
