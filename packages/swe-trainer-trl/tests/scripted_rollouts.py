@@ -10,18 +10,32 @@ import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import numpy as np
 
-from swe_core import AgentContext, AgentSpec, Component, hookimpl
+from swe_core import AgentContext, AgentSpec, Component, hookimpl, rollout
 from swe_core.component import Config
 from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
 from swe_core.grade import Grade, Graded
-from swe_core.sandbox import SandboxProvider, SandboxSpec
+from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.task import Task
+from swe_trainer_trl.ipc import FeedOptions
 
+PATIENCE = 120.0
+"""Seconds until a test that hangs fails."""
+OPTIONS = FeedOptions(
+    group_size=2,
+    max_staleness=1,
+    min_scored=2,
+    keep_without_spread=False,
+    give_up_after=2,
+    groups_ahead=2,
+    shuffle=False,
+    seed=0,
+)
 AGENT = """
 import json, os, sys, time, urllib.request
 headers = {"Authorization": "Bearer " + os.environ["KEY"], "Content-Type": "application/json"}
@@ -55,7 +69,7 @@ class ScriptedAgent(AgentSpec):
         self._mark = config.mark
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        return ["python3", "-c", AGENT, self._mark]
+        return ["python3", "-I", "-S", "-c", AGENT, self._mark]
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
         return {"BASE": ctx.base_url, "KEY": ctx.api_key}
@@ -118,6 +132,15 @@ class ScriptedGrader:
         return Graded(grade=Grade(resolved=place(spec.labels["swe-core.rollout"])[1] % 2 == 0))
 
 
+def words_of(script: Mapping[str, Sequence[str]], session: EngineSession, call: int) -> tuple[str, str]:
+    """The word of a call by the script, which may name "GROUP/ATTEMPT", "ATTEMPT" or "*" and whose last word
+    is repeated; and what comes before that word and ">"."""
+    group, attempt = place(session.rollout_id)
+    words = script.get(f"{group}/{attempt}") or script.get(str(attempt)) or script["*"]
+    name, _, word = words[min(call, len(words) - 1)].rpartition(">")
+    return name, word
+
+
 def place(rollout_id: str) -> tuple[int, int]:
     """The group and the attempt of a rollout."""
     found = re.search(r"-g(\d+)-(\d+)(-\d+)?$", rollout_id)
@@ -125,9 +148,32 @@ def place(rollout_id: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+async def _prepared(sandbox: Sandbox, task: Task, *, hide: bool) -> None:
+    """No base: there will be no patch."""
+
+
+async def _exported(sandbox: Sandbox, base: None, *, timeout: float) -> bytes:
+    return b""
+
+
+def leave_repositories(put: Callable[[object, str, object], None] = setattr) -> None:
+    """Neither cut histories nor export patches, which takes a hundred processes: no agent changes files."""
+    put(rollout, "prepare_repository", _prepared)
+    put(rollout, "export_patch", _exported)
+
+
+def agents(mark: str) -> int:
+    """Processes of agents with this mark on this host, seen from outside their sandboxes."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            found += words[0] == b"python3" and mark.encode() in words
+    return found
+
+
 class EngineConfig(Config):
-    """`folder` has `script.json`: "GROUP/ATTEMPT", "ATTEMPT" or "*" to words, the last of which is repeated.
-    A word behind "NAME>" is only said once there is a file NAME in the folder."""
+    """`folder` has `script.json`. A word behind "NAME>" is only said once the folder has a file NAME."""
 
     folder: Path = Path()
     url: str | None = None
@@ -138,9 +184,7 @@ def from_folder(folder: Path) -> Say:
     script: Mapping[str, Sequence[str]] = json.loads((folder / "script.json").read_text())
 
     async def say(session: EngineSession, call: int) -> str:
-        group, attempt = place(session.rollout_id)
-        words = script.get(f"{group}/{attempt}") or script.get(str(attempt)) or script["*"]
-        name, _, word = words[min(call, len(words) - 1)].rpartition(">")
+        name, word = words_of(script, session, call)
         while name and not (folder / name).exists():  # noqa: ASYNC110 (another process makes it)
             await anyio.sleep(0.02)
         return word
@@ -150,6 +194,7 @@ def from_folder(folder: Path) -> Say:
 
 @hookimpl
 def swe_agents() -> Iterable[Component[AgentSpec]]:
+    leave_repositories()  # this process is none of the tests
     return [Component("scripted", ScriptedAgent, AgentConfig)]
 
 

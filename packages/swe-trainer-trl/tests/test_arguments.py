@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,26 @@ from hypothesis import strategies as st
 
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.errors import ConfigError
+from swe_core.testing.serving.start import missing
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.presets import load_preset, overlay, preset_names
 
-pytest.importorskip("trl")
-pytest.importorskip("peft")
-torch = pytest.importorskip("torch")
-
-from swe_trainer_trl import arguments  # noqa: E402
-from swe_trainer_trl.arguments import grpo_arguments, lora_config, sampling  # noqa: E402
-from swe_trainer_trl.compat import TRL_VERSION, AsyncGRPOConfig  # noqa: E402
+pytestmark = [
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+    pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),
+]
 
 
-def made(grpo: dict[str, Any], **options: Any) -> Any:
-    return grpo_arguments(TRLConfig(grpo=grpo), output_dir=Path("run/trainer"), **options)
+def made(grpo: dict[str, Any] | None = None, config: TRLConfig | None = None, **options: Any) -> Any:
+    from swe_trainer_trl.arguments import grpo_arguments  # imports TRL, which takes seconds
+
+    return grpo_arguments(config or TRLConfig(grpo=grpo or {}), output_dir=Path("run/trainer"), **options)
+
+
+def adapter(**config: Any) -> Any:
+    from swe_trainer_trl.arguments import lora_config
+
+    return lora_config(TRLConfig.model_validate(config))
 
 
 def refusal(grpo: dict[str, Any], **options: Any) -> str:
@@ -42,6 +49,8 @@ def one_sentence(error: ConfigError) -> str:
 
 
 def test_keys_reach_trl() -> None:
+    from swe_trainer_trl.compat import AsyncGRPOConfig
+
     got = made({"learning_rate": 3e-6, "epsilon_high": 0.28, "max_steps": 5, "num_generations": 4})
     assert isinstance(got, AsyncGRPOConfig)
     assert (got.learning_rate, got.epsilon_high, got.max_steps, got.num_generations) == (3e-6, 0.28, 5, 4)
@@ -60,15 +69,20 @@ def test_attempts_win_over_num_generations() -> None:
 
 
 def test_precision_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     got = made({})
     assert (got.use_cpu, got.bf16) == (True, False)
     assert made({"bf16": True}).bf16 is True  # a default, no rule
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_precision_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is added where there is CUDA. TRL then checks for itself, so it is replaced."""
+    import torch
+
+    from swe_trainer_trl.compat import AsyncGRPOConfig
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
     seen: dict[str, Any] = {}
 
     @dataclasses.dataclass
@@ -76,8 +90,8 @@ def test_precision_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         def __post_init__(self) -> None:
             seen.update(use_cpu=self.use_cpu, bf16=self.bf16)
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(arguments, "AsyncGRPOConfig", Seen)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("swe_trainer_trl.arguments.AsyncGRPOConfig", Seen)
     made({})
     assert seen == {"use_cpu": False, "bf16": None}
 
@@ -114,18 +128,20 @@ def test_what_is_refused(grpo: dict[str, Any], words: list[str]) -> None:
     assert "secret" not in text
 
 
-@pytest.mark.parametrize("key", sorted(arguments._REFUSED))
-def test_refused_keys_are_trls(key: str) -> None:
-    """A misspelt one would refuse nothing."""
-    if key not in {one.name for one in dataclasses.fields(AsyncGRPOConfig)}:
-        assert TRL_VERSION != "1.16.0"
-        pytest.skip(f"TRL {TRL_VERSION} has no such key")
-    assert f"worker.trl.grpo.{key}" in refusal({key: None})
+def test_refused_keys_are_trls() -> None:
+    """A misspelt one would refuse nothing. Older versions lack some."""
+    from swe_trainer_trl.arguments import _REFUSED
+    from swe_trainer_trl.compat import TRL_VERSION, AsyncGRPOConfig
+
+    unknown = _REFUSED.keys() - {one.name for one in dataclasses.fields(AsyncGRPOConfig)}
+    assert not unknown or TRL_VERSION != "1.16.0", unknown
+    for key in _REFUSED.keys() - unknown:
+        assert f"worker.trl.grpo.{key} " in refusal({key: None})
 
 
 def test_a_group_smaller_than_the_verdicts_it_needs() -> None:
     with pytest.raises(ConfigError, match=r"group of 4 attempts cannot have 5 verdicts"):
-        grpo_arguments(TRLConfig(min_scored=5), output_dir=Path("x"), group_size=4)
+        made(config=TRLConfig(min_scored=5), group_size=4)
 
 
 @given(
@@ -138,6 +154,8 @@ def test_what_is_sampled_is_what_is_trained(
     temperature: float, top_p: float, top_k: int, min_p: float | None
 ) -> None:
     """Every sampling setting that TRL takes is one that the engine takes."""
+    from swe_trainer_trl.arguments import sampling
+
     got = sampling(made({"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}))
     engine = VLLMConfig(**got)
     assert (engine.temperature, engine.top_p) == (temperature, top_p)
@@ -148,13 +166,9 @@ def test_what_is_sampled_is_what_is_trained(
 # -- LoRA --------------------------------------------------------------------------------------------------
 
 
-def test_no_adapter_is_none() -> None:
-    assert lora_config(TRLConfig()) is None
-
-
 def test_an_adapter() -> None:
-    got = lora_config(TRLConfig(lora={"r": 4, "lora_alpha": "8"}))
-    assert got is not None
+    assert adapter() is None
+    got = adapter(lora={"r": 4, "lora_alpha": "8"})
     assert (got.r, got.lora_alpha, got.target_modules, got.task_type) == (4, 8, "all-linear", "CAUSAL_LM")
 
 
@@ -176,16 +190,14 @@ def test_an_adapter() -> None:
 )
 def test_adapters_that_are_refused(lora: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as raised:
-        lora_config(TRLConfig(lora=lora))
+        adapter(lora=lora)
     text = one_sentence(raised.value)
     for word in words:
         assert word in text
 
 
 def test_merged_adapters_may_be_of_any_kind() -> None:
-    got = lora_config(TRLConfig(weight_sync="disk", lora={"use_dora": True, "target_modules": ["lm_head"]}))
-    assert got is not None
-    assert got.use_dora
+    assert adapter(weight_sync="disk", lora={"use_dora": True, "target_modules": ["lm_head"]}).use_dora
 
 
 # -- presets -----------------------------------------------------------------------------------------------
@@ -194,11 +206,10 @@ def test_merged_adapters_may_be_of_any_kind() -> None:
 @pytest.mark.parametrize("name", preset_names())
 def test_presets_are_whole(name: str) -> None:
     """Each is settings that everything takes, with nothing added."""
-    config = TRLConfig.model_validate({"preset": name})
-    got = grpo_arguments(config, output_dir=Path("x"))
+    got = made(config=TRLConfig.model_validate({"preset": name}))
     for key, value in load_preset(name)["grpo"].items():
         assert getattr(got, key) == value
-    assert (lora_config(config) is not None) == ("lora" in load_preset(name))
+    assert (adapter(preset=name) is not None) == ("lora" in load_preset(name))
 
 
 def test_presets_that_ship() -> None:
@@ -247,10 +258,8 @@ def test_overlay_keeps_all_of_the_top(base: dict[str, Any], top: dict[str, Any])
             assert merged[key] == (top[key] if key in top else base[key])
 
 
-def test_checkpoints_are_saved_more_often_than_trl_does(tmp_path: Path) -> None:
-    ours = grpo_arguments(TRLConfig(), output_dir=tmp_path)
+def test_checkpoints_are_saved_more_often_than_trl_does() -> None:
+    ours = made()
     assert (ours.save_steps, ours.save_total_limit) == (10, 2)
-    theirs = grpo_arguments(
-        TRLConfig(grpo={"save_steps": 500, "save_total_limit": None}), output_dir=tmp_path
-    )
+    theirs = made({"save_steps": 500, "save_total_limit": None})
     assert (theirs.save_steps, theirs.save_total_limit) == (500, None)

@@ -7,20 +7,25 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_trainer_trl.buffer import Item, RowBuffer
-from swe_trainer_trl.compat import RolloutSample, make_sample
+if TYPE_CHECKING:  # imports TRL, which takes seconds
+    from swe_trainer_trl.buffer import Item
+    from swe_trainer_trl.compat import RolloutSample
 
 PATIENCE = 60.0
 """Seconds until a test that hangs fails."""
 
 
 def item(row: int, group: int = 0, tokens: int = 3, version: int = 0) -> Item:
+    from swe_trainer_trl.buffer import Item
+    from swe_trainer_trl.compat import make_sample
+
     ids = np.full(tokens + 1, row, np.int64)
     sample = make_sample(
         prompt=[],
@@ -51,6 +56,8 @@ class Bench:
     taken: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        from swe_trainer_trl.buffer import RowBuffer
+
         self.buffer = RowBuffer(
             self.maxsize,
             lambda: self.version,
@@ -73,6 +80,8 @@ class Bench:
 
 
 def test_it_is_the_queue_that_the_trainer_wants() -> None:
+    from swe_trainer_trl.compat import RolloutSample
+
     bench = Bench()
     assert isinstance(bench.buffer, queue.Queue)
     with pytest.raises(queue.Empty):

@@ -133,36 +133,29 @@ def refusal(path: Path | None, code: str = "") -> str:
     return sentence
 
 
-def test_the_layout_of_1_10_to_1_16(tmp_path):
-    files = {**_OLD_LAYOUT, f"{_OLD}/async_rollout_worker.py": _SAMPLE.replace("    enqueued_at", "    #")}
-    ended = python(_ASK, make_trl(tmp_path, "1.10.3", files))
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout) == {
-        "version": "1.10.3",
-        "trainer": "trl.experimental.async_grpo.async_grpo_trainer",
-        "packing": None,
-        "lora": False,
-        "config": "trl.experimental.async_grpo.async_grpo_config",
-        "sample": "trl.experimental.async_grpo.async_rollout_worker",
-        "protocols": ["RolloutWorkerProtocol", "WeightTransferProtocol"],
-        "values": [0.5, 2, 7, {"reward": 1.0}],
-        "enqueued_at": "no such field",
-    }
+_FIRST = {**_OLD_LAYOUT, f"{_OLD}/async_rollout_worker.py": _SAMPLE.replace("    enqueued_at", "    #")}
 
 
-def test_the_layout_announced_for_1_18(tmp_path):
-    ended = python(_ASK, make_trl(tmp_path, "1.18.0.dev0", _NEW_LAYOUT))
+@pytest.mark.parametrize(
+    ("version", "files", "folder", "lora", "enqueued_at"),
+    [
+        ("1.10.3", _FIRST, "trl.experimental.async_grpo", False, "no such field"),
+        ("1.18.0.dev0", _NEW_LAYOUT, "trl.trainer", True, 3.0),  # as it is announced
+    ],
+)
+def test_layouts(tmp_path, version, files, folder, lora, enqueued_at):
+    ended = python(_ASK, make_trl(tmp_path, version, files))
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == {
-        "version": "1.18.0.dev0",
-        "trainer": "trl.trainer.async_grpo_trainer",
-        "packing": "trl.trainer.async_grpo_packing",
-        "lora": True,
-        "config": "trl.trainer.async_grpo_config",
-        "sample": "trl.trainer.async_rollout_worker",
+        "version": version,
+        "trainer": f"{folder}.async_grpo_trainer",
+        "packing": f"{folder}.async_grpo_packing" if lora else None,
+        "lora": lora,
+        "config": f"{folder}.async_grpo_config",
+        "sample": f"{folder}.async_rollout_worker",
         "protocols": ["RolloutWorkerProtocol", "WeightTransferProtocol"],
         "values": [0.5, 2, 7, {"reward": 1.0}],
-        "enqueued_at": 3.0,
+        "enqueued_at": enqueued_at,
     }
 
 
@@ -234,6 +227,7 @@ def test_nothing_else_imports_torch_or_trl():
     assert ended.stdout == "set()\n", ended.stderr
 
 
+@pytest.mark.slow  # test_trl_versions.py imports it too, as everything that trains does
 @pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 def test_the_installed_trl_is_taken_without_a_warning():
     code = """

@@ -11,21 +11,28 @@ from hypothesis import strategies as st
 from swe_core.errors import ConfigError
 from swe_core.testing.serving.start import missing
 
-if missing() is not None:
-    pytest.skip(str(missing()), allow_module_level=True)
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
-import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-from swe_trainer_trl import compat, cpu
+@pytest.fixture(scope="module")
+def cpu():
+    """The module, which imports TRL: that takes seconds."""
+    from swe_trainer_trl import cpu
+
+    return cpu
 
 
 def bounds(lengths):
+    import torch
+
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
 def one_segment(query, key, value, scale, window):
     """By torch, with a mask written position by position, and each key's head repeated for its queries."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
     shared = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(shared, dim=1) for tensor in (key, value))
     first = len(key) - len(query)
@@ -47,7 +54,9 @@ def one_segment(query, key, value, scale, window):
     window=st.sampled_from([-1, 0, 3, 100]),
     seed=st.integers(0, 2**31),
 )
-def test_attention_is_torchs_for_each_segment_with_its_gradients(lengths, heads, scale, window, seed):
+def test_attention_is_torchs_for_each_segment_with_its_gradients(cpu, lengths, heads, scale, window, seed):
+    import torch
+
     torch.manual_seed(seed)
     queries = [own for own, _ in lengths]
     keys = [own + before for own, before in lengths]
@@ -71,25 +80,27 @@ def test_attention_is_torchs_for_each_segment_with_its_gradients(lengths, heads,
 
 
 @pytest.mark.parametrize("extra", [{"softcap": 30.0}, {"causal": False}])
-def test_what_it_does_not_do_is_refused(extra):
+def test_what_it_does_not_do_is_refused(cpu, extra):
+    import torch
+
     one = torch.zeros(1, 1, 8)
     with pytest.raises(ConfigError, match="train it on a GPU"):
         cpu.attention(one, one, one, bounds([1]), bounds([1]), 1, 1, **extra)
 
 
 @pytest.fixture
-def trl(monkeypatch):
+def trl(cpu, monkeypatch):
     """Modules in the place of TRL's, and an `install` that was not called."""
     trainer, packing = SimpleNamespace(), SimpleNamespace()
-    monkeypatch.setattr(compat, "trainer_module", trainer)
-    monkeypatch.setattr(compat, "packing_module", packing)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("swe_trainer_trl.compat.trainer_module", trainer)
+    monkeypatch.setattr("swe_trainer_trl.compat.packing_module", packing)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     cpu.install.cache_clear()
     yield SimpleNamespace(trainer=trainer, packing=packing)
     cpu.install.cache_clear()
 
 
-def test_install_replaces_the_kernel_and_what_asks_cuda(trl, caplog):
+def test_install_replaces_the_kernel_and_what_asks_cuda(cpu, trl, caplog):
     trl.trainer.get_peak_flops_per_device = lambda *_: 1.0
     cpu.install()
     assert trl.packing._flash_attn().flash_attn_varlen_func is cpu.attention
@@ -98,8 +109,8 @@ def test_install_replaces_the_kernel_and_what_asks_cuda(trl, caplog):
     assert "for tests and laptops" in caplog.text
 
 
-def test_install_once_is_enough(trl, caplog, monkeypatch):
-    monkeypatch.setattr(compat, "packing_module", None)
+def test_install_once_is_enough(cpu, trl, caplog, monkeypatch):
+    monkeypatch.setattr("swe_trainer_trl.compat.packing_module", None)
     trl.trainer.create_model_from_path = lambda path, **options: (path, options)
     cpu.install()
     made = trl.trainer.create_model_from_path
@@ -112,8 +123,8 @@ def test_install_once_is_enough(trl, caplog, monkeypatch):
     )
 
 
-def test_install_changes_how_the_oldest_versions_make_a_model(trl, monkeypatch):
-    monkeypatch.setattr(compat, "packing_module", None)
+def test_install_changes_how_the_oldest_versions_make_a_model(cpu, trl, monkeypatch):
+    monkeypatch.setattr("swe_trainer_trl.compat.packing_module", None)
     loader = SimpleNamespace(from_pretrained=lambda path, **options: (path, options))
     trl.trainer.AutoModelForCausalLM = loader
     cpu.install()
@@ -122,7 +133,7 @@ def test_install_changes_how_the_oldest_versions_make_a_model(trl, monkeypatch):
     assert not hasattr(trl.trainer, "get_peak_flops_per_device")
 
 
-def test_with_cuda_install_does_nothing(trl, caplog, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_with_cuda_install_does_nothing(cpu, trl, caplog, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     cpu.install()
     assert (vars(trl.trainer), vars(trl.packing), caplog.records) == ({}, {}, [])

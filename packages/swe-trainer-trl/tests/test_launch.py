@@ -6,11 +6,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,36 +18,11 @@ from swe_core.worker import Launch
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.launch import TRLLauncher, refuse_used, require_adapters
 
-
-@contextmanager
-def answering(status: int, body: object) -> Iterator[str]:
-    """A server that answers everything with this; its URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *args: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+from .answering import answering
 
 
-def test_a_server_with_adapters_is_taken() -> None:
-    with answering(200, {"vllm_config": {"lora_config": {"max_lora_rank": 8}}}) as url:
-        require_adapters(url)
+def saying(body: object, status: int = 200) -> AbstractContextManager[tuple[str, Any]]:
+    return answering(json.dumps(body).encode(), status)
 
 
 @pytest.mark.parametrize(
@@ -62,18 +35,23 @@ def test_a_server_with_adapters_is_taken() -> None:
     ],
 )
 def test_a_server_without_is_refused_in_a_sentence(status: int, body: object, says: str) -> None:
-    with answering(status, body) as url, pytest.raises(ConfigError, match=says):
+    with saying(body, status) as (url, _), pytest.raises(ConfigError, match=says):
+        require_adapters(url)
+
+
+def test_a_server_with_adapters_is_taken() -> None:
+    with saying({"vllm_config": {"lora_config": {"max_lora_rank": 8}}}) as (url, _):
         require_adapters(url)
 
 
 def test_a_server_that_holds_adapters_of_another_training_is_refused() -> None:
     served = [{"id": "my-model"}, {"id": "my-adapter"}, {"id": "trl-policy"}]
-    with answering(200, {"data": served}) as url:
+    with saying({"data": served}) as (url, _):
         refuse_used(url, "trl-policy")
     held = [*served, {"id": "trl-policy-v4"}, {"id": "trl-policy-v5"}]
-    with answering(200, {"data": held}) as url, pytest.raises(ConfigError, match="-v4, trl-policy-v5"):
+    with saying({"data": held}) as (url, _), pytest.raises(ConfigError, match="-v4, trl-policy-v5"):
         refuse_used(url, "trl-policy")
-    with answering(401, {}) as url, pytest.raises(ConfigError, match="does not say"):
+    with saying({}, 401) as (url, _), pytest.raises(ConfigError, match="does not say"):
         refuse_used(url, "trl-policy")
 
 
@@ -82,20 +60,19 @@ import os, sys
 from pathlib import Path
 
 class Watch:
-    seen = []
+    seen = set()
     def find_spec(self, name, path=None, target=None):
         if name in ("trl", "vllm", "triton"):
-            self.seen.append((name, os.environ.get("CUDA_VISIBLE_DEVICES")))
+            self.seen.add((name, os.environ.get("CUDA_VISIBLE_DEVICES")))
+        if name == "trl":  # its import takes seconds, and no more is to be seen
+            raise ImportError("seen")
         return None
 
 sys.meta_path.insert(0, Watch())
 from swe_trainer_trl import gpus
 gpus.visible_gpus = lambda: ("4", "7")
 from swe_core.config import Settings
-from swe_core.config import Settings
 from swe_core.errors import ConfigError
-from swe_core.worker import Launch
-from swe_trainer_trl.config import TRLConfig
 from swe_core.worker import Launch
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.launch import TRLLauncher
@@ -105,7 +82,7 @@ try:
     TRLLauncher(TRLConfig(server={"gpus": "4"})).launch(Launch(settings, Path(sys.argv[1], "run"), False))
 except ConfigError as error:
     print(error)
-print(sorted(set(Watch.seen)), os.environ.get("CUDA_VISIBLE_DEVICES"))
+print(sorted(Watch.seen, key=str), os.environ.get("CUDA_VISIBLE_DEVICES"))
 """
 
 
@@ -116,8 +93,9 @@ def test_the_trainers_gpu_is_chosen_before_trl_is_imported(tmp_path: Path) -> No
         [sys.executable, "-c", ORDER, str(tmp_path)], capture_output=True, text=True, env=environment
     )
     refusal, seen = done.stdout.splitlines()[-2:]
-    assert "is no directory of a model" in refusal, done.stdout + done.stderr
+    assert "cannot be imported (seen)" in refusal, done.stdout + done.stderr
     assert "('trl', '7')" in seen
+    assert "('trl', None)" not in seen
     assert "'4'" not in seen
     assert seen.endswith(" None")
 

@@ -9,9 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -28,8 +30,10 @@ from swe_core.testing.hf import LocalHF
 from swe_trainer_trl.checkpoints import last_checkpoint
 from swe_trainer_trl.groups import Member
 from swe_trainer_trl.journal import JOURNAL, Journal
-from swe_trainer_trl.push import CheckpointPush, prepared
 from swe_trainer_trl.restore import earlier, restore, restore_command
+
+if TYPE_CHECKING:  # imports transformers, which takes seconds
+    from swe_trainer_trl.push import CheckpointPush
 
 TO = "tester/trained"
 
@@ -73,6 +77,12 @@ def run(tmp_path: Path) -> RunDirectory:
     finish(run, f"t-g{number}-0")
     (run.path / "metrics.jsonl").write_text('{"step":3}\n')
     return run
+
+
+def prepared(options: Push, directory: Path) -> CheckpointPush | None:
+    from swe_trainer_trl.push import prepared
+
+    return prepared(options, directory)
 
 
 def push(run: RunDirectory) -> CheckpointPush:
@@ -280,6 +290,9 @@ def test_names_that_are_taken_and_tokens(
 PUSHES = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+names = ("TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments")
+sys.modules["transformers"] = SimpleNamespace(**dict.fromkeys(names, object))  # its import takes seconds
 from swe_core.config import Push
 from swe_trainer_trl.push import prepared
 callback = prepared(Push(to=sys.argv[2]), Path(sys.argv[1]))
@@ -288,18 +301,33 @@ callback._wait()
 """
 
 
+class Holding(Counter[str]):
+    """Calls of a service that answers no more once the second push is under way."""
+
+    def __init__(self, hf: LocalHF) -> None:
+        super().__init__(hf.calls)
+        self._faults = hf.faults
+        self.held = threading.Event()
+
+    def __setitem__(self, route: str, count: int) -> None:
+        super().__setitem__(route, count)
+        if (route, count) == ("hub.preupload", 2):
+            self._faults.latency = 600.0
+            self.held.set()
+
+
 def test_killed_in_mid_push(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     """The checkpoint that was there before is there, whole."""
     save(run, 3)
     saved(push(run))
     save(run, 6)
-    hf.faults.latency = 0.6
+    hf.calls = calls = Holding(hf)
     environment = {**os.environ, **hf.environment()}
     child = subprocess.Popen([sys.executable, "-c", PUSHES, str(run.path), TO], env=environment)
-    while hf.calls["hub.preupload"] < 2 and child.poll() is None:
-        time.sleep(0.01)
+    held = calls.held.wait(120)
     child.send_signal(signal.SIGKILL)
     child.wait()
+    assert held
     hf.faults.latency = 0.0
     assert restore(TO, tmp_path / "new") == 3
     saved(push(run))

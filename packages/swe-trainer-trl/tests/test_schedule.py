@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from hypothesis import strategies as st
 
 from swe_core.assemble import sandbox_spec
 from swe_core.builtin.demo.source import DemoSource
+from swe_core.builtin.local import bwrap
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.config import Settings
 from swe_core.engine import EngineSession
@@ -31,38 +31,43 @@ from swe_core.record import Rollout, Turn, TurnTokens
 from swe_core.redact import Redactor
 from swe_core.request import Parts, RolloutRequest
 from swe_core.runner import Runner
-from swe_core.sandbox import Sandbox, SandboxEntry, SandboxSpec
+from swe_core.sandbox import Sandbox, SandboxSpec
 from swe_core.store import RUN_FILE, RunDirectory, new_run_info
 from swe_core.tokens.audit import audit
 from swe_trainer_trl import schedule
 from swe_trainer_trl.feeder import Feeder
 from swe_trainer_trl.freshness import Freshness
 from swe_trainer_trl.groups import Member, advantages
-from swe_trainer_trl.ipc import Beat, Closed, Command, FeedOptions, Metrics, Report, Stop, Taken, Version
+from swe_trainer_trl.ipc import Beat, Closed, Command, Metrics, Report, Stop, Taken, Version
 from swe_trainer_trl.journal import Journal, ReadyGroup
 from swe_trainer_trl.schedule import tasks_from
 from swe_trainer_trl.tally import Tally
 
-from .scripted_rollouts import AgentConfig, ScriptedAgent, ScriptedEngine, ScriptedGrader, place
+from .scripted_rollouts import (
+    OPTIONS,
+    PATIENCE,
+    AgentConfig,
+    ScriptedAgent,
+    ScriptedEngine,
+    ScriptedGrader,
+    agents,
+    leave_repositories,
+    place,
+    words_of,
+)
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 120.0
-"""Seconds until a test that hangs fails."""
-OPTIONS = FeedOptions(
-    group_size=2,
-    max_staleness=1,
-    min_scored=2,
-    keep_without_spread=False,
-    give_up_after=2,
-    groups_ahead=2,
-    shuffle=False,
-    seed=0,
-)
+
+
+@pytest.fixture(autouse=True)
+def _light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sandboxes of a few processes, on the bare host."""
+    leave_repositories(monkeypatch.setattr)
+    monkeypatch.setattr(bwrap, "why_not", lambda _: "these agents do no harm")
 
 
 class Script:
-    """What the engine says, by "GROUP/ATTEMPT", "ATTEMPT" or "*"; the last word is repeated. A word behind
-    "NAME>" is held until `let` says that name."""
+    """What the engine says. A word behind "NAME>" is held until `let` says that name."""
 
     def __init__(self, words: Mapping[str, Sequence[str]]) -> None:
         self.words = dict(words)
@@ -70,9 +75,7 @@ class Script:
         self._asked: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
 
     async def __call__(self, session: EngineSession, call: int) -> str:
-        group, attempt = place(session.rollout_id)
-        words = self.words.get(f"{group}/{attempt}") or self.words.get(str(attempt)) or self.words["*"]
-        name, _, word = words[min(call, len(words) - 1)].rpartition(">")
+        name, word = words_of(self.words, session, call)
         if name:
             self._asked[name].set()
             await self._held[name].wait()
@@ -86,20 +89,20 @@ class Script:
         await self._asked[name].wait()
 
 
-class Watched:
+class Watched(LocalProvider):
     """Local sandboxes; `alive` are the rollouts of those that are open, and each of `dying`, attempts, loses
     one sandbox once its agent is done."""
 
     def __init__(self, dying: Collection[int] = ()) -> None:
+        super().__init__(unisolated=True)
         self.alive: list[str] = []
         self._dying = set(dying)
-        self._local = LocalProvider(unisolated=True)
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         name = spec.labels["swe-core.rollout"]
         try:
-            async with self._local.open(spec) as sandbox:
+            async with super().open(spec) as sandbox:
                 self.alive.append(name)
                 attempt = place(name)[1]
                 if attempt in self._dying:
@@ -109,15 +112,6 @@ class Watched:
         finally:  # closed by now
             if name in self.alive:
                 self.alive.remove(name)
-
-    def notes(self) -> Sequence[str]:
-        return ()
-
-    async def list(self) -> Sequence[SandboxEntry]:
-        return ()
-
-    async def reap(self) -> int:
-        return 0
 
 
 async def _dies() -> None:
@@ -144,23 +138,11 @@ class Feed:
         self.reports.append(message)
         self._wake()
 
-    def _wake(self) -> None:
+    def _wake(self, *_: object) -> None:
         self.told.set()
         self.told = anyio.Event()
 
-    # what the runner tells
-
-    def started(self, request: RolloutRequest) -> None:
-        self._wake()
-
-    def phase(self, rollout_id: str, phase: str) -> None:
-        self._wake()
-
-    def turn(self, rollout_id: str, turn: Turn) -> None:
-        self._wake()
-
-    def finished(self, rollout: Rollout) -> None:
-        self._wake()
+    started = phase = turn = finished = _wake  # what the runner tells
 
     # what tests ask
 
@@ -198,15 +180,7 @@ class Feed:
         return sum(value for value in found if isinstance(value, float))
 
     def agents(self) -> int:
-        """Processes of agents on this host."""
-        found = 0
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes().split(b"\0")
-            except OSError:
-                continue
-            found += words[0] == b"python3" and self.mark.encode() in words
-        return found
+        return agents(self.mark)
 
 
 def _short(rollout_id: str) -> str:
@@ -501,16 +475,7 @@ def _turn(versions: Sequence[int], dropped: str | None) -> Turn:
         cause="start",
         dropped=dropped,
     )
-    return Turn(
-        index=0,
-        started_at=datetime.now(UTC),
-        seconds=0,
-        kept=0,
-        messages=[],
-        params={},
-        reply=None,
-        tokens=tokens,
-    )
+    return Turn.model_construct(tokens=tokens)
 
 
 def _request(name: str) -> RolloutRequest:

@@ -9,9 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -20,24 +23,38 @@ from hypothesis import strategies as st
 
 from swe_core.errors import ConfigError, EngineUnavailable, SweError
 from swe_core.ports import free_port
+from swe_core.testing.serving.start import missing, obstacle
+from swe_trainer_trl import launch
 from swe_trainer_trl.config import ServerOptions, TRLConfig
 
-pytest.importorskip("torch")
+if TYPE_CHECKING:  # imports torch, which takes seconds
+    from swe_trainer_trl.serving import VLLMServer
 
-from swe_trainer_trl import gpus, launch, serving
-from swe_trainer_trl.gpus import Layout, layout, visible_gpus
-from swe_trainer_trl.serving import (
-    VLLMServer,
-    kept,
-    server_arguments,
-    server_environment,
-    telling,
-    vllm_server,
-)
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
-CPU = Layout((), ())
-ONE = Layout(("0",), ("0",))
-TWO = Layout(("1",), ("0",))
+Gpus = tuple[tuple[str, ...], tuple[str, ...]]
+CPU: Gpus = ((), ())
+ONE: Gpus = (("0",), ("0",))
+TWO: Gpus = (("1",), ("0",))
+
+
+def layout(visible: list[str], wanted: str | None, nccl: bool) -> Any:
+    from swe_trainer_trl.gpus import layout
+
+    return layout(visible, wanted, nccl)
+
+
+def telling(log: str) -> str:
+    from swe_trainer_trl.serving import telling
+
+    return telling(log)
+
+
+def environment(base: Mapping[str, str], gpus: Gpus, *, lora: bool) -> dict[str, str]:
+    from swe_trainer_trl.gpus import Layout
+    from swe_trainer_trl.serving import server_environment
+
+    return server_environment(base, Layout(*gpus), lora=lora)
 
 
 def arguments(**changed: Any) -> Any:
@@ -47,12 +64,13 @@ def arguments(**changed: Any) -> Any:
 
 
 def flags(
-    gpus: Layout, config: TRLConfig | None = None, *, lora_rank: int | None = None, **changed: Any
+    gpus: Gpus, config: TRLConfig | None = None, *, lora_rank: int | None = None, **changed: Any
 ) -> list[str]:
-    config = config or TRLConfig()
-    return server_arguments(
-        "org/model", arguments(**changed), config, gpus=gpus, lora_rank=lora_rank, port=8123
-    )
+    from swe_trainer_trl.gpus import Layout
+    from swe_trainer_trl.serving import server_arguments
+
+    args, config = arguments(**changed), config or TRLConfig()
+    return server_arguments("org/model", args, config, gpus=Layout(*gpus), lora_rank=lora_rank, port=8123)
 
 
 def value(of: list[str], flag: str) -> str | None:
@@ -110,7 +128,7 @@ def test_the_share_of_a_gpu() -> None:
 
 
 def test_several_gpus_hold_one_model() -> None:
-    assert value(flags(Layout(("1", "2"), ("0",))), "--tensor-parallel-size") == "2"
+    assert value(flags((("1", "2"), ("0",))), "--tensor-parallel-size") == "2"
     assert "--tensor-parallel-size" not in flags(TWO)
 
 
@@ -129,12 +147,12 @@ def test_the_users_arguments_win() -> None:
 
 def test_environment() -> None:
     base = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0,1"}
-    got = server_environment(base, TWO, lora=False)
+    got = environment(base, TWO, lora=False)
     assert got == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "VLLM_SERVER_DEV_MODE": "1"}
-    assert server_environment(base, ONE, lora=True)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
-    assert server_environment({}, CPU, lora=False)["VLLM_CPU_KVCACHE_SPACE"] == "4"
+    assert environment(base, ONE, lora=True)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert environment({}, CPU, lora=False)["VLLM_CPU_KVCACHE_SPACE"] == "4"
     own = {"VLLM_CPU_KVCACHE_SPACE": "1"}
-    assert server_environment(own, CPU, lora=False)["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert environment(own, CPU, lora=False)["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert own == {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
@@ -159,18 +177,22 @@ def test_who_gets_which_gpu(
     assert layout(visible, wanted, nccl) == expected
 
 
+_NCCL = r"NCCL.*worker\.trl\.lora.*--weight-sync disk"
+_NOT_THERE = r"worker\.trl\.server\.gpus"
+
+
 @pytest.mark.parametrize(
-    ("visible", "wanted"), [([], None), (["0"], None), (["0"], "0"), (["0", "1"], "1,0")]
+    ("visible", "wanted", "nccl", "said"),
+    [
+        *(([], None, True, _NCCL), (["0"], None, True, _NCCL)),
+        *((["0"], "0", True, _NCCL), (["0", "1"], "1,0", True, _NCCL)),
+        *(([], "0", False, _NOT_THERE), (["0"], "1", False, _NOT_THERE)),
+        *((["0", "1"], "1,1", False, _NOT_THERE), (["0"], "", False, _NOT_THERE)),
+    ],
 )
-def test_nccl_wants_a_gpu_for_each(visible: list[str], wanted: str | None) -> None:
-    with pytest.raises(ConfigError, match=r"NCCL.*worker\.trl\.lora.*--weight-sync disk"):
-        layout(visible, wanted, nccl=True)
-
-
-@pytest.mark.parametrize(("visible", "wanted"), [([], "0"), (["0"], "1"), (["0", "1"], "1,1"), (["0"], "")])
-def test_gpus_that_are_not_there(visible: list[str], wanted: str) -> None:
-    with pytest.raises(ConfigError, match=r"worker\.trl\.server\.gpus"):
-        layout(visible, wanted, nccl=False)
+def test_layouts_that_cannot_be(visible: list[str], wanted: str | None, nccl: bool, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        layout(visible, wanted, nccl)
 
 
 @given(count=st.integers(0, 17), nccl=st.booleans())
@@ -195,7 +217,9 @@ def test_every_layout_that_is_chosen_can_be_used(count: int, nccl: bool) -> None
 def test_which_gpus_are_visible(
     monkeypatch: pytest.MonkeyPatch, named: str | None, count: int, expected: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(gpus.torch.cuda, "device_count", lambda: count)
+    from swe_trainer_trl.gpus import visible_gpus
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if named is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
@@ -219,52 +243,29 @@ sys:1: RuntimeWarning: coroutine 'x' was never awaited
 """
 
 
-@pytest.mark.parametrize(
-    "cause",
-    [
-        "ValueError: No available memory for the cache blocks.",
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.",
-    ],
-)
-def test_the_cause_and_not_what_followed(cause: str) -> None:
-    assert telling(ENGINE.format(cause=cause)) == cause
-
-
-def test_memory_is_the_cause_of_whatever_else_failed() -> None:
-    log = "torch.OutOfMemoryError: CUDA out of memory.\nTraceback:\nValueError: cancelled"
-    assert telling(log) == "torch.OutOfMemoryError: CUDA out of memory."
-
-
-def test_what_pydantic_says_is_in_its_second_line() -> None:
-    log = "pydantic_core.ValidationError: 1 validation error for X\n  Value error, too long [type=x]\nend"
-    assert (
-        telling(log)
-        == "pydantic_core.ValidationError: 1 validation error for X Value error, too long [type=x]"
-    )
-    assert (
-        telling("E.ValidationError: 1 validation error for X")
-        == "E.ValidationError: 1 validation error for X"
-    )
-
-
-def test_colours_are_left_out() -> None:
-    coloured = "\x1b[0;36m(EngineCore pid=1)\x1b[0;0m ERROR 11-21 17:44:22 [core.py:1] OSError: no such model"
-    assert telling(coloured) == "OSError: no such model"
+_CAUSE = "ValueError: No available memory for the cache blocks."
+_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB."
+_PYDANTIC = "pydantic_core.ValidationError: 1 validation error for X"
+_FLAG = "api_server.py: error: unrecognized arguments: --x"
+_COLOURED = "\x1b[0;36m(EngineCore pid=1)\x1b[0;0m ERROR 11-21 17:44:22 [core.py:1] OSError: no such model"
 
 
 @pytest.mark.parametrize(
     ("log", "said"),
     [
-        (
-            "api_server.py: error: unrecognized arguments: --x",
-            "api_server.py: error: unrecognized arguments: --x",
-        ),
+        (ENGINE.format(cause=_CAUSE), _CAUSE),  # and not what followed
+        (ENGINE.format(cause=_MEMORY), _MEMORY),
+        (f"{_MEMORY}\nTraceback:\nValueError: cancelled", _MEMORY),  # the cause of whatever else failed
+        (f"{_PYDANTIC}\n  too long [type=x]\nend", f"{_PYDANTIC} too long [type=x]"),
+        (_PYDANTIC, _PYDANTIC),
+        (_COLOURED, "OSError: no such model"),
+        (_FLAG, _FLAG),
         ("one\n\ntwo\n\n", "two"),
         ("", "it said nothing"),
         ("KeyboardInterrupt", "KeyboardInterrupt"),
     ],
 )
-def test_other_last_words(log: str, said: str) -> None:
+def test_the_line_that_tells_why(log: str, said: str) -> None:
     assert telling(log) == said
 
 
@@ -284,14 +285,33 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(int(sys.argv[2]))
         self.end_headers()
     def log_message(self, *_): pass
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
 print("pid", os.getpid(), flush=True)
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+server.serve_forever()
 """
 
 
 def stub(port: int, status: int = 200) -> list[str]:
     """A server that answers every question with `status`."""
-    return [sys.executable, "-c", SCRIPT, str(port), str(status)]
+    return [sys.executable, "-I", "-S", "-c", SCRIPT, str(port), str(status)]
+
+
+@contextmanager
+def served(command: list[str], log: Path, port: int) -> Iterator[VLLMServer]:
+    """The server that this command is."""
+    from swe_trainer_trl.serving import VLLMServer, kept
+
+    with kept(command, os.environ, log) as (keeper, begin):
+        yield VLLMServer(f"http://127.0.0.1:{port}", "m", log, begin, keeper)
+
+
+def started_as(log: Path) -> int:
+    """The pid that a stub writes into its log once it can be asked."""
+    deadline = time.monotonic() + 120
+    while not log.read_text().endswith("\n"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return int(log.read_text().split()[-1])
 
 
 def gone(pid: int) -> bool:
@@ -304,16 +324,19 @@ def gone(pid: int) -> bool:
         return bool(select.select([process], [], [], 120)[0])
 
 
-def test_a_server_lasts_as_long_as_its_block(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "server.log"
+
+
+def test_a_server_lasts_as_long_as_its_block(log: Path) -> None:
     log.write_text("of an earlier run\nValueError: long ago\n")
     port = free_port()
-    with kept(stub(port), os.environ, log) as (keeper, begin):
-        server = VLLMServer(f"http://127.0.0.1:{port}", "m", log, begin, keeper)
+    with served(stub(port), log, port) as server:
         server.wait(120)
         assert server.died() is None
         pid = int(log.read_text().split()[-1])
-        assert os.getpgid(pid) == keeper.pid != os.getpgrp()
+        assert os.getpgid(pid) == server._keeper.pid != os.getpgrp()
     assert gone(pid)
     assert "long ago" in log.read_text()
     said = server.died()
@@ -322,62 +345,51 @@ def test_a_server_lasts_as_long_as_its_block(tmp_path: Path) -> None:
     assert "long ago" not in said
 
 
-def test_a_server_that_ends_is_noticed_at_once(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
+def test_a_server_that_ends_is_noticed_at_once(log: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('OSError: no such model')"]
-    with kept(command, os.environ, log) as (keeper, begin):
-        server = VLLMServer("http://127.0.0.1:9", "m", log, begin, keeper)
+    with served(command, log, 9) as server:
         with pytest.raises(EngineUnavailable, match="'m': OSError: no such model; its log is"):
             server.wait(600)
 
 
-def test_a_server_that_is_never_healthy(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
+def test_a_server_that_is_never_healthy(log: Path) -> None:
     port = free_port()
-    with kept(stub(port, 503), os.environ, log) as (keeper, begin):
-        server = VLLMServer(f"http://127.0.0.1:{port}", "m", log, begin, keeper)
+    with served(stub(port, 503), log, port) as server:
+        started_as(log)
         with pytest.raises(EngineUnavailable, match=r"worker\.trl\.server\.start_timeout"):
-            server.wait(1)
+            server.wait(0.4)
 
 
 def test_a_dead_server_that_does_not_end_is_told_by_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "_END", 0.0)
-    log = tmp_path / "server.log"
     port = free_port()
-    with kept(stub(port, 503), os.environ, log) as (keeper, begin):
-        server = VLLMServer(f"http://127.0.0.1:{port}", "m", log, begin, keeper)
-        with pytest.raises(EngineUnavailable):
-            server.wait(5)
+    with served(stub(port, 503), log, port) as server:
+        started_as(log)
         assert server.died() is None
         said = r"^the vLLM server of 'm' ended: .* its log is .*; go on with --resume$"
         with pytest.raises(SweError, match=said), launch._blamed(server):
             raise EngineUnavailable("no answer")
 
 
-def test_a_server_that_lives_is_not_to_blame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_lives_is_not_to_blame(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_END", 0.0)
-    log = tmp_path / "server.log"
     port = free_port()
-    with kept(stub(port), os.environ, log) as (keeper, begin):
-        server = VLLMServer(f"http://127.0.0.1:{port}", "m", log, begin, keeper)
+    with served(stub(port), log, port) as server:
         server.wait(120)
         with pytest.raises(EngineUnavailable, match=r"^no answer$"), launch._blamed(server):
             raise EngineUnavailable("no answer")
         assert server.died() is None
 
 
-def test_another_server_on_the_port_is_not_ours(tmp_path: Path) -> None:
+def test_another_server_on_the_port_is_not_ours(log: Path, tmp_path: Path) -> None:
     """Ours ended because the port was taken, and what answers there is healthy."""
     port = free_port()
-    with kept(stub(port), os.environ, tmp_path / "other.log") as (keeper, begin):
-        other = VLLMServer(f"http://127.0.0.1:{port}", "m", tmp_path / "other.log", begin, keeper)
+    with served(stub(port), tmp_path / "other.log", port) as other:
         other.wait(120)
-        log = tmp_path / "server.log"
-        with kept(stub(port), os.environ, log) as (keeper, begin):
-            keeper.wait(120)
-            server = VLLMServer(f"http://127.0.0.1:{port}", "m", log, begin, keeper)
+        with served(stub(port), log, port) as server:
+            server._keeper.wait(120)
             with pytest.raises(EngineUnavailable, match="Address already in use"):
                 server.wait(600)
 
@@ -385,6 +397,7 @@ def test_another_server_on_the_port_is_not_ours(tmp_path: Path) -> None:
 PARENT = """
 import os, signal, sys, time
 from pathlib import Path
+sys.modules["torch"] = type(os)("torch")  # no GPU is asked for, and its import takes seconds
 from swe_trainer_trl.serving import kept
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 with kept(sys.argv[2:], os.environ, Path(sys.argv[1])):
@@ -394,8 +407,7 @@ with kept(sys.argv[2:], os.environ, Path(sys.argv[1])):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_no_server_outlives_us(tmp_path: Path, how: signal.Signals) -> None:
-    log = tmp_path / "server.log"
+def test_no_server_outlives_us(log: Path, how: signal.Signals) -> None:
     command = [sys.executable, "-c", PARENT, str(log), *stub(free_port())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         assert parent.stdout is not None
@@ -406,63 +418,51 @@ def test_no_server_outlives_us(tmp_path: Path, how: signal.Signals) -> None:
     assert gone(pid)
 
 
-def started_as(log: Path) -> int:
-    """The pid that a stub wrote into its log."""
-    deadline = time.monotonic() + 60
-    while not log.read_text().endswith("\n"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return int(log.read_text().split()[-1])
-
-
 # -- vLLM itself -------------------------------------------------------------------------------------------
 
 
-def test_without_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(serving.importlib.util, "find_spec", lambda name: None)
+def _enter(model: str, config: TRLConfig, log: Path) -> None:
+    """Start a server that cannot start."""
+    from swe_trainer_trl.gpus import Layout
+    from swe_trainer_trl.serving import vllm_server
+
+    with vllm_server(model, arguments(), config, gpus=Layout(*CPU), lora_rank=None, log=log):
+        pytest.fail("it started")
+
+
+def test_without_vllm(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
+    monkeypatch.setattr("swe_trainer_trl.serving.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="vLLM is not installed"):
-        _enter("org/model", TRLConfig(), tmp_path)
+        _enter("org/model", TRLConfig(), log)
+
+
+def test_a_directory_that_is_no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Path) -> None:
+    monkeypatch.setattr("swe_trainer_trl.serving.importlib.util.find_spec", lambda name: name)
+    for model in (tmp_path / "missing", tmp_path):
+        with pytest.raises(ConfigError, match=rf"{model}' is no directory of a model"):
+            _enter(str(model), TRLConfig(), log)
+    assert not log.exists()
 
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real vLLM, quiet and small."""
-    pytest.importorskip("vllm")
-    from swe_core.testing.serving.start import obstacle
-
-    cannot = obstacle()
+    cannot = missing() or obstacle()
     if cannot is not None:
         pytest.skip(cannot)
-    for name, setting in {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-    }.items():
-        monkeypatch.setenv(name, setting)
+    for setting in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "VLLM_CPU_KVCACHE_SPACE"):
+        monkeypatch.setenv(setting, "1")
 
 
-def _enter(model: str, config: TRLConfig, home: Path) -> None:
-    """Start a server that cannot start."""
-    with vllm_server(model, arguments(), config, gpus=CPU, lora_rank=None, log=home / "server.log"):
-        pytest.fail("it started")
-
-
-@pytest.mark.usefixtures("vllm")
-def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
-    for model in (tmp_path / "missing", tmp_path):
-        with pytest.raises(ConfigError, match=rf"{model}' is no directory of a model"):
-            _enter(str(model), TRLConfig(), tmp_path)
-    assert not (tmp_path / "server.log").exists()
-
-
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.usefixtures("vllm")
-def test_vllm_says_why_it_cannot_start(tiny_model: Path, tmp_path: Path) -> None:
+def test_vllm_says_why_it_cannot_start(tiny_model: Path, log: Path) -> None:
     config = TRLConfig(server=ServerOptions(max_model_len=2048, args=("--no-such-flag",)))
     with pytest.raises(
         EngineUnavailable, match=r"error: unrecognized arguments: --no-such-flag; its log"
     ) as raised:
-        _enter(str(tiny_model), config, tmp_path)
+        _enter(str(tiny_model), config, log)
     assert "\n" not in str(raised.value)
 
 
@@ -482,10 +482,10 @@ with vllm_server(model, args, config, gpus=Layout((), ()), lora_rank=None, log=P
 """
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.usefixtures("vllm")
-def test_vllm_serves_the_policy_and_ends_with_us(tiny_model: Path, tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
+def test_vllm_serves_the_policy_and_ends_with_us(tiny_model: Path, log: Path) -> None:
     command = [sys.executable, "-c", SERVE, str(tiny_model), str(log)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as trainer:
         try:

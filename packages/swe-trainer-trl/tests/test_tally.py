@@ -12,34 +12,23 @@ from hypothesis import strategies as st
 
 from swe_core.engine import Usage
 from swe_core.record import Failure, Ledger, Phases, Rollout
-from swe_trainer_trl.compat import trainer_module
 from swe_trainer_trl.groups import Assessed
 from swe_trainer_trl.ipc import Metrics, Value, line, report
 from swe_trainer_trl.tally import Tally, most_frequent, remaining
 
 
 def rollout(**changed: Any) -> Rollout:
-    values: dict[str, Any] = {
-        "id": "t-g0-0",
-        "task_id": "t",
-        "attempt": 0,
-        "agent": "a",
-        "sandbox": "s",
-        "engine": "e",
-        "model": "m",
-        "outcome": "resolved",
-        "reward": 1.0,
-        "turns": 3,
-        "usage": Usage(prompt_tokens=50, completion_tokens=20),
-        "phases": Phases(open=1.0, agent=5.0),
-        "started_at": datetime.now(UTC),
-        "seconds": 10.0,
-    }
+    values: dict[str, Any] = {"id": "t-g0-0", "task_id": "t", "attempt": 0, "agent": "a", "sandbox": "s"}
+    values |= {"engine": "e", "model": "m", "outcome": "resolved", "reward": 1.0, "turns": 3, "seconds": 10.0}
+    values |= {"usage": Usage(prompt_tokens=50, completion_tokens=20), "phases": Phases(open=1.0, agent=5.0)}
+    values |= {"started_at": datetime.now(UTC)}
     return Rollout(**{**values, **changed})
 
 
 def logged(*windows: dict[str, Value]) -> dict[str, float]:
     """What TRL makes of what it drained from the queue."""
+    from swe_trainer_trl.compat import trainer_module  # imports TRL, which takes seconds
+
     found: dict[str, list[Value]] = {}
     for window in windows:
         for name, value in window.items():

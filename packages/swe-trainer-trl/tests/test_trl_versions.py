@@ -16,7 +16,11 @@ import pytest
 from swe_core.testing.serving.start import missing
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swe-core" / "trl"
-_VERSIONS = ["1.10.0", "1.11.0", "1.12.0", "1.13.0", "1.14.2", "1.16.0"]
+_VERSIONS = [
+    "1.10.0",
+    *(pytest.param(version, marks=pytest.mark.slow) for version in ("1.11.0", "1.12.0", "1.13.0", "1.14.2")),
+    "1.16.0",
+]
 _OWN_VLLM = {"1.10.0", "1.11.0", "1.12.0"}
 """Import names that the vLLM of today no longer has; without any vLLM they train with a transfer of ours."""
 
@@ -131,6 +135,7 @@ def test_lora_is_known_where_the_trainer_takes_it(answer):
     assert answer["lora"] is (answer["version"] in {"1.14.2", "1.16.0"})
 
 
+@pytest.mark.slow  # test_compat.py has it without torch
 def test_the_version_that_needs_triton_is_refused_without_cuda():
     ended = run("1.15.0", "-c", "import swe_trainer_trl.compat")
     assert ended.stderr.splitlines()[-1] == (

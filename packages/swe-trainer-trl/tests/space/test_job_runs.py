@@ -25,10 +25,11 @@ from packaging.utils import canonicalize_name
 
 from swe_core.testing.hf import LocalHF
 
-pytestmark = pytest.mark.docker
+from . import images
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 IMAGE = "swe-job-test:1"
-PACKAGES = "/usr/lib/here/site-packages"
 CORE = Path(__file__).parents[3] / "swe-core" / "pyproject.toml"
 """Requires what the run imports; metadata that is installed may be older than the wheel that it makes."""
 SECRET = "said-in-the-settings-of-nobody"
@@ -98,19 +99,9 @@ def image(docker_engine: str, docker_image: str, tmp_path_factory: pytest.TempPa
     """An image for the job: Python, with what a package index would have given."""
     context = tmp_path_factory.mktemp("job")
     _fill(context / "packages")
-    known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
-    library = next(line.split()[-1] for line in known.splitlines() if line.split()[:1] == ["libnuma.so.1"])
-    shutil.copy(library, context)
-    (context / "Dockerfile").write_text(
-        f"FROM {docker_image}\nCOPY packages {PACKAGES}\n"
-        "COPY libnuma.so.1 /usr/local/lib/\nRUN ldconfig\n"
-        "RUN there=$(python3 -c 'import site; print(site.getsitepackages()[0])') "
-        f"&& mkdir -p $there && echo {PACKAGES} >$there/packages.pth\n"
-    )
     client = docker.DockerClient(base_url=docker_engine, version="auto")
-    client.images.build(path=str(context), tag=IMAGE, rm=True)
-    yield IMAGE
-    client.images.remove(IMAGE, force=True)
+    with images.image(client, docker_image, context, IMAGE) as tag:
+        yield tag
     client.close()
 
 

@@ -26,12 +26,12 @@ from swe_core.testing.serving.start import obstacle
 from swe_trainer_trl.space.manifest import KEY, KEY_HEADER, PORT, TOKEN
 from swe_trainer_trl.space.state import State
 
-pytestmark = [pytest.mark.docker, pytest.mark.engine]
+from .images import PACKAGES, image
+
+pytestmark = [pytest.mark.docker, pytest.mark.engine, pytest.mark.slow]
 
 BASE = "swe-space-test-base:1"
 SPACE = "swe-space-test:1"
-PACKAGES = "/usr/lib/here/site-packages"
-"""Where installed packages are looked for: dill pickles modules from elsewhere by value."""
 UNINSTALLED = ("torchvision", "torchaudio", "torchcodec")
 """What vLLM's CPU build asks for, and cannot be used with: `make test` removes them."""
 SECRETS = {TOKEN: "hf_" + "t" * 34, KEY: "a-key-of-this-deployment", "SAID": "said-in-the-settings-of-nobody"}
@@ -81,12 +81,6 @@ def engine(docker_engine: str) -> Iterator[docker.DockerClient]:
     client.close()
 
 
-def _library(name: str) -> Path:
-    """Where this machine has a library, which the image would get from apt."""
-    known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
-    return Path(next(line.split()[-1] for line in known.splitlines() if line.split()[:1] == [name]))
-
-
 @pytest.fixture
 def base(engine: docker.DockerClient, docker_image: str, tmp_path: Path) -> Iterator[str]:
     """An image with Python, in which pip finds all packages of this environment but ours."""
@@ -100,16 +94,8 @@ def base(engine: docker.DockerClient, docker_image: str, tmp_path: Path) -> Iter
             (context / "packages" / f"{name}-99.dist-info" / "METADATA").write_text(
                 f"Metadata-Version: 2.1\nName: {name}\nVersion: 99\n"
             )
-    shutil.copy(_library("libnuma.so.1"), context)
-    (context / "Dockerfile").write_text(
-        f"FROM {docker_image}\nCOPY packages {PACKAGES}\n"
-        "COPY libnuma.so.1 /usr/local/lib/\nRUN ldconfig\n"
-        "RUN there=$(python3 -c 'import site; print(site.getsitepackages()[0])') "
-        f"&& mkdir -p $there && echo {PACKAGES} >$there/packages.pth\n"
-    )
-    engine.images.build(path=str(context), tag=BASE, rm=True)
-    yield BASE
-    engine.images.remove(BASE, force=True)
+    with image(engine, docker_image, context, BASE) as tag:
+        yield tag
 
 
 @pytest.fixture

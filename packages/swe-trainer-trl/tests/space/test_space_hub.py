@@ -6,10 +6,9 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from huggingface_hub import HfApi
@@ -25,7 +24,9 @@ from swe_trainer_trl.space.hub import Hub
 from swe_trainer_trl.space.keys import KeyStore
 from swe_trainer_trl.space.manifest import KEY, KEY_HEADER
 from swe_trainer_trl.space.state import State
-from swe_trainer_trl.space.wheels import Wheel
+from swe_trainer_trl.space.wheels import Wheel, make_wheels
+
+from ..answering import answering
 
 NAME = "tester/a-run"
 ENVIRONMENT = {"WANDB_API_KEY": "a-key-that-is-not-in-any-file"}
@@ -109,20 +110,23 @@ def test_a_secret_without_a_value_is_named(threaded_hf: LocalHF, hub: Hub, plann
     assert threaded_hf.calls.total() == 0
 
 
-def test_a_token_that_the_hub_does_not_know(
-    threaded_hf: LocalHF, hub: Hub, planned: Planned, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("scopes", "said"),
+    [
+        (None, "Hugging Face does not accept the token"),
+        (["repo.content.read"], r"'tester/a-run': .* may not do that \(.*repo\.write.*\); it needs"),
+    ],
+)
+def test_a_token_that_nobody_knows_or_without_the_scope(
+    threaded_hf: LocalHF,
+    hub: Hub,
+    planned: Planned,
+    monkeypatch: pytest.MonkeyPatch,
+    scopes: list[str] | None,
+    said: str,
 ) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 34)
-    with pytest.raises(UsageError, match="Hugging Face does not accept the token"):
-        hub.deploy(planned(), ENVIRONMENT)
-    assert threaded_hf.hub.repos == {}
-
-
-def test_a_token_without_the_scope(
-    threaded_hf: LocalHF, hub: Hub, planned: Planned, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", threaded_hf.add_token(["repo.content.read"]))
-    with pytest.raises(UsageError, match=r"'tester/a-run': .* may not do that \(.*repo\.write.*\); it needs"):
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 34 if scopes is None else threaded_hf.add_token(scopes))
+    with pytest.raises(UsageError, match=said):
         hub.deploy(planned(), ENVIRONMENT)
     assert threaded_hf.hub.repos == {}
 
@@ -314,15 +318,11 @@ def test_a_creation_that_nobody_answers_for_is_said(threaded_hf: LocalHF, hub: H
     hub.deploy(planned(), ENVIRONMENT)
 
 
-@pytest.mark.parametrize("what", ["status", "pause", "restart", "delete"])
-def test_a_space_that_is_not_there(hub: Hub, what: str) -> None:
-    with pytest.raises(UsageError, match="the Space 'tester/nothing': Hugging Face has nothing of that name"):
-        getattr(hub, what)("tester/nothing")
-
-
-def test_logs_of_a_space_that_is_not_there(hub: Hub) -> None:
-    with pytest.raises(UsageError, match="the Space 'tester/nothing': Hugging Face has nothing of that name"):
-        list(hub.logs("tester/nothing", build=False, follow=False))
+def test_a_space_that_is_not_there(hub: Hub) -> None:
+    logs = partial(hub.logs, build=False, follow=False)
+    for act in (hub.status, hub.pause, hub.restart, hub.delete, lambda name: list(logs(name))):
+        with pytest.raises(UsageError, match="the Space 'tester/nothing': Hugging Face has nothing of that"):
+            act("tester/nothing")
 
 
 @pytest.mark.parametrize("what", [("status",), ("logs",), ("pause",), ("restart",), ("delete", "--yes")])
@@ -340,29 +340,6 @@ def test_pause_and_restart(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> 
     assert hub.status(NAME).stage == "PAUSED"
     hub.restart(NAME)
     assert hub.status(NAME).stage == "RUNNING"
-
-
-@contextmanager
-def answering(body: bytes) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """A Space's program; its URL, and the headers that it was asked with."""
-    asked: list[dict[str, str]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(dict(self.headers))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-        thread.join()
 
 
 def test_a_space_says_how_far_it_is_to_who_has_its_key(
@@ -431,14 +408,20 @@ ROW = {
 }
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> list[Wheel]:
+    """Of one package, once: pip takes its time."""
+    return make_wheels([distribution("swe-sandbox-docker")], tmp_path_factory.mktemp("wheels"))
+
+
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+def cli(made: list[Wheel], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
     """The command, in this process, in a directory with settings; its exit code."""
     (tmp_path / "t.toml").write_text('[run]\ntasks = "rows.jsonl"\n[sandbox.local]\nunisolated = true\n')
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(wheels, "installed", lambda: [distribution("swe-sandbox-docker")])  # one is quick
+    monkeypatch.setattr(wheels, "make_wheels", lambda packages, directory: made)
 
     def run(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["swe-core", *arguments])

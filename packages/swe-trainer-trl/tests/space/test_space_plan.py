@@ -46,12 +46,8 @@ WHEEL = Wheel("swe-trainer-trl", "0.1.0", Path(__file__), "0" * 64)
 
 
 def request(**changes: Any) -> Request:
-    values = {
-        "target": "Space",
-        "repo_id": "somebody/a-run",
-        "hardware": "cpu-basic",
-        "config": Path("t.toml"),
-    }
+    values = {"target": "Space", "repo_id": "somebody/a-run", "hardware": "cpu-basic"}
+    values |= {"config": Path("t.toml")}
     return Request(**(values | changes))
 
 
@@ -365,43 +361,15 @@ def _with(deployment: Deployment, files: Mapping[str, bytes | Path]) -> Deployme
 
 
 def test_the_files_that_the_settings_name_travel(work: Path) -> None:
-    for name in (
-        "rows.jsonl",
-        "verified.json",
-        "map.toml",
-        "mine.py",
-        "script.json",
-        "tiny/config.json",
-        "tiny/a/b",
-    ):
+    names = ["map.toml", "mine.py", "rows.jsonl", "script.json", "tiny/a/b", "tiny/config.json"]
+    for name in (*names, "verified.json"):
         (work / name).parent.mkdir(exist_ok=True, parents=True)
         (work / name).touch()
-    found = input_files(
-        Path("t.toml"),
-        load_settings(
-            command_line={
-                "run": {
-                    "tasks": "rows.jsonl",
-                    "verified": "verified.json",
-                    "image_map": "map.toml",
-                    "extra_plugins": ("./mine.py", "a.module", "no:pi"),
-                    "model": "some/name-on-the-hub",
-                }
-            },
-            sets=["worker.trl.model=./tiny"],
-        ),
-        [Path("script.json")],
-    )
-    assert list(found) == [
-        "map.toml",
-        "mine.py",
-        "rows.jsonl",
-        "script.json",
-        "t.toml",
-        "tiny/a/b",
-        "tiny/config.json",
-        "verified.json",
-    ]
+    run = {"tasks": "rows.jsonl", "verified": "verified.json", "image_map": "map.toml"}
+    run |= {"extra_plugins": ("./mine.py", "a.module", "no:pi"), "model": "some/name-on-the-hub"}
+    made = load_settings(command_line={"run": run}, sets=["worker.trl.model=./tiny"])
+    found = input_files(Path("t.toml"), made, [Path("script.json")])
+    assert list(found) == sorted([*names, "t.toml", "verified.json"])
 
 
 def test_settings_from_elsewhere_lie_at_the_top(work: Path) -> None:
@@ -527,34 +495,40 @@ def test_wheels_come_from_where_a_package_was_installed_from(tmp_path: Path) -> 
         source(Installed({"url": f"{where}/gone", "dir_info": {}}))
 
 
-def test_the_wheels_are_those_of_the_installed_packages_and_the_same_each_time(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
+    """The wheel of this package."""
+    (made,) = make_wheels([distribution("swe-trainer-trl")], tmp_path_factory.mktemp("wheels"))
+    return made
+
+
+def test_the_wheels_are_those_of_the_installed_packages_and_the_same_each_time(
+    trainer: Wheel, tmp_path: Path
+) -> None:
     packages = installed()
     names = [package.name for package in packages]
     ours = ["swe-agents-pi", "swe-core", "swe-sandbox-docker", "swe-sandbox-hf", "swe-trainer-trl"]
     assert set(ours) <= set(names)
-    first = make_wheels(packages, tmp_path / "a")
-    assert [wheel.name for wheel in first] == names
-    for wheel in first:
+    made = make_wheels(packages, tmp_path)
+    assert [wheel.name for wheel in made] == names
+    for wheel in made:
         assert wheel.sha256 == hashlib.sha256(wheel.file.read_bytes()).hexdigest()
-    (trainer,) = (wheel for wheel in first if wheel.name == "swe-trainer-trl")
-    (again,) = make_wheels([distribution("swe-trainer-trl")], tmp_path / "b")
-    assert again.sha256 == trainer.sha256
+    assert trainer.sha256 in {wheel.sha256 for wheel in made}
     content = zipfile.ZipFile(trainer.file).namelist()
     assert "swe_trainer_trl/space/template/Dockerfile" in content
     assert "swe_trainer_trl/space/template/start.sh" in content
 
 
-def test_pip_takes_only_the_wheels_of_the_folder(tmp_path: Path) -> None:
+def test_pip_takes_only_the_wheels_of_the_folder(trainer: Wheel, tmp_path: Path) -> None:
     """The file with the hashes means something: another wheel of that name is refused."""
-    wheels = make_wheels([distribution("swe-trainer-trl")], tmp_path / "w")
     folder = tmp_path / "folder"
-    write(plan(request(), {}, wheels, "1.16.0"), folder)
+    write(plan(request(), {}, [trainer], "1.16.0"), folder)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps"]
     command += ["--require-hashes", "--target", str(tmp_path / "there"), "-r", "requirements.txt"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "there" / "swe_trainer_trl" / "space" / "supervisor.py").is_file()
-    victim = folder / "wheels" / wheels[0].file.name
+    victim = folder / "wheels" / trainer.file.name
     with zipfile.ZipFile(victim, "a") as archive:
         archive.writestr("planted.py", "")
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

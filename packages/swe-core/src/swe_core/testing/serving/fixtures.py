@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import pytest
 
 from swe_core.testing.serving.start import Kind, TokenServer, last_words, missing, start, stop
@@ -92,6 +93,16 @@ def token_server(request: pytest.FixtureRequest, tiny_model: Path) -> TokenServe
             server = start(tiny_model, home, request.config.stash[_TESTS], cast("Kind | None", forced))
             (home / "server.json").write_text(server.model_dump_json())
     return server
+
+
+@pytest.fixture
+def lent_server(token_server: TokenServer) -> Iterator[TokenServer]:
+    """`token_server`, for a test that gives it other weights: its own are put back."""
+    yield token_server
+    own = {"method": "reload_weights", "kwargs": {"weights_path": str(token_server.directory)}}
+    with httpx.Client(base_url=token_server.url, timeout=60) as client:
+        for path, body in (("/resume", None), ("/collective_rpc", own), ("/reset_prefix_cache", None)):
+            client.post(path, json=body).raise_for_status()
 
 
 def _running(home: Path) -> TokenServer | None:
