@@ -26,8 +26,9 @@ def anyio_backend() -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make two tests of each property: `few` examples, and `many`, which is slow."""
-    if hypothesis.is_hypothesis_test(metafunc.function):
+    """Make two tests of each property that is not slow: `few` examples, and `many`, which is slow."""
+    slow = metafunc.definition.get_closest_marker("slow")
+    if hypothesis.is_hypothesis_test(metafunc.function) and slow is None:
         many = pytest.param("many", marks=pytest.mark.slow)
         metafunc.parametrize("_examples", ["few", many], indirect=True)
 

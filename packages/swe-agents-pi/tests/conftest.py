@@ -1,14 +1,17 @@
-"""The real bundle, once per session."""
+"""The real bundle, once per session, and an endpoint for each test."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from swe_agents_pi.bundle import ensure_bundle
 from swe_core.errors import AgentError
+
+from .helpers import ScriptedLLM, serving
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +23,11 @@ def pi_bundle() -> Path:
         if "npm cannot fetch" not in str(error) or os.environ.get("CI") == "true":
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture
+async def llm() -> AsyncIterator[ScriptedLLM]:
+    """Answers what a test tells it to."""
+    llm = ScriptedLLM()
+    async with serving(llm):
+        yield llm

@@ -11,25 +11,8 @@ from pydantic import ValidationError
 from swe_agents_pi.agent import PiAgent
 from swe_agents_pi.config import PiConfig
 from swe_agents_pi.plugin import swe_agents
-from swe_core import AgentContext, Task
 
-TASK = Task(
-    instance_id="t-1",
-    repo="o/r",
-    base_commit="c0ffee",
-    problem_statement="It is broken.",
-    patch="",
-    test_patch="",
-    fail_to_pass=("t",),
-    pass_to_pass=(),
-    test_command="pytest",
-)
-
-
-def context(base_url: str = "http://127.0.0.1:4000/r/1/v1") -> AgentContext:
-    return AgentContext(
-        task=TASK, prompt="Fix.", base_url=base_url, api_key="secret-token", model="m", workdir="/testbed"
-    )
+from .helpers import TOKEN, context
 
 
 def written(agent: PiAgent, name: str) -> Any:
@@ -45,8 +28,8 @@ def test_the_plugin_offers_pi() -> None:
 def test_the_token_travels_in_the_environment_only() -> None:
     agent, ctx = PiAgent(), context()
     assert written(agent, "models.json")["providers"]["rollout"]["apiKey"] == "$SWE_LLM_TOKEN"
-    assert agent.env(ctx)["SWE_LLM_TOKEN"] == "secret-token"
-    assert "secret-token" not in str([agent.files(ctx), agent.command(ctx), agent.stdin(ctx)])
+    assert agent.env(ctx)["SWE_LLM_TOKEN"] == TOKEN
+    assert TOKEN not in str([agent.files(ctx), agent.command(ctx), agent.stdin(ctx)])
 
 
 def test_no_variable_names_the_endpoint() -> None:

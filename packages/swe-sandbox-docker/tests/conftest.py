@@ -8,8 +8,26 @@ import docker
 import pytest
 
 from swe_core.owner import LABEL, current_owner
+from swe_core.testing.sandbox import SandboxConformance
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
+
+ESSENTIAL = {
+    "test_assets", "test_cancellation", "test_cancellation_kills", "test_closing_leaves_nothing",
+    "test_environment", "test_exit_code[exit 3-3]", "test_host_files_are_not_visible", "test_kill",
+    "test_kill_all_ends_commands", "test_lists_what_is_open", "test_memory_is_limited",
+    "test_no_other_address_is_reachable[llm]", "test_notes", "test_output_comes_while_the_command_runs",
+    "test_processes_are_limited", "test_reach", "test_reach_streams", "test_reap_spares_the_living",
+    "test_repository_is_private", "test_stdin", "test_streams_are_kept_apart",
+    "test_timeout_kills_the_whole_tree", "test_write_and_read[1024]",
+}  # fmt: skip
+"""Of what every sandbox must do. The rest is breadth: each test opens a container."""
+
+
+def pytest_itemcollected(item: pytest.Function) -> None:
+    """Mark what is slow of a suite that is not written here."""
+    if issubclass(item.cls or object, SandboxConformance) and item.name not in ESSENTIAL:
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

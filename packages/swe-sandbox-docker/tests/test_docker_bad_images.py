@@ -11,8 +11,9 @@ import pytest
 from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.errors import SweError
 from swe_core.sandbox import SandboxSpec
-from swe_core.task import Task
 from swe_sandbox_docker.provider import DockerProvider
+
+from .helpers import task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -22,29 +23,27 @@ REPOSITORY = (
 )
 NO_GIT = "for git in $(command -v git) /usr/lib/git-core/git; do rm -f $git; done"
 LACKING = {
+    "no git": (f"{REPOSITORY} && {NO_GIT}", "git"),
     "no /testbed": ("rm -rf /testbed", "'/testbed'"),
     "no repository": ("mkdir -p /testbed", "'/testbed'.*not the top of a git work tree"),
-    "no git": (f"{REPOSITORY} && {NO_GIT}", "git"),
     "no test runner": (
         REPOSITORY,
         r"'no-such-runner -rA' printed no pytest results .exit code 127.*no-such-runner.*not found",
     ),
 }
 PATCH = "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-1\n+2\n"
-TASK = Task(
-    instance_id="t-1",
-    repo="r",
-    base_commit="c",
-    problem_statement="p",
+TASK = task(
     patch=PATCH,
     test_patch="--- a/test_a.py\n+++ b/test_a.py\n@@ -1 +1 @@\n-x = 1\n+def test_a(): pass\n",
     fail_to_pass=("test_a.py::test_a",),
-    pass_to_pass=(),
     test_command="no-such-runner -rA",
 )
 
 
-@pytest.fixture(params=LACKING)
+FAST, *FURTHER = LACKING
+
+
+@pytest.fixture(params=[FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)])
 def lacking(
     request: pytest.FixtureRequest, engine: docker.APIClient, docker_image: str
 ) -> Iterator[tuple[str, str]]:

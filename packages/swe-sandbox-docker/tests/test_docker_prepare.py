@@ -6,9 +6,10 @@ import pytest
 
 from swe_core.patch import export_patch
 from swe_core.prepare import prepare_repository
-from swe_core.sandbox import Sandbox, SandboxSpec
-from swe_core.task import Task
+from swe_core.sandbox import SandboxSpec
 from swe_sandbox_docker.provider import DockerProvider
+
+from .helpers import sh, task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -34,27 +35,12 @@ for dir in /testbed/.git /tmp/main/.git "$(git -C /testbed rev-parse --git-dir)"
 done
 grep -rla {FIX} /testbed /tmp || :
 """
-TASK = Task(
-    instance_id="t-1",
-    repo="r",
-    base_commit="c",
-    problem_statement="p",
-    patch="",
-    test_patch="",
-    fail_to_pass=("t",),
-    pass_to_pass=(),
-    hidden=("/tmp/hidden",),
-    test_command="true",
+TASK = task(hidden=("/tmp/hidden",))
+
+
+@pytest.mark.parametrize(
+    "where", ["clone", *(pytest.param(one, marks=pytest.mark.slow) for one in ("shared clone", "worktree"))]
 )
-
-
-async def sh(sandbox: Sandbox, script: str) -> str:
-    done = await sandbox.exec(["sh", "-c", script], cwd="/", timeout=60)
-    assert done.exit_code == 0, done.stdout.decode() + done.stderr.decode()
-    return done.text
-
-
-@pytest.mark.parametrize("where", WHERE)
 async def test_the_fix_is_nowhere_in_the_container(
     provider: DockerProvider, docker_image: str, where: str
 ) -> None:

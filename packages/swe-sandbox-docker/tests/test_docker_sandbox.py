@@ -20,13 +20,15 @@ import pytest
 
 from swe_core.errors import PolicyRefused, SandboxBroken, SandboxDied, SandboxError, SandboxTimeout
 from swe_core.owner import LABEL, current_owner
-from swe_core.sandbox import Asset, Sandbox, SandboxProvider, SandboxSpec
+from swe_core.sandbox import Asset, SandboxProvider, SandboxSpec
 from swe_core.testing.sandbox import SandboxConformance
 from swe_sandbox_docker.client import Client, EngineLimits, _limits, resolve_host
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.container import check
 from swe_sandbox_docker.images import Images
 from swe_sandbox_docker.provider import DockerProvider
+
+from .helpers import sh
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -77,13 +79,6 @@ def repository(tmp_path: Path) -> Path:
     return path
 
 
-async def sh(sandbox: Sandbox, script: str, code: int = 0) -> str:
-    """Run a script that must end with `code`; returns its stdout."""
-    done = await sandbox.exec(["sh", "-c", script], timeout=60)
-    assert done.exit_code == code, (done.exit_code, done.stdout, done.stderr)
-    return done.text
-
-
 async def test_the_policies_are_those_of_the_kernel(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec) as sandbox:
         lines = (await sandbox.read("/proc/self/status")).decode().splitlines()
@@ -111,6 +106,7 @@ async def test_the_container_is_made_as_asked(
     assert found["Config"]["Labels"][LABEL] != "somebody else"
 
 
+@pytest.mark.slow
 async def test_more_processors_than_there_are(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec.model_copy(update={"cpus": 4096.0})) as sandbox:
         await sh(sandbox, "true")
@@ -144,6 +140,7 @@ def test_which_engines_deny_vsock(version: str | None, opens: bool) -> None:
     assert _limits({"NCPU": 1, "ServerVersion": version}).vsock is opens
 
 
+@pytest.mark.slow
 async def test_a_promised_quota_that_is_refused_falls_back(
     provider: DockerProvider, spec: SandboxSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -174,7 +171,9 @@ async def test_an_engine_without_limits_is_refused(docker_engine: str, spec: San
     client.api.close()
 
 
-@pytest.fixture(params=["root", "games", "4711:4711"])
+@pytest.fixture(
+    params=["root", *(pytest.param(one, marks=pytest.mark.slow) for one in ("games", "4711:4711"))]
+)
 def user_image(request: pytest.FixtureRequest, docker_image: str, engine: docker.APIClient) -> Iterator[str]:
     """The image, made for a user: root, one of /etc/passwd, or one that no file names."""
     container = engine.create_container(docker_image)["Id"]
@@ -207,6 +206,7 @@ async def test_the_tools_of_a_task_work_for_whichever_user(
     assert not (repository / "new").exists()
 
 
+@pytest.mark.slow
 async def test_root_of_a_root_owned_repository_in_the_image(
     provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient
 ) -> None:
@@ -246,14 +246,22 @@ async def test_the_agent_cannot_end_its_sandbox(provider: DockerProvider, spec: 
         await sh(sandbox, "true")
 
 
-@pytest.mark.parametrize(
-    ("deed", "says"),
-    [
-        ("rm -f /bin/sh /bin/dash /bin/bash", "its shell .* exec sh failed: No such file"),
+FURTHER = [
+    pytest.param(deed, says, marks=pytest.mark.slow)
+    for deed, says in (
         ("rm -f /bin/sh && mkdir /bin/sh", "its shell .* exec sh failed: Permission denied"),
         ("ln -sf /bin/true /bin/sh", "its shell .* ended without a word"),
         ("chmod 000 /", "does not start again: .*permission denied"),
         ("cd / && rm -rf /testbed && touch /testbed", "does not start again: .*/testbed is not a directory"),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("deed", "says"),
+    [
+        ("rm -f /bin/sh /bin/dash /bin/bash", "its shell .* exec sh failed: No such file"),
+        *FURTHER,
     ],
 )
 async def test_code_that_breaks_its_sandbox(
@@ -274,6 +282,7 @@ async def test_code_that_breaks_its_sandbox(
                 await sandbox.kill_all()
 
 
+@pytest.mark.slow
 async def test_a_sandbox_that_is_killed_while_it_starts_again(
     provider: DockerProvider, spec: SandboxSpec
 ) -> None:
@@ -286,6 +295,7 @@ async def test_a_sandbox_that_is_killed_while_it_starts_again(
         assert not isinstance(caught.value, SandboxBroken)
 
 
+@pytest.mark.slow
 async def test_kill_all_twice_at_once(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec) as sandbox:
         with anyio.fail_after(120):
@@ -295,6 +305,7 @@ async def test_kill_all_twice_at_once(provider: DockerProvider, spec: SandboxSpe
         assert (await sandbox.exec(["true"])).exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deed", ["import time; time.sleep(600)", "while True: print(chr(120) * 1000)"])
 async def test_a_shell_of_the_agents_own(
     provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch, deed: str
@@ -321,6 +332,7 @@ async def test_a_kill_finds_whoever_hides(provider: DockerProvider, spec: Sandbo
         assert await neighbour.wait() == 137
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_loses_nothing(provider: DockerProvider, spec: SandboxSpec) -> None:
     """The engine closes the streams two seconds after the end; what it holds by then still comes."""
     count = 3_000_000
@@ -335,6 +347,7 @@ async def test_a_slow_reader_loses_nothing(provider: DockerProvider, spec: Sandb
         assert (seen, await process.wait()) == (count, 0)
 
 
+@pytest.mark.slow
 async def test_a_command_that_closes_its_own_streams(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec) as sandbox:
         assert await sh(sandbox, "exec >&- 2>&-; sleep 1; exit 5", code=5) == ""
@@ -365,6 +378,7 @@ async def test_a_sandbox_that_dies(
             await sandbox.kill_all()
 
 
+@pytest.mark.slow
 async def test_many_commands_at_once_in_one_sandbox(provider: DockerProvider, spec: SandboxSpec) -> None:
     """More than there are threads: a command that runs holds none."""
     async with provider.open(spec.model_copy(update={"pids": 512})) as sandbox:

@@ -9,8 +9,9 @@ import pytest
 
 from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.sandbox import SandboxSpec
-from swe_core.task import Task
 from swe_sandbox_docker.provider import DockerProvider
+
+from .helpers import task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -18,15 +19,8 @@ NAME = "swe-core-test-image-id:1"
 COMMIT = "git config --global user.name T; git config --global user.email t@e; git init -q /testbed; "
 COMMIT += "cd /testbed; git add -A; git commit -q --allow-empty -m base"
 PATCH = "--- /dev/null\n+++ b/done\n@@ -0,0 +1 @@\n+yes\n"
-TASK = Task(
-    instance_id="t-1",
-    repo="r",
-    base_commit="c",
-    problem_statement="p",
+TASK = task(
     patch=PATCH,
-    test_patch="",
-    fail_to_pass=("t",),
-    pass_to_pass=(),
     test_command="test -f done && printf '%s\\n' '=== short test summary info ===' 'PASSED t'",
 )
 

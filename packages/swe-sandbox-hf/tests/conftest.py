@@ -8,8 +8,24 @@ import pytest
 
 from swe_core.sandbox import Asset, SandboxSpec
 from swe_core.testing.hf import LocalHF
+from swe_core.testing.sandbox import SandboxConformance
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.provider import HfProvider
+
+BREADTH = {
+    "test_big_output_streams", "test_cancellation_while_opening", "test_exit_code[exit 255-255]",
+    "test_exit_code[true-0]", "test_last_words_are_not_lost", "test_many_commands_at_once",
+    "test_put_archive[w]", "test_reach_carries_big_bodies", "test_reach_serves_many_connections",
+    "test_reach_two_endpoints", "test_sixteen_at_once", "test_write_and_read[0]",
+    "test_write_and_read[1024]", "test_write_and_read[5]",
+}  # fmt: skip
+"""Of what every sandbox must do."""
+
+
+def pytest_itemcollected(item: pytest.Function) -> None:
+    """Mark what is slow of a suite that is not written here."""
+    if issubclass(item.cls or object, SandboxConformance) and {item.name, item.originalname} & BREADTH:
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +38,13 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 async def provider(local_hf: LocalHF) -> HfProvider:
     """One that accepts the internet, of which the local HF has none."""
     return HfProvider(HfConfig(internet=True))
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few attempts, where none can help."""
+    for module in ("client", "provider", "assets"):
+        monkeypatch.setattr(f"swe_sandbox_hf.{module}.ATTEMPTS", 2)
 
 
 @pytest.fixture

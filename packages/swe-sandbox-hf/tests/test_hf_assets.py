@@ -32,13 +32,6 @@ def provider_of(repo: str = NAME) -> HfProvider:
     return HfProvider(HfConfig(internet=True, assets_repo=repo))
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few attempts, where none can help."""
-    for module in ("client", "provider", "assets"):
-        monkeypatch.setattr(f"swe_sandbox_hf.{module}.ATTEMPTS", 2)
-
-
 def repo(local_hf: LocalHF) -> Repo:
     return local_hf.hub.repo("dataset", NAME)
 
@@ -115,6 +108,7 @@ async def test_nothing_is_uploaded_to_a_sandbox(local_hf: LocalHF, with_asset: S
     assert local_hf.calls["server.files"] > 0
 
 
+@pytest.mark.slow
 async def test_another_process_uploads_nothing(
     local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset
 ) -> None:
@@ -175,6 +169,7 @@ async def test_two_processes_that_upload_at_once(local_hf: LocalHF, with_asset: 
     assert len(repo(local_hf).commits) == 2  # the first is the Hub's own
 
 
+@pytest.mark.slow
 async def test_an_upload_whose_answer_is_lost(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     local_hf.faults.lost, local_hf.faults.routes = 0.5, (COMMIT, "hub.create", INFO)
     local_hf.faults.failing = 0.2
@@ -183,6 +178,7 @@ async def test_an_upload_whose_answer_is_lost(local_hf: LocalHF, with_asset: San
     assert len(repo(local_hf).commits) == 2
 
 
+@pytest.mark.slow
 async def test_a_further_asset_leaves_the_others(
     local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset
 ) -> None:
@@ -267,6 +263,7 @@ async def test_what_a_killed_run_left_is_reaped_whatever_the_data_set_is(
         assert sandbox.id not in [job.id for job in local_hf.jobs.running()]
 
 
+@pytest.mark.slow
 async def test_a_data_set_that_is_deleted_is_made_again_for_the_next_sandbox(
     local_hf: LocalHF, with_asset: SandboxSpec, few: None
 ) -> None:
@@ -312,6 +309,7 @@ async def test_a_token_that_may_only_read(
         await look(sandbox)
 
 
+@pytest.mark.slow
 async def test_a_token_that_may_only_read_is_asked_for_once(
     local_hf: LocalHF, with_asset: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,7 +186,7 @@ async def test_a_sandbox_that_never_gets_ready(local_hf: LocalHF, spec: SandboxS
 
 
 async def test_a_service_that_is_down(
-    local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, quick: None
+    local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, few: None
 ) -> None:
     local_hf.faults.failing, local_hf.faults.statuses = 1.0, (503,)
     said = await refusal(provider, spec, SandboxError, local_hf)
@@ -194,7 +194,7 @@ async def test_a_service_that_is_down(
 
 
 async def test_a_service_that_limits_the_rate(
-    local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, quick: None
+    local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, few: None
 ) -> None:
     async with provider.open(spec):
         pass
@@ -205,19 +205,12 @@ async def test_a_service_that_limits_the_rate(
 
 
 async def test_a_service_that_is_not_there(
-    local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch, quick: None
+    local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch, few: None
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     said = await refusal(provider, spec, SandboxError, local_hf)
     assert "Hugging Face at 'http://127.0.0.1:9' does not answer" in said
     assert "HF_ENDPOINT" in said
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few attempts, where none can help."""
-    monkeypatch.setattr("swe_sandbox_hf.client.ATTEMPTS", 2)
-    monkeypatch.setattr("swe_sandbox_hf.provider.ATTEMPTS", 2)
 
 
 @pytest.mark.parametrize(

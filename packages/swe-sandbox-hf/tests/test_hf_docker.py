@@ -14,9 +14,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 PATIENCE = 60.0
 
 
+ENDLESS = ["exec yes ''", "tr -d '\\n' </dev/zero | tr '\\0' x"]
+
+
 @pytest.mark.parametrize(
     "program",
-    ["echo no base64", "exec yes ''", "tr -d '\\n' </dev/zero | tr '\\0' x", "kill -9 $PPID"],
+    ["echo no base64", *(pytest.param(one, marks=pytest.mark.slow) for one in [*ENDLESS, "kill -9 $PPID"])],
 )
 async def test_base64_that_is_replaced(
     local_hf: LocalHF,

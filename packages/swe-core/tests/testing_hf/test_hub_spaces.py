@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 from anyio.to_thread import run_sync
 from huggingface_hub import CommitOperationAdd, HfApi
@@ -14,17 +12,6 @@ from swe_core.testing.hf import LocalHF
 pytestmark = pytest.mark.anyio
 
 README = b"---\nsdk: docker\napp_port: 7860\n---\n"
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def hf() -> AsyncIterator[LocalHF]:
-    async with LocalHF() as server:
-        yield server
 
 
 @pytest.fixture
@@ -70,9 +57,12 @@ async def test_from_the_files_to_running(hf: LocalHF, api: HfApi) -> None:
         create(api)
         upload(api, {"Dockerfile": b"FROM scratch\n", "README.md": b"# no front matter\n"})
         assert api.get_space_runtime("tester/s").stage == "CONFIG_ERROR"
-        hf.spaces.build_seconds = 3.0
+        hf.spaces.build_seconds = 600.0
         upload(api, {"README.md": README})
         assert api.get_space_runtime("tester/s").stage == "BUILDING"
+        ready_at = hf.hub.space("tester/s").ready_at
+        assert ready_at is not None
+        hf.hub.space("tester/s").ready_at = ready_at - 600.0
         assert api.wait_for_space("tester/s", timeout=120, poll_interval=0.02).stage == "RUNNING"
 
     with pytest.warns(UserWarning, match="metadata"):

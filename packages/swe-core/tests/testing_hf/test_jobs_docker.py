@@ -34,6 +34,7 @@ def test_a_sandbox_in_a_container(threaded_hf: LocalHF, docker_image: str) -> No
     assert containers() == []
 
 
+@pytest.mark.slow
 def test_a_job_in_a_container(threaded_hf: LocalHF, docker_image: str) -> None:
     options = {"image": docker_image, "secrets": {"KEY": "hidden-value"}}
     job = hub.run_job(command=["sh", "-c", "echo $KEY; exit 5"], **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
@@ -17,14 +16,6 @@ from swe_core.testing.hf import Faults, LocalHF
 
 hub = pytest.importorskip("huggingface_hub")
 pytestmark = pytest.mark.skipif(why_not(find_bwrap()) is not None, reason="no user namespaces here")
-
-
-@pytest.fixture
-def sandbox(threaded_hf: LocalHF) -> Iterator[object]:
-    """A dedicated sandbox."""
-    with hub.Sandbox.create(start_timeout=60) as sandbox:
-        yield sandbox
-    sandbox.close()
 
 
 def url(sandbox, path: str) -> str:
@@ -133,6 +124,7 @@ def test_latency_is_met_each_way(sandbox, threaded_hf: LocalHF) -> None:
     assert response.elapsed.total_seconds() >= 0.4
 
 
+@pytest.mark.slow
 def test_the_pieces_of_a_stream_travel_at_the_same_time(sandbox, threaded_hf: LocalHF) -> None:
     threaded_hf.faults.latency = 0.6
     began = time.monotonic()
@@ -218,7 +210,7 @@ def test_a_start_that_meets_faults_and_comes_late(threaded_hf: LocalHF) -> None:
 
 
 def test_a_command_that_is_waited_for_is_no_activity(threaded_hf: LocalHF) -> None:
-    threaded_hf.faults.idle_timeout = 3.0
+    threaded_hf.faults.idle_timeout = 1.0
     with hub.Sandbox.create(start_timeout=60) as sandbox:
         with pytest.raises((httpx.TransportError, hub.errors.SandboxError)):
             sandbox.run("sleep 60")
@@ -226,6 +218,7 @@ def test_a_command_that_is_waited_for_is_no_activity(threaded_hf: LocalHF) -> No
         assert list(hub.fetch_job_logs(job_id=sandbox.id)) == ["sbx: idle timeout"]
 
 
+@pytest.mark.slow
 def test_requests_and_background_processes_are_activity(threaded_hf: LocalHF) -> None:
     threaded_hf.faults.idle_timeout = 3.0
     with hub.Sandbox.create(start_timeout=60) as sandbox:
@@ -236,6 +229,7 @@ def test_requests_and_background_processes_are_activity(threaded_hf: LocalHF) ->
         assert until_ended(sandbox) == "COMPLETED"
 
 
+@pytest.mark.slow
 def test_an_idle_sandbox_of_a_pool_is_evicted_and_its_host_is_not(threaded_hf: LocalHF) -> None:
     with hub.SandboxPool() as pool:
         idle, busy = pool.create(idle_timeout=3), pool.create(idle_timeout=3)
@@ -249,7 +243,7 @@ def test_an_idle_sandbox_of_a_pool_is_evicted_and_its_host_is_not(threaded_hf: L
 
 def test_a_job_dies_at_a_moment_and_the_next_does_not(threaded_hf: LocalHF) -> None:
     threaded_hf.faults.deaths = [0.3]
-    first, second = (hub.run_job(image="python:3.12", command=["sleep", "3"]).id for _ in range(2))
+    first, second = (hub.run_job(image="python:3.12", command=["sleep", n]).id for n in ("60", "1"))
     for id in (first, second):
         assert list(hub.fetch_job_logs(job_id=id, follow=True)) == []
     told = hub.inspect_job(job_id=first).status

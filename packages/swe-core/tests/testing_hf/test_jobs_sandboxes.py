@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
-from swe_core.testing.hf import LocalHF
 
 hub = pytest.importorskip("huggingface_hub")
 pytestmark = pytest.mark.skipif(why_not(find_bwrap()) is not None, reason="no user namespaces here")
-
-
-@pytest.fixture
-def sandbox(threaded_hf: LocalHF) -> Iterator[object]:
-    """A dedicated sandbox."""
-    with hub.Sandbox.create(start_timeout=60) as sandbox:
-        yield sandbox
-    sandbox.close()  # where it could not be killed any more
 
 
 def until(condition: object, seconds: float = 120.0) -> None:
@@ -182,7 +172,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for n in range(3):
+        for n in range(0 if self.path == "/up" else 3):
             self.wfile.write(b"5\\r\\npart%d\\r\\n" % n)
             if n == 1 and self.path == "/break":
                 return self.connection.close()
@@ -206,7 +196,7 @@ def served(sandbox) -> object:
     """A sandbox in which a server listens."""
     sandbox.files.write("/server.py", _SERVER)
     sandbox.run("python3 /server.py", background=True)
-    url = sandbox.proxy_url_for(8000, scheme="http://")
+    url = sandbox.proxy_url_for(8000, "/up", scheme="http://")
     until(lambda: httpx.get(url, headers=sandbox.proxy_headers).status_code == 200)
     return sandbox
 
@@ -242,7 +232,7 @@ def test_a_port_where_nothing_listens_is_a_502(sandbox) -> None:
 
 
 def test_a_port_is_closed_to_strangers(served, threaded_hf) -> None:
-    url = served.proxy_url_for(8000, scheme="http://")
+    url = served.proxy_url_for(8000, "/up", scheme="http://")
     both = served.proxy_headers
     assert httpx.get(url).status_code == 401
     assert httpx.get(url, headers={**both, "Authorization": "Bearer hf_other"}).status_code == 401
@@ -277,6 +267,7 @@ def test_sandboxes_do_not_see_each_other_or_this_machine(threaded_hf, tmp_path) 
         assert one.run(f"bash -c '</dev/tcp/127.0.0.1/{port}'", check=False).exit_code != 0
 
 
+@pytest.mark.slow
 def test_an_image_that_is_not_there_ends_the_start(threaded_hf) -> None:
     with pytest.raises(hub.errors.SandboxError, match="no-such/image"):
         hub.Sandbox.create(image="no-such/image:1")

@@ -83,6 +83,7 @@ def test_a_sandbox_sees_it_too(threaded_hf: LocalHF, api: object) -> None:
         assert sandbox.files.read("/data/top.txt") == b"top.txt"
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 def test_a_container_sees_it_too(threaded_hf: LocalHF, api: object, docker_image: str) -> None:
     log = printed("cat /data/top.txt; echo; echo x >/data/top.txt || echo no", volume(), image=docker_image)

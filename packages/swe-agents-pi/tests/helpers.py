@@ -1,0 +1,116 @@
+"""A task, and an endpoint whose replies are scripted: what the tests of Pi share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from aiohttp import web
+
+from swe_core import AgentContext, Task
+
+TOKEN = "the-token-of-this-rollout"
+TASK = Task(
+    instance_id="t-1",
+    repo="o/r",
+    base_commit="c0ffee",
+    problem_statement="It is broken.",
+    patch="",
+    test_patch="",
+    fail_to_pass=("t",),
+    pass_to_pass=(),
+    test_command="pytest",
+)
+
+
+def context(base_url: str = "http://127.0.0.1:4000/r/1/v1") -> AgentContext:
+    """What an agent in a sandbox is given."""
+    return AgentContext(
+        task=TASK, prompt="Fix it.", base_url=base_url, api_key=TOKEN, model="policy", workdir="/testbed"
+    )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the endpoint answers: a stream of deltas, or where `body` is given just that."""
+
+    deltas: Sequence[Mapping[str, Any]] = ()
+    finish: str | None = "stop"
+    status: int = 200
+    body: str | None = None
+    content_type: str = "application/json"
+    breaks: bool = False
+
+
+def says(text: str, finish: str | None = "stop", breaks: bool = False) -> Reply:
+    return Reply([{"role": "assistant"}, {"content": text}], finish=finish, breaks=breaks)
+
+
+def calls(tool: str, arguments: str) -> Reply:
+    """A call of `tool`; `arguments` is the raw text that the model sampled."""
+    function = {"name": tool, "arguments": arguments}
+    delta = {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}]}
+    return Reply([{"role": "assistant"}, delta], finish="tool_calls")
+
+
+def fails(status: int, message: str = "said the test") -> Reply:
+    return Reply(status=status, body=json.dumps({"error": {"message": message}}))
+
+
+@dataclass
+class ScriptedLLM:
+    """Answers call after call from `replies`; one call too many is answered 418. None hangs for ever."""
+
+    replies: list[Reply | None] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    hanging: anyio.Event = field(default_factory=anyio.Event)
+    url: str = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        self.keys.append(request.headers.get("Authorization"))
+        if len(self.bodies) > len(self.replies):
+            return web.Response(status=418, text="the script is over")
+        reply = self.replies[len(self.bodies) - 1]
+        if reply is None:
+            self.hanging.set()
+            await anyio.sleep_forever()
+        assert reply is not None
+        if reply.body is not None:
+            return web.Response(status=reply.status, text=reply.body, content_type=reply.content_type)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for delta in reply.deltas:
+            await response.write(_chunk(delta, None))
+        if reply.breaks:
+            assert request.transport is not None
+            request.transport.abort()
+        elif reply.finish is not None:
+            await response.write(_chunk({}, reply.finish) + b"data: [DONE]\n\n")
+        return response
+
+
+def _chunk(delta: Mapping[str, Any], finish: str | None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+@asynccontextmanager
+async def serving(llm: ScriptedLLM) -> AsyncIterator[None]:
+    """The endpoint on loopback, at `llm.url`."""
+    app = web.Application(client_max_size=2**28)
+    app.router.add_post("/v1/chat/completions", llm.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        llm.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        yield
+    finally:
+        await runner.cleanup()
