@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
+from swe_core.cli.report import report
+from swe_core.testing.serving.start import FRUGAL
 from swe_core.testing.vllm import ScriptedVLLM
+
+from .warm import PROGRAM, TRAINING, Warm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,6 +46,7 @@ class Done:
         return rollout
 
 
+Command = Callable[..., Done]
 SweCore = Callable[..., Done]
 Scripted = Callable[..., ScriptedVLLM]
 
@@ -55,36 +59,67 @@ def local_sandbox() -> None:
         pytest.skip(obstacle)
 
 
-@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+DOCKER = pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])
+
+
+@pytest.fixture(params=["local", DOCKER])
 def sandbox(request: pytest.FixtureRequest) -> str:
     """Each sandbox by its name, where this machine has it."""
     request.getfixturevalue({"local": "local_sandbox", "docker": "docker_image"}[request.param])
     return str(request.param)
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """Runs the program in processes of their own that have it imported."""
+    with Warm(PROGRAM) as warm:
+        yield warm
+
+
+@pytest.fixture(scope="session")
+def warm_trainer() -> Iterator[Warm]:
+    """The same with TRL; what libraries read of the environment at their import is `FRUGAL`."""
+    with Warm(TRAINING, FRUGAL) as warm:
+        yield warm
+
+
 @pytest.fixture
-def swe_core(tmp_path: Path) -> Iterator[SweCore]:
-    """Run `swe-core run ARGS` in a process of its own, as its users do; nothing of it may be left after."""
-    scratch = Path(tempfile.mkdtemp(prefix="swe-", dir="/tmp"))  # short: unix sockets lie below it
+def scratch() -> Iterator[Path]:
+    """A directory for TMPDIR, with a short name: unix sockets lie below it."""
+    path = Path(tempfile.mkdtemp(prefix="swe-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def command(warm: Warm, scratch: Path) -> Command:
+    """Run `swe-core ARGS` in a process of its own; nothing of it may be left after."""
 
     def run(*args: str, env: dict[str, str] | None = None, timeout: float = 500) -> Done:
-        out = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-        process = subprocess.Popen(
-            [str(Path(sys.executable).parent / "swe-core"), "run", *args, "--out", str(out)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TMPDIR": str(scratch), **(env or {})},
-        )
-        with process:
-            stdout, stderr = process.communicate(timeout=timeout)
+        with warm.start(args, {"TMPDIR": str(scratch), **(env or {})}) as program:
+            stdout, stderr = program.communicate(timeout)
         assert "Traceback" not in stderr, stderr
-        assert leftovers(scratch, process.pid) == []
-        return Done(process.returncode, stdout, stderr, out)
+        assert leftovers(scratch, program.pid) == []
+        return Done(program.wait(), stdout, stderr, Path())
 
-    yield run
-    shutil.rmtree(scratch)
+    return run
+
+
+@pytest.fixture
+def swe_core(tmp_path: Path, command: Command) -> SweCore:
+    """Run `swe-core run ARGS` so, into a new run directory."""
+
+    def run(*args: str, **more: Any) -> Done:
+        out = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        return replace(command("run", *args, "--out", str(out), **more), out=out)
+
+    return run
+
+
+def reported(out: Path, *args: str) -> str:
+    """What `swe-core report` prints of a run."""
+    done = CliRunner().invoke(report, [str(out), *args], catch_exceptions=False)
+    return done.stdout
 
 
 def leftovers(scratch: Path, pid: int) -> list[str]:

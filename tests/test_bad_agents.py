@@ -12,20 +12,25 @@ PLUGIN = str(Path(__file__).with_name("misbehaving_agents.py"))
 TASK = "demo__memofn-1"
 
 
+AGENTS = [
+    ("crash", "error", "agent", "'crash' exited with code 3: about to fail"),
+    ("silent", "error", "agent", "made no LLM call through the endpoint"),
+    ("fill", "unresolved", None, "disk is full"),
+    ("commit", "unresolved", None, ""),
+    ("orphan", "unresolved", None, ""),
+]
+MORE_AGENTS = [
+    ("hang", "error", "agent", "did not end within its budget of 6 s"),
+    ("flood", "unresolved", None, "empty"),
+    ("fork", "unresolved", None, "empty"),
+    ("delete", "unresolved", None, "deleted"),
+    ("unshell", "unresolved", None, "the code inside broke the sandbox"),
+]
+
+
 @pytest.mark.parametrize(
     ("agent", "outcome", "boundary", "says"),
-    [
-        ("crash", "error", "agent", "'crash' exited with code 3: about to fail"),
-        ("hang", "error", "agent", "did not end within its budget of 6 s"),
-        ("silent", "error", "agent", "made no LLM call through the endpoint"),
-        ("flood", "unresolved", None, "empty"),
-        ("fill", "unresolved", None, "disk is full"),
-        ("fork", "unresolved", None, "empty"),
-        ("delete", "unresolved", None, "deleted"),
-        ("unshell", "unresolved", None, "the code inside broke the sandbox"),
-        ("commit", "unresolved", None, ""),
-        ("orphan", "unresolved", None, ""),
-    ],
+    [*AGENTS, *(pytest.param(*agent, marks=pytest.mark.slow) for agent in MORE_AGENTS)],
 )
 def test_a_bad_agent_is_data(
     swe_core: SweCore, sandbox: str, agent: str, outcome: str, boundary: str | None, says: str

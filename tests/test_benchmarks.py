@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 KEYS = {"benchmark", "runs", "medians", "ratios", "targets", "notes"}
 TARGET_KEYS = {"what", "figure", "limit", "unit", "at_least", "met"}

@@ -12,9 +12,10 @@ import pytest
 
 from swe_core.testing.hf import LocalHF
 
-from .conftest import SweCore
+from .conftest import Command, SweCore
 
 URL = ("--engine-url", "http://127.0.0.1:9/v1", "--model", "m")
+HANDED_OVER = ("--mode", "black-box", "--network", "full", "--agent-key-env", "PATH", "--model", "m")
 
 
 @pytest.mark.parametrize(
@@ -39,36 +40,8 @@ URL = ("--engine-url", "http://127.0.0.1:9/v1", "--model", "m")
         (["--mode", "black-box", *URL], "--network full"),
         (["--mode", "black-box", "--network", "full", *URL], "--agent-key-env"),
         (["--mode", "black-box", "--network", "full", *URL, "--agent-key-env", "SWE_NO_SUCH"], "SWE_NO_SUCH"),
-        (
-            [
-                "--mode",
-                "black-box",
-                "--network",
-                "full",
-                "--agent-key-env",
-                "PATH",
-                "--model",
-                "m",
-                "--engine-url",
-                "notaurl",
-            ],
-            "not a base URL",
-        ),
-        (
-            [
-                "--mode",
-                "black-box",
-                "--network",
-                "full",
-                "--agent-key-env",
-                "PATH",
-                "--model",
-                "m",
-                "--engine-url",
-                "http://user:passw0rd@127.0.0.1:9/v1",
-            ],
-            "holds a user or password",
-        ),
+        ([*HANDED_OVER, "--engine-url", "notaurl"], "not a base URL"),
+        ([*HANDED_OVER, "--engine-url", "http://user:passw0rd@127.0.0.1:9/v1"], "holds a user or password"),
         (["--plugins", "hf", "--set", "sandbox.hf.flavour=x"], "did you mean 'flavor'?"),
         (["-p", "no:local"], "'local' is blocked by -p no:local"),
         (["--mode", "white"], "run.mode"),
@@ -152,44 +125,53 @@ def test_limits_that_the_service_cannot_give_are_refused_once(
     assert not threaded_hf.jobs.running()
 
 
-@pytest.mark.parametrize("command", ["tasks verify", "regrade"])
+@pytest.mark.parametrize("name", ["tasks verify", "regrade"])
 def test_a_network_that_the_sandbox_cannot_deny_is_refused_before_anything_is_graded(
-    swe_core: SweCore, threaded_hf: LocalHF, tmp_path: Path, command: str
+    swe_core: SweCore, threaded_hf: LocalHF, command: Command, name: str
 ) -> None:
-    env = {**os.environ, **threaded_hf.environment()}
-    program = [str(Path(sys.executable).parent / "swe-core"), *command.split()]
-    if command == "regrade":
+    args = ["--plugins", "hf"]
+    if name == "regrade":
         graded = swe_core("--agent", "oracle", "--task", "demo__memofn-1")
         info = json.loads((graded.out / "run.json").read_text())
         info["settings"]["run"]["sandbox"] = "hf"
         (graded.out / "run.json").write_text(json.dumps(info))
-        program.append(str(graded.out))
-    else:
-        program += ["--plugins", "hf"]
-    done = subprocess.run(program, capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == 2, done.stderr
+        args = [str(graded.out)]
+    done = command(*name.split(), *args, env=threaded_hf.environment())
+    assert done.code == 2, done.stderr
     assert "no sandbox for the tests: " in done.stderr.splitlines()[-1]
     assert done.stdout == ""
     assert not threaded_hf.calls
 
 
-@pytest.mark.parametrize("command", ["space", "job", "restore"])
-def test_a_command_of_a_package_that_is_not_there_names_the_package(command: str) -> None:
+COMMANDS = ("space", "job", "restore")
+ABSENT = f"""
+import sys
+from swe_core import plugins
+from swe_core.cli import main
+plugins._installed = lambda: set()
+for command in {COMMANDS!r}:
+    sys.argv = ["swe-core", command]
+    try:
+        main()
+    except SystemExit as end:
+        print(end.code)
+"""
+
+
+def test_a_command_of_a_package_that_is_not_there_names_the_package(command: Command) -> None:
     """A plugin that may not be loaded is the same to the command line, and its sentence says which it is."""
-    program = [str(Path(sys.executable).parent / "swe-core"), command, "--help"]
-    env = {**os.environ, "SWE_PLUGINS": ""}
-    done = subprocess.run(program, capture_output=True, text=True, env=env, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "swe-core: error: the plugin 'trl' is installed but not in SWE_PLUGINS: add it there or unset it\n"
+    for name in COMMANDS:
+        done = command(name, "--help", env={"SWE_PLUGINS": ""})
+        assert (done.code, done.stdout) == (2, "")
+        told = "is installed but not in SWE_PLUGINS: add it there or unset it"
+        assert done.stderr == f"swe-core: error: the plugin 'trl' {told}\n"
+    absent = subprocess.run(
+        [sys.executable, "-c", ABSENT],
+        env={**os.environ, "SWE_PLUGINS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    absent = (
-        "import sys; from swe_core import plugins; from swe_core.cli import main; "
-        "plugins._installed = lambda: set(); sys.argv = ['swe-core', sys.argv[1]]; main()"
-    )
-    program = [sys.executable, "-c", absent, command]
-    done = subprocess.run(program, capture_output=True, text=True, env=env, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "swe-core: error: the plugin 'trl' is not installed: pip install swe-trainer-trl\n"
-    )
+    assert absent.stdout == "2\n" * len(COMMANDS)
+    told = "swe-core: error: the plugin 'trl' is not installed: pip install swe-trainer-trl\n"
+    assert absent.stderr == told * len(COMMANDS)

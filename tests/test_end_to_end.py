@@ -21,7 +21,7 @@ import pytest
 from swe_core.builtin.demo.source import DemoSource
 from swe_core.testing.provider import Fault, ScriptedProvider, call_tool, refusing_url, say
 
-from .conftest import Done, SweCore, leftovers
+from .conftest import Command, Done, SweCore, leftovers
 
 PLUGIN = str(Path(__file__).with_name("misbehaving_agents.py"))
 TASK = "demo__memofn-1"
@@ -70,18 +70,15 @@ def test_gold_patches_resolve_and_no_patch_does_not(swe_core: SweCore, sandbox: 
 
 
 @pytest.mark.usefixtures("local_sandbox")
-def test_many_attempts_report_and_json(swe_core: SweCore) -> None:
+def test_many_attempts_report_and_json(swe_core: SweCore, command: Command) -> None:
     done = swe_core("--task", TASK, "--attempts", "3", "--concurrency", "2", "--json")
     summary = json.loads(done.stdout)
     assert summary["planned"] == summary["finished"] == summary["resolved"] == 3
     assert sorted(rollout["attempt"] for rollout in summary["rollouts"]) == [0, 1, 2]
-    program = str(Path(sys.executable).parent / "swe-core")
-    report = [program, "report", str(done.out)]
-    table = subprocess.run(report, capture_output=True, text=True, check=True).stdout
+    table = command("report", str(done.out)).stdout
     assert f"{TASK}-2" in table
     assert "resolved 3 of 3" in table
-    again = subprocess.run([*report, "--json"], capture_output=True, text=True, check=True).stdout
-    assert json.loads(again) == summary
+    assert json.loads(command("report", str(done.out), "--json").stdout) == summary
 
 
 @pytest.mark.usefixtures("local_sandbox")
@@ -145,7 +142,13 @@ async def test_pi_in_containers_on_a_file_of_rows_with_a_provider(
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("fault", "says"),
-    [("html", "HTML"), ("401", "401"), ("429", "429"), ("500", "500"), ("hang", "sent nothing for 2 s")],
+    [
+        ("401", "401"),
+        pytest.param("html", "HTML", marks=pytest.mark.slow),
+        pytest.param("429", "429", marks=pytest.mark.slow),
+        pytest.param("500", "500", marks=pytest.mark.slow),
+        pytest.param("hang", "sent nothing for 2 s", marks=pytest.mark.slow),
+    ],
 )
 async def test_a_provider_that_fails_in_the_middle_is_an_engine_error(
     swe_core: SweCore, fault: Fault, says: str
@@ -227,7 +230,13 @@ def listener() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("sandbox", "network"), [("local", "llm"), ("docker", "llm"), ("local", "full")], indirect=["sandbox"]
+    ("sandbox", "network"),
+    [
+        ("local", "llm"),
+        ("local", "full"),
+        pytest.param("docker", "llm", marks=[pytest.mark.docker, pytest.mark.slow]),
+    ],
+    indirect=["sandbox"],
 )
 def test_an_agent_reaches_its_endpoint_and_nothing_else(
     swe_core: SweCore, sandbox: str, network: str, listener: int
@@ -332,6 +341,7 @@ def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, sandbox: str) -
 
 
 @pytest.mark.docker
+@pytest.mark.slow
 def test_an_image_that_does_not_exist_is_a_sandbox_error(
     swe_core: SweCore, docker_engine: str, tmp_path: Path
 ) -> None:

@@ -68,7 +68,7 @@ def test_an_agent_that_submits_is_ended_and_graded(ends: Ends, tmp_path: Path) -
     ("agent", "setting", "ended_by", "turns"),
     [
         ("insist", "budget.turns=2", "turns", 2),
-        ("dawdle", "budget.wall=10", "wall", 1),
+        pytest.param("dawdle", "budget.wall=10", "wall", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_budget_ends_the_agent_and_is_no_failure(
@@ -97,7 +97,10 @@ def test_no_first_call_in_time_is_an_error_with_its_likely_causes(ends: Ends) ->
         ("only-submit", "budget.turns=9", "did not get as far as that, or is configured to call another one"),
         ("late", "budget.wall=1", "did not get as far as that, or is configured to call another one"),
         ("image", "budget.turns=9", "its only request was refused: messages[0]: "),
-        ("image-late", "limits.first_call=10", "each of its 2 requests was refused: messages[0]: "),
+        pytest.param(
+            *("image-late", "limits.first_call=10", "each of its 2 requests was refused: messages[0]: "),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_agent_that_was_never_answered_is_an_error_however_it_ends(
@@ -124,7 +127,9 @@ def test_black_box_refuses_budgets_that_it_cannot_keep(swe_core: SweCore, budget
 
 @pytest.mark.engine
 @pytest.mark.anyio
-@pytest.mark.parametrize(("asked", "told"), [(32_768, False), (32_769, True)])
+@pytest.mark.parametrize(
+    ("asked", "told"), [pytest.param(32_768, False, marks=pytest.mark.slow), (32_769, True)]
+)
 async def test_a_budget_of_more_context_than_the_model_has_is_told(
     swe_core: SweCore, scripted: Scripted, tmp_path: Path, asked: int, told: bool
 ) -> None:

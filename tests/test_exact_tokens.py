@@ -143,8 +143,9 @@ async def test_rows_are_what_the_server_sampled_and_a_forward_pass_agrees(
     network = AutoModelForCausalLM.from_pretrained(token_server.directory, dtype="float32")
     assert_a_forward_pass_agrees(network, chains, temperature)
     # The main conversation, its sub-agent, and the history that was rewritten.
-    assert [chain.turns for chain in chains] == [(0, 1, 3, 4, 6, 7), (2, 5), (8,)]
-    assert [chain.cause for chain in chains] == ["start", "start", "rewritten"]
+    rows = [(chain.turns, chain.cause) for chain in chains]
+    expected = [((0, 1, 3, 4, 6, 7), "start"), ((2, 5), "start"), ((8,), "rewritten")]
+    assert rows == expected, [(turn.reply, call.ids) for turn, call in zip(turns, proxy.sampled, strict=True)]
     said = tokenizer.decode(chains[0].input_ids)
     for text in ("You mend code. ☃", "Where is the bug?", "Go on, 4: naïve 日本語 🎉"):
         assert text in said

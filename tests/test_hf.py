@@ -6,12 +6,9 @@ from __future__ import annotations
 import base64
 import json
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -24,7 +21,7 @@ from swe_core.builtin.demo.source import IMAGE, DemoSource
 from swe_core.task import Task
 from swe_core.testing.hf import LocalHF
 
-from .conftest import Done, Scripted, SweCore
+from .conftest import Done, Scripted, SweCore, reported
 from .engines import tool_call
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("local_sandbox")]
@@ -55,8 +52,7 @@ async def run(swe_core: SweCore, hf: LocalHF, *args: str) -> Done:
 
 def report(done: Done) -> dict[str, Any]:
     """What `swe-core report` says of the run."""
-    command = [str(Path(sys.executable).parent / "swe-core"), "report", str(done.out), "--json"]
-    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    found: dict[str, Any] = json.loads(reported(done.out, "--json"))
     return found
 
 
@@ -159,6 +155,7 @@ async def test_pi_fixes_a_bug_whatever_goes_wrong_on_the_way(
         assert not [text for text in written if secret in text]
 
 
+@pytest.mark.slow
 async def test_a_sandbox_that_dies_in_the_middle_is_an_error_that_may_be_tried_again(
     swe_core: SweCore, hf: LocalHF
 ) -> None:
@@ -181,6 +178,7 @@ async def test_a_sandbox_that_dies_in_the_middle_is_an_error_that_may_be_tried_a
     assert (spent["provider"], spent["flavor"], spent["sandboxes"]) == ("hf", "cpu-basic", 3)
 
 
+@pytest.mark.slow
 async def test_a_quota_that_is_spent_is_an_error_that_may_be_tried_again(
     swe_core: SweCore, hf: LocalHF
 ) -> None:
@@ -211,6 +209,7 @@ async def test_a_quota_that_stays_spent(swe_core: SweCore, hf: LocalHF) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hours", [-7, 7])
 async def test_a_service_whose_clock_is_off(swe_core: SweCore, hf: LocalHF, hours: int) -> None:
     """Nothing compares its time with ours."""

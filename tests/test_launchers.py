@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
 
 from .conftest import Done
+from .warm import Warm
 
 PLUGIN = Path(__file__).with_name("launching_worker.py")
 OUT = "run"
@@ -32,21 +32,16 @@ def swe_options():
 
 
 @pytest.fixture
-def launched(tmp_path: Path) -> Launched:
+def launched(tmp_path: Path, warm: Warm) -> Launched:
     """Run `swe-core run ARGS` with the run directory `OUT`, in a process and a directory of its own."""
 
     def run(*args: str, out: bool = True, **env: str) -> Done:
-        done = subprocess.run(
-            [Path(sys.executable).parent / "swe-core", "run", *args, *(("--out", OUT) if out else ())],
-            cwd=tmp_path,
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return Done(done.returncode, done.stdout, done.stderr, tmp_path / OUT)
+        command = ["run", *args, *(("--out", OUT) if out else ())]
+        with Warm((), env) if "PYTHONPATH" in env else nullcontext(warm) as starts:
+            with starts.start(command, env, cwd=tmp_path) as program:
+                stdout, stderr = program.communicate(timeout=500)
+        assert "Traceback" not in stderr, stderr
+        return Done(program.wait(), stdout, stderr, tmp_path / OUT)
 
     return run
 

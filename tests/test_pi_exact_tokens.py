@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -18,7 +15,7 @@ from swe_core.store import RunDirectory
 from swe_core.testing.serving.start import TokenServer
 from swe_core.tokens.chains import Chain, chains_of
 
-from .conftest import Done, Scripted, SweCore
+from .conftest import Done, Scripted, SweCore, reported
 from .engines import ObservingProxy, tool_call
 
 if TYPE_CHECKING:
@@ -37,15 +34,9 @@ async def run_pi(swe_core: SweCore, sandbox: str, url: str, model: str, *args: s
     return await anyio.to_thread.run_sync(command)
 
 
-def print_report(done: Done, *args: str) -> str:
-    """What `swe-core report` prints of the run."""
-    command = [str(Path(sys.executable).parent / "swe-core"), "report", str(done.out), *args]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
 def report(done: Done) -> dict[str, Any]:
     """What `swe-core report` says of the run's tokens."""
-    ledger: dict[str, Any] = json.loads(print_report(done, "--json"))["ledger"]
+    ledger: dict[str, Any] = json.loads(reported(done.out, "--json"))["ledger"]
     return ledger
 
 
@@ -98,6 +89,7 @@ def compacting(tokenizer: PreTrainedTokenizerBase, calls: int) -> Callable[[Sequ
     return reply
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_sandbox")
 async def test_pi_that_compacts_k_times_gives_1_and_2k_rows(
     swe_core: SweCore, scripted: Scripted, tokenizer: PreTrainedTokenizerBase
@@ -139,5 +131,5 @@ async def test_pi_with_a_real_model_ends_with_every_sampled_token_accounted_for(
     assert ledger["sampled"] == sum(len(call.ids) for call in proxy.sampled) > 0
     trained = sorted(tuple(row.input_ids[row.completion_mask]) for row in rows(done))
     assert trained == sorted(tuple(call.ids) for call in proxy.sampled)
-    for printed in (done.stdout, print_report(done)):
+    for printed in (done.stdout, reported(done.out)):
         assert "balanced, 100.0 % accounted for" in printed

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from secrets import randbelow
-from typing import IO
 
 import pytest
 
@@ -23,10 +19,11 @@ from swe_core.store import RunDirectory
 
 from .conftest import leftovers
 from .resumed_rollouts import FAILING, STAYING, TASKS
+from .warm import Program, Warm
 
 PLUGIN = str(Path(__file__).with_name("resumed_rollouts.py"))
 ATTEMPTS = 3
-KILLS, OF_A_RUN = 20, 10
+OF_A_RUN = 10
 PATIENCE = 300.0
 """Seconds until something that should happen has failed to."""
 
@@ -39,6 +36,7 @@ class Evaluation:
 
     path: Path
     scratch: Path
+    warm: Warm
     attempts: int = 1
     env: dict[str, str] = field(default_factory=dict)
     pids: list[int] = field(default_factory=list)
@@ -59,7 +57,7 @@ class Evaluation:
         data = file.read_bytes() if file.exists() else b""
         return data[: data.rfind(b"\n") + 1]
 
-    def start(self, *args: str, stderr: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+    def start(self, *args: str) -> Program:
         """Begin the run, or go on with it where there is something to go on with."""
         argv = ["--resume", str(self.out)]
         if not (self.out / "run.json").exists():
@@ -68,14 +66,8 @@ class Evaluation:
                 str(self.attempts), "--engine", "replay", "--recording", str(self.path / "replies.jsonl"),
                 "--out", str(self.out),
             ]  # fmt: skip
-        process = subprocess.Popen(
-            [str(Path(sys.executable).parent / "swe-core"), "run", *argv, *args],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            text=True,
-            env={**os.environ, "TMPDIR": str(self.scratch), "SWE_TEST_DIR": str(self.path), **self.env},
-        )
+        env = {"TMPDIR": str(self.scratch), "SWE_TEST_DIR": str(self.path), **self.env}
+        process = self.warm.start(["run", *argv, *args], env)
         self.pids.append(process.pid)
         return process
 
@@ -114,9 +106,8 @@ RESOLVED = {"small-7", "small-6", "small-4", "small-5"}
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Evaluation]]:
+def make(tmp_path: Path, scratch: Path, warm: Warm) -> Callable[..., Evaluation]:
     """Makes evaluations that did not begin yet."""
-    scratch = Path(tempfile.mkdtemp(prefix="swe-", dir="/tmp"))  # short: unix sockets lie below it
 
     def evaluation(name: str = "one", attempts: int = 1) -> Evaluation:
         path = tmp_path / name
@@ -128,10 +119,9 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Evaluation]]:
         reply = {"message": {"role": "assistant", "content": "hello"}}
         lines = [json.dumps({"task_id": f"small-{n}", "replies": [reply]}) for n in range(TASKS)]
         (path / "replies.jsonl").write_text("".join(f"{line}\n" for line in lines))
-        return Evaluation(path, scratch, attempts)
+        return Evaluation(path, scratch, warm, attempts)
 
-    yield evaluation
-    shutil.rmtree(scratch)
+    return evaluation
 
 
 def living(scratch: Path) -> list[str]:
@@ -174,17 +164,18 @@ def instants(evaluation: Evaluation, random: Random) -> tuple[str, Callable[[], 
     ])  # fmt: skip
 
 
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_run_killed_at_any_instant_goes_on_to_the_same_end(
-    make: Callable[..., Evaluation], capsys: pytest.CaptureFixture[str]
+    make: Callable[..., Evaluation], capsys: pytest.CaptureFixture[str], kills: int
 ) -> None:
     seed = int(os.environ.get("SWE_TEST_SEED", randbelow(10**6)))
     random = Random(seed)
     with capsys.disabled():
         print(f"\nresume: seed {seed} (SWE_TEST_SEED)")
     killed, runs = 0, 0
-    while killed < KILLS:
+    while killed < kills:
         evaluation, runs = make(str(runs), ATTEMPTS), runs + 1
-        for _ in range(OF_A_RUN):
+        for _ in range(min(kills, OF_A_RUN)):
             before = evaluation.whole
             what, happened = instants(evaluation, random)
             delay = random.choice([0, random.uniform(0, 0.02), random.uniform(0, 0.5)])
@@ -275,6 +266,7 @@ def test_retry_errors_needs_a_run(make: Callable[..., Evaluation]) -> None:
     assert "--retry-errors goes with --resume RUN" in make().run("--retry-errors", code=2)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_in_a_sentence_and_it_goes_on_after(
     make: Callable[..., Evaluation],
 ) -> None:

@@ -16,6 +16,8 @@ import pytest
 from .conftest import SweCore
 from .sdist_tasks import NoIndex, make_tasks
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = str(Path(sys.executable).parent / "swe-core")
 CHEATS = "conftest-root,reports-patched,history-at-work,history-at-test"
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from .conftest import Command, Done
+
 SECRET = "the_gold_line"
+Tasks = Callable[..., Done]
 ROW = {
     "instance_id": "o__r-1",
     "repo": "o/r",
@@ -25,9 +28,10 @@ ROW = {
 }
 
 
-def tasks(*args: str) -> subprocess.CompletedProcess[str]:
-    program = Path(sys.executable).parent / "swe-core"
-    return subprocess.run([program, "tasks", *args], capture_output=True, text=True, timeout=180)
+@pytest.fixture
+def tasks(command: Command) -> Tasks:
+    """Call `swe-core tasks ARGS`."""
+    return partial(command, "tasks")
 
 
 @pytest.fixture
@@ -37,7 +41,7 @@ def rows(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_list(rows: str) -> None:
+def test_list(tasks: Tasks, rows: str) -> None:
     done = tasks("list", "--tasks", rows)
     assert [line.split() for line in done.stdout.strip().split("\n")] == [
         ["task", "repository", "runs", "in", "tests"],
@@ -50,7 +54,7 @@ def test_list(rows: str) -> None:
     assert SECRET not in json.dumps(listed)
 
 
-def test_show_tells_all_but_the_gold_patch(rows: str) -> None:
+def test_show_tells_all_but_the_gold_patch(tasks: Tasks, rows: str) -> None:
     shown = tasks("show", "o__r-1", "--tasks", rows).stdout
     for text in ("It is .", "o/image:1", "pytest -rA", "t.py::c", "1 files, +3 -2", "export A=1; export B=2"):
         assert text in shown
@@ -61,7 +65,7 @@ def test_show_tells_all_but_the_gold_patch(rows: str) -> None:
     assert SECRET in tasks("show", "o__r-1", "--tasks", rows, "--gold").stdout
 
 
-def test_a_task_that_is_not_there(rows: str) -> None:
+def test_a_task_that_is_not_there(tasks: Tasks, rows: str) -> None:
     done = tasks("show", "o__r-2", "--tasks", rows)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.code, done.stdout) == (2, "")
     assert "--task 'o__r-2': no such task; did you mean 'o__r-1'?" in done.stderr

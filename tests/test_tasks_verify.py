@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,47 +16,24 @@ import pytest
 from swe_core.verify.cheats import CHEATS
 from swe_core.verify.report import VERDICTS, Check, TaskVerdict
 
-from .conftest import Done, SweCore, leftovers
+from .conftest import Command, Done, SweCore, leftovers
+from .warm import Warm
 
-PROGRAM = str(Path(sys.executable).parent / "swe-core")
 Verify = Callable[..., Done]
 
 FEW = "conftest-root,reports-patched"
 
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    path = tmp_path / "t"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def environment(tmp_path: Path, scratch: Path) -> dict[str, str]:
     """A cache of its own, and a place where leftovers are seen."""
-    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(scratch)}
+    return {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(scratch)}
 
 
 @pytest.fixture
-def verify(environment: dict[str, str], scratch: Path) -> Iterator[Verify]:
+def verify(command: Command, environment: dict[str, str]) -> Verify:
     """Run `swe-core tasks verify ARGS`; nothing of it may be left after."""
-
-    def run(*args: str, timeout: float = 500) -> Done:
-        process = subprocess.Popen(
-            [PROGRAM, "tasks", "verify", *args],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        with process:
-            stdout, stderr = process.communicate(timeout=timeout)
-        assert "Traceback" not in stderr, stderr
-        assert leftovers(scratch, process.pid) == []
-        return Done(process.returncode, stdout, stderr, Path())
-
-    return run
+    return partial(command, "tasks", "verify", env=environment)
 
 
 def checks_of(task: dict[str, Any]) -> dict[str, bool | None]:
@@ -72,6 +48,7 @@ MANY = ",".join([
 ])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_demo_tasks_are_usable_and_many_kinds_of_cheat_are_not_paid(verify: Verify, sandbox: str) -> None:
     """One task that pytest grades, one that unittest does."""
     two = ["--task", "demo__memofn-1", "--task", "demo__csvtidy-1"]
@@ -89,6 +66,7 @@ def test_demo_tasks_are_usable_and_many_kinds_of_cheat_are_not_paid(verify: Veri
         assert (task["image_id"] is not None) is (sandbox == "docker")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_sandbox")
 def test_no_cheat_at_all_is_paid_on_a_demo_task(verify: Verify) -> None:
     done = verify("--tasks", "demo", "--task", "demo__memofn-1", "--concurrency", "2", "--json")
@@ -192,6 +170,7 @@ def test_what_is_wrong_with_a_task_is_named(
     assert "the rows of 'good' are not those that were verified" in run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_sandbox")
 def test_a_test_that_throws_a_coin_is_found(verify: Verify, rows: Any) -> None:
     coin = ("    import time", "    assert add(2, 2) == 4", "    assert time.time_ns() // 1000 % 2")
@@ -238,24 +217,28 @@ def swe_graders():
 
 
 @pytest.mark.usefixtures("local_sandbox")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, id="interrupted"),
+    ],
+)
 def test_what_was_finished_is_not_lost(
-    verify: Verify, rows: Any, tmp_path: Path, environment: dict[str, str], scratch: Path, how: signal.Signals
+    verify: Verify,
+    warm: Warm,
+    rows: Any,
+    tmp_path: Path,
+    environment: dict[str, str],
+    scratch: Path,
+    how: signal.Signals,
 ) -> None:
     plugin, report = tmp_path / "slow.py", tmp_path / "report.jsonl"
     plugin.write_text(SLOW)
     options = ["--cheats", "none", "--concurrency", "1", "--out", str(report)]
     options += ["-p", str(plugin), "--grader", "slow"]
     tasks = rows(first={}, second={})
-    process = subprocess.Popen(
-        [PROGRAM, "tasks", "verify", "--tasks", str(tasks), *options],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    with process:
+    with warm.start(["tasks", "verify", "--tasks", str(tasks), *options], environment) as process:
         while "\n" not in (report.read_text() if report.exists() else ""):
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,11 +23,11 @@ from anyio.from_thread import start_blocking_portal
 
 from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
-from swe_core.testing.serving.start import MODEL, obstacle
+from swe_core.testing.serving.start import FRUGAL, MODEL, obstacle
 from swe_core.testing.vllm import ScriptedVLLM
 
 from .conftest import Scripted, leftovers
-from .training import ENVIRONMENT, PROGRAM
+from .warm import Program, Warm
 
 pytestmark = pytest.mark.usefixtures("local_sandbox")
 PLUGIN = Path(__file__).parents[1] / "packages" / "swe-trainer-trl" / "tests" / "scripted_rollouts.py"
@@ -42,37 +41,34 @@ _PATIENCE = 400.0
 class Command:
     """`swe-core run` in a directory, as its users call it; every way in which it ends is checked."""
 
+    warm: Warm
     out: Path
     scratch: Path
     log: Path
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    started: list[Program] = field(default_factory=list)
 
-    def start(self, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def start(self, *args: str, env: dict[str, str] | None = None) -> Program:
         """A run into `out`, or one that goes on there, where `args` begin with `--resume`."""
         where = [] if args[:1] == ("--resume",) else ["--out", str(self.out)]
-        with self.log.open("wb") as log:
-            process = subprocess.Popen(
-                [PROGRAM, "run", *args, *where],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                env={
-                    **os.environ,
-                    **ENVIRONMENT,
-                    "TMPDIR": str(self.scratch),
-                    "OMP_NUM_THREADS": "1",
-                    **(env or {}),
-                },
-            )
-        self.started.append(process)
-        return process
+        environment = {**FRUGAL, "TMPDIR": str(self.scratch), **(env or {})}
+        self.started.append(self.warm.start(["run", *args, *where], environment, stderr=self.log))
+        return self.started[-1]
+
+    @contextmanager
+    def importing(self, path: Path) -> Iterator[dict[str, str]]:
+        """For the length of the context runs import from `path` first; the variables that say so."""
+        env = {"PYTHONPATH": str(path)}
+        with Warm((), {**FRUGAL, **env}) as warm:
+            self.warm, before = warm, self.warm
+            yield env
+            self.warm = before
 
     @property
     def said(self) -> str:
         """What the last one said on stderr."""
         return self.log.read_text(errors="replace")
 
-    def end(self, process: subprocess.Popen[bytes]) -> int:
+    def end(self, process: Program) -> int:
         """The exit code, of a process that leaves nothing."""
         try:
             code = process.wait(_PATIENCE)
@@ -92,7 +88,7 @@ class Command:
         """The one sentence of a run that ends with `code`."""
         return self.sentence(self.start(*args, env=env), code)
 
-    def sentence(self, process: subprocess.Popen[bytes], code: int) -> str:
+    def sentence(self, process: Program, code: int) -> str:
         """The one sentence that it ends with."""
         assert self.end(process) == code, self.said
         errors = [line for line in self.said.splitlines() if "error: " in line]
@@ -112,7 +108,7 @@ class Command:
                     found.append(words.replace(b"\0", b" ").decode(errors="replace"))
         return found
 
-    def until(self, process: subprocess.Popen[bytes], true: Callable[[], bool]) -> None:
+    def until(self, process: Program, true: Callable[[], bool]) -> None:
         """Wait for something that no event says."""
         deadline = time.monotonic() + _PATIENCE
         while not true():
@@ -127,16 +123,14 @@ class Command:
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Iterator[Command]:
+def command(tmp_path: Path, scratch: Path, warm_trainer: Warm) -> Iterator[Command]:
     """A directory that is not there yet."""
-    scratch = Path(tempfile.mkdtemp(prefix="swe-", dir="/tmp"))  # short: unix sockets lie below it
-    command = Command(tmp_path / "run", scratch, tmp_path / "stderr")
+    command = Command(warm_trainer, tmp_path / "run", scratch, tmp_path / "stderr")
     yield command
     for process in command.started:
         if process.poll() is None:  # the test has failed
             process.terminate()
             process.wait()
-    shutil.rmtree(scratch)
 
 
 class Policy(ScriptedVLLM):
@@ -230,7 +224,10 @@ def copy(model: Path, target: Path, config: dict[str, Any] | None = None) -> Pat
         (["--model", "m", "--engine-url", f"{NOWHERE},{NOWHERE}"], "--engine-url names several servers"),
     ],
 )
-def test_wrong_input_is_told_at_once(command: Command, args: list[str], words: str) -> None:
+def test_wrong_input_is_told_at_once(
+    warm: Warm, tmp_path: Path, scratch: Path, args: list[str], words: str
+) -> None:
+    command = Command(warm, tmp_path / "run", scratch, tmp_path / "stderr")
     assert words in command.refused("--plugins", "trl", "--tasks", "demo", *args, code=2)
     assert not command.out.exists()
     assert "torch" not in command.said  # nothing heavy was imported, which may warn
@@ -262,8 +259,8 @@ def test_without_a_trl_that_works_it_is_told_what_to_install(
         (path / f"trl-{metadata}.dist-info").mkdir()
         text = f"Metadata-Version: 2.1\nName: trl\nVersion: {metadata}\n"
         (path / f"trl-{metadata}.dist-info" / "METADATA").write_text(text)
-    arguments = options(NOWHERE, tiny_model)
-    assert words in command.refused(*arguments, code=2, env={"PYTHONPATH": str(path)})
+    with command.importing(path) as env:
+        assert words in command.refused(*options(NOWHERE, tiny_model), code=2, env=env)
     assert not command.out.exists()
 
 
@@ -365,6 +362,7 @@ def test_a_directory_that_is_no_training_run_is_not_gone_on_with(command: Comman
 # bad luck on the way: what is finished is kept, and gone on with
 
 
+@pytest.mark.slow
 def test_what_the_engine_notes_is_told_first_and_tokens_without_logprobs_end_the_run(
     command: Command, tmp_path: Path, tiny_model: Path, policy: Server
 ) -> None:
@@ -380,6 +378,7 @@ def test_what_the_engine_notes_is_told_first_and_tokens_without_logprobs_end_the
     assert note < command.said.index("group 0, ")
 
 
+@pytest.mark.slow
 def test_a_server_of_the_user_that_dies_is_named(command: Command, tiny_model: Path, policy: Server) -> None:
     server = policy(faults=["ok"] * (2 * GROUP), then="hang")  # the trainer takes the next rows first
     with serving(server) as url:
@@ -409,6 +408,7 @@ def small_disk(command: Command) -> Iterator[Callable[[int], None]]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_with_room_it_goes_on(
     command: Command, tiny_model: Path, policy: Server, small_disk: Callable[[int], None]
 ) -> None:
@@ -434,19 +434,22 @@ if "vllm.entrypoints.openai.api_server" in sys.orig_argv and "swe_core.keeper" n
 """
 
 
+@pytest.mark.slow
 def test_interrupted_while_vllm_starts(command: Command, tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "sitecustomize.py").write_text(SLOW_VLLM)
     if find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
     model = copy(tiny_model, tmp_path / "model")
-    process = command.start(*options(None, model), env={"PYTHONPATH": str(tmp_path / "path")})
-    command.until(process, (tmp_path / "model.started").exists)
-    process.send_signal(signal.SIGTERM)
-    assert command.end(process) == 130
+    with command.importing(tmp_path / "path") as env:
+        process = command.start(*options(None, model), env=env)
+        command.until(process, (tmp_path / "model.started").exists)
+        process.send_signal(signal.SIGTERM)
+        assert command.end(process) == 130
     assert "go on with --resume" in command.said
 
 
+@pytest.mark.slow
 def test_interrupted_while_the_policy_is_loaded(command: Command, tiny_model: Path, policy: Server) -> None:
     with serving(policy()) as url:
         process = command.start(*options(url, tiny_model))
@@ -467,6 +470,7 @@ class Held(Policy):
         return await super()._done(request)
 
 
+@pytest.mark.slow
 def test_interrupted_while_weights_are_sent_no_server_is_left_paused(
     command: Command, tiny_model: Path, scripted: Scripted
 ) -> None:
@@ -481,13 +485,13 @@ def test_interrupted_while_weights_are_sent_no_server_is_left_paused(
     assert server.asked[-2:] == ("/collective_rpc", "/resume")
 
 
+@pytest.mark.slow
 def test_interrupted_while_agents_run_it_goes_on_and_till_then_nobody_else_does(
     command: Command, tmp_path: Path, tiny_model: Path, policy: Server
 ) -> None:
-    other = Command(
-        command.out, command.scratch.with_name(f"{command.scratch.name}-other"), tmp_path / "other"
-    )
-    other.scratch.mkdir()
+    scratch = command.scratch.with_name(f"{command.scratch.name}-other")
+    scratch.mkdir()
+    other = Command(command.warm, command.out, scratch, tmp_path / "other")
     server = policy(faults=["ok"] * (2 * GROUP), then="hang")
     with serving(server) as url:
         process = command.start(*options(url, tiny_model, max_steps=3))
@@ -500,6 +504,7 @@ def test_interrupted_while_agents_run_it_goes_on_and_till_then_nobody_else_does(
     check_it_goes_on(command, policy)
 
 
+@pytest.mark.slow
 def test_interrupted_while_a_checkpoint_is_saved_it_goes_on(
     command: Command, tiny_model: Path, policy: Server
 ) -> None:
@@ -523,6 +528,7 @@ def check_it_goes_on(command: Command, policy: Server) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_the_death_of_the_vllm_that_was_started_is_told_in_its_own_words(
     command: Command, tiny_model: Path
 ) -> None:

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from swe_core.testing.hf import LocalHF
-from swe_core.testing.serving.start import start, stop
+from swe_core.testing.serving.start import FRUGAL, start, stop
 
-from .training import ENVIRONMENT, PROGRAM, Training, toy_options
+from .training import PROGRAM, Training, toy_options
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("local_sandbox")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("local_sandbox")]
 
 TO = "tester/trained"
 GROUP = 4
@@ -30,7 +30,7 @@ def test_a_training_outlives_its_disk(tmp_path: Path, tiny_model: Path, threaded
     hf = threaded_hf
     home, out, again = tmp_path / "server", tmp_path / "run", tmp_path / "restored"
     home.mkdir()
-    environment = {**os.environ, **ENVIRONMENT, **hf.environment(), "HF_HUB_OFFLINE": "0"}
+    environment = {**os.environ, **FRUGAL, **hf.environment(), "HF_HUB_OFFLINE": "0"}
     grpo = {
         "num_train_epochs": STEPS,
         "num_generations": GROUP,

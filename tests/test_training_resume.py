@@ -9,8 +9,6 @@ import re
 import select
 import shutil
 import signal
-import subprocess
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -22,16 +20,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from swe_core.testing.serving.start import start, stop
+from swe_core.testing.serving.start import FRUGAL, start, stop
 
 from .conftest import leftovers
-from .training import ENVIRONMENT, PROGRAM, Row, Training, toy_options
+from .training import Row, Training, toy_options
+from .warm import Program, Warm
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("local_sandbox")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("local_sandbox")]
 
 GROUP = 4
 SAVED_EVERY = 3
-STEPS = 15
+STEPS = 12
 MAX_STALENESS = 4
 _PATIENCE = 400
 
@@ -64,23 +63,18 @@ class Run:
     log: Path
     server: str
     first: list[str]
+    warm: Warm
     ends: list[Kept] = field(default_factory=list)
 
     @property
     def files(self) -> Training:
         return Training(0, "", "", self.out)
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> Program:
         """Start it, or go on with it."""
         arguments = ["--resume", str(self.out)] if self.ends else [*self.first, "--out", str(self.out)]
-        with self.log.open("w") as file:
-            return subprocess.Popen(
-                [PROGRAM, "run", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **ENVIRONMENT, "TMPDIR": str(self.scratch)},
-            )
+        environment = {**FRUGAL, "TMPDIR": str(self.scratch)}
+        return self.warm.start(["run", *arguments], environment, stderr=self.log)
 
     def said(self) -> str:
         """What the last process said."""
@@ -138,12 +132,11 @@ def processes(scratch: Path) -> list[int]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, tiny_model: Path) -> Iterator[Run]:
+def run(tmp_path: Path, tiny_model: Path, warm_trainer: Warm, scratch: Path) -> Iterator[Run]:
     """With a server that outlives the training's processes. The stand-in starts soon, and can all that this
     needs."""
     home = tmp_path / "server"
     home.mkdir()
-    scratch = Path(tempfile.mkdtemp(prefix="swe-", dir="/tmp"))  # short: unix sockets lie below it
     server = start(tiny_model, home, os.getpid(), "transformers")
     grpo = {
         "max_steps": STEPS,
@@ -160,13 +153,13 @@ def run(tmp_path: Path, tiny_model: Path) -> Iterator[Run]:
             tmp_path / "log",
             server.url,
             toy_options(tiny_model, server.url, grpo, tokens=8, letters=2),
+            warm_trainer,
         )
     finally:
         stop(server.pid)
-        shutil.rmtree(scratch)
 
 
-def wait_for(what: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def wait_for(what: Callable[[], bool], process: Program) -> None:
     """Until `what` is so; files change without an event."""
     deadline = time.monotonic() + _PATIENCE
     while not what():
@@ -190,8 +183,10 @@ def kill_trainer(run: Run, when: Callable[[], bool]) -> Kept:
 
 def kill_rollouts(run: Run, when: Callable[[], bool]) -> Kept:
     """Kill the rollouts' process, of which the trainer says one sentence."""
+    before = len(run.files.rollouts())
     with run.start() as process:
-        wait_for(lambda: run.rolls_out() and when(), process)
+        # The trainer may take its steps from groups that waited: let this process finish a rollout, too.
+        wait_for(lambda: run.rolls_out() and when() and len(run.files.rollouts()) > before, process)
         os.kill(run.rollouts_process(), signal.SIGKILL)
         assert process.wait(_PATIENCE) == 1
     assert run.said().splitlines()[-1] == (

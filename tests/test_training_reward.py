@@ -3,17 +3,17 @@ a server of the policy, whose weights change."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
-from swe_core.testing.serving.start import start, stop
+from swe_core.testing.serving.start import TokenServer
 
 from .training import toy_options, train
+from .warm import Warm
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("local_sandbox")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("local_sandbox")]
 
 GROUP = 8
 STEPS = 20
@@ -28,21 +28,18 @@ last: some runs have learned all there is to learn by then.)
 """
 
 
-def test_a_reward_that_can_be_learned_rises(tmp_path: Path, tiny_model: Path) -> None:
-    home = tmp_path / "server"
-    home.mkdir()
-    server = start(tiny_model, home, os.getpid())
-    try:
-        grpo = {
-            "num_train_epochs": STEPS,  # of one task, whose group is a step
-            "num_generations": GROUP,
-            "per_device_train_batch_size": GROUP,
-            "learning_rate": 2e-2,
-            "save_strategy": "no",
-        }
-        done = train(tmp_path / "run", *toy_options(tiny_model, server.url, grpo, tokens=32, letters=10))
-    finally:
-        stop(server.pid)
+def test_a_reward_that_can_be_learned_rises(
+    tmp_path: Path, tiny_model: Path, lent_server: TokenServer, warm_trainer: Warm
+) -> None:
+    grpo = {
+        "num_train_epochs": STEPS,  # of one task, whose group is a step
+        "num_generations": GROUP,
+        "per_device_train_batch_size": GROUP,
+        "learning_rate": 2e-2,
+        "save_strategy": "no",
+    }
+    options = toy_options(tiny_model, lent_server.url, grpo, tokens=32, letters=10)
+    done = train(tmp_path / "run", *options, warm=warm_trainer)
     assert done.code == 0, done.stderr
     assert "Traceback" not in done.stderr
     scored = [rollout for rollout in done.rollouts() if rollout.reward is not None]

@@ -15,15 +15,13 @@ from typing import Any
 
 from swe_core.record import Rollout
 from swe_core.store import RunDirectory
-from swe_core.testing.serving.start import MODEL
+from swe_core.testing.serving.start import FRUGAL, MODEL
 from swe_core.tokens.chains import Chain, chains_of
 
+from .conftest import reported
+from .warm import Warm
+
 PROGRAM = str(Path(sys.executable).with_name("swe-core"))
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "OMP_NUM_THREADS": "1",  # a step takes twenty times as long where two threads wait for vLLM's core
-}
 TOY = str(Path(__file__).with_name("toy_reward.py"))
 
 
@@ -60,8 +58,7 @@ class Training:
 
     def report(self) -> dict[str, Any]:
         """What `swe-core report` says."""
-        command = [PROGRAM, "report", str(self.out), "--json"]
-        said: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        said: dict[str, Any] = json.loads(reported(self.out, "--json"))
         return said
 
     def rollouts(self) -> list[Rollout]:
@@ -110,14 +107,19 @@ class Training:
             return database.execute(query).fetchall()
 
 
-def train(out: Path, *args: str, env: Mapping[str, str] | None = None, timeout: float = 900) -> Training:
-    """Run `swe-core run` as its users do."""
+def train(out: Path, *args: str, warm: Warm | None = None, timeout: float = 900) -> Training:
+    """Run `swe-core run`: as its users do, or in a process that has TRL imported."""
+    command = ["run", *args, "--out", str(out)]
+    if warm is not None:
+        with warm.start(command, FRUGAL) as program:
+            said = program.communicate(timeout)
+        return Training(program.wait(), *said, out)
     done = subprocess.run(
-        [PROGRAM, "run", *args, "--out", str(out)],
+        [PROGRAM, *command],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        env={**os.environ, **ENVIRONMENT, **(env or {})},
+        env={**os.environ, **FRUGAL},
         timeout=timeout,
     )
     return Training(done.returncode, done.stdout, done.stderr, out)

@@ -1,0 +1,111 @@
+"""`make test` and `make test-slow` have no test in common, and are together `make test-all`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FAST, SLOW = ' -m "not slow"', " -m slow"
+SAMPLE = """
+import pytest
+from hypothesis import given, strategies
+
+def test_unmarked():
+    pass
+
+@pytest.mark.slow
+def test_marked():
+    pass
+
+@pytest.mark.parametrize("case", ["cheap", pytest.param("dear", marks=pytest.mark.slow)])
+def test_cases(case):
+    pass
+
+@given(strategies.integers())
+def test_property(number):
+    pass
+"""
+
+
+def commands(*words: str, ci: bool = False, directory: Path = ROOT) -> list[str]:
+    """What `make WORDS` would run, besides what it says."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("CI", "MAKEFLAGS")}
+    command = [
+        "make",
+        "-n",
+        "-f",
+        str(ROOT / "Makefile"),
+        "-C",
+        str(directory),
+        "--no-print-directory",
+        *words,
+    ]
+    done = subprocess.run(
+        command, env=environment | ({"CI": "1"} if ci else {}), capture_output=True, text=True, check=True
+    )
+    return done.stdout.replace("\\\n", "").splitlines()
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A directory in which everything is installed, as far as make can tell."""
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name in ("bin/python", ".demo", ".dev", ".serving"):
+        (tmp_path / ".venv" / name).touch()
+    (tmp_path / "pyproject.toml").touch()
+    os.utime(tmp_path / "pyproject.toml", (0, 0))
+    return tmp_path
+
+
+@pytest.mark.parametrize("ci", [False, True])
+def test_the_targets_differ_in_the_tests_they_choose_and_in_nothing_else(installed: Path, ci: bool) -> None:
+    (fast,), (slow,), (both,) = (
+        commands(name, ci=ci, directory=installed) for name in ("test", "test-slow", "test-all")
+    )
+    assert (fast.count(FAST), slow.count(SLOW)) == (1, 1)
+    assert fast.replace(FAST, "").split() == slow.replace(SLOW, "").split() == both.split()
+    assert " -m pytest " in both
+    assert "--reruns" in both if ci else "--reruns" not in both
+
+
+def test_what_is_asked_for_is_all_that_runs(installed: Path) -> None:
+    """Without an engine, and without installing anything where everything is installed."""
+    asked = "tests/test_x.py::test_y -k z"
+    (command,) = commands("test", f"ARGS={asked}", directory=installed)
+    assert command == f".venv/bin/python -m pytest {asked}"
+    (installed / ".venv" / ".serving").unlink()
+    *installing, last = commands("test", f"ARGS={asked}", directory=installed)
+    assert last == command
+    assert any("pip" in line for line in installing)
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    """A project with a test of each kind, and this repository's settings and root conftest.py."""
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("packages", "tests"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "tests" / "test_sample.py").write_text(SAMPLE)
+    return tmp_path
+
+
+def collected(project: Path, *options: str) -> list[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_the_selections_share_no_test_and_are_together_all(sample: Path) -> None:
+    fast, slow = collected(sample, "-m", "not slow"), collected(sample, "-m", "slow")
+    file = "tests/test_sample.py::test_"
+    assert fast == [f"{file}{name}" for name in ("unmarked", "cases[cheap]", "property[few]")]
+    assert slow == [f"{file}{name}" for name in ("marked", "cases[dear]", "property[many]")]
+    assert sorted(collected(sample)) == sorted([*fast, *slow])
