@@ -44,14 +44,16 @@ def _examples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(test, "_hypothesis_internal_use_settings", few)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Give each test to a worker of pytest-xdist: tests of a real model share one, as do those of a file.
 
-    Real models come first, then what runs the whole program: a long group at the end leaves a core idle.
+    Not later: pytest-xdist reads the groups before a conftest.py may modify the items.
     """
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with real models, then the whole program: a long group at the end leaves a core idle."""
     items.sort(key=lambda item: (_group(item) != "engine", item.nodeid.startswith("packages/")))
 
 

@@ -109,3 +109,38 @@ def test_the_selections_share_no_test_and_are_together_all(sample: Path) -> None
     assert fast == [f"{file}{name}" for name in ("unmarked", "cases[cheap]", "property[few]")]
     assert slow == [f"{file}{name}" for name in ("marked", "cases[dear]", "property[many]")]
     assert sorted(collected(sample)) == sorted([*fast, *slow])
+
+
+WORKERS = """
+import os
+import pytest
+
+{mark}
+@pytest.mark.parametrize("case", range(8))
+def test_worker(case):
+    with open("workers", "a") as file:
+        print("{mark}", os.environ["PYTEST_XDIST_WORKER"], file=file)
+"""
+
+
+def test_real_models_share_a_worker_and_so_do_the_tests_of_a_file(sample: Path) -> None:
+    """Two workers that change the weights of one server spoil each other's tests."""
+    for name, mark in (("one", "@pytest.mark.engine"), ("two", "@pytest.mark.engine"), ("three", "")):
+        (sample / "tests" / f"test_{name}.py").write_text(WORKERS.format(mark=mark))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "2",
+        "--dist",
+        "loadgroup",
+    ]
+    done = subprocess.run(command, cwd=sample, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    workers = (sample / "workers").read_text().splitlines()
+    assert len(workers) == 24
+    assert len(set(workers)) == 2  # one for the marked of both files, and one for the third file
