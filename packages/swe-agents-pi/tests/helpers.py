@@ -11,20 +11,11 @@ from typing import Any
 import anyio
 from aiohttp import web
 
-from swe_core import AgentContext, Task
+from swe_core import AgentContext
+from swe_core.testing.records import make_task
 
 TOKEN = "the-token-of-this-rollout"
-TASK = Task(
-    instance_id="t-1",
-    repo="o/r",
-    base_commit="c0ffee",
-    problem_statement="It is broken.",
-    patch="",
-    test_patch="",
-    fail_to_pass=("t",),
-    pass_to_pass=(),
-    test_command="pytest",
-)
+TASK = make_task(problem_statement="It is broken.")
 
 
 def context(base_url: str = "http://127.0.0.1:4000/r/1/v1") -> AgentContext:

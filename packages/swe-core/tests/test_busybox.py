@@ -19,8 +19,7 @@ from swe_core.kill_tree import KILL_TREE
 from swe_core.patch import export_patch
 from swe_core.prepare import prepare_repository
 from swe_core.sandbox import ASSETS_DIR, Asset, Sandbox, SandboxProvider, SandboxSpec
-
-from .records import make_task
+from swe_core.testing.records import make_task
 
 pytestmark = pytest.mark.anyio
 

@@ -21,8 +21,7 @@ from swe_core.builtin.mini import MiniConfig, swe_agents
 from swe_core.builtin.mini.spec import Mini
 from swe_core.recording import RecordedReply
 from swe_core.testing.provider import ScriptedProvider, call_tool, refusing_url, say
-
-from .records import make_task
+from swe_core.testing.records import make_task
 
 pytestmark = pytest.mark.anyio
 

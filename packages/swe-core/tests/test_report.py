@@ -16,9 +16,8 @@ from swe_core.engine import Sampled, Usage
 from swe_core.record import Ledger, Turn
 from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
+from swe_core.testing.records import make_rollout
 from swe_core.tokens.book import TokenBook
-
-from .records import make_rollout
 
 
 def add_rollout(run: RunDirectory, name: str, ledger: Ledger | None, **fields: Any) -> None:

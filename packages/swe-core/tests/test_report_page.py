@@ -28,8 +28,7 @@ from swe_core.page.metrics import read_metrics
 from swe_core.record import Failure, Ledger, Phases, Retried, SandboxTime
 from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
-
-from .records import make_rollout
+from swe_core.testing.records import make_rollout
 
 HOSTILE = "<script>alert(1)</script><img src=https://example.com/x onerror=alert(1)>\"'&amp;]]>-->"
 VOID = {"meta", "link", "img", "br", "hr", "input", "base", "source"}

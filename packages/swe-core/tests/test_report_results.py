@@ -20,8 +20,7 @@ from swe_core.record import Failure, Phases, Retried, Rollout, SandboxTime
 from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.summary import COLUMNS
-
-from .records import make_rollout
+from swe_core.testing.records import make_rollout
 
 DIED = Failure(boundary="sandbox", type="SandboxDied", message="it is gone,\n \x1b[2Jfor good")
 

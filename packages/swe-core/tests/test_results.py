@@ -21,8 +21,7 @@ from swe_core.results import (
     task_results,
     wilson,
 )
-
-from .records import make_rollout
+from swe_core.testing.records import make_rollout
 
 
 def task(verdicts: int, resolved: int, name: str = "t") -> TaskResult:

@@ -19,9 +19,8 @@ from swe_core.redact import Redactor
 from swe_core.request import RolloutRequest
 from swe_core.rollout_notes import Notes
 from swe_core.sandbox import SandboxSpec
+from swe_core.testing.records import make_task
 from swe_core.tokens.book import TokenBook
-
-from .records import make_task
 
 REQUEST = RolloutRequest(
     id="t-1-0",

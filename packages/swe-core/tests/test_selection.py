@@ -17,8 +17,7 @@ from swe_core.errors import ConfigError, TaskError
 from swe_core.plugins import PluginSet
 from swe_core.selection import Selection, selection
 from swe_core.task import Task
-
-from .records import make_task
+from swe_core.testing.records import make_task
 
 
 def task(name: str, **fields: Any) -> Task:

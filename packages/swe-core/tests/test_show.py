@@ -23,8 +23,7 @@ from swe_core.grade import Grade, Tampering
 from swe_core.record import Failure, Phases, Turn
 from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
-
-from .records import make_rollout
+from swe_core.testing.records import make_rollout
 
 ATTACK = "\x1b]52;c;c3RvbGVu\x07\x1b[2J\x9b1;1H\x1b]0;owned\x07"
 """Sets the clipboard, clears the screen, moves the cursor, sets the title."""

@@ -14,8 +14,7 @@ from swe_core.record import Rollout, Turn
 from swe_core.redact import Redactor
 from swe_core.run_lock import locked
 from swe_core.store import MAX_LOG, RunDirectory, new_run_info
-
-from .records import make_rollout
+from swe_core.testing.records import make_rollout
 
 
 def rollout(name: str) -> Rollout:

@@ -11,9 +11,8 @@ import pytest
 from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.errors import SweError
 from swe_core.sandbox import SandboxSpec
+from swe_core.testing.records import make_task
 from swe_sandbox_docker.provider import DockerProvider
-
-from .helpers import task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -32,7 +31,7 @@ LACKING = {
     ),
 }
 PATCH = "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-1\n+2\n"
-TASK = task(
+TASK = make_task(
     patch=PATCH,
     test_patch="--- a/test_a.py\n+++ b/test_a.py\n@@ -1 +1 @@\n-x = 1\n+def test_a(): pass\n",
     fail_to_pass=("test_a.py::test_a",),

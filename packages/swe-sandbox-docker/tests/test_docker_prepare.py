@@ -7,9 +7,10 @@ import pytest
 from swe_core.patch import export_patch
 from swe_core.prepare import prepare_repository
 from swe_core.sandbox import SandboxSpec
+from swe_core.testing.records import make_task
 from swe_sandbox_docker.provider import DockerProvider
 
-from .helpers import sh, task
+from .helpers import sh
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -35,7 +36,7 @@ for dir in /testbed/.git /tmp/main/.git "$(git -C /testbed rev-parse --git-dir)"
 done
 grep -rla {FIX} /testbed /tmp || :
 """
-TASK = task(hidden=("/tmp/hidden",))
+TASK = make_task(hidden=("/tmp/hidden",))
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import pytest
 
 from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.sandbox import SandboxSpec
+from swe_core.testing.records import make_task
 from swe_sandbox_docker.provider import DockerProvider
-
-from .helpers import task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -19,7 +18,7 @@ NAME = "swe-core-test-image-id:1"
 COMMIT = "git config --global user.name T; git config --global user.email t@e; git init -q /testbed; "
 COMMIT += "cd /testbed; git add -A; git commit -q --allow-empty -m base"
 PATCH = "--- /dev/null\n+++ b/done\n@@ -0,0 +1 @@\n+yes\n"
-TASK = task(
+TASK = make_task(
     patch=PATCH,
     test_command="test -f done && printf '%s\\n' '=== short test summary info ===' 'PASSED t'",
 )

@@ -167,16 +167,15 @@ while True:
 async def test_code_that_kills_every_shell(
     provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own deed, for the job runs and its server answers; to kill everything ends it.
+    """The code broke its sandbox: the job runs and its server answers. `kill_all` ends the code.
 
-    It spares those that start or hold a command: one whose supervisor is killed just ends, with 137.
+    The code spares shells that start or hold a command: one whose supervisor is killed ends with 137.
     """
     monkeypatch.setattr("swe_sandbox_hf.sandbox.ATTEMPTS", 2)
     async with provider.open(spec) as sandbox:
         await sandbox.start(["python3", "-c", _KILL_SHELLS, hf_sandbox._SUPERVISE.splitlines()[0]])
-        await sandbox._ask(
-            sandbox._hub.files.write, "/tmp/go", b""
-        )  # now that its own shell has done its part
+        # Only now, for the shell that starts the code must finish first.
+        await sandbox._ask(sandbox._hub.files.write, "/tmp/go", b"")
         with anyio.fail_after(PATIENCE), pytest.raises(SandboxBroken, match="was killed"):
             await sandbox.exec(["sleep", "30"])
         with anyio.fail_after(PATIENCE), suppress(SandboxBroken):  # whichever of the two is the faster one

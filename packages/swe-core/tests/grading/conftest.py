@@ -14,7 +14,6 @@ from swe_core.builtin.local import bwrap
 from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.grade import Grader
 from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
-from swe_core.task import Task
 
 pytest.register_assert_rewrite(f"{__package__}.suites")
 
@@ -23,22 +22,6 @@ def slow_but(fast: Collection[Any], cases: Collection[Any]) -> list[Any]:
     """All `cases` for a parametrized test, of which those that are not `fast` are slow."""
     assert set(fast) <= set(cases), "no such case"
     return [case if case in fast else pytest.param(case, marks=pytest.mark.slow) for case in cases]
-
-
-def a_task(**fields: Any) -> Task:
-    """A task of which only the given fields matter."""
-    row: dict[str, Any] = {
-        "instance_id": "calc-1",
-        "repo": "calc",
-        "base_commit": "HEAD",
-        "problem_statement": "add() subtracts",
-        "patch": "",
-        "test_patch": "",
-        "fail_to_pass": ("t",),
-        "pass_to_pass": (),
-        "test_command": "true",
-    }
-    return Task(**row | fields)
 
 
 def swe_grader(**settings: Any) -> Grader:

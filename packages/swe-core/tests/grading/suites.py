@@ -13,8 +13,7 @@ from swe_core.builtin.swe import testrun
 from swe_core.builtin.swe.report import FD, Reporter
 from swe_core.builtin.swe.testrun import TestRun, run_tests
 from swe_core.sandbox import Sandbox
-
-from .conftest import a_task
+from swe_core.testing.records import make_task
 
 PYTHON = os.environ.get("SWE_TEST_PYTHON", sys.executable)
 """Another Python, whose own pytest and unittest are then tried."""
@@ -53,7 +52,7 @@ async def run(sandbox: Sandbox, suite: Suite, log_parser: str) -> TestRun:
     for file, content in suite.files.items():
         await sandbox.write(f"{sandbox.spec.workdir}/{file}", content.encode())
     plugins = "" if suite.plugins or suite.needs else " PYTEST_DISABLE_PLUGIN_AUTOLOAD=1"
-    task = a_task(
+    task = make_task(
         setup="unset PYTHONPATH PYTEST_ADDOPTS; export PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0"
         f"{plugins}; cd {sandbox.spec.workdir}; {suite.env}; set -x",
         test_command=suite.command,

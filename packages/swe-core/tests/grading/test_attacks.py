@@ -14,8 +14,9 @@ import pytest
 from swe_core.grade import Graded, Grader
 from swe_core.sandbox import SandboxProvider
 from swe_core.task import Task
+from swe_core.testing.records import make_task
 
-from .conftest import Repo, a_task, slow_but, swe_grader
+from .conftest import Repo, slow_but, swe_grader
 
 pytestmark = pytest.mark.anyio
 
@@ -289,7 +290,7 @@ def repo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def task(repo: Repo) -> Task:
-    return a_task(
+    return make_task(
         base_commit=repo.head,
         patch=repo.diff(FIX),
         test_patch=repo.diff(f"cat >>tests/test_calc.py <<'END'\n{TESTS[1]}END"),

@@ -11,8 +11,9 @@ from swe_core.errors import GraderError, SandboxError, SweError
 from swe_core.grade import Graded
 from swe_core.sandbox import ASSETS_DIR, Asset, SandboxProvider, SandboxSpec
 from swe_core.task import Task
+from swe_core.testing.records import make_task
 
-from .conftest import Repo, a_task, slow_but, swe_grader
+from .conftest import Repo, slow_but, swe_grader
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +24,7 @@ PYTEST = "python -m pytest -rA -p no:cacheprovider"
 @pytest.fixture
 def task(repo: Repo) -> Task:
     repo.commit(calc_py="def add(a, b):\n    return a - b\n", tests__test_calc_py="")
-    return a_task(
+    return make_task(
         base_commit=repo.head,
         patch=repo.diff("sed -i 's/a - b/a + b/' calc.py"),
         test_patch=repo.diff(f"cat >tests/test_calc.py <<'END'\n{TEST}END"),

@@ -14,8 +14,9 @@ from swe_core.errors import GraderError
 from swe_core.patch import record_base
 from swe_core.sandbox import Sandbox, SandboxProvider
 from swe_core.task import Task
+from swe_core.testing.records import make_task
 
-from .conftest import Repo, a_task, slow_but
+from .conftest import Repo, slow_but
 
 pytestmark = pytest.mark.anyio
 
@@ -89,7 +90,7 @@ def kinds(tree: GradedTree) -> set[tuple[str, str]]:
 async def opened(provider: SandboxProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     repo = Repo(tmp_path_factory.mktemp("graded"))
     repo.sh(BASE)
-    task = a_task(
+    task = make_task(
         base_commit=repo.head,
         patch=repo.diff(FIX),
         test_patch=repo.diff("echo 'def test_add(): pass' >>tests/test_calc.py"),
@@ -409,7 +410,7 @@ async def test_fallbacks(world: World) -> None:
 
 
 async def test_a_test_patch_that_does_not_fit_is_the_tasks_fault(world: World) -> None:
-    with pytest.raises(GraderError, match="the test patch of the task 'calc-1' does not apply"):
+    with pytest.raises(GraderError, match="the test patch of the task 't-1' does not apply"):
         await world.grade(FIX, test_patch="--- a/gone.py\n+++ b/gone.py\n@@ -1 +1 @@\n-x\n+y\n")
 
 

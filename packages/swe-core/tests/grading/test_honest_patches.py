@@ -7,8 +7,9 @@ import pytest
 from swe_core.grade import Grade
 from swe_core.patch import export_patch, record_base
 from swe_core.sandbox import SandboxProvider
+from swe_core.testing.records import make_task
 
-from .conftest import Repo, a_task, slow_but, swe_grader
+from .conftest import Repo, slow_but, swe_grader
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +51,7 @@ class Case:
     def __init__(self, repo: Repo, provider: SandboxProvider) -> None:
         repo.sh(BASE)
         self.repo, self.provider = repo, provider
-        self.task = a_task(
+        self.task = make_task(
             base_commit=repo.head,
             patch=repo.diff(FIX),
             test_patch=repo.diff("echo 'def test_add(): assert add(1, 2) == 3' >>tests/test_add.py"),

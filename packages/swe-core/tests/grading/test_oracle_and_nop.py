@@ -9,8 +9,9 @@ from swe_core.builtin.agents import swe_agents
 from swe_core.errors import AgentError
 from swe_core.patch import export_patch, record_base
 from swe_core.sandbox import ExecResult, SandboxProvider
+from swe_core.testing.records import make_task
 
-from .conftest import Repo, a_task
+from .conftest import Repo
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +23,7 @@ def agent(name: str) -> AgentSpec:
 
 async def run_agent(provider: SandboxProvider, repo: Repo, name: str, gold: str) -> tuple[ExecResult, bytes]:
     """What the rollout loop does: the files, the command, the patch."""
-    task = a_task(base_commit=repo.head, patch=gold)
+    task = make_task(base_commit=repo.head, patch=gold)
     async with provider.open(repo.spec) as sandbox:
         ctx = AgentContext(task, "p", "", "", "m", sandbox.spec.workdir)
         spec = agent(name)
@@ -56,7 +57,7 @@ async def test_oracle_with_a_gold_patch_that_does_not_fit(provider: SandboxProvi
 async def test_oracle_without_a_gold_patch(provider: SandboxProvider, repo: Repo) -> None:
     repo.commit(a_py="a = 1\n")
     for gold in ("", " \n"):
-        with pytest.raises(AgentError, match="the task 'calc-1' has no gold patch"):
+        with pytest.raises(AgentError, match="the task 't-1' has no gold patch"):
             await run_agent(provider, repo, "oracle", gold)
 
 

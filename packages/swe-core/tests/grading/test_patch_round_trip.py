@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from swe_core.builtin.swe.worktree import prepare_tree
 from swe_core.patch import export_patch, record_base
 from swe_core.sandbox import Sandbox, SandboxProvider
+from swe_core.testing.records import make_task
 
-from .conftest import Repo, a_task
+from .conftest import Repo
 
 File = tuple[str, bytes]  # "644" | "755" | "link", content
 Files = Mapping[str, File]
@@ -123,7 +124,7 @@ async def round_trip(sandbox: Sandbox, before: Files, after: Files) -> tuple[byt
     await replace_files(sandbox, before)
     fresh = await record_base(sandbox)
     assert fresh.tree == base.tree
-    await prepare_tree(sandbox, fresh, a_task(), patch, timeout=60)
+    await prepare_tree(sandbox, fresh, make_task(), patch, timeout=60)
     found = unpack(await sh(sandbox, "tar -c --format=pax --exclude=./.git ."))
     await sh(sandbox, f"rm -rf {base.store} {fresh.store}")
     return patch, found

@@ -14,8 +14,9 @@ from swe_core.errors import SandboxError, SandboxTimeout
 from swe_core.patch import Base, export_patch
 from swe_core.prepare import prepare_repository
 from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.testing.records import make_task
 
-from .conftest import Repo, a_task, slow_but
+from .conftest import Repo, slow_but
 
 pytestmark = pytest.mark.anyio
 
@@ -106,7 +107,7 @@ async def prepared(
     provider: SandboxProvider, repo: Repo, hide: bool = True, **fields: Any
 ) -> AsyncIterator[tuple[Sandbox, Base]]:
     async with provider.open(repo.spec) as sandbox:
-        base = await prepare_repository(sandbox, a_task(**fields), hide=hide, timeout=60)
+        base = await prepare_repository(sandbox, make_task(**fields), hide=hide, timeout=60)
         await sh(sandbox, "git config user.name A; git config user.email a@example.org")
         yield sandbox, base
 
@@ -118,7 +119,7 @@ async def refusal(
     async with provider.open(repo.spec) as sandbox:
         sandbox.spec = sandbox.spec.model_copy(update={"image": image})
         with pytest.raises(SandboxError, match=match) as caught:
-            await prepare_repository(sandbox, a_task(**fields), hide=True, timeout=60)
+            await prepare_repository(sandbox, make_task(**fields), hide=True, timeout=60)
     return str(caught.value)
 
 
@@ -266,7 +267,7 @@ async def test_a_bug_is_put_in_and_the_state_without_it_is_nowhere(
 
 
 async def test_a_bug_that_does_not_fit_is_told(provider: SandboxProvider, aged: Repo) -> None:
-    says = "the bug_patch of the task 'calc-1' does not apply to its rep"
+    says = "the bug_patch of the task 't-1' does not apply to its rep"
     for bug in (BUG.replace("-a = 2", "-a = 3"), "no patch"):
         await refusal(provider, aged, says, bug_patch=bug)
 
@@ -373,8 +374,7 @@ async def test_a_base_commit_that_head_is_not_made_of_is_told(
         )
     wanted = aged.sh(f"git rev-parse {other}").strip()
     assert (await refusal(provider, aged, base_commit=wanted)).startswith(
-        f"the base_commit '{wanted}' of the task 'calc-1' is not an ancestor of the HEAD '{aged.head}'"
-        " of the "
+        f"the base_commit '{wanted}' of the task 't-1' is not an ancestor of the HEAD '{aged.head}' of the "
     )
     async with prepared(provider, aged, base_commit=wanted, bug_patch=BUG) as (sandbox, base):
         assert await sh(sandbox, "git rev-list HEAD") == f"{base.commit}\n"
@@ -388,7 +388,7 @@ async def test_a_base_commit_that_is_not_there_is_told(
     wanted = "c0ffee" * 6
     of = "" if image is None else f" of the image {image!r}"
     assert (await refusal(provider, aged, image=image, base_commit=wanted)).startswith(
-        f"the base_commit '{wanted}' of the task 'calc-1' is not in the repository '/testbed' in the sandbox"
+        f"the base_commit '{wanted}' of the task 't-1' is not in the repository '/testbed' in the sandbox"
         f"{of}, whose HEAD is '{aged.head}': use an image"
     )
     async with prepared(provider, aged, base_commit=wanted, bug_patch=BUG) as (sandbox, base):
@@ -430,7 +430,7 @@ async def test_a_base_commit_can_be_the_parent_of_the_fix(
 async def test_the_parent_of_a_fix_that_is_not_there_is_told(provider: SandboxProvider, aged: Repo) -> None:
     wanted = "c0ffee" * 6 + "^"
     said = await refusal(provider, aged, base_commit=wanted)
-    assert said.startswith(f"the base_commit '{wanted}' of the task 'calc-1' is not in the repo")
+    assert said.startswith(f"the base_commit '{wanted}' of the task 't-1' is not in the repo")
 
 
 @pytest.mark.parametrize("kind", slow_but(["shallow"], ["made anew", "shallow"]))
@@ -462,7 +462,7 @@ async def test_a_linked_worktree_and_alternates_elsewhere(provider: SandboxProvi
         assert await sh(sandbox, find) != ""
         log = await sh(sandbox, "git log --format=%H; git status --porcelain")
         sandbox.spec = SandboxSpec(image="one", network="none")
-        base = await prepare_repository(sandbox, a_task(), hide=True, timeout=60)
+        base = await prepare_repository(sandbox, make_task(), hide=True, timeout=60)
         assert await sh(sandbox, find) == ""
         assert await sh(sandbox, FSCK + "; git log --format=%H; git status --porcelain") == log
         assert await sh(sandbox, "git for-each-ref --format='%(refname)'") == "refs/tags/v1\n"
@@ -479,11 +479,11 @@ async def test_a_git_directory_that_is_not_the_sandboxs_own_is_left_alone(aged: 
     before = aged.sh("git for-each-ref; git reflog --all; find .git -type f | sort | xargs sha256sum")
     async with provider.open(SandboxSpec(repository=tmp_path / "tree", network="none")) as sandbox:
         with pytest.raises(SandboxError, match="lies outside of it, and is not the sandbox's own"):
-            await prepare_repository(sandbox, a_task(base_commit=older), hide=True, timeout=60)
+            await prepare_repository(sandbox, make_task(base_commit=older), hide=True, timeout=60)
     assert aged.sh("git for-each-ref; git reflog --all; find .git -type f | sort | xargs sha256sum") == before
 
 
 async def test_the_time_is_bounded(provider: SandboxProvider, aged: Repo) -> None:
     async with provider.open(aged.spec) as sandbox:
         with pytest.raises(SandboxTimeout, match=r"could not be prepared within 0\.001 s"):
-            await prepare_repository(sandbox, a_task(), hide=True, timeout=0.001)
+            await prepare_repository(sandbox, make_task(), hide=True, timeout=0.001)

@@ -13,8 +13,7 @@ from swe_core.builtin.swe.settle import digest_of_tests, settle
 from swe_core.builtin.swe.test_files import files_to_run
 from swe_core.builtin.swe.trees import LINK, Changes, Entry, Trees, ancestors, blob_id
 from swe_core.task import Task
-
-from .conftest import a_task
+from swe_core.testing.records import make_task
 
 OLD, NEW, GOLD = (Entry("100644", digit * 40) for digit in "123")
 
@@ -25,7 +24,7 @@ def trees(*base: str, model: Changes | None = None, tests: Changes | None = None
 
 
 def task(*ids: str, **changed: Any) -> Task:
-    return a_task(**{"fail_to_pass": ids or ("x",), "test_command": "pytest -rA", **changed})
+    return make_task(**{"fail_to_pass": ids or ("x",), "test_command": "pytest -rA", **changed})
 
 
 def kind(path: str, repository: Trees, row: Task) -> str | None:

@@ -32,7 +32,7 @@ UNKNOWN = (
 """Something that the reporter needs is missing."""
 
 
-def Suite(files: dict[str, str], command: str = PYTEST, **more: Any) -> suites.Suite:  # noqa: N802
+def a_suite(files: dict[str, str], command: str = PYTEST, **more: Any) -> suites.Suite:
     return suites.Suite(files, command, **more)
 
 
@@ -221,30 +221,30 @@ def test_warns(recwarn, caplog):
 """
 
 ZOO = {
-    "plain": Suite({"test_plain.py": PLAIN}),
-    "plain, verbose": Suite({"test_plain.py": PLAIN}, f"{PYTEST} -vv --tb=long -W ignore", plugins=True),
-    "no output of its own": Suite({"test_plain.py": PLAIN}, f"{PYTEST} -s --tb=no -q"),
-    "first failure": Suite({"test_plain.py": PLAIN, "test_z.py": SETUPS}, f"{PYTEST} -x"),
-    "selected": Suite({"test_plain.py": PLAIN}, f"{PYTEST} -k 'fail or setup'"),
-    "parameters": Suite({"test_parameters.py": PARAMETERS}),
-    "classes": Suite({"test_classes.py": CLASSES}),
-    "subtests": Suite({"test_subtests.py": SUBTESTS}, plugins=True),
-    "setups": Suite({"test_setups.py": SETUPS}, kept="doings"),
-    "setups in a package": Suite(
+    "plain": a_suite({"test_plain.py": PLAIN}),
+    "plain, verbose": a_suite({"test_plain.py": PLAIN}, f"{PYTEST} -vv --tb=long -W ignore", plugins=True),
+    "no output of its own": a_suite({"test_plain.py": PLAIN}, f"{PYTEST} -s --tb=no -q"),
+    "first failure": a_suite({"test_plain.py": PLAIN, "test_z.py": SETUPS}, f"{PYTEST} -x"),
+    "selected": a_suite({"test_plain.py": PLAIN}, f"{PYTEST} -k 'fail or setup'"),
+    "parameters": a_suite({"test_parameters.py": PARAMETERS}),
+    "classes": a_suite({"test_classes.py": CLASSES}),
+    "subtests": a_suite({"test_subtests.py": SUBTESTS}, plugins=True),
+    "setups": a_suite({"test_setups.py": SETUPS}, kept="doings"),
+    "setups in a package": a_suite(
         {"test_setups.py": SETUPS, "__init__.py": "print('package')\ndef setup_module(): print('set up')\n"},
         kept="doings",
     ),
-    "traces": Suite({"test_traces.py": TRACES}),
+    "traces": a_suite({"test_traces.py": TRACES}),
     # pytest-subtests takes back what it replaced when the first pytest.main() of the process ends
-    "nested": Suite({"test_nested.py": NESTED}, f"{PYTEST} -s -p no:subtests"),
-    "patched": Suite({"test_patched.py": PATCHED}),
-    "doctest": Suite(
+    "nested": a_suite({"test_nested.py": NESTED}, f"{PYTEST} -s -p no:subtests"),
+    "patched": a_suite({"test_patched.py": PATCHED}),
+    "doctest": a_suite(
         {"mod.py": '"""\n>>> 1 + 1\n3\n"""\ndef f():\n    """\n    >>> 2\n    2\n    """\n'},
         f"{PYTEST} --doctest-modules",
     ),
-    "importlib": Suite({"a/test_x.py": PLAIN, "b/test_x.py": PARAMETERS}, f"{PYTEST} --import-mode=importlib",
+    "importlib": a_suite({"a/test_x.py": PLAIN, "b/test_x.py": PARAMETERS}, f"{PYTEST} --import-mode=importlib",
                        needs="from _pytest.pathlib import ImportMode"),
-    "conftests": Suite(
+    "conftests": a_suite(
         {
             "conftest.py": "def pytest_addoption(parser): parser.addoption('--ours')\n",
             "sub/conftest.py": "import pytest\n@pytest.fixture\ndef thing(): return 1\n",
@@ -252,65 +252,65 @@ ZOO = {
             "pytest.ini": "[pytest]\naddopts = --ours=1 -v\nrequired_plugins =\n",
         }
     ),
-    "broken module": Suite({"test_a.py": "import no_such_module\n", "test_b.py": "def test_b(): pass\n"}),
-    "broken conftest": Suite({"conftest.py": "import no_such\n", "test_b.py": ""}, silent=True),
-    "nothing collected": Suite({"test_a.py": ""}),
-    "wrong option": Suite({"test_a.py": ""}, f"{PYTEST} --no-such-option", silent=True),
-    "version": Suite({}, f"{PYTEST} --version", silent=True),
-    "a version before": Suite({"test_plain.py": PLAIN}, f"{PYTEST} --version; {PYTEST}"),
-    "two runs": Suite({"test_a.py": "def test_a(): pass\n", "test_b.py": "def test_b(): assert 0\n"},
+    "broken module": a_suite({"test_a.py": "import no_such_module\n", "test_b.py": "def test_b(): pass\n"}),
+    "broken conftest": a_suite({"conftest.py": "import no_such\n", "test_b.py": ""}, silent=True),
+    "nothing collected": a_suite({"test_a.py": ""}),
+    "wrong option": a_suite({"test_a.py": ""}, f"{PYTEST} --no-such-option", silent=True),
+    "version": a_suite({}, f"{PYTEST} --version", silent=True),
+    "a version before": a_suite({"test_plain.py": PLAIN}, f"{PYTEST} --version; {PYTEST}"),
+    "two runs": a_suite({"test_a.py": "def test_a(): pass\n", "test_b.py": "def test_b(): assert 0\n"},
                       f"{PYTEST} test_a.py; {PYTEST} test_b.py"),
-    "one process": Suite({"test_plain.py": PLAIN}, f"{PYTEST} -n0", needs="xdist"),
-    "two processes": Suite({"test_plain.py": PLAIN, "test_p.py": PARAMETERS.replace("\\ud800", "z")},
+    "one process": a_suite({"test_plain.py": PLAIN}, f"{PYTEST} -n0", needs="xdist"),
+    "two processes": a_suite({"test_plain.py": PLAIN, "test_p.py": PARAMETERS.replace("\\ud800", "z")},
                            f"{PYTEST} -n 2 -q --tb=no", shuffled=True, needs="xdist"),
-    "reruns": Suite(
+    "reruns": a_suite(
         {"test_flaky.py": "def test_flaky(n=[]):\n    n.append(1)\n    assert len(n) > 1\ndef test_bad(): assert 0\n"},
         f"{PYTEST} --reruns 2",
         needs="pytest_rerunfailures",
     ),
-    "coverage": Suite({"test_plain.py": PLAIN}, f"{PYTHON} -m coverage run -m pytest -rA -p no:randomly",
+    "coverage": a_suite({"test_plain.py": PLAIN}, f"{PYTHON} -m coverage run -m pytest -rA -p no:randomly",
                       needs="coverage"),
-    "pytest-cov": Suite({"test_a.py": "def test_a(): pass\n"}, f"{PYTEST} --cov=. --cov-report=", needs="pytest_cov",
+    "pytest-cov": a_suite({"test_a.py": "def test_a(): pass\n"}, f"{PYTEST} --cov=. --cov-report=", needs="pytest_cov",
                         odd=frozenset({"trace"})),
-    "asyncio": Suite(
+    "asyncio": a_suite(
         {"test_a.py": "import pytest\n@pytest.mark.asyncio\nasync def test_a(): pass\n"
                       "@pytest.mark.asyncio\nasync def test_b(): assert 0\n"},
         needs="pytest_asyncio",
     ),
-    "asyncio, every function": Suite(
+    "asyncio, every function": a_suite(
         {"test_a.py": "import asyncio\nasync def test_a(): await asyncio.sleep(0)\nasync def test_b(): assert 0\n"
                       "def test_c(): assert 0\n"},
         f"{PYTEST} --asyncio-mode=auto",
         needs="from pytest_asyncio.plugin import Mode",
     ),
-    "time-outs": Suite(
+    "time-outs": a_suite(
         {"test_a.py": "import time\ndef test_a(): pass\ndef test_slow(): time.sleep(9)\ndef test_b(): assert 0\n"},
         f"{PYTEST} --timeout=1 --timeout-method=signal",
         needs="pytest_timeout",
     ),
-    "parts": Suite(
+    "parts": a_suite(
         {"test_a.py": "def test_parts(subtests):\n    for i in range(3):\n        with subtests.test(i=i):\n"
                       "            assert i != 1\ndef test_good(subtests):\n    with subtests.test('good'): pass\n"},
         needs="pytest_subtests",
     ),
-    "random order": Suite(
+    "random order": a_suite(
         {"test_plain.py": PLAIN, "test_b.py": "import random\ndef test_b(): assert random.random() < 2\n"},
         f"{PYTHON} -m pytest -rA -p no:xdist --randomly-seed=3",
         needs="pytest_randomly",
     ),
-    "not the Python that it knows": Suite({"test_plain.py": PLAIN}, UNKNOWN, silent=True),
-    "not the Python that it knows, two processes": Suite({"test_plain.py": PLAIN}, f"{UNKNOWN} -n 2 -q --tb=no",
+    "not the Python that it knows": a_suite({"test_plain.py": PLAIN}, UNKNOWN, silent=True),
+    "not the Python that it knows, two processes": a_suite({"test_plain.py": PLAIN}, f"{UNKNOWN} -n 2 -q --tb=no",
                                                          silent=True, shuffled=True, needs="xdist"),
-    "make": Suite({"test_plain.py": PLAIN, "Makefile": f"test:\n\t{PYTEST}\n"}, "make -s test"),
-    "script": Suite({"test_plain.py": PLAIN, "run.sh": f"#!/bin/sh\nset -eu\n{PYTEST} \"$@\" | cat\n"},
+    "make": a_suite({"test_plain.py": PLAIN, "Makefile": f"test:\n\t{PYTEST}\n"}, "make -s test"),
+    "script": a_suite({"test_plain.py": PLAIN, "run.sh": f"#!/bin/sh\nset -eu\n{PYTEST} \"$@\" | cat\n"},
                     "sh run.sh --tb=short"),
-    "piped": Suite({"test_plain.py": PLAIN}, f"set +x; set -o pipefail; {PYTEST} 2>&1 | cat"),
-    "by python": Suite(
+    "piped": a_suite({"test_plain.py": PLAIN}, f"set +x; set -o pipefail; {PYTEST} 2>&1 | cat"),
+    "by python": a_suite(
         {"test_plain.py": PLAIN,
          "run.py": "import subprocess, sys\nsys.exit(subprocess.call(sys.argv[1:]))\n"},
         f"{PYTHON} run.py {PYTEST}",
     ),
-    "options of its own": Suite(
+    "options of its own": a_suite(
         {"test_plain.py": PLAIN},
         f"set +x; export PYTEST_ADDOPTS=\"-q ${{PYTEST_ADDOPTS:-}}\" PYTHONPATH=${{PYTHONPATH:-}}:.; {PYTEST}",
     ),
@@ -480,7 +480,7 @@ def told(monkeypatch: Any) -> list[tuple[str, ...]]:
 
 
 async def in_pytest(sandbox: Sandbox, text: str) -> TestRun:
-    return await run(sandbox, Suite({"test_a.py": text}), "pytest")
+    return await run(sandbox, a_suite({"test_a.py": text}), "pytest")
 
 
 @pytest.mark.anyio

@@ -16,8 +16,9 @@ from swe_core.errors import GraderError, SandboxDied, SandboxError
 from swe_core.grade import Graded
 from swe_core.patch import export_patch, record_base
 from swe_core.sandbox import SandboxProvider
+from swe_core.testing.records import make_task
 
-from .conftest import Repo, a_task, slow_but, swe_grader
+from .conftest import Repo, slow_but, swe_grader
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +36,7 @@ class Graders:
         self.repo = repo
         self.provider = provider
         repo.commit(calc_py=BUGGY, tests__test_calc_py=OLD_TEST, conftest_py="")
-        self.task = a_task(
+        self.task = make_task(
             base_commit=repo.head,
             patch=repo.diff(FIX),
             test_patch=repo.diff(f"cat >>tests/test_calc.py <<'END'\n{NEW_TEST}END"),
@@ -260,7 +261,7 @@ BROKEN_TASKS = {
     "no such module": ({"test_command": "python -m no_such_runner"}, "No module named no_such_runner"),
     "prints nothing": ({"test_command": "true"}, "printed no pytest results .exit code 0.: nothing printed"),
     "test patch": ({"test_patch": "--- a/t.py\n+++ b/t.py\n@@ -1 +1 @@\n-x\n+y\n"},
-     "the test patch of the task 'calc-1' does not apply"),
+     "the test patch of the task 't-1' does not apply"),
     "gold patch": ({"test_command": "true", "patch": "--- a/t.py\n+++ b/t.py\n@@ -1 +1 @@\n-x\n+y\n"},
      "with its own gold patch, the patch does not apply"),
 }  # fmt: skip

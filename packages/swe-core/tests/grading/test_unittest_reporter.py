@@ -15,9 +15,10 @@ from swe_core.builtin.swe.parsers import log_reader
 from swe_core.builtin.swe.programs import Runner, source
 from swe_core.grade import Grade
 from swe_core.sandbox import Sandbox, SandboxProvider
+from swe_core.testing.records import make_task
 
 from . import suites
-from .conftest import Repo, a_task, slow_but, swe_grader
+from .conftest import Repo, slow_but, swe_grader
 from .suites import PYTHON, run_twice
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.anyio
 UNITTEST = f"{PYTHON} -m unittest -v"
 
 
-def Suite(files: dict[str, str], command: str = UNITTEST, **more: Any) -> suites.Suite:  # noqa: N802
+def a_suite(files: dict[str, str], command: str = UNITTEST, **more: Any) -> suites.Suite:
     """It has a module `calc.py` besides its files."""
     return suites.Suite({"calc.py": "def add(a, b):\n    return a + b\n", **files}, command, **more)
 
@@ -182,43 +183,43 @@ sys.exit(bool(Runner().run(sys.argv[1:])))
 WRAPPER = "import subprocess, sys\nsys.exit(subprocess.call(sys.argv[1:]))\n"
 
 ZOO = {
-    "plain": Suite({"test_plain.py": PLAIN}),
-    "named": Suite({"test_plain.py": PLAIN}, f"{UNITTEST} test_plain test_plain.Setup"),
-    "no such module": Suite({"test_plain.py": GREEN}, f"{UNITTEST} test_plain nosuch"),
-    "buffered, locals, fail fast": Suite({"test_plain.py": PLAIN}, f"{UNITTEST} -b --locals -f"),
-    "buffered": Suite({"test_plain.py": PLAIN}, f"{UNITTEST} -b"),
-    "discover": Suite({"tests/__init__.py": "", "tests/test_plain.py": PLAIN, "tests/test_b.py": GREEN},
+    "plain": a_suite({"test_plain.py": PLAIN}),
+    "named": a_suite({"test_plain.py": PLAIN}, f"{UNITTEST} test_plain test_plain.Setup"),
+    "no such module": a_suite({"test_plain.py": GREEN}, f"{UNITTEST} test_plain nosuch"),
+    "buffered, locals, fail fast": a_suite({"test_plain.py": PLAIN}, f"{UNITTEST} -b --locals -f"),
+    "buffered": a_suite({"test_plain.py": PLAIN}, f"{UNITTEST} -b"),
+    "discover": a_suite({"tests/__init__.py": "", "tests/test_plain.py": PLAIN, "tests/test_b.py": GREEN},
                       f"{PYTHON} -m unittest discover -v -s tests -t ."),
-    "green": Suite({"test_plain.py": GREEN}),
-    "parts": Suite({"test_parts.py": PARTS}),
-    "classes": Suite({"test_classes.py": CLASSES}),
-    "module": Suite({"test_module.py": MODULE}),
-    "broken module": Suite({"test_a.py": "import no_such_module\n", "test_b.py": GREEN}),
-    "a script": Suite({"test_plain.py": PLAIN}, f"{PYTHON} test_plain.py -v"),
-    "warnings are errors": Suite({"test_plain.py": PLAIN}, f"{PYTHON} -W error -m unittest -v"),
-    "warnings are shown": Suite({"test_plain.py": PLAIN}, f"{PYTHON} -W always -m unittest -v"),
-    "isolated": Suite({"run.py": "import sys; sys.path.insert(0, '.')\nimport test_a, unittest\nunittest.main(test_a)\n",
+    "green": a_suite({"test_plain.py": GREEN}),
+    "parts": a_suite({"test_parts.py": PARTS}),
+    "classes": a_suite({"test_classes.py": CLASSES}),
+    "module": a_suite({"test_module.py": MODULE}),
+    "broken module": a_suite({"test_a.py": "import no_such_module\n", "test_b.py": GREEN}),
+    "a script": a_suite({"test_plain.py": PLAIN}, f"{PYTHON} test_plain.py -v"),
+    "warnings are errors": a_suite({"test_plain.py": PLAIN}, f"{PYTHON} -W error -m unittest -v"),
+    "warnings are shown": a_suite({"test_plain.py": PLAIN}, f"{PYTHON} -W always -m unittest -v"),
+    "isolated": a_suite({"run.py": "import sys; sys.path.insert(0, '.')\nimport test_a, unittest\nunittest.main(test_a)\n",
                        "test_a.py": GREEN}, f"{PYTHON} -I run.py -v", silent=True),
-    "no environment": Suite({"test_plain.py": PLAIN}, f"{PYTHON} -E -m unittest -v", silent=True),
-    "traces": Suite({"test_traces.py": TRACES}),
-    "nested": Suite({"test_nested.py": NESTED}),
-    "a runner": Suite({"run.py": DJANGO, "test_plain.py": PLAIN}, f"{PYTHON} run.py test_plain"),
-    "by python": Suite({"run.py": WRAPPER, "test_plain.py": PLAIN}, f"{PYTHON} run.py {UNITTEST}"),
-    "make": Suite({"Makefile": f"test:\n\t{UNITTEST}\n", "test_plain.py": GREEN}, "make -s test"),
-    "piped": Suite({"test_plain.py": PLAIN}, f"set +x -o pipefail; {UNITTEST} 2>&1 | cat"),
-    "two runs": Suite({"test_a.py": GREEN, "test_b.py": GREEN}, f"{UNITTEST} test_a; {UNITTEST} test_b"),
-    "the image's own start": Suite(
+    "no environment": a_suite({"test_plain.py": PLAIN}, f"{PYTHON} -E -m unittest -v", silent=True),
+    "traces": a_suite({"test_traces.py": TRACES}),
+    "nested": a_suite({"test_nested.py": NESTED}),
+    "a runner": a_suite({"run.py": DJANGO, "test_plain.py": PLAIN}, f"{PYTHON} run.py test_plain"),
+    "by python": a_suite({"run.py": WRAPPER, "test_plain.py": PLAIN}, f"{PYTHON} run.py {UNITTEST}"),
+    "make": a_suite({"Makefile": f"test:\n\t{UNITTEST}\n", "test_plain.py": GREEN}, "make -s test"),
+    "piped": a_suite({"test_plain.py": PLAIN}, f"set +x -o pipefail; {UNITTEST} 2>&1 | cat"),
+    "two runs": a_suite({"test_a.py": GREEN, "test_b.py": GREEN}, f"{UNITTEST} test_a; {UNITTEST} test_b"),
+    "the image's own start": a_suite(
         {"site/sitecustomize.py": "import sys\nprint('started', __name__, 'unittest' in sys.modules)\n", "test_a.py": GREEN},
         env="mkdir -p /tmp/own; cp site/* /tmp/own; export PYTHONPATH=/tmp/own"),
-    "the image's own start is broken": Suite(
+    "the image's own start is broken": a_suite(
         {"site/sitecustomize.py": "raise RuntimeError('at start')\n", "test_a.py": GREEN},
         env="mkdir -p /tmp/own; cp site/* /tmp/own; export PYTHONPATH=/tmp/own"),
-    "a unittest that is not known": Suite(
+    "a unittest that is not known": a_suite(
         {"site/sitecustomize.py": "import unittest.case\ndel unittest.case._Outcome.testPartExecutor\n"
                                   "unittest.case.TestCase.run = lambda self, result: result.addSuccess(self)\n",
          "test_a.py": GREEN},
         env="mkdir -p /tmp/odd; cp site/* /tmp/odd; export PYTHONPATH=/tmp/odd", silent=True),
-    "coverage": Suite({"test_plain.py": GREEN}, f"{PYTHON} -m coverage run -m unittest -v", needs="coverage"),
+    "coverage": a_suite({"test_plain.py": GREEN}, f"{PYTHON} -m coverage run -m unittest -v", needs="coverage"),
 }  # fmt: skip
 
 
@@ -395,7 +396,7 @@ def grade(
     repo.sh("touch tests/__init__.py && git add -A && git commit -qm package")
     grader = swe_grader()
     fix = repo.diff("sed -i 's/a - b/a + b/' calc.py")
-    task = a_task(
+    task = make_task(
         base_commit=repo.head,
         patch=fix,
         test_patch=repo.diff(f"printf %s {shlex.quote(HIDDEN)} >>tests/test_calc.py"),

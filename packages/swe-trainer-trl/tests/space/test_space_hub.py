@@ -151,8 +151,8 @@ def test_a_name_that_is_taken_stays_as_it_is(threaded_hf: LocalHF, hub: Hub, pla
 
 
 def test_somebody_elses_name(hub: Hub, planned: Planned) -> None:
-    with pytest.raises(UsageError, match="'somebody/a-run': the Hugging Face token may not do that"):
-        hub.deploy(planned(repo_id="somebody/a-run"), ENVIRONMENT)
+    with pytest.raises(UsageError, match="'acme/a-run': the Hugging Face token may not do that"):
+        hub.deploy(planned(repo_id="acme/a-run"), ENVIRONMENT)
 
 
 def test_hardware_that_is_not_there(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:

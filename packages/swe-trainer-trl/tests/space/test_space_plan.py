@@ -46,7 +46,7 @@ WHEEL = Wheel("swe-trainer-trl", "0.1.0", Path(__file__), "0" * 64)
 
 
 def request(**changes: Any) -> Request:
-    values = {"target": "Space", "repo_id": "somebody/a-run", "hardware": "cpu-basic"}
+    values = {"target": "Space", "repo_id": "acme/a-run", "hardware": "cpu-basic"}
     values |= {"config": Path("t.toml")}
     return Request(**(values | changes))
 
@@ -453,7 +453,7 @@ def test_writing_replaces_nothing(tmp_path: Path) -> None:
 def test_what_would_be_created_is_said() -> None:
     said = describe(planned(variables=("A=b c",), hardware="l4x1"))
     assert said.splitlines()[:5] == [
-        "Space somebody/a-run: private, l4x1",
+        "Space acme/a-run: private, l4x1",
         "kept on its own disk only, for push.to is not set: model, checkpoints, rollouts",
         "secret HF_TOKEN: the login of this machine",
         "secret SWE_SPACE_KEY: random, made when it is deployed",
@@ -462,9 +462,9 @@ def test_what_would_be_created_is_said() -> None:
     assert "  Dockerfile" in said
     kept = "kept on the Hub, in somebody/kept: model, checkpoints, rollouts"
     assert describe(planned(backup="somebody/kept")).splitlines()[1] == kept
-    assert describe(planned(private=False)).startswith("Space somebody/a-run: public")
+    assert describe(planned(private=False)).startswith("Space acme/a-run: public")
     assert describe(planned(target="Job")).splitlines()[:2] == [
-        "data set somebody/a-run: private",
+        "data set acme/a-run: private",
         "job: cpu-basic, image python:3.12-bookworm",
     ]
 

@@ -1,4 +1,4 @@
-"""A task, and the record of a rollout, for tests that need one with these fields and care for no other."""
+"""Tasks and records of rollouts, for tests that care for few of their fields; public API for authors."""
 
 from __future__ import annotations
 
