@@ -10,8 +10,10 @@ import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.abc
 import pytest
 
 from swe_core.assemble import refuse_beforehand
@@ -129,6 +131,25 @@ class TestUnisolatedInShort(Unisolated):
     test_put_archive = FileTests.test_put_archive
     test_reach = NetworkTests.test_reach
     test_closing_leaves_nothing = LifecycleTests.test_closing_leaves_nothing
+
+
+@pytest.mark.anyio
+async def test_a_cancellation_while_it_is_launched_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = anyio.open_process
+    launched = []
+
+    async def cancelled(*args: Any, **options: Any) -> anyio.abc.Process:
+        scope.cancel()
+        launched.append(await launch(*args, **options))
+        return launched[0]
+
+    monkeypatch.setattr(anyio, "open_process", cancelled)
+    with anyio.CancelScope() as scope:
+        async with LocalProvider(unisolated=True).open(SPEC):
+            pass
+    assert scope.cancelled_caught
+    (process,) = launched
+    assert process.returncode is not None
 
 
 @pytest.mark.anyio

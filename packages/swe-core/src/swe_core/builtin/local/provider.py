@@ -127,7 +127,9 @@ class LocalProvider:
                     self._plan, spec, directory, control, descriptor, rules, isolated
                 )
                 passed = [descriptor] if rules is None else [descriptor, rules]
-                process = await _launch([*_enter(enter), *argv], passed, directory / _STDERR)
+                # asyncio does not wait for the end of a process whose start was cancelled twice.
+                with anyio.CancelScope(shield=True):
+                    process = await _launch([*_enter(enter), *argv], passed, directory / _STDERR)
             try:
                 await _set_up(control, settings, directory / _STDERR)
                 yield sandbox
