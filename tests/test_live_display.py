@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from swe_core.builtin.demo.source import RECORDING
+from swe_core.testing.terminal import pseudo_terminal
 
 TASK = "demo__memofn-1"
 
@@ -35,33 +34,18 @@ def unhurried(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("local_sandbox")
 def test_a_terminal_shows_a_line_per_running_rollout_and_a_summary(tmp_path: Path, unhurried: Path) -> None:
-    shown = bytearray()
-    ours, theirs = pty.openpty()
-
-    def read() -> None:
-        try:
-            while data := os.read(ours, 65536):
-                shown.extend(data)
-        except OSError:  # Linux: the other end of the terminal was closed
-            return
-
     program = str(Path(sys.executable).parent / "swe-core")
     command = [program, "run", "--task", TASK, "--attempts", "2", "--concurrency", "1"]
     command += ["--engine", "replay", "--recording", str(unhurried), "--out", str(tmp_path / "run")]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, env=environment
-    ) as process:
-        os.close(theirs)
-        reader = threading.Thread(target=read)
-        reader.start()
-        stdout, _ = process.communicate(timeout=300)
-        reader.join()
-    os.close(ours)
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    with pseudo_terminal() as (terminal, shown):
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=terminal, env=env, timeout=300
+        )
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
     assert re.search(r"task +attempt +phase +turns +tokens +seconds", text)
     for attempt in (0, 1):
         assert re.search(rf"{TASK} +{attempt} +agent +\d+ +\d+ +\d+", text)
     assert re.search(r"1/2 done, 1 resolved, \d+ s, about \d+ s left", text)
     assert re.search(rf"resolved +{TASK}-0  4 turns", text)
-    assert b"resolved 2 of 2" in stdout  # the table itself goes to standard output
+    assert b"resolved 2 of 2" in done.stdout  # the table itself goes to standard output

@@ -22,12 +22,12 @@ from swe_core.errors import SandboxDied
 from swe_core.grade import Grade, Graded
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Rollout, Turn
-from swe_core.redact import Redactor
 from swe_core.request import Parts, Phase, RolloutRequest
 from swe_core.runner import Runner
 from swe_core.sandbox import Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
-from swe_core.store import RunDirectory, new_run_info
+from swe_core.store import RunDirectory
 from swe_core.task import Task
+from swe_core.testing.records import make_request, make_run
 from swe_core.tokens.audit import audit
 
 from .shaky_server import Shaky
@@ -174,22 +174,11 @@ async def open_bench(path: Path) -> AsyncIterator[Bench]:
         Approving(),
         Witness(),
     )
-    run = RunDirectory.create(path, new_run_info({}, {}, None, []), Redactor())
-    settings = Settings()
-    requests = [
-        RolloutRequest(
-            id=f"{task.instance_id}-0",
-            task=task,
-            attempt=0,
-            agent=agent.name,
-            sandbox="local",
-            engine="shaky",
-            model=engine.model,
-            spec=sandbox_spec(task, settings).model_copy(update={"labels": {"rollout": task.instance_id}}),
-            limits=settings.limits,
-        )
-        for task in list(DemoSource().tasks())[:2]
-    ]
+    run = make_run(path)
+    requests = []
+    for task in list(DemoSource().tasks())[:2]:
+        spec = sandbox_spec(task, Settings()).model_copy(update={"labels": {"rollout": task.instance_id}})
+        requests.append(make_request(task, spec=spec))
     async with engine, InterceptionServer() as server:
         parts = Parts(agent, provider, grader, (server, engine), None, run.redactor)
         runner = Runner(requests, parts, run, [], concurrency=2)

@@ -19,8 +19,7 @@ from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession
 from swe_core.errors import ContextOverflow, EngineUnavailable, RequestRefused
 from swe_core.eventloop import run
 from swe_core.interception.server import InterceptionServer
-from swe_core.redact import Redactor
-from swe_core.store import RunDirectory, new_run_info
+from swe_core.testing.records import make_run
 
 BAD_DAYS = {
     "ok": 70,
@@ -110,7 +109,7 @@ class Shaky(Engine):
 
 async def serve(folder: Path, rollouts: int, seed: int) -> None:
     """Answer for `rollouts` rollouts until this process is killed."""
-    run = RunDirectory.create(folder, new_run_info({}, {}, rollouts, []), Redactor())
+    run = make_run(folder, rollouts)
     engine = Shaky(Random(seed))
     async with engine, InterceptionServer(max_body=MAX_BODY) as server, AsyncExitStack() as open_:
         opened = []

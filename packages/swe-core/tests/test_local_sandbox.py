@@ -30,7 +30,9 @@ from swe_core.testing.sandbox.commands import CommandTests
 from swe_core.testing.sandbox.files import FileTests
 from swe_core.testing.sandbox.lifecycle import LifecycleTests
 from swe_core.testing.sandbox.network import NetworkTests, hello, serving
+from swe_core.testing.waiting import until
 
+pytestmark = pytest.mark.anyio
 OBSTACLE = bwrap.why_not(bwrap.find_bwrap())
 needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 SPEC = SandboxSpec(disk_mb=256)
@@ -133,7 +135,6 @@ class TestUnisolatedInShort(Unisolated):
     test_closing_leaves_nothing = LifecycleTests.test_closing_leaves_nothing
 
 
-@pytest.mark.anyio
 async def test_a_cancellation_while_it_is_launched_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = anyio.open_process
     launched = []
@@ -152,7 +153,6 @@ async def test_a_cancellation_while_it_is_launched_leaves_no_process(monkeypatch
     assert process.returncode is not None
 
 
-@pytest.mark.anyio
 async def test_refuses_where_it_cannot_isolate(without_namespaces: None) -> None:
     provider = LocalProvider()
     with pytest.raises(
@@ -184,7 +184,6 @@ def test_says_why_it_cannot_isolate(
     assert expected in str(bwrap.why_not(program))
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -203,7 +202,6 @@ async def test_refuses_what_it_cannot_open(change: dict[str, object], expected: 
 
 
 @needs_namespaces
-@pytest.mark.anyio
 async def test_opening_that_fails_says_why_and_leaves_nothing() -> None:
     with pytest.raises(SandboxError, match=r"did not open: .*/proc/below"):
         async with LocalProvider().open(SPEC.model_copy(update={"workdir": "/proc/below"})):
@@ -212,7 +210,6 @@ async def test_opening_that_fails_says_why_and_leaves_nothing() -> None:
 
 
 @needs_namespaces
-@pytest.mark.anyio
 async def test_code_inside_has_no_privileges_and_little_to_write() -> None:
     async with LocalProvider().open(SPEC) as sandbox:
         status = (await sandbox.exec(["cat", "/proc/self/status"])).text
@@ -230,7 +227,6 @@ async def test_code_inside_has_no_privileges_and_little_to_write() -> None:
 
 
 @needs_namespaces
-@pytest.mark.anyio
 async def test_killing_everybody_from_inside() -> None:
     """`kill -9 -1` takes the keepers too; the supervisor lives and knows how each command ended."""
     async with LocalProvider().open(SPEC) as sandbox:
@@ -242,7 +238,6 @@ async def test_killing_everybody_from_inside() -> None:
 
 
 @needs_namespaces
-@pytest.mark.anyio
 async def test_command_that_kills_its_keeper() -> None:
     async with LocalProvider().open(SPEC) as sandbox:
         with anyio.fail_after(PATIENCE):
@@ -258,7 +253,6 @@ async def test_command_that_kills_its_keeper() -> None:
 
 
 @needs_namespaces
-@pytest.mark.anyio
 async def test_dead_sandbox_says_so() -> None:
     async with LocalProvider().open(SPEC) as sandbox:
         process = await sandbox.start(["sleep", "1000"])
@@ -277,7 +271,6 @@ async def test_dead_sandbox_says_so() -> None:
 
 
 @needs_namespaces
-@pytest.mark.anyio
 @pytest.mark.parametrize("overlay", [True, False])
 async def test_repository_with_and_without_overlay(git_repository: Path, overlay: bool) -> None:
     """Where the kernel has no overlay for us the repository is copied; git trusts it either way."""
@@ -297,7 +290,6 @@ async def test_repository_with_and_without_overlay(git_repository: Path, overlay
 
 
 @needs_namespaces
-@pytest.mark.anyio
 async def test_memory_without_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "find_parents", lambda: None)
     provider = LocalProvider()
@@ -309,7 +301,6 @@ async def test_memory_without_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_namespaces
-@pytest.mark.anyio
 async def test_full_network_is_the_hosts() -> None:
     spec = SPEC.model_copy(update={"network": "full"})
     async with LocalProvider().open(spec) as sandbox, serving({"/": hello}) as endpoint:
@@ -342,16 +333,10 @@ anyio.run(main)
 
 
 def runs_on_host(mark: str) -> bool:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if mark.encode() in path.read_bytes() and b"sleep" in path.read_bytes():
-                return True
-        except OSError:
-            continue
-    return False
+    lines = [command(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return any(mark.encode() in line and b"sleep" in line for line in lines)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("mode", [pytest.param("isolated", marks=needs_namespaces), "unisolated"])
 async def test_killed_host(own_root: Path, mode: str) -> None:
     """SIGKILL for the host ends everything inside; the next run removes what is on the disk."""
@@ -368,9 +353,7 @@ async def test_killed_host(own_root: Path, mode: str) -> None:
         host.kill()
         await host.wait()
     assert [(entry.id, entry.owner) for entry in await provider.list()] == [(os.listdir(own_root)[0], "gone")]
-    with anyio.fail_after(PATIENCE):
-        while runs_on_host(mark):  # noqa: ASYNC110 (it is nobody's child here)
-            await anyio.sleep(0.02)
+    await until(lambda: not runs_on_host(mark))  # it is nobody's child here
     groups = [group for found in state.kept() if found.owner == "gone" for group in found.cgroups]
     assert await provider.reap() == 1
     assert os.listdir(own_root) == []
@@ -392,7 +375,6 @@ state.remove(path)
 """
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("when", ["making", "removing"])
 async def test_a_directory_that_was_half_made_or_half_removed_is_reaped(own_root: Path, when: str) -> None:
     argv = [sys.executable, "-c", _KILLED_BETWEEN, when]
@@ -404,7 +386,6 @@ async def test_a_directory_that_was_half_made_or_half_removed_is_reaped(own_root
     assert os.listdir(own_root) == []
 
 
-@pytest.mark.anyio
 async def test_a_directory_that_a_living_process_makes_is_left_alone(own_root: Path) -> None:
     path = state.create([], "two").rename(own_root / state._half("two"))
     assert await LocalProvider().reap() == 0
@@ -437,7 +418,6 @@ def test_paths_of_unisolated_sandboxes(text: str, expected: str | None) -> None:
 
 
 @needs_namespaces
-@pytest.mark.anyio
 async def test_commands_leave_no_descriptors_open() -> None:
     async with LocalProvider().open(SPEC) as sandbox:
         await sandbox.exec(["true"])

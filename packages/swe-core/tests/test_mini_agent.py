@@ -22,6 +22,7 @@ from swe_core.builtin.mini.spec import Mini
 from swe_core.recording import RecordedReply
 from swe_core.testing.provider import ScriptedProvider, call_tool, refusing_url, say
 from swe_core.testing.records import make_task
+from swe_core.testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -148,9 +149,7 @@ async def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) 
         ran = await run_mini(tmp_path, provider.url, command_timeout=3)
     assert ran.texts("tool_result") == ["killed: it did not end within 3 s\nstarted\n"]
     pid = int((tmp_path / "work" / "pid").read_text())
-    with anyio.fail_after(60):
-        while is_alive(pid):  # noqa: ASYNC110 (it was killed, and is nobody's child here)
-            await anyio.sleep(0.02)
+    await until(lambda: not is_alive(pid))  # it was killed, and is nobody's child here
 
 
 def is_alive(pid: int) -> bool:

@@ -19,6 +19,7 @@ from swe_core.errors import PluginError
 from swe_core.plugins import PluginSet, allow_list
 
 Install = Callable[..., None]
+Load = Callable[[str, str], PluginSet]
 
 AGENT = """
 from swe_core import AgentSpec, Component, hookimpl
@@ -32,6 +33,7 @@ def swe_agents():
     return [Component("{name}", lambda config: Spec(), summary="a test agent")]
 """
 
+HOOK = "from swe_core import hookimpl\n@hookimpl\n"
 OPTION = """
 from swe_core import hookimpl
 from swe_core.component import RunOption
@@ -68,6 +70,23 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return make
 
 
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """All plugins, and one more from a file of that name."""
+
+    def load(name: str, code: str) -> PluginSet:
+        file = tmp_path / name
+        file.write_text(code)
+        return PluginSet(extra=[str(file)])
+
+    return load
+
+
+def chosen_agent(plugins: PluginSet, name: str | None, default: str) -> str | None:
+    chosen = plugins.choose("agent", name, default)
+    return None if chosen is None else chosen.name
+
+
 def test_an_installed_plugin_is_listed_with_distribution_version_and_offer(install: Install) -> None:
     install("acme-agent", "acme", AGENT.format(name="acme"))
     plugin = PluginSet().plugins["acme"]
@@ -100,22 +119,16 @@ def test_selecting_loads_exactly_those(install: Install) -> None:
     install("other-agent", "other", AGENT.format(name="other"))
     plugins = PluginSet(["acme"])
     assert "other" not in plugins.plugins
-    chosen = plugins.choose("agent", None, "mini")
-    assert chosen is not None
-    assert chosen.name == "acme"
+    assert chosen_agent(plugins, None, "mini") == "acme"
 
 
 def test_nobody_selected_means_the_default(install: Install) -> None:
     install("acme-agent", "acme", AGENT.format(name="acme"))
-    chosen = PluginSet().choose("agent", None, "nop")
-    assert chosen is not None
-    assert chosen.name == "nop"
+    assert chosen_agent(PluginSet(), None, "nop") == "nop"
 
 
 def test_a_builtin_component_can_be_selected_by_its_name() -> None:
-    chosen = PluginSet(["oracle"]).choose("agent", None, "mini")
-    assert chosen is not None
-    assert chosen.name == "oracle"
+    assert chosen_agent(PluginSet(["oracle"]), None, "mini") == "oracle"
 
 
 def test_two_candidates_for_a_role_name_both_and_the_option_that_decides(install: Install) -> None:
@@ -124,9 +137,7 @@ def test_two_candidates_for_a_role_name_both_and_the_option_that_decides(install
     plugins = PluginSet(["acme", "other"])
     with pytest.raises(PluginError, match=r"'acme'.*'other'.*--agent"):
         plugins.choose("agent", None, "mini")
-    decided = plugins.choose("agent", "other", "mini")
-    assert decided is not None
-    assert decided.name == "other"
+    assert chosen_agent(plugins, "other", "mini") == "other"
 
 
 def test_two_plugins_with_the_same_component_name_are_a_collision(install: Install) -> None:
@@ -227,24 +238,21 @@ def test_a_plugin_that_fills_another_role_is_not_to_be_installed() -> None:
         PluginSet().find("agent", "docker")
 
 
-def test_a_component_that_cannot_be_created_is_named(tmp_path: Path) -> None:
-    (tmp_path / "unlucky.py").write_text(
+def test_a_component_that_cannot_be_created_is_named(load: Load) -> None:
+    code = (
         "from swe_core import Component, hookimpl\n"
         "def create(config): raise RuntimeError('no such luck')\n"
         "@hookimpl\n"
         "def swe_agents(): return [Component('bad', create)]\n"
     )
-    offer = PluginSet(extra=[str(tmp_path / "unlucky.py")]).find("agent", "bad")
+    offer = load("unlucky.py", code).find("agent", "bad")
     with pytest.raises(PluginError, match=r"agent 'bad' of the plugin 'unlucky'.*RuntimeError: no such luck"):
         Chosen(offer, Config()).create()
 
 
-def test_a_one_file_plugin_needs_no_packaging_and_is_chosen(tmp_path: Path) -> None:
-    file = tmp_path / "my_agent.py"
-    file.write_text(AGENT.format(name="mine"))
-    chosen = PluginSet(extra=[str(file)]).choose("agent", None, "mini")
-    assert chosen is not None
-    assert chosen.name == "mine"
+def test_a_one_file_plugin_needs_no_packaging_and_is_chosen(load: Load) -> None:
+    plugins = load("my_agent.py", AGENT.format(name="mine"))
+    assert chosen_agent(plugins, None, "mini") == "mine"
 
 
 @pytest.mark.parametrize(
@@ -259,37 +267,29 @@ def test_an_extra_plugin_must_load(value: str, message: str) -> None:
         PluginSet(extra=[value])
 
 
-def test_an_extra_plugin_must_not_take_a_name(tmp_path: Path) -> None:
-    file = tmp_path / "local.py"
-    file.write_text(AGENT.format(name="mine"))
+def test_an_extra_plugin_must_not_take_a_name(load: Load) -> None:
     with pytest.raises(PluginError, match="already taken"):
-        PluginSet(extra=[str(file)])
+        load("local.py", AGENT.format(name="mine"))
 
 
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("from swe_core import hookimpl\n@hookimpl\nasync def swe_agents(): return []", "async def"),
-        ("from swe_core import hookimpl\n@hookimpl\ndef swe_agentz(): return []", "swe_agentz.*swe_agents"),
-        ("from swe_core import hookimpl\n@hookimpl\ndef swe_agents(): return ['x']", "expected a Component"),
-        (
-            "from swe_core import hookimpl\n@hookimpl\ndef swe_agents(): pass",
-            "returned None, expected an iter",
-        ),
+        (HOOK + "async def swe_agents(): return []", "async def"),
+        (HOOK + "def swe_agentz(): return []", "swe_agentz.*swe_agents"),
+        (HOOK + "def swe_agents(): return ['x']", "expected a Component"),
+        (HOOK + "def swe_agents(): pass", "returned None, expected an iter"),
         (AGENT.format(name="a").replace("[Component(", "2 * [Component("), "offers the agent 'a' twice"),
-        ("from swe_core import hookimpl\n@hookimpl\ndef swe_agents(nope): return []", "nope"),
+        (HOOK + "def swe_agents(nope): return []", "nope"),
     ],
 )
-def test_a_wrong_hook_is_refused_at_registration(tmp_path: Path, code: str, message: str) -> None:
-    file = tmp_path / "wrong.py"
-    file.write_text(code)
+def test_a_wrong_hook_is_refused_at_registration(load: Load, code: str, message: str) -> None:
     with pytest.raises(PluginError, match=message):
-        PluginSet(extra=[str(file)])
+        load("wrong.py", code)
 
 
-def test_a_notification_may_take_fewer_arguments_and_a_failing_one_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "listener.py"
-    file.write_text(
+def test_a_notification_may_take_fewer_arguments_and_a_failing_one_is_named(load: Load) -> None:
+    code = (
         "from swe_core import hookimpl\n"
         "seen = []\n"
         "@hookimpl\n"
@@ -297,7 +297,7 @@ def test_a_notification_may_take_fewer_arguments_and_a_failing_one_is_named(tmp_
         "    seen.append(task_id)\n"
         "    raise ValueError('no')\n"
     )
-    plugins = PluginSet(extra=[str(file)])
+    plugins = load("listener.py", code)
     problems = plugins.notify("swe_rollout_started", rollout_id="r", task_id="t", attempt=0)
     assert plugins.manager.get_plugin("listener").seen == ["t"]  # type: ignore[union-attr]
     assert problems == ["the plugin 'listener' failed in swe_rollout_started: ValueError: no"]
@@ -334,14 +334,8 @@ def test_an_option_that_is_there_already_is_left_out_and_said(install: Install, 
         ),
         (OPTION.format(flag="--a/--no-a", setting="worker.trl.sync"), "'--a/--no-a'"),
         (OPTION.format(flag="--acme-sync", setting="sync"), "'sync'.*such as 'worker.mine.my_option'"),
-        (
-            "from swe_core import hookimpl\n@hookimpl\ndef swe_options(): return ['--x']",
-            "expected a RunOption",
-        ),
-        (
-            "from swe_core import hookimpl\n@hookimpl\ndef swe_options(): pass",
-            "returned None, expected an iter",
-        ),
+        (HOOK + "def swe_options(): return ['--x']", "expected a RunOption"),
+        (HOOK + "def swe_options(): pass", "returned None, expected an iter"),
     ],
 )
 def test_a_wrong_option_is_its_plugins_error(install: Install, code: str, message: str) -> None:

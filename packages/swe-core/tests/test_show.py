@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import subprocess
 import sys
-import threading
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +17,9 @@ from swe_core.cli.show import show
 from swe_core.engine import Usage
 from swe_core.errors import UsageError
 from swe_core.grade import Grade, Tampering
-from swe_core.record import Failure, Phases, Turn
-from swe_core.redact import Redactor
-from swe_core.store import RunDirectory, new_run_info
-from swe_core.testing.records import make_rollout
+from swe_core.record import Failure, Phases
+from swe_core.testing.records import make_rollout, make_run, make_turn
+from swe_core.testing.terminal import pseudo_terminal
 
 ATTACK = "\x1b]52;c;c3RvbGVu\x07\x1b[2J\x9b1;1H\x1b]0;owned\x07"
 """Sets the clipboard, clears the screen, moves the cursor, sets the title."""
@@ -39,7 +35,7 @@ ID = "task-1-0"
 
 class Run:
     def __init__(self, path: Path) -> None:
-        self.directory = RunDirectory.create(path, new_run_info({}, {}, None, []), Redactor())
+        self.directory = make_run(path)
 
     def rollout(self, name: str = ID, finished: bool = True, **fields: Any) -> None:
         folder = self.directory.folder(name)
@@ -73,14 +69,11 @@ def run(tmp_path: Path) -> Run:
             AgentEvent(kind="error", text="it broke", fatal=True),
         ],
         turns_on_disk=[
-            Turn(
-                index=0, started_at=datetime.now(UTC), seconds=1.5, kept=0, messages=[{}, {}], params={},
-                reply={}, finish_reason="stop", usage=Usage(prompt_tokens=1234, completion_tokens=56),
+            make_turn(
+                0, seconds=1.5, messages=[{}, {}], reply={}, finish_reason="stop",
+                usage=Usage(prompt_tokens=1234, completion_tokens=56),
             ),
-            Turn(
-                index=1, started_at=datetime.now(UTC), seconds=0.5, kept=2, messages=[{}], params={},
-                reply=None, error=f"the provider{ATTACK} says no",
-            ),
+            make_turn(1, seconds=0.5, kept=2, messages=[{}], error=f"the provider{ATTACK} says no"),
         ],
         patch=PATCH,
         outcome="unresolved",
@@ -209,27 +202,14 @@ def test_a_damaged_transcript(run: Run) -> None:
 
 
 def on_a_terminal(run: Run, **environment: str) -> str:
-    shown = bytearray()
-    ours, theirs = pty.openpty()
-
-    def read() -> None:
-        try:
-            while data := os.read(ours, 65536):
-                shown.extend(data)
-        except OSError:  # Linux: the other end of the terminal was closed
-            return
-
     command = [str(Path(sys.executable).parent / "swe-core"), "show", str(run.directory.path), ID]
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "PAGER": "cat", **environment}
     if "NO_COLOR" not in environment:
         env.pop("NO_COLOR", None)
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
-        os.close(theirs)
-        reader = threading.Thread(target=read)
-        reader.start()
-        assert process.wait(timeout=180) == 0
-        reader.join()
-    os.close(ours)
+    with pseudo_terminal() as (terminal, shown):
+        subprocess.run(
+            command, stdin=terminal, stdout=terminal, stderr=terminal, env=env, check=True, timeout=180
+        )
     return shown.decode()
 
 

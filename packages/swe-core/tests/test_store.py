@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from swe_core.agent import AgentEvent
 from swe_core.errors import SweError, UsageError
-from swe_core.record import Rollout, Turn
+from swe_core.record import Rollout
 from swe_core.redact import Redactor
 from swe_core.run_lock import locked
 from swe_core.store import MAX_LOG, RunDirectory, new_run_info
-from swe_core.testing.records import make_rollout
+from swe_core.testing.records import make_rollout, make_run, make_turn
 
 
 def rollout(name: str) -> Rollout:
@@ -59,10 +58,7 @@ def test_a_damaged_line_is_named(run: RunDirectory) -> None:
 def test_turns_are_read_back_and_a_torn_or_damaged_line_is_told(run: RunDirectory) -> None:
     assert run.turns("a") == []
     folder = run.folder("a")
-    turns = [
-        Turn(index=n, started_at=datetime.now(UTC), seconds=0, kept=0, messages=[], params={}, reply=None)
-        for n in range(2)
-    ]
+    turns = [make_turn(0), make_turn(1)]
     for turn in turns:
         folder.add_turn(turn)
     folder.close()
@@ -270,6 +266,4 @@ def test_what_cannot_be_gone_on_with_loses_nothing(run: RunDirectory, damage: st
 
 
 def test_a_run_may_not_know_how_many_rollouts_it_will_have(tmp_path: Path) -> None:
-    path = tmp_path / "training"
-    RunDirectory.create(path, new_run_info({}, {}, None, []), Redactor())
-    assert RunDirectory.open(path).info.planned is None
+    assert RunDirectory.open(make_run(tmp_path / "training").path).info.planned is None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.record import Turn
+from swe_core.testing.records import make_turn
 from swe_core.turns import RequestDiff, requests
 
 _message = st.fixed_dictionaries(
@@ -26,15 +26,7 @@ def _turns(bodies: list[dict[str, Any]]) -> list[Turn]:
     turns = []
     for index, body in enumerate(bodies):
         kept, messages, params = diff.added(body)
-        turn = Turn(
-            index=index,
-            started_at=datetime.now(UTC),
-            seconds=0,
-            kept=kept,
-            messages=messages,
-            params=params,
-            reply=None,
-        )
+        turn = make_turn(index, kept=kept, messages=messages, params=params)
         turns.append(Turn.model_validate_json(turn.model_dump_json()))
     return turns
 

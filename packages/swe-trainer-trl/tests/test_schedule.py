@@ -33,6 +33,7 @@ from swe_core.request import Parts, RolloutRequest
 from swe_core.runner import Runner
 from swe_core.sandbox import Sandbox, SandboxSpec
 from swe_core.store import RUN_FILE, RunDirectory, new_run_info
+from swe_core.testing.records import make_request
 from swe_core.tokens.audit import audit
 from swe_trainer_trl import schedule
 from swe_trainer_trl.feeder import Feeder
@@ -210,20 +211,8 @@ async def feeding(
         run = RunDirectory.resume(path, redactor)
     else:
         run = RunDirectory.create(path, new_run_info({}, {}, None, []), redactor)
-    defaults = Settings()
     requests = [
-        RolloutRequest(
-            id=f"{task.instance_id}-0",
-            task=task,
-            attempt=0,
-            agent=agent.name,
-            sandbox="local",
-            engine="scripted",
-            model=scripted.model,
-            spec=sandbox_spec(task, defaults),
-            limits=defaults.limits,
-            sandbox_retries=1,
-        )
+        make_request(task, spec=sandbox_spec(task, Settings()), sandbox_retries=1)
         for task in itertools.islice(DemoSource().tasks(), tasks)
     ]
     journal = Journal(path / "train.sqlite")

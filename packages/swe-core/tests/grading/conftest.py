@@ -13,6 +13,7 @@ from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.grade import Grader
+from swe_core.patch import export_patch, record_base
 from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
 
 pytest.register_assert_rewrite(f"{__package__}.suites")
@@ -58,6 +59,14 @@ class Repo:
         patch = self.sh("git add -A && git diff --cached --no-color")
         self.sh("git reset -q --hard && git clean -fdq")
         return patch
+
+    async def patch_by(self, script: str, provider: SandboxProvider) -> bytes:
+        """What an agent that ran a bash script in a sandbox with a copy of it would have changed."""
+        async with provider.open(self.spec) as sandbox:
+            base = await record_base(sandbox)
+            done = await sandbox.exec(["bash", "-euc", script])
+            assert done.exit_code == 0, done.stderr
+            return await export_patch(sandbox, base)
 
     @property
     def head(self) -> str:

@@ -62,7 +62,7 @@ async def run(sandbox: Sandbox, suite: Suite, log_parser: str) -> TestRun:
 
 
 async def run_twice(sandbox: Sandbox, suite: Suite, log_parser: str) -> TestRun:
-    """Run a suite without and with the reporter, which nothing but its report may show."""
+    """Run a suite without and with the reporter, which nothing but its report may show: one that is whole."""
     needed = suite.needs if suite.needs.startswith("from ") else f"import {suite.needs}"
     if suite.needs and (await sandbox.exec([PYTHON, "-c", needed])).exit_code != 0:
         pytest.skip(f"{suite.needs} is not installed")
@@ -80,6 +80,11 @@ async def run_twice(sandbox: Sandbox, suite: Suite, log_parser: str) -> TestRun:
     assert _comparable(watched.log, suite) == _comparable(bare.log, suite)
     assert watched.exit_code == bare.exit_code
     assert kept_too == kept
+    if suite.silent:
+        assert watched.report.sessions == 0
+    else:
+        assert watched.report.complete
+        assert {odd for odd in watched.report.odd if odd.split()[0] not in suite.odd} == set()
     return watched
 
 

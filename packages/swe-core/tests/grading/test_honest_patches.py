@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from swe_core.grade import Grade
-from swe_core.patch import export_patch, record_base
 from swe_core.sandbox import SandboxProvider
 from swe_core.testing.records import make_task
 
@@ -62,11 +61,7 @@ class Case:
         )
 
     async def grade(self, script: str) -> Grade:
-        async with self.provider.open(self.repo.spec) as sandbox:
-            base = await record_base(sandbox)
-            done = await sandbox.exec(["bash", "-euc", script])
-            assert done.exit_code == 0, done.stderr
-            patch = await export_patch(sandbox, base)
+        patch = await self.repo.patch_by(script, self.provider)
         return (await swe_grader().grade(self.task, patch, self.provider, self.repo.spec, 120)).grade
 
 

@@ -380,12 +380,22 @@ async def test_a_base_commit_that_head_is_not_made_of_is_told(
         assert await sh(sandbox, "git rev-list HEAD") == f"{base.commit}\n"
 
 
-@pytest.mark.parametrize("image", slow_but([None], [None, "owner/an-image:1"]))
+ABSENT = "c0ffee" * 6
+"""A commit that is in no repository."""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "image"),
+    [
+        (ABSENT, None),
+        pytest.param(ABSENT, "owner/an-image:1", marks=pytest.mark.slow),
+        (f"{ABSENT}^", None),  # the parent of a fix
+    ],
+)
 async def test_a_base_commit_that_is_not_there_is_told(
-    provider: SandboxProvider, aged: Repo, image: str | None
+    provider: SandboxProvider, aged: Repo, wanted: str, image: str | None
 ) -> None:
     """As where a row names the image of another one."""
-    wanted = "c0ffee" * 6
     of = "" if image is None else f" of the image {image!r}"
     assert (await refusal(provider, aged, image=image, base_commit=wanted)).startswith(
         f"the base_commit '{wanted}' of the task 't-1' is not in the repository '/testbed' in the sandbox"
@@ -400,7 +410,7 @@ async def test_a_history_with_a_gap_is_not_called_another_repository(
 ) -> None:
     """As a graft leaves it when its objects are pruned: HEAD names a parent that is not there."""
     aged.sh("rm -f .git/objects/$(git rev-parse HEAD~1 | sed 's|..|&/|')")
-    await refusal(provider, aged, "cannot be freed of what came after its base: ", base_commit="c0ffee" * 6)
+    await refusal(provider, aged, "cannot be freed of what came after its base: ", base_commit=ABSENT)
 
 
 @pytest.mark.parametrize("name", slow_but(["HEAD^"], ["main", "HEAD", "v1", "origin/main", "HEAD^"]))
@@ -427,12 +437,6 @@ async def test_a_base_commit_can_be_the_parent_of_the_fix(
         assert await sh(sandbox, SEARCH + FSCK) == ""
 
 
-async def test_the_parent_of_a_fix_that_is_not_there_is_told(provider: SandboxProvider, aged: Repo) -> None:
-    wanted = "c0ffee" * 6 + "^"
-    said = await refusal(provider, aged, base_commit=wanted)
-    assert said.startswith(f"the base_commit '{wanted}' of the task 't-1' is not in the repo")
-
-
 @pytest.mark.parametrize("kind", slow_but(["shallow"], ["made anew", "shallow"]))
 async def test_a_repository_without_a_history_has_no_base_commit(
     provider: SandboxProvider, aged: Repo, kind: str
@@ -445,7 +449,7 @@ async def test_a_repository_without_a_history_has_no_base_commit(
         )
     aged.sh(made)
     aged.path = aged.path.parent / "made"
-    async with prepared(provider, aged, base_commit="c0ffee" * 6) as (_, base):
+    async with prepared(provider, aged, base_commit=ABSENT) as (_, base):
         assert base.commit == aged.head
 
 

@@ -14,9 +14,9 @@ import pytest
 from swe_core.builtin.swe.testrun import HeadAndTail
 from swe_core.errors import GraderError, SandboxDied, SandboxError
 from swe_core.grade import Graded
-from swe_core.patch import export_patch, record_base
 from swe_core.sandbox import SandboxProvider
 from swe_core.testing.records import make_task
+from swe_core.testing.waiting import until
 
 from .conftest import Repo, slow_but, swe_grader
 
@@ -55,12 +55,7 @@ class Graders:
 
     async def grade_script(self, script: str, **changed: Any) -> Graded:
         """Grade what an agent that ran `script` would have changed."""
-        async with self.provider.open(self.repo.spec) as sandbox:
-            base = await record_base(sandbox)
-            done = await sandbox.exec(["bash", "-euc", script])
-            assert done.exit_code == 0, done.stderr
-            patch = await export_patch(sandbox, base)
-        return await self.grade(patch, **changed)
+        return await self.grade(await self.repo.patch_by(script, self.provider), **changed)
 
 
 @pytest.fixture
@@ -302,8 +297,7 @@ async def test_a_sandbox_that_dies_under_the_tests_is_an_error(calc: Graders) ->
     with anyio.fail_after(120):
         async with anyio.create_task_group() as group:
             group.start_soon(grade)
-            while not _descendants(b"sleep\x00600"):  # noqa: ASYNC110 (nothing tells when a process starts)
-                await anyio.sleep(0.05)
+            await until(lambda: _descendants(b"sleep\x00600"))
             for pid in _descendants(b"supervisor.py"):
                 with suppress(ProcessLookupError):  # killing the outer one ends the inner ones
                     os.kill(pid, signal.SIGKILL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -79,13 +79,6 @@ class Plugin(Engine):
 
     async def end(self, session: EngineSession) -> None:
         self.ended.append(session.rollout_id)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that tells nobody that it happened."""
-    with anyio.fail_after(120):
-        while not holds():  # noqa: ASYNC110
-            await anyio.sleep(0.01)
 
 
 def sampled(text: str, **more: Any) -> Sampled:

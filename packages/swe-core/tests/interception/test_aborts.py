@@ -19,8 +19,9 @@ from swe_core.interception.server import InterceptionServer
 from swe_core.interception.session import GONE, Gate
 from swe_core.record import Turn
 from swe_core.testing.provider import Fault, ScriptedProvider, say
+from swe_core.testing.waiting import until
 
-from .helpers import HELLO, Plugin, Typist, by_hand, relay, sampled, until, who
+from .helpers import HELLO, Plugin, Typist, by_hand, relay, sampled, who
 
 pytestmark = pytest.mark.anyio
 
@@ -72,9 +73,7 @@ async def test_leaving_a_session_aborts_what_is_in_flight(
 
                 for number in range(3):
                     group.start_soon(ask, number)
-                with anyio.fail_after(120):
-                    while len(provider.requests) < 3:  # noqa: ASYNC110 (three events would say no more)
-                        await anyio.sleep(0.01)
+                await until(lambda: len(provider.requests) == 3)
             assert [turn.error for turn in turns] == [OVER] * 3  # on leaving, not some time later
         with anyio.fail_after(120):
             for seen in provider.requests:
@@ -147,9 +146,7 @@ async def test_nothing_is_left_behind_by_clients_that_misbehave(
         with anyio.fail_after(120):
             for seen in provider.requests:
                 await seen.finished.wait()
-    with anyio.fail_after(120):
-        while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 (closing connections end their tasks)
-            await anyio.sleep(0.02)
+    await until(lambda: len(asyncio.all_tasks()) <= before)  # closing connections end their tasks
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 

@@ -15,8 +15,9 @@ from swe_core.interception import calls as calls_module
 from swe_core.interception.calls import Call, Calls
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Turn
+from swe_core.testing.waiting import until
 
-from .helpers import HELLO, Plugin, Typist, by_hand, until, who
+from .helpers import HELLO, Plugin, Typist, by_hand, who
 
 pytestmark = pytest.mark.anyio
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partialmethod
+from typing import Any
 
 import pytest
 from anyio._backends import _asyncio
@@ -17,29 +19,21 @@ def _reads_that_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
         if not future.done():
             future.set_result(None)
 
-    def readable(stream: _asyncio._RawSocketMixin, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+    def wait(stream: Any, field: str, end: str, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Wait until that end of the stream's socket, a "reader" or a "writer", is ready."""
         future: asyncio.Future[None] = asyncio.Future()
-        stream._receive_future = future
+        setattr(stream, field, future)
 
         def done(_: object) -> None:
-            stream._receive_future = None
-            loop.remove_reader(stream._raw_socket)
+            setattr(stream, field, None)
+            getattr(loop, f"remove_{end}")(stream._raw_socket)
 
-        loop.add_reader(stream._raw_socket, ready, future)
+        getattr(loop, f"add_{end}")(stream._raw_socket, ready, future)
         future.add_done_callback(done)
         return future
 
-    def writable(stream: _asyncio._RawSocketMixin, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.Future()
-        stream._send_future = future
-
-        def done(_: object) -> None:
-            stream._send_future = None
-            loop.remove_writer(stream._raw_socket)
-
-        loop.add_writer(stream._raw_socket, ready, future)
-        future.add_done_callback(done)
-        return future
-
-    monkeypatch.setattr(_asyncio._RawSocketMixin, "_wait_until_readable", readable)
-    monkeypatch.setattr(_asyncio._RawSocketMixin, "_wait_until_writable", writable)
+    for method, field, end in (
+        ("_wait_until_readable", "_receive_future", "reader"),
+        ("_wait_until_writable", "_send_future", "writer"),
+    ):
+        monkeypatch.setattr(_asyncio._RawSocketMixin, method, partialmethod(wait, field, end))

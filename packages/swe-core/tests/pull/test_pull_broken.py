@@ -19,6 +19,7 @@ from swe_core.errors import SandboxError
 from swe_core.relay.pull import Timing
 from swe_core.testing.sandbox.base import PATIENCE
 from swe_core.testing.sandbox.network import hello, serving
+from swe_core.testing.waiting import until
 
 from .helpers import BOTH, LANGUAGES, QUICK, Proxy, cancelling, dial_host, reached, until_answered
 
@@ -114,8 +115,7 @@ async def test_proxy_that_holds_answers_back(language: str) -> None:
             for _ in range(3):
                 assert (await agent.get("/")).text == "hello"
             polls = len(proxy.calls)
-            while len(proxy.calls) < polls + 2:  # noqa: ASYNC110 (a poll that brings nothing did not fail)
-                await anyio.sleep(0.01)
+            await until(lambda: len(proxy.calls) >= polls + 2)  # a poll that brings nothing did not fail
             assert (await agent.get("/")).text == "hello"
     assert sum("stream=1" in call for call in proxy.calls) == 1
 
@@ -134,8 +134,7 @@ async def test_way_that_falls_silent(language: str) -> None:
                     assert (await agent.get("/")).text == "hello"
 
                 tasks.start_soon(ask)
-                while len(proxy.calls) < 2:  # noqa: ASYNC110 (nothing tells us)
-                    await anyio.sleep(0.01)
+                await until(lambda: len(proxy.calls) >= 2)
                 proxy.stalled = False
 
 

@@ -25,6 +25,7 @@ from swe_core.relay.transport import HttpTransport, TransportError, http_client
 from swe_core.relay.wire import MAX_PROOF, ProtocolError, Question, Unpacker, signature
 from swe_core.testing.sandbox.base import PATIENCE
 from swe_core.testing.sandbox.network import hello, serving
+from swe_core.testing.waiting import until
 
 from .helpers import (
     LANGUAGES,
@@ -36,16 +37,13 @@ from .helpers import (
     on_this_host,
     over,
     reached,
+    request,
     until_answered,
 )
 
+pytestmark = pytest.mark.anyio
 SECRET = bytes(32)
 ANY = "http://127.0.0.1:9"
-
-
-def request(id: int, n: int = 0) -> bytes:
-    frame = {"kind": "request", "id": id, "n": n, "method": "POST", "path": "/", "headers": []}
-    return json.dumps(frame).encode() + b"\n"
 
 
 class Impostor:
@@ -90,7 +88,6 @@ async def talk(impostor: Impostor, endpoint: str = ANY) -> None:
             )
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("proof", [b"x" * (MAX_PROOF + 1), b"x" * (4 << 20), b"x" * 64 + b"\n", b"\n"])
 async def test_who_never_proves_anything(proof: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is kept, and after some times it counts as somebody else."""
@@ -99,7 +96,6 @@ async def test_who_never_proves_anything(proof: bytes, monkeypatch: pytest.Monke
         await talk(Impostor(proof=lambda *_: proof))
 
 
-@pytest.mark.anyio
 async def test_signs_of_life_in_masses() -> None:
     with pytest.raises(ProtocolError, match="signs of life"):
         await talk(Impostor(b"\n" * (1 << 20)))
@@ -111,7 +107,6 @@ def test_signs_of_life_are_dropped_together() -> None:
     assert unpacker.signs == 8 << 20
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("said", [b"abc", b"", b"-1", b"1 ", b"9" * 5000, "\u0661".encode()])
 async def test_push_answered_with_no_number(said: bytes) -> None:
     async with serving({"/": hello}) as server:
@@ -131,7 +126,6 @@ def test_whatever_it_says_is_a_frame_or_a_protocol_error(said: list[bytes]) -> N
         pass
 
 
-@pytest.mark.anyio
 async def test_bodies_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """One alone may be as big as it likes; ours sends no second one then."""
     monkeypatch.setattr(calls, "MAX_BODIES", 1000)
@@ -145,14 +139,12 @@ async def test_bodies_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None
             await talk(Impostor(request(1, 5000) + bytes(5000), request(2, 1) + b"x"), server)
 
 
-@pytest.mark.anyio
 async def test_more_clients_that_leave_than_there_were() -> None:
     gone = json.dumps({"kind": "gone", "id": 1, "n": 0}).encode() + b"\n"
     with pytest.raises(ProtocolError, match="more clients left"):
         await talk(Impostor(request(1) + gone + gone))
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("language", LANGUAGES)
 async def test_bodies_wait_inside_and_who_leaves_is_heard(
     language: str, monkeypatch: pytest.MonkeyPatch
@@ -201,7 +193,6 @@ async def test_bodies_wait_inside_and_who_leaves_is_heard(
 BOMB = gzip.compress(bytes(64 << 20))
 
 
-@pytest.mark.anyio
 async def test_answers_over_http_are_bounded_and_not_decoded() -> None:
     """An endless answer to a push, an endless error, and what would be much when decoded."""
     sent = 0
@@ -235,7 +226,6 @@ async def test_answers_over_http_are_bounded_and_not_decoded() -> None:
     assert sent < 64 << 20
 
 
-@pytest.mark.anyio
 async def test_cookies_of_one_sandbox_go_to_no_other() -> None:
     came: list[str | None] = []
 
@@ -254,7 +244,6 @@ def test_long_first_line_of_a_whole_answer() -> None:
         Question(SECRET, "/").opened(b"x" * (1 << 20))
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -295,7 +284,6 @@ class Liar:
         return SimpleNamespace(output=output, wait=wait, kill=kill)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "line", [b"x", b"1 2 3", b"1", b"0 1", b"1 65536", b"-1 2", b"1 99999999", b"1  2", b"+1 2", b"1 2 "]
 )
@@ -305,23 +293,24 @@ async def test_ready_line_that_ours_never_says(line: bytes) -> None:
             pass
 
 
-@pytest.mark.anyio
 async def test_program_replaced_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Again and again: it is the code inside that did it, and only that leaves."""
+    with pytest.raises(SandboxBroken, match="as its relay"):
+        await reach_while_it_is_replaced("echo ready 1 x; exec sleep 100", monkeypatch)
+
+
+async def reach_while_it_is_replaced(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reach an endpoint for ever; that script is run instead of the program once it is reached."""
     async with (
         on_this_host("python") as sandbox,
         by_exec(sandbox) as connect,
         serving({"/": hello}) as server,
     ):
-
-        async def replaced() -> None:
+        with anyio.fail_after(PATIENCE):
             async with reach_by_pull(sandbox, server, connect, timing=QUICK):
-                monkeypatch.setattr(program, "_SCRIPT", "echo ready 1 x; exec sleep 100")
+                monkeypatch.setattr(program, "_SCRIPT", script)
                 await sandbox.kill_all()
                 await anyio.sleep_forever()
-
-        with anyio.fail_after(PATIENCE), pytest.raises(SandboxBroken, match="as its relay"):
-            await replaced()
 
 
 SKEWED = """
@@ -332,7 +321,6 @@ time.localtime = time.gmtime = time.strftime = None
 """
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("language", LANGUAGES)
 async def test_no_clock_is_compared(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside it is another century, and nothing depends on it."""
@@ -347,7 +335,6 @@ async def test_no_clock_is_compared(language: str, monkeypatch: pytest.MonkeyPat
                 assert (await agent.get(url)).text == "hello"
 
 
-@pytest.mark.anyio
 async def test_program_that_ends_each_time_before_the_first_pull(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that it listens, and does not: what comes of it is no error of a task group."""
 
@@ -362,28 +349,14 @@ async def test_program_that_ends_each_time_before_the_first_pull(monkeypatch: py
                 pass
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("script", ["exit 3", "exit 69", "echo ready; exit 0"])
 async def test_program_that_ends_again_and_again(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replaced interpreter that just ends, or is not there: it is not started for ever."""
     monkeypatch.setattr(pull, "_ENOUGH", 4)
-    async with (
-        on_this_host("python") as sandbox,
-        by_exec(sandbox) as connect,
-        serving({"/": hello}) as server,
-    ):
-
-        async def replaced() -> None:
-            async with reach_by_pull(sandbox, server, connect, timing=QUICK):
-                monkeypatch.setattr(program, "_SCRIPT", script)
-                await sandbox.kill_all()
-                await anyio.sleep_forever()
-
-        with anyio.fail_after(PATIENCE), pytest.raises(SandboxBroken, match="again and again: the "):
-            await replaced()
+    with pytest.raises(SandboxBroken, match="again and again: the "):
+        await reach_while_it_is_replaced(script, monkeypatch)
 
 
-@pytest.mark.anyio
 async def test_program_that_is_killed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Soon after each start."""
     monkeypatch.setattr(pull, "_ENOUGH", 4)
@@ -402,7 +375,6 @@ async def test_program_that_is_killed_again_and_again(monkeypatch: pytest.Monkey
             await killed()
 
 
-@pytest.mark.anyio
 async def test_program_that_is_killed_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ran well in between, however often it is."""
     monkeypatch.setattr(pull, "_ENOUGH", 3)
@@ -430,7 +402,6 @@ server.serve_forever()
 """
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("whose", ["the way's", "the code's"])
 async def test_answers_that_prove_nothing(whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy with a page for everything answers also for a port on which nobody can listen, and the sandbox
@@ -454,7 +425,6 @@ async def test_answers_that_prove_nothing(whose: str, monkeypatch: pytest.Monkey
     assert ("answered by itself" in str(caught.value)) == (whose == "the way's")
 
 
-@pytest.mark.anyio
 async def test_page_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a proxy that comes to itself costs what was in flight, and nothing else."""
     monkeypatch.setattr(puller, "_IMPOSTURES", 3)
@@ -464,8 +434,6 @@ async def test_page_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
             for _ in range(2):
                 proxy.page, proxy.pages = b"x" * 200, 0
                 await sandbox.kill_all()
-                with anyio.fail_after(PATIENCE):
-                    while proxy.pages < 8:  # noqa: ASYNC110 (two times it counts as somebody else)
-                        await anyio.sleep(0.01)
+                await until(lambda: proxy.pages >= 8)  # two times it counts as somebody else
                 proxy.page = None
                 await until_answered(agent, url)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import socket
 
@@ -22,14 +21,10 @@ from swe_core.relay.pull import Timing, reach_by_pull
 from swe_core.relay.wire import MAX_BODY, MAX_LINE, ProtocolError, Question, Unpacker, signature
 from swe_core.testing.sandbox.network import hello, serving
 
-from .helpers import Proxy, by_exec, dial_host, on_this_host, reached
+from .helpers import Proxy, by_exec, dial_host, on_this_host, reached, request
 
+pytestmark = pytest.mark.anyio
 SECRET = bytes(32)
-
-
-def request(id: int = 1, n: int = 0, **changes: object) -> bytes:
-    frame = {"kind": "request", "id": id, "n": n, "method": "GET", "path": "/", "headers": []}
-    return json.dumps({**frame, **changes}).encode() + b"\n"
 
 
 @given(bodies=st.lists(st.binary(max_size=300)), cuts=st.lists(st.integers(1, 200)), ticks=st.integers(0, 3))
@@ -144,7 +139,6 @@ def test_pace_forgets_who_is_gone() -> None:
     assert pace.due() == math.inf
 
 
-@pytest.mark.anyio
 async def test_outbox_has_room_again() -> None:
     """The endpoint's answers are not read while too much of them waits."""
     outbox = Outbox()
@@ -156,7 +150,6 @@ async def test_outbox_has_room_again() -> None:
     assert (outbox.base, outbox.end, len(outbox)) == (1, ROOM + 1, ROOM)
 
 
-@pytest.mark.anyio
 async def test_what_the_endpoint_is_asked() -> None:
     """The path is the agent's to the letter; host and length are ours; neighbours' headers go no further."""
     seen: list[web.BaseRequest] = []
@@ -183,7 +176,6 @@ async def test_what_the_endpoint_is_asked() -> None:
     assert answer.headers["X-Other"] == "2"
 
 
-@pytest.mark.anyio
 async def test_sandbox_that_dies() -> None:
     """Who uses it next finds out; the relay itself ends quietly, and says so only to who opens it."""
     async with (
@@ -201,7 +193,6 @@ async def test_sandbox_that_dies() -> None:
                 pass
 
 
-@pytest.mark.anyio
 async def test_calls_that_one_answer_costs() -> None:
     """A short answer is one push, and no request costs a pull."""
     proxy = Proxy(dial_host)
@@ -212,7 +203,6 @@ async def test_calls_that_one_answer_costs() -> None:
     assert [call.partition("?")[0] for call in proxy.calls] == ["GET /pull", *["POST /push"] * 5]
 
 
-@pytest.mark.anyio
 async def test_a_read_that_is_cancelled_as_data_arrives() -> None:
     """What the fixture of these tests is for: without it, or a mended anyio, the loop reports an error."""
     near, far = socket.socketpair(socket.AF_UNIX)

@@ -26,10 +26,11 @@ from swe_core.relay.wire import Asked, Gone, Question, Unpacker, pack
 from swe_core.sandbox import Process
 from swe_core.testing.sandbox.base import PATIENCE
 
-from .helpers import BOTH, LANGUAGES, NODE, PullSandbox, on_this_host
+from .helpers import BOTH, LANGUAGES, PullSandbox, on_this_host, program_of, running
 
 pytestmark = pytest.mark.anyio
 SECRET = bytes(range(32))
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 SETTINGS = {"secret": SECRET.hex(), "port": 0, "tick": 0.1, "bodies": 1 << 20}
 
 
@@ -42,6 +43,13 @@ class Inside:
     transport: HttpTransport
     taken: int = 0
     pushed: int = 0
+
+    @asynccontextmanager
+    async def asked(self, said: bytes = GET) -> AsyncIterator[SocketStream]:
+        """A connection of an agent that says this."""
+        async with await anyio.connect_tcp("127.0.0.1", self.port) as agent:
+            await agent.send(said)
+            yield agent
 
     async def poll(self, hold: float = 5.0) -> list[tuple[Asked | Gone, bytes]]:
         """The next frames."""
@@ -63,42 +71,9 @@ class Inside:
 @pytest.fixture(params=LANGUAGES)
 async def inside(request: pytest.FixtureRequest) -> AsyncIterator[Inside]:
     """One of the programs, run as inside a sandbox."""
-    async with running(request.param) as inside:
-        yield inside
-
-
-def program_of(name: str, language: str) -> list[str]:
-    """The argv of one of the programs."""
-    interpreter, suffix = (["python3", "-I", "-S"], "py") if language == "python" else ([str(NODE)], "mjs")
-    return [*interpreter, str(resources.files("swe_core.relay") / f"{name}.{suffix}")]
-
-
-@asynccontextmanager
-async def running(language: str) -> AsyncIterator[Inside]:
-    argv = program_of("pulled", language)
-    settings = json.dumps(SETTINGS).encode()
-    async with await anyio.open_process(argv, stdin=subprocess.PIPE, stderr=None) as process:
-        try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            await process.stdin.send(settings)
-            await process.stdin.aclose()
-            said = b""
-            with anyio.fail_after(PATIENCE):
-                while not said.endswith(b"\n"):
-                    said += await process.stdout.receive()
-            word, port, control = said.split()
-            assert word == b"ready"
-            async with http_client() as client:
-                transport = HttpTransport(client, f"http://127.0.0.1:{int(control)}")
-                yield Inside(int(port), int(control), transport)
-        finally:
-            process.kill()
-
-
-async def say(stream: SocketStream, data: bytes) -> None:
-    """Send what an agent would."""
-    await stream.send(data)
+    argv, settings = program_of("pulled", request.param), json.dumps(SETTINGS).encode()
+    async with running(argv, settings) as (port, control), http_client() as client:
+        yield Inside(port, control, HttpTransport(client, f"http://127.0.0.1:{control}"))
 
 
 async def heard(stream: SocketStream, mark: bytes | None = None) -> bytes:
@@ -108,9 +83,7 @@ async def heard(stream: SocketStream, mark: bytes | None = None) -> bytes:
         while mark is None or not said.endswith(mark):
             try:
                 said += await stream.receive()
-            except anyio.EndOfStream:
-                break
-            except anyio.BrokenResourceError:
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
                 break
     return said
 
@@ -124,9 +97,8 @@ def answer(id: int, body: bytes = b"ok", status: int = 200, headers: list[list[s
 @pytest.mark.parametrize("inside", BOTH, indirect=True)
 async def test_request_and_answer(inside: Inside) -> None:
     """Method, path, headers and body go up unchanged; status, reason, headers and body come down so."""
-    async with await anyio.connect_tcp("127.0.0.1", inside.port) as agent:
-        await say(agent, b"PUT /a%2Fb/../c?d='e'|f HTTP/1.1\r\nHost: x\r\nX-One: caf\xe9\r\n")
-        await say(agent, b"x-one:  two \r\nContent-Length: 3\r\n\r\n\x00\xff\n")
+    async with inside.asked(b"PUT /a%2Fb/../c?d='e'|f HTTP/1.1\r\nHost: x\r\nX-One: caf\xe9\r\n") as agent:
+        await agent.send(b"x-one:  two \r\nContent-Length: 3\r\n\r\n\x00\xff\n")
         [(frame, body)] = await inside.poll()
         assert isinstance(frame, Asked)
         assert (frame.method, frame.path, body) == ("PUT", "/a%2Fb/../c?d='e'|f", b"\x00\xff\n")
@@ -145,8 +117,7 @@ async def test_request_and_answer(inside: Inside) -> None:
 
 async def test_connection_that_is_kept(inside: Inside) -> None:
     """Several requests in a row, the second of them said before the first is answered."""
-    async with await anyio.connect_tcp("127.0.0.1", inside.port) as agent:
-        await say(agent, b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with inside.asked(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n") as agent:
         for number in (1, 2):
             frames = [frame for frame, _ in await inside.poll() if isinstance(frame, Asked)]
             assert frames[0].path == f"/{number}"
@@ -168,8 +139,7 @@ async def test_bodies(inside: Inside) -> None:
         (expects, b"a"),
         (b"DELETE / HTTP/1.1\r\nHost: x\r\n\r\n", b""),
     ):
-        async with await anyio.connect_tcp("127.0.0.1", inside.port) as agent:
-            await say(agent, said)
+        async with inside.asked(said) as agent:
             [(frame, came)] = await inside.poll()
             assert came == body, said
             await inside.push(answer(frame.id))
@@ -187,8 +157,8 @@ async def test_how_an_answer_ends(inside: Inside) -> None:
         ("GET", "1.0", 200, b"\r\n\r\nok"),
         ("GET", "1.1", 200, b"\r\n\r\n2\r\nok\r\n0\r\n\r\n"),
     ):
-        async with await anyio.connect_tcp("127.0.0.1", inside.port) as agent:
-            await say(agent, f"{method} / HTTP/{version}\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        head = f"{method} / HTTP/{version}\r\nHost: x\r\nConnection: close\r\n\r\n"
+        async with inside.asked(head.encode()) as agent:
             [(frame, _)] = await inside.poll()
             await inside.push(answer(frame.id, b"ok" if b"ok" in ending else b"", status=status))
             said = await heard(agent)
@@ -207,8 +177,7 @@ async def test_what_is_no_request(inside: Inside) -> None:
         (_CHUNKED + b"xyz\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 70_000 + b"\r\n\r\n", 431),
     ):
-        async with await anyio.connect_tcp("127.0.0.1", inside.port) as agent:
-            await say(agent, said)
+        async with inside.asked(said) as agent:
             assert (await heard(agent)).startswith(b"HTTP/1.1 %d " % status), said[:100]
         assert await inside.poll(0.0) == [], said[:100]
 
@@ -221,8 +190,7 @@ async def test_body_that_is_too_big(inside: Inside) -> None:
 
 
 async def test_client_that_leaves_is_told_up(inside: Inside) -> None:
-    async with await anyio.connect_tcp("127.0.0.1", inside.port) as agent:
-        await say(agent, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with inside.asked():
         [(asked, _)] = await inside.poll()
     [(gone, _)] = await inside.poll()
     assert isinstance(gone, Gone)
@@ -306,8 +274,7 @@ async def test_client_that_leaves_while_it_waits_for_a_place_is_never_asked_for(
 
 async def test_client_that_does_not_read_is_as_one_that_has_left(inside: Inside) -> None:
     """Its request is closed at the endpoint, and its place is free on both sides."""
-    async with await anyio.connect_tcp("127.0.0.1", inside.port) as agent:
-        await say(agent, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with inside.asked():
         [(asked, _)] = await inside.poll()
         await inside.push(pack("head", asked.id, status=200, reason="OK", headers=[]))
         piece = pack("data", asked.id, bytes((1 << 20) - 100))
@@ -354,8 +321,7 @@ def test_standard_input_that_is_a_file_is_closed_once_it_is_read(language: str, 
 
 async def test_failure_that_is_told_down(inside: Inside) -> None:
     """The client's connection ends without the end of an answer."""
-    async with await anyio.connect_tcp("127.0.0.1", inside.port) as agent:
-        await say(agent, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with inside.asked() as agent:
         [(frame, _)] = await inside.poll()
         await inside.push(
             pack("head", frame.id, status=200, reason="OK", headers=[]) + pack("fail", frame.id)
@@ -366,8 +332,7 @@ async def test_failure_that_is_told_down(inside: Inside) -> None:
 
 async def test_bytes_that_come_again_or_too_early(inside: Inside) -> None:
     """What is known is passed over, wherever it was cut; what leaves a gap is refused."""
-    async with await anyio.connect_tcp("127.0.0.1", inside.port) as agent:
-        await say(agent, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with inside.asked() as agent:
         [(frame, _)] = await inside.poll()
         log = answer(frame.id, b"0123456789" * 100)
         with pytest.raises(TransportError, match="409"):
@@ -379,8 +344,7 @@ async def test_bytes_that_come_again_or_too_early(inside: Inside) -> None:
 
 async def test_log_that_is_asked_for_again(inside: Inside) -> None:
     """Bytes can be had from any offset until a later one is asked for, and then no more."""
-    async with await anyio.connect_tcp("127.0.0.1", inside.port) as agent:
-        await say(agent, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with inside.asked():
         [(first, _)] = await inside.poll()
         end, inside.taken = inside.taken, 0
         assert await inside.poll() == [(first, b"")]

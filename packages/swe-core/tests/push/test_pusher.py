@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -20,16 +19,12 @@ from swe_core.request import Parts
 from swe_core.runner import Runner
 from swe_core.store import RunDirectory
 from swe_core.testing.hf import LocalHF
+from swe_core.testing.waiting import until
 
 from .runs import add, ids_of, new_run, rollout, rows_of
 
 pytestmark = pytest.mark.anyio
 TO = "tester/rollouts"
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
@@ -57,12 +52,6 @@ def finish(runner: Runner, number: int) -> None:
 
 def runner_of(run: RunDirectory) -> Runner:
     return Runner([], cast(Parts, None), run, [], 1)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    with anyio.fail_after(120):
-        while not true():  # noqa: ASYNC110  # another thread makes it true
-            await anyio.sleep(0.01)
 
 
 async def test_in_the_background_and_in_the_end(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from swe_core.engine import ForkCause, Sampled
 from swe_core.errors import LedgerError
 from swe_core.record import Turn, TurnTokens
+from swe_core.testing.records import make_turn
 from swe_core.tokens.book import TokenBook
 from swe_core.tokens.chains import Chain, Step, build_chains, chains_of
 from swe_core.tokens.ledger import recount
@@ -108,14 +108,8 @@ def record(calls: list[Call], third_party: bool = False) -> tuple[TokenBook, lis
 
 def on_disk(records: list[TurnTokens]) -> list[Turn]:
     """Written, and read back."""
-    turns = []
-    for index, tokens in enumerate(records):
-        turn = Turn(
-            index=index, started_at=datetime.now(UTC), seconds=0, kept=0, messages=[], params={}, reply=None,
-            tokens=tokens,
-        )  # fmt: skip
-        turns.append(Turn.model_validate_json(turn.model_dump_json()))
-    return turns
+    turns = [make_turn(index, tokens=tokens) for index, tokens in enumerate(records)]
+    return [Turn.model_validate_json(turn.model_dump_json()) for turn in turns]
 
 
 def same(one: Chain, other: Chain) -> bool:

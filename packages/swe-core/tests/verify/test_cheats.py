@@ -129,11 +129,10 @@ async def test_a_fix_between_the_base_and_head_is_found(
     """The later branch is gone: the fix is a commit that HEAD is made of, and was taken back."""
     path = tmp_path / "repository"
     git(tmp_path, "clone", "-q", "--single-branch", "--no-tags", str(repository), str(path))
-    who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
-    git(path, *who, "commit", "-q", "--allow-empty", "-m", "Nothing")
+    git(path, "commit", "-q", "--allow-empty", "-m", "Nothing")
     (path / "adder.py").write_text("def add(a, b):\n    return a + b\n")
-    git(path, *who, "commit", "-qam", "It adds")
-    git(path, *who, "revert", "--no-edit", "HEAD")
+    git(path, "commit", "-qam", "It adds")
+    git(path, "revert", "--no-edit", "HEAD")
     task, spec = make_task(repository=path), SandboxSpec(repository=path, network="none")
     (cheat,) = chosen(name)
     stolen = await patch_of(provider, task, cheat)

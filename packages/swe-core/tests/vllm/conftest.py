@@ -6,7 +6,7 @@ The engine imports transformers, which takes seconds: it is imported by the firs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,26 +14,23 @@ import pytest
 import tenacity
 
 from swe_core.builtin.vllm import VLLMConfig
-from swe_core.engine import ChatRequest, Completion, Delta, EngineSession
+from swe_core.engine import ChatRequest, Completion, EngineSession
 from swe_core.messages import Message
-from swe_core.testing.tokenizer import make_tokenizer
+from swe_core.testing.provider import Ear
+from swe_core.testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 from swe_core.testing.vllm import ScriptedVLLM
 from swe_core.tokens.renderer import Renderer
 
 if TYPE_CHECKING:
     from swe_core.builtin.vllm.engine import VLLMEngine
 
-_SPECIAL = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
-    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-)
 KEY = "sk-do-not-show-this-0123456789"
 
 
 @pytest.fixture(scope="session")
 def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("qwen")
-    make_tokenizer(_SPECIAL, eos_token="<|im_end|>", pad_token="<|endoftext|>").save_pretrained(path)
+    make_tokenizer(QWEN3_TOKENS, eos_token="<|im_end|>", pad_token="<|endoftext|>").save_pretrained(path)
     return path
 
 
@@ -74,19 +71,6 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow each other at once; their number stays what the settings say."""
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     monkeypatch.setattr("swe_core.builtin.vllm.engine._BACKOFF", tenacity.wait_none())
-
-
-@dataclass
-class Ear:
-    """Hears the pieces of a streamed reply."""
-
-    heard: list[Delta] = field(default_factory=list)
-
-    async def __call__(self, delta: Delta) -> None:
-        self.heard.append(delta)
-
-    def text(self, key: str = "content") -> str:
-        return "".join(delta.get(key) or "" for delta in self.heard)
 
 
 def make_engine(*urls: str, **settings: Any) -> VLLMEngine:

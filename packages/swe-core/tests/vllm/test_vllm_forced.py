@@ -17,12 +17,13 @@ from swe_core.messages import Message
 from swe_core.plugins import PluginSet
 from swe_core.record import Ledger, TurnTokens
 from swe_core.store import RunDirectory
+from swe_core.testing.provider import Ear
 from swe_core.testing.serving.start import TokenServer
 from swe_core.tokens.book import TokenBook
 from swe_core.tokens.chains import build_chains, step_of
 from swe_core.tokens.renderer import Renderer
 
-from .conftest import HELLO, TOOLS, Ear, Qwen, chat, said
+from .conftest import HELLO, TOOLS, Qwen, chat, said
 
 if TYPE_CHECKING:
     from swe_core.testing.serving.forced import ForcedEngine

@@ -13,9 +13,8 @@ from swe_core.builtin.vllm.streaming import Streamer, cut
 from swe_core.deltas import join
 from swe_core.errors import EngineError
 from swe_core.messages import Message
+from swe_core.testing.provider import Ear
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
-
-from .conftest import Ear
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ import anyio
 from aiohttp import web
 
 from swe_core.deltas import cut
-from swe_core.engine import Usage
+from swe_core.engine import Delta, Usage
 from swe_core.recording import RecordedReply
 from swe_core.testing.loopback import LoopbackServer
 
@@ -74,6 +74,20 @@ def call_tool(name: str, arguments: Mapping[str, Any], call_id: str = "call_1") 
         finish_reason="tool_calls",
         usage=Usage(prompt_tokens=10, completion_tokens=5),
     )
+
+
+@dataclass
+class Ear:
+    """Hears the pieces of a streamed reply: the listener that an engine's `complete` takes."""
+
+    heard: list[Delta] = field(default_factory=list)
+
+    async def __call__(self, delta: Delta) -> None:
+        self.heard.append(delta)
+
+    def text(self, key: str = "content") -> str:
+        """What was said, or what is below another key, such as `reasoning_content`."""
+        return "".join(delta.get(key) or "" for delta in self.heard)
 
 
 @contextlib.contextmanager

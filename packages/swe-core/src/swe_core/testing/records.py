@@ -1,11 +1,20 @@
-"""Tasks and records of rollouts, for tests that care for few of their fields; public API for authors."""
+"""Tasks, runs, and requests, turns and records of rollouts, for tests that care for few of their fields.
+
+Public API for authors.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from swe_core.record import Rollout
+from swe_core.config import Limits
+from swe_core.record import Rollout, Turn
+from swe_core.redact import Redactor
+from swe_core.request import RolloutRequest
+from swe_core.sandbox import SandboxSpec
+from swe_core.store import RunDirectory, new_run_info
 from swe_core.task import Task
 
 
@@ -16,6 +25,29 @@ def make_task(name: str = "t-1", **fields: Any) -> Task:
         "test_patch": "", "fail_to_pass": ("t",), "pass_to_pass": (), "test_command": "true",
     }  # fmt: skip
     return Task(**{**known, **fields})
+
+
+def make_run(path: Path, planned: int | None = None) -> RunDirectory:
+    """A run directory that says nothing of its run."""
+    return RunDirectory.create(path, new_run_info({}, {}, planned, []), Redactor())
+
+
+def make_turn(index: int = 0, **fields: Any) -> Turn:
+    """An LLM call of now, with nothing in it and no reply."""
+    known = {
+        "index": index, "started_at": datetime.now(UTC), "seconds": 0.0, "kept": 0, "messages": [],
+        "params": {}, "reply": None,
+    }  # fmt: skip
+    return Turn(**{**known, **fields})
+
+
+def make_request(task: Task, **fields: Any) -> RolloutRequest:
+    """The request of the first attempt at a task, in a sandbox of which nothing is asked."""
+    known = {
+        "id": f"{task.instance_id}-0", "task": task, "attempt": 0, "agent": "a", "sandbox": "s",
+        "engine": "e", "model": "m", "spec": SandboxSpec(), "limits": Limits(),
+    }  # fmt: skip
+    return RolloutRequest(**{**known, **fields})
 
 
 def make_rollout(task: str = "t", attempt: int = 0, outcome: str = "resolved", **fields: Any) -> Rollout:

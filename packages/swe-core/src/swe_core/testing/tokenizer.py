@@ -14,6 +14,11 @@ from swe_core.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+QWEN3_TOKENS = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+)
+"""The special tokens that Qwen3's chat template writes."""
 _VOCABULARY = 1500
 _SOURCES = (
     "abc",

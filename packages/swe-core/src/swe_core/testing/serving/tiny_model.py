@@ -9,15 +9,11 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from swe_core.testing.tokenizer import make_tokenizer
+from swe_core.testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 
 MAX_POSITIONS = 131_072
 """Tokens of context that the model can take."""
 
-_SPECIAL = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
-    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-)
 _SEED = 20
 
 
@@ -38,7 +34,7 @@ def make_tiny_model(directory: Path) -> Path:
 
     template = files("trl") / "chat_templates" / "qwen3.jinja"
     tokenizer = make_tokenizer(
-        _SPECIAL,
+        QWEN3_TOKENS,
         chat_template=template.read_text(encoding="utf-8"),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
