@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+from swe_core.builtin.demo.source import DemoSource
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.cli.report import report
+from swe_core.task import Task
 from swe_core.testing.serving.start import FRUGAL
 from swe_core.testing.vllm import ScriptedVLLM
 
-from .warm import PROGRAM, TRAINING, Warm
+from .warm import PROGRAM, TRAINING, Program, Warm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,10 +50,16 @@ class Done:
         (rollout,) = self.rollouts
         return rollout
 
+    def report(self) -> dict[str, Any]:
+        """What `swe-core report` says of the run."""
+        said: dict[str, Any] = json.loads(reported(self.out, "--json"))
+        return said
+
 
 Command = Callable[..., Done]
 SweCore = Callable[..., Done]
 Scripted = Callable[..., ScriptedVLLM]
+TASK = "demo__memofn-1"
 
 
 @pytest.fixture(scope="session")
@@ -130,6 +141,48 @@ def leftovers(scratch: Path, pid: int) -> list[str]:
         containers = subprocess.run(listed, capture_output=True, text=True, check=False).stdout
         found += [line for line in containers.splitlines() if f"/{pid}/" in line]
     return found
+
+
+def processes_of(scratch: Path) -> list[str]:
+    """The command lines of the processes that have the name of this directory in their environment or among
+    their arguments, as all have that a run started with it for scratch files."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it is another user's, or ends
+            words = (directory / "cmdline").read_bytes()
+            if os.fsencode(scratch) in words + (directory / "environ").read_bytes():
+                found.append(words.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def wait_for(
+    happened: Callable[[], object],
+    alive: Program | subprocess.Popen[Any] | None = None,
+    say: Callable[[], object] = lambda: "it does not happen",
+) -> None:
+    """Wait for what no event tells. A program that must be `alive` till then ends the wait, if it ends, with
+    what there is to `say`."""
+    deadline = time.monotonic() + 400
+    while not happened():
+        assert alive is None or alive.poll() is None, say()
+        assert time.monotonic() < deadline, say()
+        time.sleep(0.005)
+
+
+def wait_for_the_end(scratch: Path) -> None:
+    """Of all that a run with this directory started; what was killed is there a moment longer."""
+    wait_for(lambda: not processes_of(scratch), say=lambda: processes_of(scratch))
+
+
+@pytest.fixture(scope="session")
+def task() -> Task:
+    """The demo task that most tests use, `TASK`."""
+    return next(task for task in DemoSource().tasks() if task.instance_id == TASK)
+
+
+def fix(task: Task) -> str:
+    """A command that applies the gold patch."""
+    return f"git apply - <<'END_OF_PATCH'\n{task.patch}END_OF_PATCH"
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""What stands behind the engine `vllm` in tests: a proxy that observes its server, and Qwen3's own words.
+"""What stands between the engine `vllm` and its server in tests: a proxy that observes.
 
-The proxy notes what was sampled without a line of ours in between, so it can say whether ours is right.
+It notes what was sampled without a line of ours in between, so it can say whether ours is right.
 """
 
 from __future__ import annotations
@@ -106,8 +106,3 @@ def _note(call: Call, lines: list[bytes]) -> None:
             call.ids += choice["token_ids"]
             call.logprobs += choice["logprobs"]["token_logprobs"]
             call.finish_reason = choice["finish_reason"]
-
-
-def tool_call(name: str, **arguments: Any) -> str:
-    """What Qwen3 samples to call a tool."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"

@@ -33,6 +33,7 @@ from swe_core.page.metrics import StepMetrics
 from swe_core.record import Failure, Ledger, Phases, Retried, Rollout, SandboxTime, Turn, TurnTokens
 from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, RunInfo, new_run_info
+from swe_core.testing.records import make_rollout
 from swe_core.testing.serving.start import FRUGAL, missing, obstacle
 from swe_core.tokens.book import TokenBook
 from swe_core.tokens.ledger import NO_LOGPROBS, RETRIED
@@ -424,7 +425,7 @@ def test_rows_are_loaded_as_the_page_says(tmp_path: Path) -> None:
     (block,) = (block for block in blocks(TOKENS) if block.language == "python")
     run = RunDirectory.create(tmp_path, new_run_info({}, {}, 2, []), Redactor())
     now = datetime.now(UTC)
-    for name, reward in (("good", 1.0), ("bad", None)):
+    for name, outcome in (("good", "resolved"), ("bad", "error")):
         first = Sampled(
             None, ids(1, 2), ids(3, 4), floats(-1, math.nan), ids(7, 8), rendered="full", cause="start"
         )
@@ -432,19 +433,10 @@ def test_rows_are_loaded_as_the_page_says(tmp_path: Path) -> None:
         book, folder = TokenBook(), run.folder(name)
         for index, sampled in enumerate((first, second)):
             tokens = book.add(index, sampled)
-            folder.add_turn(
-                Turn(
-                    index=index, started_at=now, seconds=0, kept=0, messages=[], params={}, reply=None,
-                    tokens=tokens,
-                )
-            )  # fmt: skip
+            known = {"seconds": 0, "kept": 0, "messages": [], "params": {}, "reply": None}
+            folder.add_turn(Turn(index=index, started_at=now, tokens=tokens, **known))
         folder.close()
-        run.append(
-            Rollout(
-                id=name, task_id=name, attempt=0, agent="a", sandbox="s", engine="e", model="m", seconds=0,
-                outcome="error" if reward is None else "resolved", reward=reward, started_at=now,
-            )
-        )  # fmt: skip
+        run.append(make_rollout(id=name, outcome=outcome))
     names: dict[str, Any] = {}
     exec(compile(block.text, TOKENS.name, "exec"), names)
     (row,) = names["rows"](RunDirectory.open(tmp_path))

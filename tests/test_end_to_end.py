@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +18,14 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from swe_core.builtin.demo.source import DemoSource
+from swe_core.task import Task
 from swe_core.testing.provider import Fault, ScriptedProvider, call_tool, refusing_url, say
 
-from .conftest import Command, Done, SweCore, leftovers
+from .conftest import TASK, Command, Done, SweCore, fix, leftovers, wait_for
 
+PROGRAM = str(Path(sys.executable).with_name("swe-core"))
 PLUGIN = str(Path(__file__).with_name("misbehaving_agents.py"))
-TASK = "demo__memofn-1"
+CHANGE = "printf '\\n# a change\\n' >> $(git ls-files '*.py' | head -1)"
 KEY = "sk-a-key-that-must-not-leave-the-host"
 
 
@@ -87,8 +88,7 @@ async def test_an_openai_compatible_provider_answers_and_the_key_stays_on_the_ho
     swe_core: SweCore, tmp_path: Path
 ) -> None:
     """Recorded on the way: the recording then gives the same verdict without the provider."""
-    fix = "printf '\\n# a change\\n' >> $(git ls-files '*.py' | head -1); env"
-    replies = [call_tool("bash", {"command": fix}), say("done")]
+    replies = [call_tool("bash", {"command": f"{CHANGE}; env"}), say("done")]
     recording = tmp_path / "replies.jsonl"
     async with ScriptedProvider(replies, key=KEY) as provider:
         done = await in_thread(
@@ -112,10 +112,9 @@ async def test_an_openai_compatible_provider_answers_and_the_key_stays_on_the_ho
 @pytest.mark.docker
 @pytest.mark.anyio
 async def test_pi_in_containers_on_a_file_of_rows_with_a_provider(
-    swe_core: SweCore, docker_image: str, tmp_path: Path
+    swe_core: SweCore, docker_image: str, tmp_path: Path, task: Task
 ) -> None:
     """The command of the README's first screen: rows in SWE-Gym's columns, an endpoint, a model."""
-    task = next(task for task in DemoSource().tasks() if task.instance_id == TASK)
     row = {
         "instance_id": "acme__memofn-7", "repo": task.repo, "base_commit": task.base_commit,
         "problem_statement": task.problem_statement, "patch": task.patch, "test_patch": task.test_patch,
@@ -125,8 +124,7 @@ async def test_pi_in_containers_on_a_file_of_rows_with_a_provider(
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps(row) + "\n")
     # The policy here is a script: it applies the gold patch with Pi's bash tool, then submits.
-    fix = f"git apply - <<'END_OF_PATCH'\n{task.patch}END_OF_PATCH"
-    replies = [call_tool("bash", {"command": fix}), call_tool("answer", {"text": "fixed"}, "call_2")]
+    replies = [call_tool("bash", {"command": fix(task)}), call_tool("answer", {"text": "fixed"}, "call_2")]
     async with ScriptedProvider(replies, key=KEY, models=["acme-1"]) as provider:
         done = await in_thread(
             swe_core, "--plugins", "pi,docker", "--tasks", str(rows), "--engine", "openai",
@@ -190,8 +188,7 @@ def test_a_refusing_port_is_told_before_anything_is_opened(swe_core: SweCore) ->
 @pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.anyio
 async def test_black_box_mode_hands_over_the_chosen_key_and_says_so(swe_core: SweCore) -> None:
-    fix = "printf '\\n# a change\\n' >> $(git ls-files '*.py' | head -1)"
-    async with ScriptedProvider([call_tool("bash", {"command": fix}), say("done")], key=KEY) as provider:
+    async with ScriptedProvider([call_tool("bash", {"command": CHANGE}), say("done")], key=KEY) as provider:
         done = await in_thread(
             swe_core, "--task", TASK, "--mode", "black-box", "--network", "full",
             "--engine-url", provider.url, "--model", "scripted",
@@ -276,13 +273,11 @@ def test_a_sandbox_that_opens_too_slowly_is_a_sandbox_error(swe_core: SweCore, s
 @pytest.mark.usefixtures("local_sandbox")
 def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
     """`swe-core run … 2>&1 | head -1` ends the reader, not the run."""
-    program = Path(sys.executable).parent / "swe-core"
-    command = f"{program} run --agent nop --task {TASK} --out {tmp_path / 'run'} 2>&1 | head -1"
+    command = f"{PROGRAM} run --agent nop --task {TASK} --out {tmp_path / 'run'} 2>&1 | head -1"
     subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, check=True)
     finished = tmp_path / "run" / "rollouts.jsonl"
-    deadline = time.monotonic() + 180  # head is gone, and sh with it; the run is not
-    while not (finished.exists() and finished.read_text().endswith("\n")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    # head is gone, and sh with it; the run is not
+    wait_for(lambda: finished.exists() and finished.read_text().endswith("\n"))
     (line,) = finished.read_text().splitlines()
     assert json.loads(line)["outcome"] == "unresolved"
 
@@ -297,22 +292,25 @@ def test_a_token_that_the_agent_prints_is_nowhere_in_the_records(swe_core: SweCo
     assert "token=[redacted]" in (done.out / "rollouts" / done.only["id"] / "agent.log").read_text()
 
 
+@contextmanager
+def started(*command: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that was started as a shell does; after the block it is gone."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, env={**os.environ, **env}) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_ctrl_c_records_what_was_running_and_leaves_nothing(tmp_path: Path, sandbox: str) -> None:
-    out = tmp_path / "run"
-    scratch = tmp_path / "scratch"
+    out, scratch = tmp_path / "run", tmp_path / "scratch"
     scratch.mkdir()
-    program = str(Path(sys.executable).parent / "swe-core")
-    process = subprocess.Popen(
-        [program, "run", "-p", PLUGIN, "--agent", "hang", "--sandbox", sandbox, "--concurrency", "2",
-         "--out", str(out)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
-    )  # fmt: skip
-    deadline = time.monotonic() + 180
-    while len(list(out.glob("rollouts/*/agent.log"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=180)
+    args = ("-p", PLUGIN, "--agent", "hang", "--sandbox", sandbox, "--concurrency", "2", "--out", str(out))
+    with started(PROGRAM, "run", *args, TMPDIR=str(scratch)) as process:
+        wait_for(lambda: len(list(out.glob("rollouts/*/agent.log"))) >= 2, alive=process)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=180)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     done = Done(130, stdout, stderr, out)
@@ -324,17 +322,11 @@ def test_ctrl_c_records_what_was_running_and_leaves_nothing(tmp_path: Path, sand
 
 def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, sandbox: str) -> None:
     out = tmp_path / "run"
-    program = str(Path(sys.executable).parent / "swe-core")
-    process = subprocess.Popen(
-        ["nohup", program, "run", "--agent", "nop", "--sandbox", sandbox, "--concurrency", "1",
-         "--out", str(out)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 180
-    while len(list(out.glob("rollouts/*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGHUP)
-    stdout, stderr = process.communicate(timeout=180)
+    args = ("--agent", "nop", "--sandbox", sandbox, "--concurrency", "1", "--out", str(out))
+    with started("nohup", PROGRAM, "run", *args) as process:
+        wait_for(lambda: len(list(out.glob("rollouts/*"))) >= 2, alive=process)
+        process.send_signal(signal.SIGHUP)
+        stdout, stderr = process.communicate(timeout=180)
     assert process.returncode == 0, stderr
     assert {rollout["outcome"] for rollout in Done(0, stdout, stderr, out).rollouts} == {"unresolved"}
     assert "resolved 0 of 6" in stdout

@@ -81,19 +81,13 @@ def test_a_budget_ends_the_agent_and_is_no_failure(
     assert "changed.txt" in _patch(done)
 
 
-def test_no_first_call_in_time_is_an_error_with_its_likely_causes(ends: Ends) -> None:
-    done = ends("late", "limits.first_call=2")
-    rollout = _record(done)
-    assert rollout.outcome == "error"
-    assert rollout.failure is not None
-    assert (rollout.failure.boundary, rollout.failure.type) == ("agent", "NoLLMCall")
-    for cause in ("within 2 s (limits.first_call)", "another endpoint", "cannot reach this one"):
-        assert cause in rollout.failure.message
+TOO_LATE = "within 2 s (limits.first_call).*another endpoint.*cannot reach this one"
 
 
 @pytest.mark.parametrize(
     ("agent", "setting", "cause"),
     [
+        ("late", "limits.first_call=2", TOO_LATE),
         ("only-submit", "budget.turns=9", "did not get as far as that, or is configured to call another one"),
         ("late", "budget.wall=1", "did not get as far as that, or is configured to call another one"),
         ("image", "budget.turns=9", "its only request was refused: messages[0]: "),
@@ -112,7 +106,8 @@ def test_an_agent_that_was_never_answered_is_an_error_however_it_ends(
     assert rollout.outcome == "error", done.stderr
     assert rollout.failure is not None
     assert (rollout.failure.boundary, rollout.failure.type) == ("agent", "NoLLMCall")
-    assert cause in rollout.failure.message
+    for part in cause.split(".*"):
+        assert part in rollout.failure.message
 
 
 @pytest.mark.parametrize("budget", sorted(set(Budgets.model_fields) - {"grace"}))

@@ -19,11 +19,12 @@ from swe_core.engine import EngineSession
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Turn
 from swe_core.testing.serving.start import TokenServer
+from swe_core.testing.vllm import tool_call
 from swe_core.tokens.chains import Chain, chains_of
 from swe_core.tokens.ledger import recount
 
 from .conftest import Scripted
-from .engines import Call, ObservingProxy, tool_call
+from .engines import Call, ObservingProxy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

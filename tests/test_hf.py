@@ -6,10 +6,9 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -17,15 +16,14 @@ import orjson
 import pytest
 from aiohttp import web
 
-from swe_core.builtin.demo.source import IMAGE, DemoSource
+from swe_core.builtin.demo.source import IMAGE
 from swe_core.task import Task
 from swe_core.testing.hf import LocalHF
+from swe_core.testing.vllm import tool_call
 
-from .conftest import Done, Scripted, SweCore, reported
-from .engines import tool_call
+from .conftest import TASK, Done, Scripted, SweCore, fix
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("local_sandbox")]
-TASK = "demo__memofn-1"
 PLUGINS = ("--plugins", "pi,hf", "--set", "sandbox.hf.internet=true", "--task", TASK)
 
 
@@ -37,23 +35,12 @@ async def hf(local_hf: LocalHF) -> AsyncIterator[LocalHF]:
     assert local_hf.jobs.running() == []
 
 
-@pytest.fixture(scope="session")
-def task() -> Task:
-    return next(task for task in DemoSource().tasks() if task.instance_id == TASK)
-
-
 async def run(swe_core: SweCore, hf: LocalHF, *args: str) -> Done:
     """The program in a process of its own, while this loop serves both sides of it."""
     command = partial(swe_core, *PLUGINS, *args, env=hf.environment(), timeout=300)
     done = await anyio.to_thread.run_sync(command)
     assert hf.token not in done.stdout + done.stderr
     return done
-
-
-def report(done: Done) -> dict[str, Any]:
-    """What `swe-core report` says of the run."""
-    found: dict[str, Any] = json.loads(reported(done.out, "--json"))
-    return found
 
 
 def policy(task: Task) -> list[str]:
@@ -70,7 +57,7 @@ def policy(task: Task) -> list[str]:
     )
     return [
         "A look first." + tool_call("bash", command=look),
-        tool_call("bash", command=f"git apply - <<'END_OF_PATCH'\n{task.patch}END_OF_PATCH"),
+        tool_call("bash", command=fix(task)),
         tool_call("answer", text="fixed"),
     ]
 
@@ -136,7 +123,7 @@ async def test_pi_fixes_a_bug_whatever_goes_wrong_on_the_way(
         sampled = [request.sent for request in vllm.requests]
     assert done.code == 0, done.stderr
     assert (done.only["outcome"], done.only["turns"], len(sampled)) == ("resolved", 3, 3), done.only
-    ledger = report(done)["ledger"]
+    ledger = done.report()["ledger"]
     assert (ledger["balanced"], ledger["accounted_percent"]) == (True, 100)
     assert ledger["sampled"] == ledger["trained"] == sum(map(len, sampled))
     started = [job for job in hf.jobs.jobs.values() if job.started]
@@ -155,6 +142,17 @@ async def test_pi_fixes_a_bug_whatever_goes_wrong_on_the_way(
         assert not [text for text in written if secret in text]
 
 
+async def run_again(swe_core: SweCore, hf: LocalHF, meanwhile: Callable[[], Awaitable[None]]) -> Done:
+    """Run a rollout whose sandbox is lost through what happens meanwhile, and which a second one resolves."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(meanwhile)
+        done = await run(swe_core, hf, "--agent", "mini", "--engine", "replay", "--sandbox-retries", "1")
+    assert done.only["outcome"] == "resolved", done.only
+    (given_up,) = done.only["retried"]
+    assert given_up["failure"]["boundary"] == "sandbox"
+    return done
+
+
 @pytest.mark.slow
 async def test_a_sandbox_that_dies_in_the_middle_is_an_error_that_may_be_tried_again(
     swe_core: SweCore, hf: LocalHF
@@ -167,14 +165,9 @@ async def test_a_sandbox_that_dies_in_the_middle_is_an_error_that_may_be_tried_a
         (job,) = hf.jobs.running()
         await hf.jobs.kill(job.id, "Out of memory")
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(kill)
-        done = await run(swe_core, hf, "--agent", "mini", "--engine", "replay", "--sandbox-retries", "1")
-    assert done.only["outcome"] == "resolved", done.only
-    (given_up,) = done.only["retried"]
-    assert given_up["failure"]["boundary"] == "sandbox"
-    assert "died: its job is ERROR (Out of memory)" in given_up["failure"]["message"]
-    (spent,) = report(done)["sandboxes"]
+    done = await run_again(swe_core, hf, kill)
+    assert "died: its job is ERROR (Out of memory)" in done.only["retried"][0]["failure"]["message"]
+    (spent,) = done.report()["sandboxes"]
     assert (spent["provider"], spent["flavor"], spent["sandboxes"]) == ("hf", "cpu-basic", 3)
 
 
@@ -190,13 +183,8 @@ async def test_a_quota_that_is_spent_is_an_error_that_may_be_tried_again(
             await anyio.sleep(0.01)
         hf.faults.quota = None
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(add_credits)
-        done = await run(swe_core, hf, "--agent", "mini", "--engine", "replay", "--sandbox-retries", "1")
-    assert done.only["outcome"] == "resolved", done.only
-    (given_up,) = done.only["retried"]
-    assert given_up["failure"]["boundary"] == "sandbox"
-    assert "the account's limits" in given_up["failure"]["message"]
+    done = await run_again(swe_core, hf, add_credits)
+    assert "the account's limits" in done.only["retried"][0]["failure"]["message"]
 
 
 async def test_a_quota_that_stays_spent(swe_core: SweCore, hf: LocalHF) -> None:
@@ -216,5 +204,5 @@ async def test_a_service_whose_clock_is_off(swe_core: SweCore, hf: LocalHF, hour
     hf.faults.skew = hours * 3600.0
     done = await run(swe_core, hf, "--agent", "mini", "--engine", "replay")
     assert done.only["outcome"] == "resolved", done.only
-    (spent,) = report(done)["sandboxes"]
+    (spent,) = done.report()["sandboxes"]
     assert 0 < spent["seconds"] < 3600

@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 import pytest
 
-from swe_core.builtin.demo.source import DemoSource
 from swe_core.store import RunDirectory
+from swe_core.task import Task
 from swe_core.testing.serving.start import TokenServer
+from swe_core.testing.vllm import tool_call
 from swe_core.tokens.chains import Chain, chains_of
 
-from .conftest import Done, Scripted, SweCore, reported
-from .engines import ObservingProxy, tool_call
+from .conftest import TASK, Done, Scripted, SweCore, fix, reported
+from .engines import ObservingProxy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.pi]
-TASK = "demo__memofn-1"
 COMPACTS = "You are a context summarization assistant"
 """How Pi's request for a summary begins."""
 
@@ -34,27 +34,19 @@ async def run_pi(swe_core: SweCore, sandbox: str, url: str, model: str, *args: s
     return await anyio.to_thread.run_sync(command)
 
 
-def report(done: Done) -> dict[str, Any]:
-    """What `swe-core report` says of the run's tokens."""
-    ledger: dict[str, Any] = json.loads(reported(done.out, "--json"))["ledger"]
-    return ledger
-
-
 def rows(done: Done) -> list[Chain]:
     run = RunDirectory.open(done.out)
     return [chain for rollout in run.rollouts() for chain in chains_of(run.turns(rollout.id))]
 
 
 async def test_pi_fixes_a_bug_in_one_row(
-    swe_core: SweCore, sandbox: str, scripted: Scripted, tokenizer: PreTrainedTokenizerBase
+    swe_core: SweCore, sandbox: str, scripted: Scripted, tokenizer: PreTrainedTokenizerBase, task: Task
 ) -> None:
     """The policy is a script: it looks, applies the gold patch, and submits. Pi's prompt, which it sends as a
     list of parts, is in the row."""
-    task = next(task for task in DemoSource().tasks() if task.instance_id == TASK)
-    fix = f"git apply - <<'END_OF_PATCH'\n{task.patch}END_OF_PATCH"
     replies = [
         "A look first." + tool_call("bash", command="git log --oneline; ls"),
-        tool_call("bash", command=fix),
+        tool_call("bash", command=fix(task)),
         tool_call("answer", text="fixed"),
     ]
     async with scripted(replies) as vllm:
@@ -64,7 +56,7 @@ async def test_pi_fixes_a_bug_in_one_row(
     assert (done.only["outcome"], done.only["turns"]) == ("resolved", 3), done.only
     (row,) = rows(done)
     assert row.input_ids[row.completion_mask].tolist() == [one for ids in sampled for one in ids]
-    ledger = report(done)
+    ledger = done.report()["ledger"]
     assert (ledger["balanced"], ledger["accounted_percent"]) == (True, 100)
     assert ledger["sampled"] == ledger["trained"] == sum(map(len, sampled))
     assert ledger["rendered"] == {"full": 1, "bridge": 2}
@@ -111,7 +103,7 @@ async def test_pi_that_compacts_k_times_gives_1_and_2k_rows(
     assert len(chains) == 1 + 2 * compactions
     trained = [chain.input_ids[chain.completion_mask].tolist() for chain in chains]
     assert sorted(one for ids in trained for one in ids) == sorted(one for ids in sampled for one in ids)
-    ledger = report(done)
+    ledger = done.report()["ledger"]
     assert ledger["sampled"] == ledger["trained"] == sum(map(len, sampled))
     assert (ledger["balanced"], ledger["accounted_percent"]) == (True, 100)
     assert (ledger["chains"], ledger["forks"]) == (len(chains), {"rewritten": compactions})
@@ -126,7 +118,7 @@ async def test_pi_with_a_real_model_ends_with_every_sampled_token_accounted_for(
         done = await run_pi(swe_core, sandbox, proxy.url, model, "--attempts", "3", *cut)
     assert done.code == 0, done.stderr
     assert {rollout["outcome"] for rollout in done.rollouts} == {"unresolved"}, done.rollouts
-    ledger = report(done)
+    ledger = done.report()["ledger"]
     assert (ledger["balanced"], ledger["accounted_percent"]) == (True, 100)
     assert ledger["sampled"] == sum(len(call.ids) for call in proxy.sampled) > 0
     trained = sorted(tuple(row.input_ids[row.completion_mask]) for row in rows(done))

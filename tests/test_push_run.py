@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from swe_core.store import RunDirectory
 from swe_core.testing.hf import LocalHF
 
-from .conftest import Command
+from .conftest import Command, wait_for
 from .warm import Warm
 
 pytestmark = pytest.mark.usefixtures("local_sandbox")
@@ -34,9 +33,7 @@ def test_killed_and_gone_on_with(tmp_path: Path, threaded_hf: LocalHF, warm: War
     pushing = ("--push-to", TO, "--set", "push.every=0.1")
     hf.faults.latency = 0.1
     with warm.start(["run", *options, *pushing, "--out", str(out)], hf.environment()) as first:
-        while hf.calls["hub.commit"] < 1 and first.poll() is None:
-            time.sleep(0.005)
-        assert first.poll() is None, first.communicate()
+        wait_for(lambda: hf.calls["hub.commit"] >= 1, first, first.communicate)
         first.send_signal(signal.SIGKILL)  # while a commit is on its way
     hf.faults.latency = 0.0
     done = command("run", "--resume", str(out), env=hf.environment())

@@ -17,7 +17,7 @@ import pytest
 
 from swe_core.store import RunDirectory
 
-from .conftest import leftovers
+from .conftest import leftovers, wait_for, wait_for_the_end
 from .resumed_rollouts import FAILING, STAYING, TASKS
 from .warm import Program, Warm
 
@@ -81,7 +81,7 @@ class Evaluation:
 
     def nothing_is_left(self) -> None:
         """No process, no sandbox, no file that only a living run has."""
-        wait_for(lambda: not living(self.scratch))
+        wait_for_the_end(self.scratch)
         for pid in self.pids:
             assert leftovers(self.scratch, pid) == []
         names = {path.name for path in self.out.iterdir()}
@@ -122,26 +122,6 @@ def make(tmp_path: Path, scratch: Path, warm: Warm) -> Callable[..., Evaluation]
         return Evaluation(path, scratch, warm, attempts)
 
     return evaluation
-
-
-def living(scratch: Path) -> list[str]:
-    """Processes that have the name of this directory in their environment or arguments."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            texts = (process / "environ").read_bytes(), (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if any(os.fsencode(scratch) in text for text in texts):
-            found.append(f"{process.name} {texts[1]!r}")
-    return found
-
-
-def wait_for(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def instants(evaluation: Evaluation, random: Random) -> tuple[str, Callable[[], bool]]:

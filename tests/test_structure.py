@@ -13,6 +13,7 @@ import pytest
 PACKAGES = Path(__file__).parents[1] / "packages"
 PLUGINS = {"swe_agents_pi", "swe_sandbox_docker", "swe_sandbox_hf", "swe_trainer_trl"}
 HEAVY = {"torch", "transformers", "datasets", "docker", "huggingface_hub", "aiohttp", "vllm", "trl"}
+HEAVY |= {"httpx", "requests"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:

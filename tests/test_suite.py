@@ -36,16 +36,8 @@ def test_property(number):
 def commands(*words: str, ci: bool = False, directory: Path = ROOT) -> list[str]:
     """What `make WORDS` would run, besides what it says."""
     environment = {name: value for name, value in os.environ.items() if name not in ("CI", "MAKEFLAGS")}
-    command = [
-        "make",
-        "-n",
-        "-f",
-        str(ROOT / "Makefile"),
-        "-C",
-        str(directory),
-        "--no-print-directory",
-        *words,
-    ]
+    makefile = str(ROOT / "Makefile")
+    command = ["make", "-n", "-f", makefile, "-C", str(directory), "--no-print-directory", *words]
     done = subprocess.run(
         command, env=environment | ({"CI": "1"} if ci else {}), capture_output=True, text=True, check=True
     )
@@ -96,11 +88,17 @@ def sample(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def collected(project: Path, *options: str) -> list[str]:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options]
+def pytest_says(project: Path, *options: str) -> str:
+    """What pytest says of the project."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    return [line for line in done.stdout.splitlines() if "::" in line]
+    return done.stdout
+
+
+def collected(project: Path, *options: str) -> list[str]:
+    said = pytest_says(project, "--collect-only", *options)
+    return [line for line in said.splitlines() if "::" in line]
 
 
 def test_the_selections_share_no_test_and_are_together_all(sample: Path) -> None:
@@ -127,20 +125,7 @@ def test_real_models_share_a_worker_and_so_do_the_tests_of_a_file(sample: Path) 
     """Two workers that change the weights of one server spoil each other's tests."""
     for name, mark in (("one", "@pytest.mark.engine"), ("two", "@pytest.mark.engine"), ("three", "")):
         (sample / "tests" / f"test_{name}.py").write_text(WORKERS.format(mark=mark))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "2",
-        "--dist",
-        "loadgroup",
-    ]
-    done = subprocess.run(command, cwd=sample, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    pytest_says(sample, "-n", "2", "--dist", "loadgroup")
     workers = (sample / "workers").read_text().splitlines()
     assert len(workers) == 24
     assert len(set(workers)) == 2  # one for the marked of both files, and one for the third file

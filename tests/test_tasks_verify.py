@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from swe_core.verify.cheats import CHEATS
 from swe_core.verify.report import VERDICTS, Check, TaskVerdict
 
-from .conftest import Command, Done, SweCore, leftovers
+from .conftest import Command, Done, SweCore, leftovers, wait_for
 from .warm import Warm
 
 Verify = Callable[..., Done]
@@ -239,9 +238,7 @@ def test_what_was_finished_is_not_lost(
     options += ["-p", str(plugin), "--grader", "slow"]
     tasks = rows(first={}, second={})
     with warm.start(["tasks", "verify", "--tasks", str(tasks), *options], environment) as process:
-        while "\n" not in (report.read_text() if report.exists() else ""):
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.05)
+        wait_for(lambda: report.exists() and "\n" in report.read_text(), process, process.communicate)
         process.send_signal(how)
         stdout, stderr = process.communicate(timeout=180)
     if how == signal.SIGINT:

@@ -16,10 +16,12 @@ import httpx
 import numpy as np
 import pytest
 
-from swe_core.builtin.demo.source import DemoSource
+from swe_core.task import Task
 from swe_core.testing.serving.start import MODEL, TokenServer, obstacle
+from swe_core.testing.vllm import tool_call
 from swe_core.tokens.chains import Chain
 
+from .conftest import TASK, fix
 from .training import Training, train
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.engine, pytest.mark.pi]
 
-TASK = "demo__memofn-1"
 GROUP = 2
 
 
@@ -51,19 +52,10 @@ def needs_vllm() -> None:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(tmp_path: Path, task: Task) -> Path:
     """What Pi's first call answers: attempt 0 fixes the bug, attempt 1 only looks."""
-    task = next(task for task in DemoSource().tasks() if task.instance_id == TASK)
-    fix = f"git apply - <<'END_OF_PATCH'\n{task.patch}END_OF_PATCH"
-    calls = {"0": fix, "1": "git log --oneline"}
-    replies = {
-        attempt: [
-            "<tool_call>\n"
-            + json.dumps({"name": "bash", "arguments": {"command": command}})
-            + "\n</tool_call>"
-        ]
-        for attempt, command in calls.items()
-    }
+    calls = {"0": fix(task), "1": "git log --oneline"}
+    replies = {attempt: [tool_call("bash", command=command)] for attempt, command in calls.items()}
     path = tmp_path / "script.json"
     path.write_text(json.dumps({"*": replies}))
     return path

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from swe_core.store import RunDirectory, new_run_info
 from swe_core.testing.serving.start import FRUGAL, MODEL, obstacle
 from swe_core.testing.vllm import ScriptedVLLM
 
-from .conftest import Scripted, leftovers
+from .conftest import Scripted, leftovers, wait_for, wait_for_the_end
 from .warm import Program, Warm
 
 pytestmark = pytest.mark.usefixtures("local_sandbox")
@@ -78,10 +77,7 @@ class Command:
         assert "Traceback" not in self.said
         left = leftovers(self.scratch, process.pid)
         assert [path for path in left if "torchinductor" not in path] == []  # vLLM's, for the next time
-        deadline = time.monotonic() + 60
-        while left := self.processes():  # what was killed is there a moment longer
-            assert time.monotonic() < deadline, left
-            time.sleep(0.01)
+        wait_for_the_end(self.scratch)
         return code
 
     def refused(self, *args: str, code: int, env: dict[str, str] | None = None) -> str:
@@ -97,24 +93,9 @@ class Command:
         assert errors[0].startswith(head)
         return errors[0].removeprefix(head)
 
-    def processes(self) -> list[str]:
-        """The command lines of what belongs to the run: all have its directory for scratch files in their
-        environment or in their arguments."""
-        found = []
-        for directory in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it is another user's, or ends
-                words = (directory / "cmdline").read_bytes()
-                if str(self.scratch).encode() in words + (directory / "environ").read_bytes():
-                    found.append(words.replace(b"\0", b" ").decode(errors="replace"))
-        return found
-
-    def until(self, process: Program, true: Callable[[], bool]) -> None:
-        """Wait for something that no event says."""
-        deadline = time.monotonic() + _PATIENCE
-        while not true():
-            assert process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.01)
+    def until(self, true: Callable[[], object]) -> None:
+        """Wait for something that happens while the last one runs."""
+        wait_for(true, alive=self.started[-1], say=lambda: self.said)
 
     def steps(self) -> list[int]:
         """The optimizer steps that were logged."""
@@ -383,8 +364,8 @@ def test_a_server_of_the_user_that_dies_is_named(command: Command, tiny_model: P
     server = policy(faults=["ok"] * (2 * GROUP), then="hang")  # the trainer takes the next rows first
     with serving(server) as url:
         process = command.start(*options(url, tiny_model, max_steps=4, save_steps=1))
-        command.until(process, lambda: (command.out / "checkpoints" / "checkpoint-1").exists())
-        command.until(process, lambda: len(server.requests) > 2 * GROUP)
+        command.until(lambda: (command.out / "checkpoints" / "checkpoint-1").exists())
+        command.until(lambda: len(server.requests) > 2 * GROUP)
     said = command.sentence(process, 1)
     assert url in said
 
@@ -443,7 +424,7 @@ def test_interrupted_while_vllm_starts(command: Command, tmp_path: Path, tiny_mo
     model = copy(tiny_model, tmp_path / "model")
     with command.importing(tmp_path / "path") as env:
         process = command.start(*options(None, model), env=env)
-        command.until(process, (tmp_path / "model.started").exists)
+        command.until((tmp_path / "model.started").exists)
         process.send_signal(signal.SIGTERM)
         assert command.end(process) == 130
     assert "go on with --resume" in command.said
@@ -453,7 +434,7 @@ def test_interrupted_while_vllm_starts(command: Command, tmp_path: Path, tiny_mo
 def test_interrupted_while_the_policy_is_loaded(command: Command, tiny_model: Path, policy: Server) -> None:
     with serving(policy()) as url:
         process = command.start(*options(url, tiny_model))
-        command.until(process, (command.out / "train.sqlite").exists)
+        command.until((command.out / "train.sqlite").exists)
         process.send_signal(signal.SIGINT)
         assert command.end(process) == 130, command.said
 
@@ -477,9 +458,7 @@ def test_interrupted_while_weights_are_sent_no_server_is_left_paused(
     server = Held(["done"], **{**scripted.keywords, "models": (MODEL,)})  # type: ignore[attr-defined]
     with serving(server) as url:
         process = command.start(*options(url, tiny_model))
-        command.until(
-            process, lambda: server.asked[-1:] == ("/collective_rpc",) and "/resume" in server.asked
-        )
+        command.until(lambda: server.asked[-1:] == ("/collective_rpc",) and "/resume" in server.asked)
         process.send_signal(signal.SIGINT)
         assert command.end(process) == 130, command.said
     assert server.asked[-2:] == ("/collective_rpc", "/resume")
@@ -495,7 +474,7 @@ def test_interrupted_while_agents_run_it_goes_on_and_till_then_nobody_else_does(
     server = policy(faults=["ok"] * (2 * GROUP), then="hang")
     with serving(server) as url:
         process = command.start(*options(url, tiny_model, max_steps=3))
-        command.until(process, lambda: len(server.requests) > 2 * GROUP)
+        command.until(lambda: len(server.requests) > 2 * GROUP)
         said = other.refused("--resume", str(command.out), code=2)
         assert said.endswith("is going on in another process: wait for it, or stop it")
         other.scratch.rmdir()
@@ -511,7 +490,7 @@ def test_interrupted_while_a_checkpoint_is_saved_it_goes_on(
     server = policy(faults=["ok"] * (2 * GROUP), then="hang")  # or it might be at its end before the signal
     with serving(server) as url:
         process = command.start(*options(url, tiny_model, max_steps=3))
-        command.until(process, (command.out / "checkpoints" / "checkpoint-1").exists)
+        command.until((command.out / "checkpoints" / "checkpoint-1").exists)
         process.send_signal(signal.SIGINT)
         assert command.end(process) == 130, command.said
     check_it_goes_on(command, policy)
@@ -537,7 +516,7 @@ def test_the_death_of_the_vllm_that_was_started_is_told_in_its_own_words(
         pytest.skip(why)
     more = ["--set", "worker.trl.server.max_model_len=8192", "--set", "worker.trl.no_spread=keep"]
     process = command.start(*options(None, tiny_model, *more, max_steps=100_000, save_steps=100_000))
-    command.until(process, lambda: (command.out / "metrics.jsonl").exists())
+    command.until(lambda: (command.out / "metrics.jsonl").exists())
     os.kill(_engine_core(command), signal.SIGKILL)
     said = command.sentence(process, 1)
     assert f"the vLLM server of {str(tiny_model)!r} ended: " in said

@@ -9,10 +9,8 @@ import re
 import select
 import shutil
 import signal
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +20,7 @@ import pytest
 
 from swe_core.testing.serving.start import FRUGAL, start, stop
 
-from .conftest import leftovers
+from .conftest import leftovers, wait_for, wait_for_the_end
 from .training import Row, Training, toy_options
 from .warm import Program, Warm
 
@@ -120,17 +118,6 @@ def is_whole(file: Path) -> bool:
     return file.exists() and file.read_bytes().endswith(b"\n")
 
 
-def processes(scratch: Path) -> list[int]:
-    """Those that were started with this directory for scratch files."""
-    variable = f"TMPDIR={scratch}".encode()
-    found = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # it is another user's, or ends
-            if variable in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
-    return found
-
-
 @pytest.fixture
 def run(tmp_path: Path, tiny_model: Path, warm_trainer: Warm, scratch: Path) -> Iterator[Run]:
     """With a server that outlives the training's processes. The stand-in starts soon, and can all that this
@@ -159,19 +146,10 @@ def run(tmp_path: Path, tiny_model: Path, warm_trainer: Warm, scratch: Path) -> 
         stop(server.pid)
 
 
-def wait_for(what: Callable[[], bool], process: Program) -> None:
-    """Until `what` is so; files change without an event."""
-    deadline = time.monotonic() + _PATIENCE
-    while not what():
-        assert process.poll() is None, "it ended too early"
-        assert time.monotonic() < deadline, "it does not come so far"
-        time.sleep(0.01)
-
-
 def kill_trainer(run: Run, when: Callable[[], bool]) -> Kept:
     """Kill the trainer, whose rollouts end by themselves then, with their sandboxes."""
     with run.start() as process:
-        wait_for(lambda: run.rolls_out() and when(), process)
+        wait_for(lambda: run.rolls_out() and when(), alive=process)
         child = os.pidfd_open(run.rollouts_process())
         process.kill()
     with os.fdopen(child):
@@ -186,7 +164,7 @@ def kill_rollouts(run: Run, when: Callable[[], bool]) -> Kept:
     before = len(run.files.rollouts())
     with run.start() as process:
         # The trainer may take its steps from groups that waited: let this process finish a rollout, too.
-        wait_for(lambda: run.rolls_out() and when() and len(run.files.rollouts()) > before, process)
+        wait_for(lambda: run.rolls_out() and when() and len(run.files.rollouts()) > before, alive=process)
         os.kill(run.rollouts_process(), signal.SIGKILL)
         assert process.wait(_PATIENCE) == 1
     assert run.said().splitlines()[-1] == (
@@ -212,10 +190,7 @@ def finish(run: Run) -> Kept:
 
 def check_nothing_is_left(run: Run, pid: int) -> None:
     assert leftovers(run.scratch, pid) == []
-    deadline = time.monotonic() + 60
-    while left := processes(run.scratch):  # what was killed is there a moment longer
-        assert time.monotonic() < deadline, left
-        time.sleep(0.01)
+    wait_for_the_end(run.scratch)
 
 
 def test_a_training_that_is_killed_goes_on_where_it_was(run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,23 @@ import pytest
 SCRIPT = Path(__file__).parent / "with-docker"
 
 
+def run(*command: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command with no other environment than this."""
+    return subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
 def with_docker(*command: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     # Not as root, who would start an engine; whoever runs the tests as another user is none already.
     other = ["setpriv", "--reuid=65534", "--clear-groups"] if os.getuid() == 0 and env else []
-    return subprocess.run(
-        [*other, str(SCRIPT), *command],
-        env={**os.environ, **env},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run(*other, str(SCRIPT), *command, env={**os.environ, **env})
+
+
+def programs(folder: Path, **scripts: str) -> None:
+    """Make programs that do what these lines of shell say."""
+    for name, script in scripts.items():
+        path = folder / name.replace("_", "-")
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
 
 
 @pytest.mark.docker
@@ -50,26 +57,14 @@ def test_no_command() -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root starts an engine")
 def test_where_the_engine_does_not_start_the_command_can_be_ended(tmp_path: Path) -> None:
     """What a shell ignores, all that it starts ignores."""
-    for name, says in {
-        "docker": "exit 1",
-        "dockerd": "echo no luck >&2; exit 1",
-        "iptables": "exit 0",
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
-        (tmp_path / name).chmod(0o755)
+    programs(tmp_path, docker="exit 1", dockerd="echo no luck >&2; exit 1", iptables="exit 0")
     ignored = (
         "import signal as s; print([n.name for n in (s.SIGHUP, s.SIGTERM) if s.getsignal(n) == s.SIG_IGN])"
     )
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(
-        # The tests may run where signals are ignored already, as under nohup.
-        ["env", "--default-signal=HUP,TERM", str(SCRIPT), "python3", "-c", ignored],
-        env={**os.environ, "PATH": path, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, "PATH": path, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    # The tests may run where signals are ignored already, as under nohup.
+    done = run("env", "--default-signal=HUP,TERM", str(SCRIPT), "python3", "-c", ignored, env=env)
     assert "dockerd does not start here (no luck)" in done.stderr
     assert done.stdout == "[]\n"
 
@@ -86,28 +81,17 @@ def test_busybox_is_had_where_it_lacks_and_the_engine_does_not_depend_on_it(
     tools.mkdir()
     for name in ("bash", "sh", "id"):
         (tools / name).symlink_to(shutil.which(name) or name)
-    for name, says in {
-        "docker": "exit 0",
-        "apt-get": f'echo "$@" >>{asked}; {"exit 0" if works else "exit 100"}',
-    }.items():
-        (tools / name).write_text(f"#!/bin/sh\n{says}\n")
-        (tools / name).chmod(0o755)
+    end = "exit 0" if works else "exit 100"
+    programs(tools, docker="exit 0", apt_get=f'echo "$@" >>{asked}; {end}')
 
-    def run() -> tuple[int, str]:
-        done = subprocess.run(
-            [str(SCRIPT), "sh", "-c", "echo ran; exit 7"],
-            env={"PATH": str(tools)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def ran() -> tuple[int, str]:
+        done = run(str(SCRIPT), "sh", "-c", "echo ran; exit 7", env={"PATH": str(tools)})
         assert "skipped" not in done.stderr
         return done.returncode, done.stdout
 
-    assert run() == (7, "ran\n")
+    assert ran() == (7, "ran\n")
     assert asked.read_text().splitlines()[-1] == "install -y -qq --no-install-recommends busybox"
     asked.unlink()
     (tools / "busybox").symlink_to("/bin/sh")
-    assert run() == (7, "ran\n")
+    assert ran() == (7, "ran\n")
     assert not asked.exists()

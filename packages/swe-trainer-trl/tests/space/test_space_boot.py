@@ -23,6 +23,7 @@ import pytest
 from docker.models.containers import Container
 
 from swe_core.testing.serving.start import obstacle
+from swe_core.testing.vllm import tool_call
 from swe_trainer_trl.space.manifest import KEY, KEY_HEADER, PORT, TOKEN
 from swe_trainer_trl.space.state import State
 
@@ -105,14 +106,7 @@ def folder(tmp_path: Path, tiny_model: Path) -> Path:
     shutil.copytree(tiny_model, work / "tiny")
     (work / "train.toml").write_text(SETTINGS)
     calls = {"0": FIX, "1": "cat memofn/keys.py"}
-    replies = {
-        attempt: [
-            "<tool_call>\n"
-            + json.dumps({"name": "bash", "arguments": {"command": command}})
-            + "\n</tool_call>"
-        ]
-        for attempt, command in calls.items()
-    }
+    replies = {attempt: [tool_call("bash", command=command)] for attempt, command in calls.items()}
     (work / "script.json").write_text(json.dumps({"*": replies}))
     command = [str(Path(sys.executable).with_name("swe-core")), "space", "deploy"]
     command += ["--repo-id", "somebody/some-run", "--config", "train.toml", "--include", "script.json"]

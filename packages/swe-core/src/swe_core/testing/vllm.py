@@ -11,6 +11,7 @@ stands beside the real thing: clients reach it by HTTP, and it knows nothing of 
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,6 +76,11 @@ def noise(count: int, vocabulary: int, seed: int = 0) -> Reply:
     """A reply of `count` random ids below `vocabulary`."""
     source = random.Random(seed)
     return lambda prompt: [source.randrange(vocabulary) for _ in range(count)]
+
+
+def tool_call(name: str, **arguments: Any) -> str:
+    """What Qwen3 samples to call a tool: a reply for a script."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 @dataclass(slots=True)
