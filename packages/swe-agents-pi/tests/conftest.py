@@ -11,7 +11,7 @@ import pytest
 from swe_agents_pi.bundle import ensure_bundle
 from swe_core.errors import AgentError
 
-from .helpers import ScriptedLLM, serving
+from .helpers import ScriptedLLM
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +28,5 @@ def pi_bundle() -> Path:
 @pytest.fixture
 async def llm() -> AsyncIterator[ScriptedLLM]:
     """Answers what a test tells it to."""
-    llm = ScriptedLLM()
-    async with serving(llm):
+    async with ScriptedLLM() as llm:
         yield llm

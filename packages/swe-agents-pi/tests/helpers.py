@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import anyio
 from aiohttp import web
 
 from swe_core import AgentContext
+from swe_core.testing.loopback import LoopbackServer
 from swe_core.testing.records import make_task
 
 TOKEN = "the-token-of-this-rollout"
@@ -52,15 +52,24 @@ def fails(status: int, message: str = "said the test") -> Reply:
     return Reply(status=status, body=json.dumps({"error": {"message": message}}))
 
 
-@dataclass
-class ScriptedLLM:
+class ScriptedLLM(LoopbackServer):
     """Answers call after call from `replies`; one call too many is answered 418. None hangs for ever."""
 
-    replies: list[Reply | None] = field(default_factory=list)
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
-    hanging: anyio.Event = field(default_factory=anyio.Event)
-    url: str = ""
+    def __init__(self) -> None:
+        super().__init__()
+        self.replies: list[Reply | None] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.hanging = anyio.Event()
+        self.url = ""
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/v1/chat/completions", self.handle)]
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self.url = f"{self.origin}/v1"
+        return self
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
@@ -90,18 +99,3 @@ def _chunk(delta: Mapping[str, Any], finish: str | None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
     chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"
-
-
-@asynccontextmanager
-async def serving(llm: ScriptedLLM) -> AsyncIterator[None]:
-    """The endpoint on loopback, at `llm.url`."""
-    app = web.Application(client_max_size=2**28)
-    app.router.add_post("/v1/chat/completions", llm.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        llm.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        yield
-    finally:
-        await runner.cleanup()

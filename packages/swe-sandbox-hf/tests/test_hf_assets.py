@@ -55,6 +55,12 @@ def mounted(local_hf: LocalHF, sandbox: Sandbox) -> list[dict[str, object]]:
     return [volume for volume in volumes if volume["type"] != "bucket"]
 
 
+async def use(provider: HfProvider, spec: SandboxSpec) -> None:
+    """Open a sandbox, look, and close it."""
+    async with provider.open(spec) as sandbox:
+        await look(sandbox)
+
+
 async def test_an_asset_is_uploaded_once(
     local_hf: LocalHF, with_asset: SandboxSpec, spec: SandboxSpec
 ) -> None:
@@ -62,19 +68,19 @@ async def test_an_asset_is_uploaded_once(
     provider = provider_of()
     asked: list[dict[str, object]] = []
 
-    async def use() -> None:
+    async def note() -> None:
         async with provider.open(with_asset) as sandbox:
             await look(sandbox)
             asked.extend(mounted(local_hf, sandbox))
 
     async with anyio.create_task_group() as tasks:
         for _ in range(3):
-            tasks.start_soon(use)
+            tasks.start_soon(note)
     assert local_hf.calls[COMMIT] == 1
     assert repo(local_hf).private
     head = repo(local_hf).commits[-1].id
     info = local_hf.calls[INFO]
-    await use()
+    await note()
     assert (local_hf.calls[COMMIT], local_hf.calls[INFO]) == (1, info)
     expected = {
         "type": "dataset",
@@ -85,8 +91,7 @@ async def test_an_asset_is_uploaded_once(
         "path": FOLDER,
     }
     assert asked == [expected] * 4
-    async with provider_of().open(with_asset) as sandbox:
-        await look(sandbox)
+    await use(provider_of(), with_asset)
     async with provider.open(spec) as sandbox:  # as for grading
         assert mounted(local_hf, sandbox) == []
     assert local_hf.calls[COMMIT] == 1
@@ -95,11 +100,9 @@ async def test_an_asset_is_uploaded_once(
 
 async def test_nothing_is_uploaded_to_a_sandbox(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     provider = provider_of()
-    async with provider.open(with_asset):
-        pass
+    await use(provider, with_asset)
     local_hf.calls.clear()
-    async with provider.open(with_asset):
-        pass
+    await use(provider, with_asset)
     mounting = local_hf.calls["server.files"]
     async with HfProvider(HfConfig(internet=True)).open(with_asset) as sandbox:
         assert mounted(local_hf, sandbox) == []
@@ -113,8 +116,7 @@ async def test_another_process_uploads_nothing(
     local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset
 ) -> None:
     """Its files have other times and another place: the digest says what they are."""
-    async with provider_of().open(with_asset):
-        pass
+    await use(provider_of(), with_asset)
     other = asset.path.with_name("other")
     os.rename(asset.path, other)
     os.utime(other / "file", (1, 1))
@@ -156,14 +158,10 @@ async def test_two_processes_that_upload_at_once(local_hf: LocalHF, with_asset: 
 
         provider._assets._commit = together  # type: ignore[method-assign, assignment]
 
-    async def use(provider: HfProvider) -> None:
-        async with provider.open(with_asset) as sandbox:
-            await look(sandbox)
-
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(use, first)
-            tasks.start_soon(use, second)
+            tasks.start_soon(use, first, with_asset)
+            tasks.start_soon(use, second, with_asset)
     assert looked == 2
     assert local_hf.calls[COMMIT] == 2
     assert len(repo(local_hf).commits) == 2  # the first is the Hub's own
@@ -173,8 +171,7 @@ async def test_two_processes_that_upload_at_once(local_hf: LocalHF, with_asset: 
 async def test_an_upload_whose_answer_is_lost(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     local_hf.faults.lost, local_hf.faults.routes = 0.5, (COMMIT, "hub.create", INFO)
     local_hf.faults.failing = 0.2
-    async with provider_of().open(with_asset) as sandbox:
-        await look(sandbox)
+    await use(provider_of(), with_asset)
     assert len(repo(local_hf).commits) == 2
 
 
@@ -183,28 +180,24 @@ async def test_a_further_asset_leaves_the_others(
     local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset
 ) -> None:
     provider = provider_of()
-    async with provider.open(with_asset):
-        pass
+    await use(provider, with_asset)
     (asset.path / "file").write_text("newer")
     newer = asset.model_copy(update={"digest": "2"})
     update = {"assets": (newer, asset.model_copy(update={"name": "other"}))}
     async with provider.open(with_asset.model_copy(update=update)) as sandbox:
         assert await sandbox.read("/opt/swe/mine/file") == b"newer"
         assert await sandbox.read("/opt/swe/other/file") == b"newer"
-    async with provider.open(with_asset) as sandbox:
-        await look(sandbox)
+    await use(provider, with_asset)
     assert local_hf.calls[COMMIT] == 2
     assert len(archives_in(local_hf)) == 3
 
 
 async def test_nobody_swaps_what_a_run_mounts(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     provider = provider_of()
-    async with provider.open(with_asset):
-        pass
+    await use(provider, with_asset)
     (path,) = archives_in(local_hf)
     repo(local_hf).commit("main", {path: b"something else"}, "swap")
-    async with provider.open(with_asset) as sandbox:
-        await look(sandbox)
+    await use(provider, with_asset)
 
 
 async def test_a_sandbox_sees_nothing_else_of_the_data_set(
@@ -268,14 +261,12 @@ async def test_a_data_set_that_is_deleted_is_made_again_for_the_next_sandbox(
     local_hf: LocalHF, with_asset: SandboxSpec, few: None
 ) -> None:
     provider = provider_of()
-    async with provider.open(with_asset):
-        pass
+    await use(provider, with_asset)
     local_hf.hub.repos.clear()
     with pytest.raises(SandboxError):
         async with provider.open(with_asset):
             pass
-    async with provider.open(with_asset) as sandbox:
-        await look(sandbox)
+    await use(provider, with_asset)
 
 
 async def test_the_data_set_of_somebody_else(local_hf: LocalHF) -> None:
@@ -296,8 +287,7 @@ async def test_a_token_that_may_only_read(
     local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is enough where somebody has uploaded what is needed."""
-    async with provider_of().open(with_asset):
-        pass
+    await use(provider_of(), with_asset)
     local_hf.jobs.jobs.clear()
     monkeypatch.setenv("HF_TOKEN", local_hf.add_token(["job.read", "job.write", "repo.content.read"]))
     newer = {"assets": (asset.model_copy(update={"digest": "2"}),)}
@@ -305,8 +295,7 @@ async def test_a_token_that_may_only_read(
     assert said.startswith(f"cannot upload the files of 'mine' to the data set {NAME!r} of sandbox.hf.assets")
     assert "which lacks them: the Hugging Face token may not do that" in said
     assert "run once with a token that may write there" in said
-    async with provider_of().open(with_asset) as sandbox:
-        await look(sandbox)
+    await use(provider_of(), with_asset)
 
 
 @pytest.mark.slow
@@ -339,17 +328,14 @@ async def test_a_token_that_may_only_read_is_asked_for_once(
     # The client asks for the way to upload before it commits: there it is refused.
     assert (local_hf.calls["hub.preupload"] + local_hf.calls[COMMIT], compressed) == (1, ["asset mine"])
     monkeypatch.setenv("HF_TOKEN", local_hf.token)
-    async with provider_of().open(with_asset):
-        pass
+    await use(provider_of(), with_asset)
     monkeypatch.setenv("HF_TOKEN", reader)
-    async with provider.open(with_asset) as sandbox:  # it looks each time whether they are there by now
-        await look(sandbox)
+    await use(provider, with_asset)  # it looks each time whether they are there by now
 
 
 async def test_a_data_set_that_is_public(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     """Nothing is made public by surprise; what somebody has published can be used."""
-    async with provider_of().open(with_asset):
-        pass
+    await use(provider_of(), with_asset)
     local_hf.jobs.jobs.clear()
     full = repo(local_hf)
     local_hf.hub.repos["dataset", NAME] = Repo.new("dataset", NAME, private=False)
@@ -358,8 +344,7 @@ async def test_a_data_set_that_is_public(local_hf: LocalHF, with_asset: SandboxS
     assert archives_in(local_hf) == []
     full.private = False
     local_hf.hub.repos["dataset", NAME] = full
-    async with provider_of().open(with_asset) as sandbox:
-        await look(sandbox)
+    await use(provider_of(), with_asset)
 
 
 async def test_a_hub_that_is_down(local_hf: LocalHF, with_asset: SandboxSpec, few: None) -> None:
@@ -397,8 +382,7 @@ async def test_a_data_set_that_changes_all_the_time(
 
 async def test_a_data_set_that_is_deleted(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     provider = provider_of()
-    async with provider.open(with_asset):
-        pass
+    await use(provider, with_asset)
     local_hf.jobs.jobs.clear()
     del local_hf.hub.repos["dataset", NAME]
     said = await refusal(provider, with_asset, local_hf)
@@ -413,13 +397,11 @@ async def test_an_asset_that_is_not_there(local_hf: LocalHF, with_asset: Sandbox
 
 async def test_an_archive_that_is_none(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     """One that somebody put there by hand."""
-    async with provider_of().open(with_asset):
-        pass
+    await use(provider_of(), with_asset)
     (path,) = archives_in(local_hf)
     repo(local_hf).commit("main", {path: b"no archive"}, "broken")
     with pytest.raises(SandboxError, match=r"cannot copy what belongs into '/opt/swe/mine' in the sandbox"):
-        async with provider_of().open(with_asset):
-            pass
+        await use(provider_of(), with_asset)
 
 
 async def test_a_name_that_the_hub_does_not_have(local_hf: LocalHF) -> None:

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import anyio
 import httpx
 import pytest
-from aiohttp import web
 
 from swe_core.sandbox import HOME_DIR, SandboxSpec
+from swe_core.testing.sandbox.network import hello, serving
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.provider import HfProvider
 from swe_sandbox_hf.sandbox import HfSandbox
@@ -58,17 +58,8 @@ async def test_a_sandbox_from_its_start_to_its_end() -> None:
             ["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep [6]789'"]
         )
         assert left.text.strip() == "0"
-        app = web.Application()
-        app.router.add_get("/", lambda request: web.Response(text="hello"))
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            async with sandbox.reach(f"http://127.0.0.1:{runner.addresses[0][1]}") as url:
-                assert (await sandbox.exec(["python3", "-c", _FETCH, url], timeout=90)).text == "hello\n"
-        finally:
-            await runner.cleanup()
+        async with serving({"/": hello}) as endpoint, sandbox.reach(endpoint) as url:
+            assert (await sandbox.exec(["python3", "-c", _FETCH, url], timeout=90)).text == "hello\n"
         await sandbox.kill_all()
         assert (await sandbox.exec(["echo", "usable"])).stdout == b"usable\n"
         assert sandbox.id in {entry.id for entry in await provider.list()}

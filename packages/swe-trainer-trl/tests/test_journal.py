@@ -38,7 +38,7 @@ SIZE = 3
 INT32 = st.integers(-(2**31), 2**31 - 1)
 
 
-def make_chain(tokens: int, seed: int = 0, cause: ForkCause = "start") -> Chain:
+def make_chain(tokens: int, seed: int) -> Chain:
     rng = np.random.default_rng(seed)
     mask = rng.random(tokens) < 0.5
     mask[-1] = True
@@ -48,7 +48,7 @@ def make_chain(tokens: int, seed: int = 0, cause: ForkCause = "start") -> Chain:
         mask,
         np.where(mask, -rng.random(tokens), 0).astype(np.float32),
         np.where(mask, 3, -1).astype(np.int32),
-        cause,
+        "start",
     )
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,10 +22,11 @@ from huggingface_hub.utils import hf_raise_for_status
 
 from swe_core.config import Push
 from swe_core.errors import SweError, UsageError
-from swe_core.record import Ledger, Rollout
+from swe_core.record import Ledger
 from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.testing.hf import LocalHF
+from swe_core.testing.records import make_rollout
 from swe_trainer_trl.checkpoints import last_checkpoint
 from swe_trainer_trl.groups import Member
 from swe_trainer_trl.journal import JOURNAL, Journal
@@ -45,13 +45,7 @@ def hf(threaded_hf: LocalHF, caplog: pytest.LogCaptureFixture) -> LocalHF:
 
 
 def finish(run: RunDirectory, name: str) -> None:
-    run.append(
-        Rollout(
-            id=name, task_id="t", attempt=0, agent="a", sandbox="s", engine="vllm", model="m",
-            outcome="resolved", reward=1.0, ledger=Ledger(sampled=3, trained=3),
-            started_at=datetime.now(UTC), seconds=1.0,
-        )
-    )  # fmt: skip
+    run.append(make_rollout(id=name, ledger=Ledger(sampled=3, trained=3)))
 
 
 def save(run: RunDirectory, step: int) -> Path:
@@ -97,14 +91,20 @@ def saved(callback: CheckpointPush) -> None:
     callback._wait()
 
 
+def pushed(run: RunDirectory, step: int) -> CheckpointPush:
+    """What has pushed the checkpoint of this step."""
+    callback = push(run)
+    save(run, step)
+    saved(callback)
+    return callback
+
+
 def files(hf: LocalHF) -> dict[str, bytes]:
     return dict(hf.hub.repo("model", TO).files)
 
 
 def test_a_checkpoint_is_one_commit_in_the_place_of_the_last(hf: LocalHF, run: RunDirectory) -> None:
-    callback = push(run)
-    save(run, 3)
-    saved(callback)
+    callback = pushed(run, 3)
     save(run, 6)
     saved(callback)
     there = files(hf)
@@ -123,9 +123,7 @@ def test_nothing_of_this_machine_is_in_it(
     monkeypatch.setenv("WANDB_API_KEY", "key-of-the-user")
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write(f'{{"step":4,"text":"key-of-the-user {hf.token}"}}\n')
-    callback = push(run)
-    save(run, 3)
-    saved(callback)
+    callback = pushed(run, 3)
     (run.path / "model").mkdir()
     (run.path / "model" / "model.safetensors").write_bytes(b"w")
     callback.finish(run.path / "model")
@@ -140,9 +138,7 @@ def test_nothing_of_this_machine_is_in_it(
 
 def test_the_end(hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
     """The last checkpoint is pushed even where it came while another was under way."""
-    callback = push(run)
-    save(run, 3)
-    saved(callback)
+    callback = pushed(run, 3)
     save(run, 6)
     (run.path / "model").mkdir()
     (run.path / "model" / "model.safetensors").write_bytes(b"trained")
@@ -196,8 +192,7 @@ def test_a_training_that_came_back(hf: LocalHF, run: RunDirectory, tmp_path: Pat
     journal = Journal(there / JOURNAL)
     journal.add_member(0, Member("t-g0-1-2", 1, 1.0, (), None, None))
     journal.close()
-    save(restored, 6)
-    saved(push(restored))
+    pushed(restored, 6)
     assert restore(TO, tmp_path / "third") == 6
     assert [one.id for one in earlier(tmp_path / "third")] == ["t-g0-0", "t-g0-1-2"]
 
@@ -232,9 +227,7 @@ def test_a_token_that_expired_is_not_nothing_to_restore(
 
 
 def test_what_is_not_whole_is_not_restored(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
-    callback = push(run)
-    save(run, 3)
-    saved(callback)
+    pushed(run, 3)
     HfApi().delete_file("last-checkpoint/swe-core/train.sqlite", TO)
     with pytest.raises(SweError, match="is not whole"):
         restore(TO, tmp_path / "new")
@@ -247,18 +240,14 @@ def test_the_command(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
         return done.return_value or 0, done.output
 
     assert call() == (1, f"nothing to restore: no checkpoint was pushed to {TO}\n")
-    callback = push(run)
-    save(run, 3)
-    saved(callback)
+    pushed(run, 3)
     code, said = call()
     assert code == 0
     assert said.startswith("restored step 3; go on with: swe-core run --resume")
 
 
 def test_another_training_keeps_its_checkpoints(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
-    callback = push(run)
-    save(run, 3)
-    saved(callback)
+    pushed(run, 3)
     assert prepared(Push(to=TO), run.path) is not None  # the same goes on
     for other in (tmp_path / "not-there", tmp_path / "other"):
         with pytest.raises(UsageError, match="has the checkpoints of another training"):
@@ -318,8 +307,7 @@ class Holding(Counter[str]):
 
 def test_killed_in_mid_push(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     """The checkpoint that was there before is there, whole."""
-    save(run, 3)
-    saved(push(run))
+    pushed(run, 3)
     save(run, 6)
     hf.calls = calls = Holding(hf)
     environment = {**os.environ, **hf.environment()}

@@ -172,6 +172,11 @@ class Feed:
         return {_short(rollout.id): rollout for rollout in found}
 
     @property
+    def outcomes(self) -> dict[str, str]:
+        """The same, with their outcomes alone."""
+        return {name: rollout.outcome for name, rollout in self.rollouts.items()}
+
+    @property
     def ready(self) -> list[ReadyGroup]:
         return self.journal.ready(limit=99)
 
@@ -263,12 +268,7 @@ async def test_a_group_is_handed_over_whole_and_errors_have_no_part_in_its_basel
         feed.script.let("late")
         await feed.until(lambda: feed.closed == [0])
         (group,) = feed.ready
-    assert {name: rollout.outcome for name, rollout in feed.rollouts.items()} == {
-        "0/0": "resolved",
-        "0/1": "unresolved",
-        "0/2": "error",
-        "0/3": "unresolved",
-    }
+    assert feed.outcomes == {"0/0": "resolved", "0/1": "unresolved", "0/2": "error", "0/3": "unresolved"}
     rows = {_short(row.rollout_id): row for _, row in group.rows}
     assert set(rows) == {"0/0", "0/1", "0/3"}
     wanted = advantages([1.0, 0.0, 0.0])
@@ -560,12 +560,8 @@ async def test_in_the_end_what_runs_is_recorded_as_cancelled_and_gone_on_with(
     async with feeding(path, {"*": ["done"]}, groups_ahead=1) as feed:
         await feed.until(lambda: feed.closed == [0])
         (group,) = feed.ready
-    assert {name: rollout.outcome for name, rollout in feed.rollouts.items()} == {
-        "0/0": "resolved",
-        "0/1": "cancelled",
-        "0/1-2": "cancelled",
-        "0/1-3": "unresolved",
-    }
+    ends = {"0/0": "resolved", "0/1": "cancelled", "0/1-2": "cancelled", "0/1-3": "unresolved"}
+    assert feed.outcomes == ends
     assert {_short(row.rollout_id) for _, row in group.rows} == {"0/0", "0/1-3"}
 
 

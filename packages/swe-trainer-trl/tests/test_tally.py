@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,17 +11,16 @@ from hypothesis import strategies as st
 
 from swe_core.engine import Usage
 from swe_core.record import Failure, Ledger, Phases, Rollout
+from swe_core.testing.records import make_rollout
 from swe_trainer_trl.groups import Assessed
 from swe_trainer_trl.ipc import Metrics, Value, line, report
 from swe_trainer_trl.tally import Tally, most_frequent, remaining
 
 
 def rollout(**changed: Any) -> Rollout:
-    values: dict[str, Any] = {"id": "t-g0-0", "task_id": "t", "attempt": 0, "agent": "a", "sandbox": "s"}
-    values |= {"engine": "e", "model": "m", "outcome": "resolved", "reward": 1.0, "turns": 3, "seconds": 10.0}
-    values |= {"usage": Usage(prompt_tokens=50, completion_tokens=20), "phases": Phases(open=1.0, agent=5.0)}
-    values |= {"started_at": datetime.now(UTC)}
-    return Rollout(**{**values, **changed})
+    values: dict[str, Any] = {"turns": 3, "seconds": 10.0, "phases": Phases(open=1.0, agent=5.0)}
+    values |= {"usage": Usage(prompt_tokens=50, completion_tokens=20)}
+    return make_rollout(**{**values, **changed})
 
 
 def logged(*windows: dict[str, Value]) -> dict[str, float]:
@@ -39,7 +37,7 @@ def logged(*windows: dict[str, Value]) -> dict[str, float]:
 def test_rates_are_weighted_and_counts_are_summed_over_windows() -> None:
     tally = Tally()
     tally.rollout(rollout())
-    tally.rollout(rollout(outcome="unresolved", reward=0.0, turns=5, seconds=20.0))
+    tally.rollout(rollout(outcome="unresolved", turns=5, seconds=20.0))
     first = tally.take(7)
     tally.rollout(rollout(turns=7, seconds=30.0))
     got = logged(first, tally.take(5))

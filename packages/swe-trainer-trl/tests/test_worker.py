@@ -257,20 +257,6 @@ def test_rows_of_real_rollouts(training: Training) -> None:
     assert worker.rollout_buffer.trained(9) == [1]  # type: ignore[union-attr]
 
 
-@pytest.mark.slow  # test_schedule.py has it in one process
-def test_nothing_is_begun_beyond_what_is_taken_and_nothing_is_dropped(training: Training) -> None:
-    worker = training.start(groups_ahead=2)
-    training.until(lambda: worker.rollout_buffer.qsize() == 4)
-    assert training.journals[0].groups_begun() == 2
-    first = training.rows(1)[0]
-    assert training.journals[0].groups_begun() == 2
-    assert training.rows(1)[0].group_id == first.group_id
-    training.until(lambda: worker.rollout_buffer.qsize() == 4)
-    assert training.journals[0].groups_begun() == 3
-    rest = sorted([1 - first.group_id, 2] * 2)
-    assert sorted(row.group_id for row in training.rows(4)) == rest
-
-
 def test_rows_that_are_too_old_when_they_are_asked_for_are_marked_and_make_room(training: Training) -> None:
     worker = training.start(groups_ahead=1)
     training.until(lambda: worker.rollout_buffer.qsize() == 2)

@@ -207,15 +207,6 @@ def test_a_token_of_the_run_that_nobody_knows(threaded_hf: LocalHF, hub: Hub, pl
     assert threaded_hf.hub.repos == {}
 
 
-def test_a_hub_that_has_trouble_before_anything_is_made(
-    threaded_hf: LocalHF, hub: Hub, planned: Planned
-) -> None:
-    threaded_hf.faults.plan("hub.auth", 503)
-    with pytest.raises(SweError, match=r"answered 503 .*; try again later$"):
-        hub.deploy(planned(Needs(pushes=(("dataset", BACKUP),))), ENVIRONMENT)
-    assert threaded_hf.hub.repos == {}
-
-
 def test_a_flavor_of_the_sandboxes_that_is_not_there(
     threaded_hf: LocalHF, hub: Hub, planned: Planned
 ) -> None:
@@ -273,13 +264,6 @@ def test_secrets_that_never_arrive_leave_no_space(
     assert keys.find(NAME) is None
 
 
-def test_an_upload_that_fails_leaves_no_space(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
-    threaded_hf.faults.plan("hub.commit", 403)
-    with pytest.raises(SweError, match="'tester/a-run': the Hugging Face token may not do that"):
-        hub.deploy(planned(), ENVIRONMENT)
-    assert threaded_hf.hub.repos == {}
-
-
 def test_a_space_that_cannot_be_undone_is_named(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     threaded_hf.faults.plan("hub.commit", 403)
     threaded_hf.faults.plan("hub.delete", 500)
@@ -295,10 +279,22 @@ def test_a_hub_that_cannot_be_reached(planned: Planned, keys: KeyStore) -> None:
         Hub(api, keys).deploy(planned(), ENVIRONMENT)
 
 
-def test_a_hub_that_has_trouble(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
-    threaded_hf.faults.plan("hub.create", 500)
-    with pytest.raises(SweError, match=r"'tester/a-run': .* answered 500 .*it may have been created"):
-        hub.deploy(planned(), ENVIRONMENT)
+@pytest.mark.parametrize(
+    ("route", "status", "said"),
+    [
+        ("hub.auth", 503, r"answered 503 .*; try again later$"),  # before anything is made
+        ("hub.create", 500, r"'tester/a-run': .* answered 500 .*it may have been created"),
+        ("hub.commit", 403, "'tester/a-run': the Hugging Face token may not do that"),
+    ],
+)
+def test_a_hub_that_has_trouble(
+    threaded_hf: LocalHF, hub: Hub, planned: Planned, route: str, status: int, said: str
+) -> None:
+    """Whenever it has, no Space is left."""
+    threaded_hf.faults.plan(route, status)
+    with pytest.raises(SweError, match=said):
+        hub.deploy(planned(Needs(pushes=(("dataset", BACKUP),))), ENVIRONMENT)
+    assert threaded_hf.hub.repos == {}
 
 
 def test_a_creation_that_nobody_answers_for_is_said(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:

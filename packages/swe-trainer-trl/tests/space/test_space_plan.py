@@ -169,22 +169,6 @@ def test_the_front_matter_is_what_the_hub_reads_whatever_the_name(name: str) -> 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"repo_id": "a-run"}, "expected OWNER/NAME"),
-        ({"repo_id": "a/b/c"}, "expected OWNER/NAME"),
-        ({"repo_id": "a/b\nsdk: static"}, "expected OWNER/NAME"),
-        ({"sets": (f"agent.x.key={TOKEN}",)}, "'agent.x.key' is a token of the Hub"),
-        ({"variables": (f"HF_TOKEN={TOKEN}",)}, "'HF_TOKEN' is a token of the Hub"),
-    ],
-)
-def test_what_is_asked_for_is_checked_and_no_token_is_repeated(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said) as error:
-        check(request(**changes))
-    assert TOKEN not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
         (
             {"run": {"sandbox": "docker"}},
             "'t.toml' asks for the sandbox 'docker', and a Space has no container",
@@ -272,6 +256,11 @@ def test_the_settings_of_the_documentation_are_accepted(work: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"repo_id": "a-run"}, "expected OWNER/NAME"),
+        ({"repo_id": "a/b/c"}, "expected OWNER/NAME"),
+        ({"repo_id": "a/b\nsdk: static"}, "expected OWNER/NAME"),
+        ({"sets": (f"agent.x.key={TOKEN}",)}, "'agent.x.key' is a token of the Hub"),
+        ({"variables": (f"HF_TOKEN={TOKEN}",)}, "'HF_TOKEN' is a token of the Hub"),
         ({"secrets": ("a b",)}, "--secret …: expected NAME"),
         ({"secrets": (TOKEN + "!",)}, "--secret …: expected NAME"),
         ({"secrets": (f"HF_TOKEN={TOKEN}!",)}, "--secret HF_TOKEN: expected NAME"),
@@ -284,9 +273,7 @@ def test_the_settings_of_the_documentation_are_accepted(work: Path) -> None:
         ({"variables": ("PGPASSWORD=short",)}, "--env PGPASSWORD: by its name this is a secret"),
     ],
 )
-def test_secrets_and_variables_are_checked_and_no_value_is_repeated(
-    changes: dict[str, Any], said: str
-) -> None:
+def test_what_is_asked_for_is_checked_and_no_token_is_repeated(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said) as error:
         check(request(**changes))
     assert TOKEN not in str(error.value)
@@ -302,18 +289,18 @@ def test_a_file_with_a_secret_in_it_is_refused(before: bytes, after: bytes) -> N
     deployment = planned()
     files: Mapping[str, bytes | Path] = {"job/t.toml": before + TOKEN.encode() + after}
     with pytest.raises(ConfigError, match=r"'t.toml' holds the value of the secret 'HF_TOKEN'") as error:
-        refuse_leaks(_with(deployment, files), {"HF_TOKEN": TOKEN}, {})
+        refuse_leaks(replace(deployment, files=files), {"HF_TOKEN": TOKEN}, {})
     assert TOKEN not in str(error.value)
-    refuse_leaks(_with(deployment, {"job/t.toml": before + after}), {"HF_TOKEN": TOKEN}, {})
+    refuse_leaks(replace(deployment, files={"job/t.toml": before + after}), {"HF_TOKEN": TOKEN}, {})
 
 
 def test_a_secret_is_found_in_files_on_disk_and_in_variables(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "model").write_bytes(b"\0" * 100_000 + TOKEN.encode())
-    refuse_leaks(_with(planned(), {"empty": tmp_path / "empty"}), {"HF_TOKEN": TOKEN}, {})
-    refuse_leaks(_with(planned(), {"job/empty": tmp_path / "empty", "x": b"no"}), {"PORT": "no"}, {})
+    refuse_leaks(replace(planned(), files={"empty": tmp_path / "empty"}), {"HF_TOKEN": TOKEN}, {})
+    refuse_leaks(replace(planned(), files={"job/empty": tmp_path / "empty", "x": b"no"}), {"PORT": "no"}, {})
     with pytest.raises(ConfigError, match="'model' holds the value of the secret 'HF_TOKEN'"):
-        refuse_leaks(_with(planned(), {"job/model": tmp_path / "model"}), {"HF_TOKEN": TOKEN}, {})
+        refuse_leaks(replace(planned(), files={"job/model": tmp_path / "model"}), {"HF_TOKEN": TOKEN}, {})
     with pytest.raises(ConfigError, match="the variable 'A' holds the value of the secret 'OTHER'"):
         refuse_leaks(
             planned(variables=("A=x-not-a-token-of-the-hub",)), {"OTHER": "not-a-token-of-the-hub"}, {}
@@ -344,7 +331,7 @@ def test_what_looks_like_a_secret_is_refused_undeclared(
 
 def test_a_token_of_somebody_else_is_found_in_a_file_and_names_are_none(tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("def hf_a_function_with_a_name_that_goes_on_and_on(): hf_short")
-    deployment = _with(planned(), {"job/rows": tmp_path / "rows"})
+    deployment = replace(planned(), files={"job/rows": tmp_path / "rows"})
     refuse_leaks(deployment, {}, {})
     (tmp_path / "rows").write_text(f'{{"key": "{TOKEN}"}}')
     with pytest.raises(ConfigError, match="'rows' holds a token of the Hub") as error:
@@ -354,10 +341,6 @@ def test_a_token_of_somebody_else_is_found_in_a_file_and_names_are_none(tmp_path
         ConfigError, match="the variable 'A' holds the value of the variable 'A_SECRET' of this"
     ):
         refuse_leaks(planned(variables=(f"A=x-{KEY}",)), {}, {"A_SECRET": KEY})
-
-
-def _with(deployment: Deployment, files: Mapping[str, bytes | Path]) -> Deployment:
-    return replace(deployment, files=files)
 
 
 def test_the_files_that_the_settings_name_travel(work: Path) -> None:
