@@ -40,6 +40,16 @@ def test_an_engine_that_answers_is_used(docker_engine: str) -> None:
     assert done.stdout == f"{os.environ.get('DOCKER_HOST', '')}\n"
 
 
+@pytest.mark.slow
+@pytest.mark.docker
+@pytest.mark.skipif(os.getuid() != 0, reason="only root starts an engine")
+def test_two_that_start_an_engine_at_once_both_get_one(docker_engine: str) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "DOCKER_HOST"}
+    command = [str(SCRIPT), "docker", "version"]
+    both = [subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+
+
 def test_without_one_the_command_runs_and_one_line_says_so(tmp_path: Path) -> None:
     nowhere = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
     done = with_docker("sh", "-c", "echo ran; exit 7", env=nowhere)
