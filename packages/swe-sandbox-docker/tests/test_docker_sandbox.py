@@ -25,6 +25,7 @@ from swe_sandbox_docker.client import Client, EngineLimits, _limits, resolve_hos
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.container import check
 from swe_sandbox_docker.images import Images
+from swe_sandbox_docker.process import DockerProcess
 from swe_sandbox_docker.provider import DockerProvider
 
 from .helpers import sh
@@ -350,6 +351,17 @@ async def test_a_slow_reader_loses_nothing(provider: DockerProvider, spec: Sandb
 async def test_a_command_that_closes_its_own_streams(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec) as sandbox:
         assert await sh(sandbox, "exec >&- 2>&-; sleep 1; exit 5", code=5) == ""
+
+
+async def test_a_command_that_is_killed_while_it_starts_was_killed(
+    provider: DockerProvider, spec: SandboxSpec
+) -> None:
+    """Of such a command the runtime says 126 at times, without a word."""
+    async with provider.open(spec) as sandbox:
+        process = await sandbox.start(["sh", "-c", "exit 126"])
+        assert isinstance(process, DockerProcess)
+        process.condemned = True
+        assert await process.wait() == 137
 
 
 async def test_a_program_may_print_what_the_runtime_says(provider: DockerProvider, spec: SandboxSpec) -> None:

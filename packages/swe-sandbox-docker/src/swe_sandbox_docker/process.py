@@ -14,7 +14,7 @@ from swe_core.fed_process import FedProcess
 from swe_sandbox_docker.client import Client, reason
 from swe_sandbox_docker.streams import take_frames
 
-_KILLED = 137
+_CANNOT_RUN, _MISSING, _KILLED = 126, 127, 137
 _GRACE = 0.1
 """Seconds after which the engine knows that a container has died whose command has."""
 _REFUSED = b"OCI runtime exec failed"
@@ -112,12 +112,13 @@ class DockerProcess(FedProcess):
         if refused:
             text = refusal.decode(errors="replace")
             missing = any(words in text for words in _NOT_FOUND) and "chdir to cwd" not in text
-            code = 127 if missing else 126
+            code = _MISSING if missing else _CANNOT_RUN
         # By itself, by us, or with the container? Of a command that is killed, or whose container ends, while
-        # it starts, the runtime may say anything: that it finds no such file, too, with a process id or none.
+        # it starts, the runtime may say anything: that it finds no such file, too, with a process id or none,
+        # or no word besides its exit code.
+        if self.condemned and (refusal or code in (_CANNOT_RUN, _MISSING, _KILLED)):
+            return bool(refusal), _KILLED
         if refusal or code == _KILLED:
-            if self.condemned:
-                return bool(refusal), _KILLED
             await anyio.sleep(_GRACE)
             if not await self._alive():
                 raise self._died()
