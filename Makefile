@@ -56,6 +56,7 @@ clean:
 	@echo "installing the packages and the development tools into .venv"
 	@$(PIP) install --group dev
 	@$(PIP) install --no-deps "swebench>=5,<6"
+	@$(PIP) install --no-deps --upgrade --target .venv/pytest-plugins --group pytest-plugins
 	@$(PIP) install --no-build-isolation $(patsubst %,-e %,$(filter-out %/swe-trainer-trl,$(wildcard packages/*)))
 	@touch $@
 

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,8 @@ from swe_core.testing.records import make_task
 
 PYTHON = os.environ.get("SWE_TEST_PYTHON", sys.executable)
 """Another Python, whose own pytest and unittest are then tried."""
+PLUGINS = Path(PYTHON).parents[1] / "pytest-plugins"
+"""Plugins for these suites alone: installed beside pytest, they would change this project's own runs."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,10 @@ async def run(sandbox: Sandbox, suite: Suite, log_parser: str) -> TestRun:
     for file, content in suite.files.items():
         await sandbox.write(f"{sandbox.spec.workdir}/{file}", content.encode())
     plugins = "" if suite.plugins or suite.needs else " PYTEST_DISABLE_PLUGIN_AUTOLOAD=1"
+    path = f" PYTHONPATH={PLUGINS}" if suite.needs else ""
     task = make_task(
         setup="unset PYTHONPATH PYTEST_ADDOPTS; export PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0"
-        f"{plugins}; cd {sandbox.spec.workdir}; {suite.env}; set -x",
+        f"{plugins}{path}; cd {sandbox.spec.workdir}; {suite.env}; set -x",
         test_command=suite.command,
         log_parser=log_parser,
     )
@@ -64,7 +68,8 @@ async def run(sandbox: Sandbox, suite: Suite, log_parser: str) -> TestRun:
 async def run_twice(sandbox: Sandbox, suite: Suite, log_parser: str) -> TestRun:
     """Run a suite without and with the reporter, which nothing but its report may show: one that is whole."""
     needed = suite.needs if suite.needs.startswith("from ") else f"import {suite.needs}"
-    if suite.needs and (await sandbox.exec([PYTHON, "-c", needed])).exit_code != 0:
+    import_it = ["env", f"PYTHONPATH={PLUGINS}", PYTHON, "-c", needed]
+    if suite.needs and (await sandbox.exec(import_it)).exit_code != 0:
         pytest.skip(f"{suite.needs} is not installed")
 
     async def once() -> tuple[TestRun, bytes]:

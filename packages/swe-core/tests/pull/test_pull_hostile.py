@@ -426,7 +426,7 @@ async def test_answers_that_prove_nothing(whose: str, monkeypatch: pytest.Monkey
 
 
 async def test_page_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a proxy that comes to itself costs what was in flight, and nothing else."""
+    """A proxy that serves its own page for a while costs what was in flight, and nothing else."""
     monkeypatch.setattr(puller, "_IMPOSTURES", 3)
     proxy = Proxy(dial_host)
     async with serving({"/": hello}) as server, reached(server, "python", proxy) as (url, sandbox):
@@ -434,6 +434,6 @@ async def test_page_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
             for _ in range(2):
                 proxy.page, proxy.pages = b"x" * 200, 0
                 await sandbox.kill_all()
-                await until(lambda: proxy.pages >= 8)  # two times it counts as somebody else
+                await until(lambda: proxy.pages >= 8)  # enough to pass the limit of 3 twice
                 proxy.page = None
                 await until_answered(agent, url)
