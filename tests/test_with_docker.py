@@ -32,6 +32,14 @@ def programs(folder: Path, **scripts: str) -> None:
         path.chmod(0o755)
 
 
+def tools_with_apt(folder: Path, apt_get: str, *more: str) -> None:
+    """Make a folder of programs, with an engine that answers, an apt-get of these lines, and no busybox."""
+    folder.mkdir()
+    for name in ("bash", "sh", "id", "flock", *more):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    programs(folder, docker="exit 0", apt_get=apt_get)
+
+
 @pytest.mark.docker
 def test_an_engine_that_answers_is_used(docker_engine: str) -> None:
     done = with_docker(str(SCRIPT), "sh", "-c", 'echo "$DOCKER_HOST"; exit 7', env={})
@@ -79,20 +87,32 @@ def test_where_the_engine_does_not_start_the_command_can_be_ended(tmp_path: Path
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.skipif(
+needs_apt = pytest.mark.skipif(
     os.getuid() != 0 or not Path("/etc/debian_version").exists(),
     reason="only root on Debian installs anything",
 )
+
+
+@needs_apt
+def test_two_that_install_at_once_take_turns(tmp_path: Path) -> None:
+    tools, asked, said = tmp_path / "tools", tmp_path / "asked", tmp_path / "said"
+    both_have_begun = f'until [ "$(grep -c installing {said})" = 2 ]; do sleep 0.01; done'
+    tools_with_apt(tools, f'echo "$1" >>{asked}; {both_have_begun}', "grep", "sleep")
+    with said.open("a") as stderr:
+        command, env = [str(SCRIPT), "sh", "-c", ":"], {"PATH": str(tools)}
+        both = [subprocess.Popen(command, env=env, stderr=stderr) for _ in range(2)]
+        assert [process.wait(timeout=60) for process in both] == [0, 0]
+    assert asked.read_text().split() == ["-qq", "install", "-qq", "install"]
+
+
+@needs_apt
 @pytest.mark.parametrize("works", [True, False])
 def test_busybox_is_had_where_it_lacks_and_the_engine_does_not_depend_on_it(
     tmp_path: Path, works: bool
 ) -> None:
     tools, asked = tmp_path / "tools", tmp_path / "asked"
-    tools.mkdir()
-    for name in ("bash", "sh", "id"):
-        (tools / name).symlink_to(shutil.which(name) or name)
     end = "exit 0" if works else "exit 100"
-    programs(tools, docker="exit 0", apt_get=f'echo "$@" >>{asked}; {end}')
+    tools_with_apt(tools, f'echo "$@" >>{asked}; {end}')
 
     def ran() -> tuple[int, str]:
         done = run(str(SCRIPT), "sh", "-c", "echo ran; exit 7", env={"PATH": str(tools)})
