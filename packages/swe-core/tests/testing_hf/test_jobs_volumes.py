@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+
+import anyio
+import anyio.to_thread
 import pytest
 
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
-from swe_core.testing.hf import LocalHF
+from swe_core.testing.hf import LocalHF, jobs
 
 hub = pytest.importorskip("huggingface_hub")
 needs_bubblewrap = pytest.mark.skipif(why_not(find_bwrap()) is not None, reason="no user namespaces here")
@@ -121,3 +126,29 @@ def test_a_token_that_may_not_read_is_refused(threaded_hf: LocalHF, api: object)
         hub.run_job(**options, namespace="tester")
     threaded_hf.hub.repo("dataset", NAME).private = False
     hub.run_job(**options, namespace="tester")
+
+
+@pytest.mark.anyio
+async def test_the_end_waits_for_what_is_being_written(
+    local_hf: LocalHF, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, written = threading.Event(), threading.Event(), threading.Event()
+
+    def write(job: jobs.Job) -> Sequence[object]:
+        begun.set()
+        go.wait()
+        job.directory.mkdir(parents=True)
+        written.set()
+        return []
+
+    monkeypatch.setattr(jobs, "_written", write)
+    await anyio.to_thread.run_sync(lambda: hub.run_job(image=IMAGE, command=["true"]))
+    (job,) = local_hf.jobs.running()
+    await anyio.to_thread.run_sync(begun.wait)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(local_hf.jobs.aclose)
+        await anyio.wait_all_tasks_blocked()
+        go.set()
+    await anyio.to_thread.run_sync(written.wait)
+    assert not job.directory.exists()
+    assert job.stage == "CANCELED"

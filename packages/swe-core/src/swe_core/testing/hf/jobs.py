@@ -58,6 +58,7 @@ class Job:
     log: list[tuple[str, str]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    life: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     ending: tuple[Stage, str | None] | None = None
 
     def __post_init__(self) -> None:
@@ -280,42 +281,43 @@ class Jobs:
     # ------------------------------------------------------------ a job's life
 
     async def _live(self, job: Job) -> None:
-        faults = self._faults
-        death = faults.deaths.pop(0) if faults.deaths else None
         try:
-            await anyio.sleep(faults.start_delay)
-            image = job.spec.get("dockerImage") or f"hf.co/spaces/{job.spec['spaceId']}"
-            command = job.command(faults.idle_timeout)
-            name = f"swe-hf-{job.id}"
-            mounts = await anyio.to_thread.run_sync(_written, job)
-            async with self._boxes.open(name, image, job.directory, command, mounts) as process:
-                job.become("RUNNING")
-                job.say(f"===== Job started at {job.started} =====")
-                with anyio.move_on_after(death) as lifetime:
-                    with anyio.move_on_after(job.spec.get("timeoutSeconds")) as allowed:
-                        code = await _follow(job, process)
-                if lifetime.cancelled_caught:
-                    job.ending = ("ERROR", _DIED)
-                elif allowed.cancelled_caught:
-                    job.ending = ("ERROR", "Job timeout")
-                else:
-                    failed = f"Job failed with exit code: {code}. Reason: Error."
-                    job.ending = job.ending or (("ERROR", failed) if code else ("COMPLETED", None))
+            with job.life:
+                await self._run(job)
         except NoBox as error:
             job.ending = ("ERROR", str(error))
-        except asyncio.CancelledError:  # by `_end`, which said what it ends as
-            if job.ending is None:
-                raise
         finally:
             stage, message = job.ending or ("ERROR", "Internal error")
             await anyio.to_thread.run_sync(lambda: shutil.rmtree(job.directory, ignore_errors=True))
             job.become(stage, message)
 
+    async def _run(self, job: Job) -> None:
+        faults = self._faults
+        death = faults.deaths.pop(0) if faults.deaths else None
+        await anyio.sleep(faults.start_delay)
+        image = job.spec.get("dockerImage") or f"hf.co/spaces/{job.spec['spaceId']}"
+        command = job.command(faults.idle_timeout)
+        name = f"swe-hf-{job.id}"
+        mounts = await anyio.to_thread.run_sync(_written, job)
+        async with self._boxes.open(name, image, job.directory, command, mounts) as process:
+            job.become("RUNNING")
+            job.say(f"===== Job started at {job.started} =====")
+            with anyio.move_on_after(death) as lifetime:
+                with anyio.move_on_after(job.spec.get("timeoutSeconds")) as allowed:
+                    code = await _follow(job, process)
+            if lifetime.cancelled_caught:
+                job.ending = ("ERROR", _DIED)
+            elif allowed.cancelled_caught:
+                job.ending = ("ERROR", "Job timeout")
+            else:
+                failed = f"Job failed with exit code: {code}. Reason: Error."
+                job.ending = job.ending or (("ERROR", failed) if code else ("COMPLETED", None))
+
     async def _end(self, job: Job, stage: Stage, message: str | None) -> None:
         if job.ended or job.task is None:
             return
         job.ending = job.ending or (stage, message)
-        job.task.cancel()
+        job.life.cancel()  # not the task, which would not wait for its thread
         await asyncio.wait([job.task])
 
 
