@@ -184,6 +184,16 @@ def test_says_why_it_cannot_isolate(
     assert expected in str(bwrap.why_not(program))
 
 
+def test_mounts_that_come_and_go_do_not_speak_against_bubblewrap(tmp_path: Path) -> None:
+    """Such as a container's: the probe looks at no more than a sandbox shows."""
+    program = tmp_path / "bwrap"
+    program.write_text(
+        '#!/bin/sh\ncase " $* " in *" / / "*) echo "remount: Invalid argument" >&2; exit 1 ;; esac\n'
+    )
+    program.chmod(0o755)
+    assert bwrap.why_not(str(program)) is None
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

