@@ -104,9 +104,10 @@ def check(done: Training, steps: int) -> list[Chain]:
     assert "Traceback" not in done.stderr
     assert len(done.metrics) >= steps
     chains = done.chains()
-    seen = versions_seen(chains)
-    assert seen == list(range(1, len(seen) + 1))
-    assert len(seen) >= steps - 1
+    first, *later = versions_seen(chains)
+    assert first == 1
+    assert later  # which of them is a matter of time: one may be replaced before a call begins
+    assert later[-1] <= steps
     report = done.report()
     ledger = report["ledger"]
     assert ledger["balanced"]
@@ -130,6 +131,11 @@ def of_version(chains: Sequence[Chain], version: int) -> list[Chain]:
     return [chain for chain in chains if set(chain.versions[chain.completion_mask]) == {version}]
 
 
+def later_version(chains: Sequence[Chain]) -> int:
+    """The first version after version 1 that sampled whole rows; which one that is, is a matter of time."""
+    return next(version for version in versions_seen(chains)[1:] if of_version(chains, version))
+
+
 def difference(model: PreTrainedModel, chains: Sequence[Chain]) -> float:
     """Largest difference between what was recorded of sampled ids and what the model gives them."""
     return max(
@@ -142,7 +148,7 @@ def difference(model: PreTrainedModel, chains: Sequence[Chain]) -> float:
 def test_pi_is_trained_with_weights_through_files(
     tmp_path: Path, tiny_model: Path, lent_server: TokenServer, script: Path
 ) -> None:
-    """With a server that is there. Three steps, for some rollout of the third is sampled after the first."""
+    """With a server that is there. Three steps, for some call of the third is sampled after the first."""
     done = train(
         tmp_path / "run",
         *options("local", script, steps=3),
@@ -151,11 +157,11 @@ def test_pi_is_trained_with_weights_through_files(
     )
     chains = check(done, steps=3)
     # Version n is what step n - 1 left: an importance ratio of 1 where a policy is fresh, to 1e-4.
-    before, after = load(tiny_model), load(done.out / "checkpoints" / "checkpoint-1")
-    first, second = of_version(chains, 1), of_version(chains, 2)
-    assert difference(before, first) < 1e-4
-    assert difference(after, second) < 1e-4
-    assert difference(before, second) > 1e-3  # so this can fail
+    later = later_version(chains)
+    before, after = load(tiny_model), load(done.out / "checkpoints" / f"checkpoint-{later - 1}")
+    assert difference(before, of_version(chains, 1)) < 1e-4
+    assert difference(after, of_version(chains, later)) < 1e-4
+    assert difference(before, of_version(chains, later)) > 1e-3  # so this can fail
     # The server ends with the weights that were saved.
     saved = load(done.out / "model")
     (chain, *_) = chains
@@ -196,9 +202,9 @@ def test_pi_is_trained_by_an_adapter_with_one_command(
     chains = check(done, steps=4)
     from peft import PeftModel
 
-    before = load(tiny_model)
+    before, later = load(tiny_model), later_version(chains)
+    checkpoint = done.out / "checkpoints" / f"checkpoint-{later - 1}"
+    adapted = PeftModel.from_pretrained(load(tiny_model), checkpoint)
     assert difference(before, of_version(chains, 1)) < 1e-4
-    adapted = PeftModel.from_pretrained(load(tiny_model), done.out / "checkpoints" / "checkpoint-1")
-    second = of_version(chains, 2)
-    assert difference(adapted, second) < 1e-4
-    assert difference(before, second) > 1e-3
+    assert difference(adapted, of_version(chains, later)) < 1e-4
+    assert difference(before, of_version(chains, later)) > 1e-3
