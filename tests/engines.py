@@ -6,12 +6,15 @@ It notes what was sampled without a line of ours in between, so it can say wheth
 from __future__ import annotations
 
 import json
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 import anyio
 from aiohttp import web
+
+from swe_core.serve import serve
 
 
 @dataclass
@@ -45,6 +48,7 @@ class ObservingProxy:
         self.url = ""
         self._upstream = upstream
         self._asked = anyio.Condition()
+        self._open = AsyncExitStack()
 
     async def asked(self, count: int) -> None:
         """Wait until there were `count` calls of rollouts."""
@@ -58,18 +62,15 @@ class ObservingProxy:
         return [call for call in self.calls if not call.is_probe]
 
     async def __aenter__(self) -> ObservingProxy:
-        self._session = aiohttp.ClientSession(auto_decompress=False)
+        self._session = await self._open.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
         app = web.Application(client_max_size=2**28)
         app.router.add_route("*", "/{path:.*}", self._pass_on)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        self.url = await self._open.enter_async_context(serve(runner))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._runner.cleanup()
-        await self._session.close()
+        await self._open.aclose()
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()

@@ -18,6 +18,7 @@ from swe_core.builtin.vllm import VLLMConfig
 from swe_core.engine import EngineSession
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Turn
+from swe_core.serve import serve
 from swe_core.testing.serving.start import TokenServer
 from swe_core.testing.vllm import tool_call
 from swe_core.tokens.chains import Chain, chains_of
@@ -162,13 +163,8 @@ async def talkative(tiny_model: Path) -> AsyncIterator[tuple[Any, str]]:
     server = Server(str(tiny_model), "talkative", 4096)
     with torch.no_grad():
         server.sampler.model.lm_head.weight[list(server.sampler.eos_ids)] = 0
-    runner = web.AppRunner(server.app(), shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield server.sampler.model, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serve(web.AppRunner(server.app(), shutdown_timeout=0.1, handler_cancellation=True)) as origin:
+        yield server.sampler.model, origin
 
 
 async def test_a_reply_that_a_weight_update_cuts_in_two_is_one_turn_of_two_policies(

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from aiohttp import web
 
+from swe_core.serve import serve
 from swe_core.testing.serving.start import MODEL, TokenServer
 
 if TYPE_CHECKING:
@@ -33,13 +34,8 @@ def hf_server(tiny_model: Path) -> Server:
 
 @pytest.fixture
 async def hf_url(hf_server: Server) -> AsyncIterator[str]:
-    runner = web.AppRunner(hf_server.app(), shutdown_timeout=0, handler_cancellation=True)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serve(web.AppRunner(hf_server.app(), shutdown_timeout=0, handler_cancellation=True)) as origin:
+        yield origin
 
 
 @pytest.fixture(params=["server", "stand-in"])

@@ -30,6 +30,7 @@ from swe_core.relay import program
 from swe_core.relay.pull import ExecTransport, HttpTransport, Timing, Transport, http_client, reach_by_pull
 from swe_core.relay.unix import background
 from swe_core.sandbox import Asset, Process, Sandbox, SandboxProvider, SandboxSpec
+from swe_core.serve import serve
 from swe_core.testing.sandbox.base import PATIENCE
 
 Dial = Callable[[int], Awaitable[ByteStream]]
@@ -134,13 +135,8 @@ async def cancelling(routes: dict[str, object]) -> AsyncIterator[str]:
     app = web.Application()
     for path, handler in routes.items():
         app.router.add_route("*", path, handler)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield "http://{}:{}".format(*runner.addresses[0][:2])
-    finally:
-        await runner.cleanup()
+    async with serve(web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)) as origin:
+        yield origin
 
 
 @dataclass

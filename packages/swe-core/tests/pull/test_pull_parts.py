@@ -19,6 +19,7 @@ from swe_core.relay.calls import end_to_end
 from swe_core.relay.outbox import ROOM, Outbox, Pace
 from swe_core.relay.pull import Timing, reach_by_pull
 from swe_core.relay.wire import MAX_BODY, MAX_LINE, ProtocolError, Question, Unpacker, signature
+from swe_core.serve import serve
 from swe_core.testing.sandbox.network import hello, serving
 
 from .helpers import Proxy, by_exec, dial_host, on_this_host, reached, request
@@ -158,17 +159,16 @@ async def test_what_the_endpoint_is_asked() -> None:
         seen.append(asked)
         return web.Response(text="noted", headers={"Connection": "X-Mine", "X-Mine": "1", "X-Other": "2"})
 
-    runner = web.ServerRunner(web.Server(note))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    port = runner.addresses[0][1]
-    async with reached(f"http://127.0.0.1:{port}") as (url, _), httpx.AsyncClient(trust_env=False) as agent:
+    async with (
+        serve(web.ServerRunner(web.Server(note))) as origin,
+        reached(origin) as (url, _),
+        httpx.AsyncClient(trust_env=False) as agent,
+    ):
         extensions = {"target": b"//other/a%2fb/../\"<{c}>?d='e'"}
         headers = {"Host": "other", "Connection": "X-Hop", "X-Hop": "1", "X-End": "2"}
         answer = await agent.post(f"{url}/", content=b"abc", headers=headers, extensions=extensions)
-    await runner.cleanup()
     assert seen[0].raw_path == "//other/a%2fb/../\"<{c}>?d='e'"
-    assert seen[0].headers["Host"] == f"127.0.0.1:{port}"
+    assert f"http://{seen[0].headers['Host']}" == origin
     assert "X-Hop" not in seen[0].headers
     assert (seen[0].headers["X-End"], seen[0].headers["Content-Length"]) == ("2", "3")
     assert answer.text == "noted"

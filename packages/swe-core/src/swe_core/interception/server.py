@@ -37,12 +37,12 @@ from swe_core.interception.metrics import CONTENT_TYPE, Metrics
 from swe_core.interception.session import Gate
 from swe_core.interception.tools import BadArguments, ToolFailed, UnknownTool
 from swe_core.record import Turn
+from swe_core.serve import serve
 
 MAX_BODY = 32 * 1024 * 1024
 ENGINE_FAILED = "the model behind this endpoint failed for good and answers no more calls of this rollout"
 ENDPOINT_FAILED = "this endpoint failed to answer the request"
 UNREADABLE = "the request body is not encoded as its headers say"
-_BACKLOG = 4096  # connections not yet accepted: past it the kernel resets some agents of a large wave
 _FIRST_KEEPALIVE = 1.0
 _NO_RETRY = {"x-should-retry": "false"}
 _RETRY_COUNTS = ("x-stainless-retry-count", "x-retry-count")
@@ -107,10 +107,8 @@ class InterceptionServer:
             app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_http_log
         )
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(_clean_up, runner)
-            await runner.setup()
             try:
-                await web.TCPSite(runner, "127.0.0.1", self._port, backlog=_BACKLOG).start()
+                self._url = await stack.enter_async_context(serve(runner, self._port))
             except OSError as error:
                 raise ConfigError(
                     f"the interception server cannot listen on port {self._port} of 127.0.0.1 "
@@ -119,8 +117,7 @@ class InterceptionServer:
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
             self._open = stack.pop_all()
-        host, port = runner.addresses[0][:2]
-        self._tasks, self._url = tasks, f"http://{host}:{port}"
+        self._tasks = tasks
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -310,11 +307,6 @@ class InterceptionServer:
 
 async def _healthz(request: web.Request) -> web.StreamResponse:
     return _json(b'{"status":"ok"}')
-
-
-async def _clean_up(runner: web.AppRunner) -> None:
-    with anyio.CancelScope(shield=True):
-        await runner.cleanup()
 
 
 def _bears(request: web.Request, expected: str) -> bool:

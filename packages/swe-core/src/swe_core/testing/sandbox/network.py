@@ -13,6 +13,7 @@ from aiohttp import web
 
 from swe_core.errors import PolicyRefused
 from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.serve import serve
 from swe_core.testing.sandbox.base import SandboxSuite, python
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -79,14 +80,8 @@ async def serving(routes: dict[str, Handler]) -> AsyncIterator[str]:
     app = web.Application(client_max_size=2**28)
     for path, handler in routes.items():
         app.router.add_route("*", path, handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        listener = socket.create_server(("127.0.0.1", 0))  # the site closes it
-        await web.SockSite(runner, listener).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        await runner.cleanup()
+    async with serve(web.AppRunner(app, shutdown_timeout=0.1)) as origin:
+        yield origin
 
 
 async def hello(request: web.Request) -> web.Response:
