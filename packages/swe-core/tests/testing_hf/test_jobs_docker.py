@@ -13,15 +13,16 @@ hub = pytest.importorskip("huggingface_hub")
 pytestmark = pytest.mark.docker
 
 
-def containers() -> list[str]:
-    """The names of the containers that the local HF has."""
+def containers(hf: LocalHF) -> list[str]:
+    """The names of the containers that this local HF has: other tests have theirs in the same engine."""
     argv = ["docker", "ps", "--all", "--filter", "name=swe-hf-", "--format", "{{.Names}}"]
-    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    names = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    return [name for name in names if name.removeprefix("swe-hf-") in hf.jobs.jobs]
 
 
 def test_a_sandbox_in_a_container(threaded_hf: LocalHF, docker_image: str) -> None:
     with hub.Sandbox.create(image=docker_image, env={"A": "one"}, start_timeout=120) as sandbox:
-        assert containers() == [f"swe-hf-{sandbox.id}"]
+        assert containers(threaded_hf) == [f"swe-hf-{sandbox.id}"]
         assert sandbox.run("echo $A; pwd").stdout == "one\n/testbed\n"
         sandbox.run("echo changed >/usr/changed")
         assert sandbox.files.read("/usr/changed") == b"changed\n"
@@ -31,7 +32,7 @@ def test_a_sandbox_in_a_container(threaded_hf: LocalHF, docker_image: str) -> No
         while httpx.get(address, headers=sandbox.proxy_headers).status_code != 200:
             pass
         assert sandbox.run("cat /proc/net/route").stdout.count("\n") == 1  # its head: no network
-    assert containers() == []
+    assert containers(threaded_hf) == []
 
 
 @pytest.mark.slow
@@ -46,4 +47,4 @@ def test_a_job_in_a_container(threaded_hf: LocalHF, docker_image: str) -> None:
     about = subprocess.run(["docker", "inspect", f"swe-hf-{lasting.id}"], capture_output=True, check=True)
     assert b"hidden-value" not in about.stdout
     hub.cancel_job(job_id=lasting.id)
-    assert containers() == []
+    assert containers(threaded_hf) == []
