@@ -133,7 +133,9 @@ def of_version(chains: Sequence[Chain], version: int) -> list[Chain]:
 
 def later_version(chains: Sequence[Chain]) -> int:
     """The first version after version 1 that sampled whole rows; which one that is, is a matter of time."""
-    return next(version for version in versions_seen(chains)[1:] if of_version(chains, version))
+    whole = [version for version in versions_seen(chains)[1:] if of_version(chains, version)]
+    assert whole, "no version after the first sampled a whole row"
+    return whole[0]
 
 
 def difference(model: PreTrainedModel, chains: Sequence[Chain]) -> float:
