@@ -43,7 +43,7 @@ async def test_helpers_outlive_the_cancellation_around_and_end_with_the_body() -
 
 
 async def test_an_error_of_the_body_leaves_as_it_is() -> None:
-    with pytest.raises(KeyError, match="mine"):  # noqa: PT012
+    with pytest.raises(KeyError, match="mine"):  # noqa: PT012  # the whole body is the test
         async with lasting_tasks() as tasks:
             tasks.start_soon(anyio.sleep_forever)
             raise KeyError("mine")
@@ -53,7 +53,7 @@ async def test_an_error_of_a_helper_is_raised_on_leaving() -> None:
     async def fail() -> None:
         raise KeyError("theirs")
 
-    with pytest.raises(ExceptionGroup) as raised:  # noqa: PT012
+    with pytest.raises(ExceptionGroup) as raised:  # noqa: PT012  # the whole body is the test
         async with lasting_tasks() as tasks:
             tasks.start_soon(fail)
             await anyio.wait_all_tasks_blocked()

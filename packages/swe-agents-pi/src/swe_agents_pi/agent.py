@@ -168,5 +168,5 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         below = merged.get(key)
         both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merged(below, value) if both else value  # type: ignore[arg-type]
+        merged[key] = _merged(below, value) if both else value  # type: ignore[arg-type]  # `both` says that they are mappings
     return merged

@@ -29,6 +29,8 @@ PROJECT = "swe_core"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
+# A specification has no body, so mypy is told not to miss one.
+
 
 @hookspec
 def swe_agents() -> Iterable[Component[AgentSpec]]:  # type: ignore[empty-body]

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
 
 Kind = Literal[
     "no token",
@@ -119,8 +122,8 @@ def one_line(text: str, most: int) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def _answered(error: Exception, words: str, where: str) -> Problem:
-    response = error.response  # type: ignore[attr-defined]
+def _answered(error: HfHubHTTPError, words: str, where: str) -> Problem:
+    response = error.response
     status = int(response.status_code)
     if status == 404 or response.headers.get("X-Error-Code") == "RepoNotFound":
         return Problem(

@@ -151,7 +151,7 @@ class AssetsRepo:
             await anyio.to_thread.run_sync(compress, directory)
             try:
                 return str(await client.call(commit, directory))
-            except Exception as error:
+            except Exception as error:  # the client raises errors of several libraries
                 problem = client.problem(error)
                 if problem.kind == "changed":
                     return None
@@ -171,7 +171,7 @@ class AssetsRepo:
             except RepositoryNotFoundError:
                 await client.call(create)
                 found = await client.call(look)
-        except Exception as error:
+        except Exception as error:  # the client raises errors of several libraries
             raise self._explained(client, error) from error
         info: DatasetInfo = found
         return info

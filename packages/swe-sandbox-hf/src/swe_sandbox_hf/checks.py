@@ -16,7 +16,7 @@ def account() -> Finding:
         return Finding.missing(str(error))
     try:
         user = client.api.whoami()
-    except Exception as error:
+    except Exception as error:  # the client raises errors of several libraries
         return Finding.missing(str(client.explained(error, "use the Hugging Face token")))
     role = (user.get("auth", {}).get("accessToken") or {}).get("role", "unknown")
     pays = "" if user.get("canPay") else "; the account has no way to pay, which Jobs need"

@@ -66,7 +66,7 @@ class Pools:
                 if shared.pool is None:
                     shared.pool = await client.unhurried(self._make, image, namespace)
             return await client.unhurried(shared.pool.create, idle_timeout=self._config.idle_timeout)
-        except Exception as error:
+        except Exception as error:  # the client raises errors of several libraries
             raise client.explained(error, f"open a sandbox of the image {image!r}") from error
 
     def _make(self, image: str, namespace: str) -> SandboxPool:

@@ -89,7 +89,7 @@ class HfProvider:
                 try:
                     namespace = self._config.namespace or (await client.call(client.api.whoami))["name"]
                     flavors = flavors_of(await client.call(client.api.list_jobs_hardware))
-                except Exception as error:
+                except Exception as error:  # the client raises errors of several libraries
                     raise client.explained(error, "use Hugging Face Sandboxes") from error
                 known(self._config.flavor, flavors)
                 self._connected = Service(client, namespace, flavors)
@@ -199,7 +199,7 @@ class HfProvider:
             try:
                 hub = await Opening(client, create, cancel).run()
                 break
-            except Exception as error:
+            except Exception as error:  # the client raises errors of several libraries
                 failures += 1
                 if failures >= ATTEMPTS or not is_transient(error):
                     raise _refused(client, error, image) from error
@@ -239,7 +239,7 @@ class HfProvider:
         service = await self._service()
         try:
             jobs = await _list(service, None)
-        except Exception as error:
+        except Exception as error:  # the client raises errors of several libraries
             raise service.client.explained(error, "list the sandboxes") from error
         owned = ((job, owner_of(job)) for job in jobs)
         return service, [(job, owner) for job, owner in owned if owner is not None]
@@ -250,7 +250,7 @@ async def cancel_job(service: Service, job: str) -> None:
     client = service.client
     try:
         await client.call(client.api.cancel_job, job_id=job, namespace=service.namespace)
-    except Exception as error:
+    except Exception as error:  # the client raises errors of several libraries
         if status_of(error) != 404:
             logger.warning("the sandbox %s is left for the next run to reap: %s", job, client.reason(error))
 
@@ -259,7 +259,7 @@ async def cancel_labelled(service: Service, labels: dict[str, str]) -> None:
     """Cancel the jobs that bear these labels; a failure is logged."""
     try:
         jobs = await _list(service, labels)
-    except Exception as error:
+    except Exception as error:  # the client raises errors of several libraries
         logger.warning("cannot look for a sandbox to cancel: %s", service.client.reason(error))
         return
     for job in jobs:

@@ -40,5 +40,5 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in top.items():
         below = merged.get(key)
         both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = overlay(below, value) if both else value  # type: ignore[arg-type]
+        merged[key] = overlay(below, value) if both else value  # type: ignore[arg-type]  # `both` says that they are mappings
     return merged

@@ -33,7 +33,7 @@ class _LazyGroup(click.Group):
     """Subcommands whose modules are imported when they are called; plugins add theirs the same way."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they came
         self._plugins_asked = False
         self._options_asked = False
 

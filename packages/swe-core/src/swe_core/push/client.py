@@ -58,7 +58,7 @@ def told(repo_id: str, use: Use = "push to") -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # the client raises errors of several libraries
         problem = problem_of(error)
         if problem.kind == "unknown":  # none of the client's
             raise

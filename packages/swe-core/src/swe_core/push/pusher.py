@@ -208,7 +208,7 @@ class _Pusher:
         """The boundary: a push that fails is told, once, and keeps nobody from anything."""
         try:
             self._pushed += once()
-        except Exception as error:
+        except Exception as error:  # the boundary: nobody's run ends for it
             if sentence(error) != self._said:
                 self._said = sentence(error)
                 logger.warning("%s", self._said)

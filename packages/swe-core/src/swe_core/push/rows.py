@@ -94,7 +94,7 @@ def shard(run: RunDirectory, name: str, rollouts: Sequence[Rollout], redactor: R
     rows = [_row(run, name, rollout, redactor) for rollout in rollouts]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), sink, compression="zstd")
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
 def _row(run: RunDirectory, name: str, rollout: Rollout, redactor: Redactor) -> dict[str, Any]:

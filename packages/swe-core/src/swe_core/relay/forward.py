@@ -40,7 +40,7 @@ async def serve(path: str, port: int) -> None:
             up_writer.close()
 
     server = await asyncio.start_server(connected, "127.0.0.1", port, backlog=1024)
-    sys.stdout.write("ready %d\n" % server.sockets[0].getsockname()[1])  # noqa: UP031
+    sys.stdout.write("ready %d\n" % server.sockets[0].getsockname()[1])  # noqa: UP031  # stands alone in an old Python
     sys.stdout.flush()
 
 

@@ -14,5 +14,5 @@ async def until(holds: Callable[[], object], timeout: float = 120.0) -> None:
         TimeoutError: It did not hold within `timeout` seconds.
     """
     with anyio.fail_after(timeout):
-        while not holds():  # noqa: ASYNC110
+        while not holds():  # noqa: ASYNC110  # nothing tells of what is waited for
             await anyio.sleep(0.01)

@@ -17,7 +17,7 @@ from swe_core.testing.sandbox.base import SandboxSuite
 def archive_of(files: dict[str, bytes], mode: str) -> bytes:
     """A tar archive; `mode` as in tarfile.open, "w" or "w:gz"."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as archive:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:  # type: ignore[call-overload]  # `mode` is one of two
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(content), 0o755

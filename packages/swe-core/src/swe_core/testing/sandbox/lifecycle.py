@@ -39,7 +39,7 @@ class LifecycleTests(SandboxSuite):
 
     async def test_error_in_the_body(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
         """It leaves as it is, and the sandbox is closed."""
-        with pytest.raises(KeyError, match="mine"):  # noqa: PT012
+        with pytest.raises(KeyError, match="mine"):  # noqa: PT012  # the whole body is the test
             async with provider.open(spec) as sandbox:
                 await sandbox.start(["sleep", "1000"])
                 raise KeyError("mine")

@@ -321,7 +321,7 @@ def make_hooks(send, hold, flush):
         for name, body, wanted in CANARIES:
             try:
                 result = run_canary(session, ran[0], name, body)
-            except Exception as error:
+            except Exception as error:  # whatever code under test made of the runner
                 result = type(error).__name__
             if result != wanted:
                 odd("canary %s: %s" % (name, result))

@@ -82,7 +82,7 @@ def report(send):
     def name_of(test):
         try:
             name = str(test.id())
-        except Exception as error:
+        except Exception as error:  # `id` may be the code under test's
             return "%s without an id: %s" % (type(test).__name__, type(error).__name__)
         if name.endswith(")") and " (" in name and not isinstance(test, case):  # "setUpClass (module.Class)"
             what, _, where = name[:-1].partition(" (")
@@ -93,7 +93,7 @@ def report(send):
         """The first line of its docstring, which is how Django's tests are named; None without one."""
         try:
             return describe(test) if isinstance(test, case) else None
-        except Exception:
+        except Exception:  # so may what it describes itself with
             return None
 
     def code(test):
@@ -219,7 +219,7 @@ def report(send):
             for name, body, wanted in CANARIES:
                 try:
                     found = run_canary(name, body, last[0])
-                except Exception as error:
+                except Exception as error:  # whatever code under test made of the runner
                     found = type(error).__name__
                 if found != wanted:
                     odd("canary %s: %s" % (name, found))

@@ -47,7 +47,7 @@ class Commands(Answers):
             stream.close()
 
         def feed() -> None:
-            with contextlib.suppress(BrokenPipeError), process.stdin as stream:  # type: ignore[union-attr]
+            with contextlib.suppress(BrokenPipeError), process.stdin as stream:  # type: ignore[union-attr]  # it was opened with a pipe
                 stream.write(given or b"")
 
         def pings() -> None:

@@ -18,14 +18,14 @@ PROTOCOL = 3
 class Handler(Commands, Files, Proxy):
     """One connection."""
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:  # noqa: N802  # the base class's name
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             self.route()
         except Refused as refused:
             self.json({"error": refused.message}, refused.status)
 
-    do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET  # noqa: N815
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET  # noqa: N815  # the base class's names
 
     def route(self) -> None:
         url = urlsplit(self.path)
