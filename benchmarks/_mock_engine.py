@@ -128,7 +128,7 @@ class Http(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
+        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         self._data += data

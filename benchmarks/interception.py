@@ -185,7 +185,7 @@ def measure(side: Side, sizes: Sizes, cell: str, seed: int) -> None:
         bodies = [list(unrelated(each, KILOBYTES, seed * CONNECTIONS + n)) for n in range(CONNECTIONS)]
         clients = side.clients(CONNECTIONS)
         with ThreadPoolExecutor(CONNECTIONS) as pool:
-            work = lambda: list(pool.map(Client.ask_all, clients, map(iter, bodies)))  # noqa: E731
+            work = lambda: list(pool.map(Client.ask_all, clients, map(iter, bodies)))  # noqa: E731 (used once)
             side.spend(cell, each * CONNECTIONS, work)
         return
     (client,) = side.clients(1)
@@ -213,11 +213,11 @@ def peers(report: Report, mock: str, tokenizer: Path, scratch: Path, core: set[i
             continue
         python = peer.python
         if peer is LITELLM:
-            sides["litellm"] = Side(lambda python=python: litellm(python, mock, scratch, core))  # type: ignore[misc]
+            sides["litellm"] = Side(lambda python=python: litellm(python, mock, scratch, core))
             continue
         for mode in ("relay", "train"):
             sides[f"verifiers_{mode}"] = Side(
-                lambda python=python, mode=mode: verifiers(python, mode, mock, tokenizer, core)  # type: ignore[misc]
+                lambda python=python, mode=mode: verifiers(python, mode, mock, tokenizer, core)
             )
     return sides
 
@@ -243,7 +243,7 @@ def main() -> None:
         tokenizer, config, characters = prepare(folder)
         mock = stack.enter_context(engine(config, others))
         sides = {
-            side: Side(lambda name=name: swe_core(name, mock, tokenizer, folder / name, core))  # type: ignore[misc]
+            side: Side(lambda name=name: swe_core(name, mock, tokenizer, folder / name, core))
             for side, name in ((RELAY, "openai"), (IDS, "vllm"))
         }
         if not options.no_peers:
@@ -316,12 +316,12 @@ def run(sides: dict[str, Side], sizes: Sizes, rounds: int, stack: ExitStack) -> 
     each(hold)
     for number in range(1, rounds + 1):
         for cell in CELLS:
-            each(lambda side, cell=cell, number=number: measure(side, sizes, cell, number))  # type: ignore[misc]
+            each(lambda side, cell=cell, number=number: measure(side, sizes, cell, number))
 
 
 def fill(report: Report, sides: dict[str, Side]) -> None:
     """Medians, ratios and targets of what was measured."""
-    nothing = Side(start=ExitStack)  # type: ignore[arg-type]
+    nothing = Side(start=ExitStack)
     known = {name: sides.get(name, nothing) for name in TITLES}
     medians = {cell: {name: median(side.cpu[cell]) for name, side in known.items()} for cell in CELLS}
     rates = {name: median(side.rate) for name, side in known.items()}

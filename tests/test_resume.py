@@ -160,7 +160,7 @@ def test_a_run_killed_at_any_instant_goes_on_to_the_same_end(
             what, happened = instants(evaluation, random)
             delay = random.choice([0, random.uniform(0, 0.02), random.uniform(0, 0.5)])
             with evaluation.start() as process:
-                wait_for(lambda p=process, h=happened: h() or p.poll() is not None)  # type: ignore[misc]
+                wait_for(lambda p=process, h=happened: h() or p.poll() is not None)
                 time.sleep(delay)
                 process.send_signal(signal.SIGKILL)
                 said = process.communicate()[1]

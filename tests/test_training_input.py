@@ -133,7 +133,7 @@ def policy(tiny_model: Path, scripted: Scripted) -> Server:
     """Makes a server of the tiny model, from what is special about it."""
 
     def make(**special: Any) -> Policy:
-        return Policy(["done"], **{**scripted.keywords, "models": (MODEL,), **special})  # type: ignore[attr-defined]
+        return Policy(["done"], **{**scripted.keywords, "models": (MODEL,), **special})
 
     return make
 
@@ -455,7 +455,7 @@ class Held(Policy):
 def test_interrupted_while_weights_are_sent_no_server_is_left_paused(
     command: Command, tiny_model: Path, scripted: Scripted
 ) -> None:
-    server = Held(["done"], **{**scripted.keywords, "models": (MODEL,)})  # type: ignore[attr-defined]
+    server = Held(["done"], **{**scripted.keywords, "models": (MODEL,)})
     with serving(server) as url:
         process = command.start(*options(url, tiny_model))
         command.until(lambda: server.asked[-1:] == ("/collective_rpc",) and "/resume" in server.asked)

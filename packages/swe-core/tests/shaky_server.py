@@ -92,7 +92,7 @@ class Shaky(Engine):
             if end > len(text) // 2 and day == "raise":
                 raise KeyError("logprobs")
         if day == "nothing":
-            return None  # type: ignore[return-value]
+            return None
         if sampled is None:
             raise RuntimeError("nothing was said")
         self._last[rollout] = sampled

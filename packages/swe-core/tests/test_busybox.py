@@ -123,5 +123,5 @@ async def test_a_tree_of_processes_is_killed(sandbox: Sandbox) -> None:
     done = await sandbox.exec(["sh", "-c", KILL_TREE, "sh", "mine"], timeout=60)
     assert done.exit_code == 0, done.stderr.decode()
     assert await process.wait() == 137
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     assert (await sh(sandbox, running)).strip() == "0"

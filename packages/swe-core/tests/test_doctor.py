@@ -182,7 +182,7 @@ def test_one_that_hangs_does_not_keep_the_program(file: Callable[[str], str]) ->
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("given", [None, "ok", 3, Finding("fine", "")])  # type: ignore[arg-type]
+@pytest.mark.parametrize("given", [None, "ok", 3, Finding("fine", "")])
 def test_a_check_that_returns_something_else(given: object) -> None:
     (result,) = look([asked("odd", lambda: given)], Redactor())
     assert result.finding.text == f"its check returned {given!r}, expected a Finding"

@@ -78,7 +78,7 @@ def test_whoever_stops_reading_has_what_came_first_and_the_command_goes_on(
                 got.append(chunk)
                 if len(got) == wanted:
                     break
-            await output.aclose()  # type: ignore[attr-defined]
+            await output.aclose()
             assert got == chunks[:wanted]
             assert await process.wait() == code
             assert process.over

@@ -299,7 +299,7 @@ def test_a_notification_may_take_fewer_arguments_and_a_failing_one_is_named(load
     )
     plugins = load("listener.py", code)
     problems = plugins.notify("swe_rollout_started", rollout_id="r", task_id="t", attempt=0)
-    assert plugins.manager.get_plugin("listener").seen == ["t"]  # type: ignore[union-attr]
+    assert plugins.manager.get_plugin("listener").seen == ["t"]
     assert problems == ["the plugin 'listener' failed in swe_rollout_started: ValueError: no"]
 
 

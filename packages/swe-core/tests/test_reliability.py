@@ -323,7 +323,7 @@ async def test_what_was_acknowledged_before_a_kill_is_on_disk(
     script, path = Path(__file__).with_name("shaky_server.py"), tmp_path / "run"
     argv = [sys.executable, str(script), str(path), str(rollouts), "7"]
     seen, agents = Counter[str](), list[Agent]()
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220 (it starts at once)
 
         def heard() -> None:
             if acknowledged(agents) >= replies:

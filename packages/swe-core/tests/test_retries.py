@@ -59,7 +59,7 @@ def fail(bench: Bench, where: str, times: int = 1, error: Exception | None = Non
         async def failing(*args: object, **kwargs: object) -> None:
             raise problem
 
-        sandbox.kill_all = failing  # type: ignore[method-assign]
+        sandbox.kill_all = failing
 
     bench.provider.on_open = opened
 

@@ -103,7 +103,7 @@ def serve(registry: Registry) -> Iterator[Registry]:
                 body = {"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}
                 self.reply(json.dumps(body).encode(), "application/json", status=404)
 
-        do_HEAD = do_GET  # noqa: N815
+        do_HEAD = do_GET  # noqa: N815 (the base class's name)
 
         def reply(self, body: bytes, kind: str, *, status: int = 200, slowly: bool = False) -> None:
             self.send_response(status)

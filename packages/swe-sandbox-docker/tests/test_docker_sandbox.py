@@ -44,7 +44,7 @@ class TestDocker(SandboxConformance):
     limits_disk = False  # unless its storage has quotas, the engine bounds each file: `notes` says so
 
     @property
-    def confines_vsock(self) -> bool:  # type: ignore[override]  # engines before 23 do not: `notes` says so
+    def confines_vsock(self) -> bool:  # engines before 23 do not: `notes` says so
         client = Client(resolve_host(None))
         with closing(client.api):
             return not client.limits.vsock

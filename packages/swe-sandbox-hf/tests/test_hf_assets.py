@@ -147,7 +147,7 @@ async def test_two_processes_that_upload_at_once(local_hf: LocalHF, with_asset: 
         assert provider._assets is not None
         commit = provider._assets._commit
 
-        async def together(*args: object, commit=commit) -> str | None:  # type: ignore[no-untyped-def]
+        async def together(*args: object, commit=commit) -> str | None:
             nonlocal looked
             looked += 1
             if looked == 2:
@@ -156,7 +156,7 @@ async def test_two_processes_that_upload_at_once(local_hf: LocalHF, with_asset: 
             made: str | None = await commit(*args)
             return made
 
-        provider._assets._commit = together  # type: ignore[method-assign, assignment]
+        provider._assets._commit = together
 
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
@@ -412,4 +412,4 @@ async def test_a_name_that_the_hub_does_not_have(local_hf: LocalHF) -> None:
 @pytest.mark.parametrize("settings", [{"assets_repo": "agents"}, {"assets_repo": NAME, "pool": True}])
 def test_settings_that_are_none(settings: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=r"OWNER/NAME|leave out assets_repo, or pool"):
-        HfConfig(**settings)  # type: ignore[arg-type]
+        HfConfig(**settings)

@@ -229,7 +229,7 @@ async def test_a_service_that_is_not_there(
 def test_settings_that_are_none(settings: dict[str, object]) -> None:
     """A token is no setting: it would be written down with the others."""
     with pytest.raises(ValidationError):
-        HfConfig(**settings)  # type: ignore[arg-type]
+        HfConfig(**settings)
 
 
 async def test_the_account_is_shown(local_hf: LocalHF) -> None:

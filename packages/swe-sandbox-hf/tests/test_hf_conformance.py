@@ -31,7 +31,7 @@ class TestHf(SandboxConformance):
     def spec(self) -> SandboxSpec:
         return SandboxSpec(image="python:3.12")
 
-    async def test_notes(self, provider: SandboxProvider) -> None:  # type: ignore[override]  # its fixture is
+    async def test_notes(self, provider: SandboxProvider) -> None:  # async, for its fixture is
         super().test_notes(provider)
 
     def leftovers(self, provider: SandboxProvider) -> Collection[str]:

@@ -64,7 +64,7 @@ async def test_a_sandbox_from_its_start_to_its_end() -> None:
         assert (await sandbox.exec(["echo", "usable"])).stdout == b"usable\n"
         assert sandbox.id in {entry.id for entry in await provider.list()}
     with anyio.fail_after(120):
-        while sandbox.id in {entry.id for entry in await provider.list()}:  # noqa: ASYNC110
+        while sandbox.id in {entry.id for entry in await provider.list()}:  # noqa: ASYNC110 (the service tells nobody)
             await anyio.sleep(2)
 
 

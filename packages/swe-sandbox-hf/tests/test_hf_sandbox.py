@@ -352,7 +352,7 @@ async def test_a_relay_that_is_killed_starts_again(
         assert (await sandbox.exec(argv, timeout=PATIENCE)).text == "200\n"
         await sandbox.kill_all()
         with anyio.fail_after(PATIENCE):
-            while (await sandbox.exec(argv, timeout=PATIENCE)).exit_code:  # noqa: ASYNC110
+            while (await sandbox.exec(argv, timeout=PATIENCE)).exit_code:  # noqa: ASYNC110 (nothing inside tells us)
                 await anyio.sleep(0.2)
 
 

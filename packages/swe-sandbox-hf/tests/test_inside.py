@@ -86,7 +86,7 @@ class Shell:
 
     def run(self, *argv: str, **options: object) -> tuple[int | None, bytes, bytes]:
         """A command from its start to its end: its exit code and streams."""
-        said, complaint = self.launch(*argv, **options).communicate(timeout=60)  # type: ignore[arg-type]
+        said, complaint = self.launch(*argv, **options).communicate(timeout=60)
         assert complaint == b""
         return heard(said)
 

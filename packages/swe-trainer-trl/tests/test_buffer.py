@@ -126,7 +126,7 @@ def test_all_who_wait_for_rows_are_woken_by_a_group() -> None:
     takers = [threading.Thread(target=take) for _ in range(3)]
     for taker in takers:
         taker.start()
-    while len(bench.buffer.not_empty._waiters) < 3:  # type: ignore[attr-defined]
+    while len(bench.buffer.not_empty._waiters) < 3:
         time.sleep(0.001)
     bench.put(item(1), item(2), item(3))
     for taker in takers:

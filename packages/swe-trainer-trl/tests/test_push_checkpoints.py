@@ -87,7 +87,7 @@ def push(run: RunDirectory) -> CheckpointPush:
 
 def saved(callback: CheckpointPush) -> None:
     """As the trainer tells it, and then until it is pushed."""
-    callback.on_save(None, None, None)  # type: ignore[arg-type]
+    callback.on_save(None, None, None)
     callback._wait()
 
 

@@ -108,7 +108,7 @@ class Watched(LocalProvider):
                 attempt = place(name)[1]
                 if attempt in self._dying:
                     self._dying.remove(attempt)
-                    sandbox.kill_all = _dies  # type: ignore[method-assign]
+                    sandbox.kill_all = _dies
                 yield sandbox
         finally:  # closed by now
             if name in self.alive:
@@ -580,7 +580,7 @@ async def test_a_rollout_that_is_recorded_and_did_not_reach_the_journal_is_adopt
                 raise SweError("the disk is full")
             add(group, member)
 
-        journal.add_member = add_member  # type: ignore[method-assign]
+        journal.add_member = add_member
 
     words = {"1": ["again", "go>done"], "*": ["done"]}
     async with feeding(path, words, groups_ahead=1, prepare=failing) as feed:
@@ -613,7 +613,7 @@ async def test_what_cannot_be_written_ends_the_run_in_one_sentence_and_closes_th
         def close_group(group: int, assessed: object) -> None:
             raise SweError("the disk is full")
 
-        journal.close_group = close_group  # type: ignore[assignment]
+        journal.close_group = close_group
 
     words = {"1/0": ["stay"], "1/1": ["stay"], "*": ["go>done"]}
     async with feeding(tmp_path / "run", words, prepare=failing) as feed:

@@ -93,7 +93,7 @@ class Training:
             **changed,
         }
         engine = {"scripted": {"folder": str(self.folder)}}
-        return Settings(run=run, agent={"scripted": {"mark": self.mark}}, engine=engine)  # type: ignore[arg-type]
+        return Settings(run=run, agent={"scripted": {"mark": self.mark}}, engine=engine)
 
     def script(self, words: Mapping[str, Sequence[str]]) -> None:
         (self.folder / "script.json").write_text(json.dumps(words))
@@ -254,7 +254,7 @@ def test_rows_of_real_rollouts(training: Training) -> None:
         assert row.enqueued_at is not None
     assert training.drain()["group/closed_total"] >= 3
     assert training.metrics["rollout/finished_total"] >= 6
-    assert worker.rollout_buffer.trained(9) == [1]  # type: ignore[union-attr]
+    assert worker.rollout_buffer.trained(9) == [1]
 
 
 def test_rows_that_are_too_old_when_they_are_asked_for_are_marked_and_make_room(training: Training) -> None:
@@ -524,7 +524,7 @@ def test_rows_that_cannot_be_handed_over_are_said(training: Training) -> None:
     def failing(*args: object) -> list[object]:
         raise SweError("the journal is damaged")
 
-    training.journals[0].ready = failing  # type: ignore[method-assign, assignment]
+    training.journals[0].ready = failing
     worker._guarded(worker._pump)
     assert training.unhealthy() == "rows could not be handed to the trainer: the journal is damaged"
 

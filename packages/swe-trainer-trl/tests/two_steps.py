@@ -22,7 +22,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 if "--hide-vllm" in sys.argv:
-    sys.modules["vllm"] = None  # type: ignore[assignment]  # importlib's way to say that it is not there
+    sys.modules["vllm"] = None  # importlib's way to say that it is not there
 
 from swe_trainer_trl import compat, cpu
 from swe_trainer_trl.buffer import Item, RowBuffer

@@ -198,7 +198,7 @@ async def test_what_a_failed_call_sampled_is_counted(server: InterceptionServer)
 
 
 async def test_an_engine_that_returns_nothing_has_failed(server: InterceptionServer) -> None:
-    engine = Plugin(None)  # type: ignore[arg-type]
+    engine = Plugin(None)
     async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
         assert (await http.post("/chat/completions", json={"messages": HELLO})).status_code == 424
     assert "returned None instead of a Completion" in str(gate.failure)

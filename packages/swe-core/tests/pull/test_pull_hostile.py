@@ -289,7 +289,7 @@ class Liar:
 )
 async def test_ready_line_that_ours_never_says(line: bytes) -> None:
     with pytest.raises(ProtocolError, match="as its ports"):
-        async with reach_by_pull(Liar(b"ready " + line + b"\n"), ANY, lambda port: Impostor()):  # type: ignore[arg-type]
+        async with reach_by_pull(Liar(b"ready " + line + b"\n"), ANY, lambda port: Impostor()):
             pass
 
 

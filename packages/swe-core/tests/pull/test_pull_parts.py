@@ -184,7 +184,7 @@ async def test_sandbox_that_dies() -> None:
         serving({"/": hello}) as server,
     ):
         async with reach_by_pull(sandbox, server, connect):
-            sandbox._control.close()  # type: ignore[attr-defined]
+            sandbox._control.close()
             with pytest.raises(SandboxDied):
                 await sandbox.exec(["true"])
             await anyio.sleep(0.2)

@@ -56,7 +56,7 @@ def call(*arguments: str) -> Result:
 
 def refused(run: RunDirectory, to: str = TO, **options: object) -> str:
     with pytest.raises(UsageError) as caught:
-        push_run(run, Push(to=to, **options))  # type: ignore[arg-type]
+        push_run(run, Push(to=to, **options))
     return str(caught.value)
 
 
@@ -128,7 +128,7 @@ def test_what_others_commit_meanwhile_is_kept(hf: LocalHF, run: RunDirectory) ->
             seen.append(1)
             readme = repo(hf).files["README.md"].replace(b"tags:", b"license: mit\ntags:")
             api.upload_file(path_or_fileobj=readme, path_in_repo="README.md", repo_id=TO, repo_type="dataset")
-        return real(self, *args, **options)  # type: ignore[arg-type]
+        return real(self, *args, **options)
 
     add(run, rollout("t-3", 3))
     with pytest.MonkeyPatch.context() as patch:

@@ -183,7 +183,7 @@ def hub() -> Iterator[str]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        do_HEAD = do_POST = do_GET  # noqa: N815
+        do_HEAD = do_POST = do_GET  # noqa: N815 (the base class's names)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

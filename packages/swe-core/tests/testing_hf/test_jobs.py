@@ -97,7 +97,7 @@ def test_a_server_that_closes_leaves_no_job_behind(threaded_hf: LocalHF, hf_port
     mark = f"61.{os.getpid()}{sys.hash_info.width}"
     id = run("sh", "-c", f"echo ready; sleep {mark}")
     assert first_line(id) == "ready"
-    hf_portal.call(threaded_hf.jobs.aclose)  # type: ignore[attr-defined]
+    hf_portal.call(threaded_hf.jobs.aclose)
     assert not _running(mark)
     assert not list(threaded_hf.jobs.home.iterdir())
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(why_not(find_bwrap()) is not None, reason="no us
 def until(condition: object, seconds: float = 120.0) -> None:
     """Wait for something that happens soon."""
     deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

@@ -31,9 +31,7 @@ def api(threaded_hf: LocalHF) -> object:
 
 def commit(api: object, path: str, data: bytes) -> str:
     """The new commit's id."""
-    made = api.upload_file(  # type: ignore[attr-defined]
-        path_or_fileobj=data, path_in_repo=path, repo_id=NAME, repo_type="dataset"
-    )
+    made = api.upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=NAME, repo_type="dataset")
     return str(made.oid)
 
 

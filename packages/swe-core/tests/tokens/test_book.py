@@ -156,7 +156,7 @@ def test_a_turn_that_was_never_added_cannot_be_extended() -> None:
 def test_each_sampled_id_has_a_logprob_and_a_version(short: str) -> None:
     book = TokenBook()
     with pytest.raises(LedgerError, match="turn 3 has 2 sampled ids"):
-        book.add(3, sampled([1], [2, 3], **{short: [0]}))  # type: ignore[arg-type]
+        book.add(3, sampled([1], [2, 3], **{short: [0]}))
     with pytest.raises(LedgerError, match=r"2 sampled, but 0 trained and 0 dropped, \+2 unaccounted for"):
         book.ledger()
 

@@ -217,7 +217,7 @@ def step(index: int, base: int | None, prompt: list[int], completion: list[int],
         np.array(completion, np.int32),
         np.full(count, -1, np.float32),
         np.zeros(count, np.int32),
-        **options,  # type: ignore[arg-type]
+        **options,
     )
 
 

@@ -49,7 +49,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def renderer(source: str, **options: object) -> TemplateRenderer:
-    return TemplateRenderer(tokenizer(), source, **options)  # type: ignore[arg-type]
+    return TemplateRenderer(tokenizer(), source, **options)
 
 
 PROVEN = {

@@ -41,7 +41,7 @@ def planned(tmp_path: Path) -> Planned:
     def make(needs: Needs | None = None, **changes: object) -> Deployment:
         values = {"target": "Space", "repo_id": NAME, "hardware": "cpu-basic", "config": Path("t.toml")}
         values |= {"secrets": ("WANDB_API_KEY",), "variables": ("A=b",)}
-        request = Request(**(values | changes))  # type: ignore[arg-type]
+        request = Request(**(values | changes))
         wheel = Wheel("swe-core", "0.1.0", tmp_path / "w.whl", "0" * 64)
         return plan(request, {"t.toml": tmp_path / "t.toml"}, [wheel], "1.16.0", needs)
 
@@ -133,7 +133,7 @@ def test_a_token_that_nobody_knows_or_without_the_scope(
 
 def test_a_token_that_can_only_read(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     api = HfApi()
-    api.whoami = lambda *_, **__: {"auth": {"accessToken": {"role": "read"}}}  # type: ignore[method-assign]
+    api.whoami = lambda *_, **__: {"auth": {"accessToken": {"role": "read"}}}
     with pytest.raises(UsageError, match="can only read: log in with one that may write"):
         Hub(api).deploy(planned(), ENVIRONMENT)
     assert threaded_hf.hub.repos == {}
@@ -238,8 +238,8 @@ class Forgetful(dict[str, str]):
 @contextmanager
 def losing(monkeypatch: pytest.MonkeyPatch, losses: int) -> Iterator[None]:
     def forgetful(**values: object) -> Space:
-        values["secrets"] = Forgetful(values["secrets"])  # type: ignore[arg-type]
-        return Space(**values)  # type: ignore[arg-type]
+        values["secrets"] = Forgetful(values["secrets"])
+        return Space(**values)
 
     Forgetful.losses = losses
     with monkeypatch.context() as patch:
