@@ -206,6 +206,17 @@ async def test_the_tools_of_a_task_work_for_whichever_user(
     assert not (repository / "new").exists()
 
 
+async def test_git_works_for_whichever_user_where_files_are_protected(
+    provider: DockerProvider, spec: SandboxSpec, user_image: str, repository: Path
+) -> None:
+    """The top of the repository is the keeper's then, and git would refuse one of somebody else."""
+    update = {"image": user_image, "repository": repository, "write_protect": True}
+    async with provider.open(spec.model_copy(update=update)) as sandbox:
+        assert await sandbox.protect(["/testbed/test_it.py"])
+        await sh(sandbox, "echo new >new && git add -A && git -c user.name=a -c user.email=a@b commit -qm y")
+        assert await sh(sandbox, "git status --porcelain && git log --format=%s") == "y\nx\n"
+
+
 @pytest.mark.slow
 async def test_root_of_a_root_owned_repository_in_the_image(
     provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient

@@ -61,6 +61,7 @@ class SandboxSpec(BaseModel):
     cpus: float = Field(default=2.0, gt=0)
     pids: int = Field(default=512, gt=0, description="processes and threads at once")
     disk_mb: int = Field(default=4096, gt=0, description="what the sandbox may write, MiB")
+    write_protect: bool = Field(default=False, description="whether `Sandbox.protect` is to be used")
     labels: dict[str, str] = Field(default_factory=dict, description="shown by the provider's own tools")
 
 
@@ -190,6 +191,21 @@ class Sandbox(ABC):
             PolicyRefused: `spec.network` is `none`.
             SandboxError: The sandbox has no means to relay (no python3 and no node inside).
         """
+
+    async def protect(self, paths: Sequence[str]) -> bool:
+        """Keep code inside from changing or replacing these files, until the sandbox is closed. Used once,
+        and only where `spec.write_protect` said so.
+
+        Args:
+            paths: Regular files.
+
+        Returns:
+            Whether they are protected now: not every provider can do it, and then nothing has changed.
+
+        Raises:
+            SandboxError: It failed.
+        """
+        return False
 
     async def exec(
         self,

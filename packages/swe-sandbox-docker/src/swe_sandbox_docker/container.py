@@ -23,7 +23,8 @@ from swe_sandbox_docker.streams import take_frames
 SOCKET_DIR = "/run/swe"
 """Where a sandbox shows, read-only, the host directory with the sockets of its relays."""
 
-KEEPER = "65432:65432"
+KEEPER_ID = 65432
+KEEPER = f"{KEEPER_ID}:{KEEPER_ID}"
 """User and group of the container's first processes. Not the user of what runs in it: without CAP_KILL
 that one, be it root, cannot signal them: an agent that kills all it can see does not end its sandbox."""
 READY = b"ready"
@@ -191,6 +192,22 @@ def _add(archive: tarfile.TarFile, source: Path, target: str, user: User) -> Non
         archive.add(source, target, filter=owned)
     except OSError as error:
         raise SandboxError(f"the repository {str(source)!r} cannot be copied: {error}") from None
+
+
+def as_keepers(archive: bytes) -> bytes:
+    """A tar archive as the keeper's: files that only the keeper may write to, directories in which everybody
+    may make files and nobody else can replace or remove the keeper's (the sticky bit)."""
+    made = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(archive)) as given,
+        tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as owned,
+    ):
+        for member in given:
+            member.uid = member.gid = KEEPER_ID
+            member.uname = member.gname = ""
+            member.mode = 0o1777 if member.isdir() else member.mode & ~0o022
+            owned.addfile(member, given.extractfile(member) if member.isreg() else None)
+    return made.getvalue()
 
 
 def resolve_user(client: Client, container: str, configured: str) -> User:

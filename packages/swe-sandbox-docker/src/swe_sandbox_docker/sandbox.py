@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import posixpath
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from weakref import WeakSet
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup
 from docker.errors import APIError
 
@@ -17,7 +19,7 @@ from swe_core.kill_tree import KILL_TREE, MARK
 from swe_core.relay import reach_by_socket
 from swe_core.sandbox import Process, Sandbox, SandboxSpec
 from swe_sandbox_docker.client import Client, reason
-from swe_sandbox_docker.container import SOCKET_DIR, ShellEnded, User, start
+from swe_sandbox_docker.container import SOCKET_DIR, ShellEnded, User, as_keepers, start
 from swe_sandbox_docker.process import DockerProcess
 
 KILL_TIMEOUT = 10.0
@@ -25,6 +27,7 @@ KILL_TIMEOUT = 10.0
 START_TIMEOUT = 30.0
 """Seconds for the shell of a container that starts again to say that it runs."""
 
+_MAX_PROTECTED = 256 * 1024 * 1024
 _BAD_REQUEST = 400
 _SIGNALLED = 128
 
@@ -116,6 +119,30 @@ class DockerSandbox(Sandbox):
         """See `Sandbox.reach`."""
         return reach_by_socket(self, endpoint, self._sockets, SOCKET_DIR)
 
+    async def protect(self, paths: Sequence[str]) -> bool:
+        """See `Sandbox.protect`. The files become the keeper's, and so do the repository's directories above
+        them, with the sticky bit: code inside has none of the capabilities that would get it past that, be it
+        root. So that git goes on working in a repository of somebody else, its configuration says so."""
+        top = posixpath.normpath(self.spec.workdir)
+        above = {above for path in paths for above in _directories(path, top)}
+        await self.exec(["git", "config", "--global", "--add", "safe.directory", "*"])
+        archive = await self.exec(
+            ["tar", "-c", "-f", "-", "-C", "/", "--no-recursion", "-T", "-"],
+            stdin="".join(f"{path.lstrip('/')}\n" for path in (*sorted(above), *paths)).encode(),
+            cwd="/",
+            max_output=_MAX_PROTECTED,
+        )
+        if archive.exit_code != 0 or archive.truncated:
+            raise SandboxError(f"the files to protect in the sandbox {self.id!r} could not be read")
+        owned = await anyio.to_thread.run_sync(as_keepers, archive.stdout)
+        try:
+            await self._client.call(self._client.api.put_archive, self.id, "/", owned)
+        except APIError as error:
+            raise SandboxError(
+                f"files of the sandbox {self.id!r} could not be protected: {reason(error)}"
+            ) from None
+        return True
+
     async def _alive(self) -> bool:
         try:
             container = await self._client.call(self._client.api.inspect_container, self.id)
@@ -133,6 +160,12 @@ class DockerSandbox(Sandbox):
                 return
         with suppress(SandboxBroken):  # all are dead, as asked; whoever needs the sandbox next is told
             await self.kill_all()
+
+
+def _directories(path: str, top: str) -> Iterator[str]:
+    """Those above `path` up to `top`, none where it is elsewhere."""
+    while (path := posixpath.dirname(path)) == top or path.startswith(f"{top}/"):
+        yield path
 
 
 def _is_about_files(error: APIError) -> bool:

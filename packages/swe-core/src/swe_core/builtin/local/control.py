@@ -97,6 +97,16 @@ class Control:
         await self._send({"op": "kill_all", "id": number})
         await done
 
+    async def protect(self, paths: Sequence[str]) -> bool:
+        """Make these files read-only; whether all of them are."""
+        number, done = self._expect()
+        fd = sealed(json.dumps({"paths": list(paths)}).encode())
+        try:
+            await self._send({"op": "protect", "id": number}, fd)
+        finally:
+            os.close(fd)
+        return await done == 0
+
     def died(self) -> SandboxDied:
         """What to raise when the supervisor is gone."""
         return SandboxDied(

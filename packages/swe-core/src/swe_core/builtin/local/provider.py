@@ -168,6 +168,7 @@ class LocalProvider:
             "workdir": spec.workdir,
             "files": bwrap.identity_files(spec.network),
             "late_binds": binds.late,
+            "protects": spec.write_protect,
             # Files of another owner could not be changed through an overlay; a copy is ours.
             "overlay": self._overlay and _is_ours(spec.repository),
         }

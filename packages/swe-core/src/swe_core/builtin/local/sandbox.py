@@ -13,6 +13,7 @@ from pathlib import Path
 
 from swe_core.builtin.local.bwrap import SOCKET_DIR
 from swe_core.builtin.local.control import Control, sealed
+from swe_core.errors import SandboxError
 from swe_core.relay import reach_by_socket
 from swe_core.sandbox import Process, Sandbox, SandboxSpec, Stream
 
@@ -164,6 +165,14 @@ class LocalSandbox(Sandbox):
     async def kill_all(self) -> None:
         """See `Sandbox.kill_all`."""
         await self._control.kill_all()
+
+    async def protect(self, paths: Sequence[str]) -> bool:
+        """See `Sandbox.protect`. Each is a mount of its own, which is read-only."""
+        if not self.spec.write_protect:
+            return False
+        if not await self._control.protect(paths):
+            raise SandboxError(f"files of the sandbox {self.id!r} could not be made read-only")
+        return True
 
     def reach(self, endpoint: str) -> AbstractAsyncContextManager[str]:
         """See `Sandbox.reach`."""

@@ -8,9 +8,10 @@ sandbox can see it. Messages are JSON:
                   start {id}             descriptors: the request (argv, cwd, env), stdin, stdout, stderr
                   kill {id}              kill the command and everything it started
                   kill_all {id}
+                  protect {id}           descriptor: {paths}; once, and where the settings say so
     here → host   ready {}
                   exit {id, code}        the command ended; its background children may live on
-                  done {id}              answers kill and kill_all: all of them are dead
+                  done {id, code}        answers kill and kill_all: all of them are dead; and protect
 
 Each command has a *keeper*, its parent: a child subreaper, so that whatever the command starts stays below
 it, also after setsid and double forks. Code inside may kill a keeper (it has the same user), but not
@@ -33,7 +34,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing takes a noticeable part of the start
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
     from typing import Any, NoReturn
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4, 8, 32, 4096, 16384
@@ -126,6 +127,35 @@ def finish_file_system(settings: dict[str, Any]) -> None:
     os.rmdir(HIDDEN)
     for target, flags in (("/dev", MS_NOSUID), ("/", MS_NOSUID | MS_NODEV)):
         mount("", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
+
+
+def keep_mounter(workdir: str) -> socket.socket:
+    """Fork a process that keeps the privilege to mount, for one message: files to make read-only. What has a
+    mount on it cannot be replaced or moved either, so the directories below `workdir` get one, too.
+    Returns our end of the connection to it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        return ours
+    try:
+        call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
+        close_all_but(theirs.fileno())
+        _, fds, _, _ = socket.recv_fds(theirs, 1, 1)
+        paths = load(fds[0])["paths"]
+        for directory in sorted({above for path in paths for above in directories(path, workdir)}):
+            mount(directory, directory, None, MS_BIND)
+        for path in paths:
+            mount(path, path, None, MS_BIND)
+            mount("", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+        theirs.send(b"done")
+    finally:
+        os._exit(0)
+
+
+def directories(path: str, top: str) -> Iterator[str]:
+    """Those above `path` that are below `top`, none where it is elsewhere."""
+    while (path := os.path.dirname(path)).startswith(f"{top}/"):
+        yield path
 
 
 def limit_namespaces() -> None:
@@ -297,6 +327,7 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
         self.commands: dict[int, Command] = {}
         self.settings: dict[str, Any] = {}
+        self.mounter: socket.socket | None = None
 
     def tell(self, event: str, **values: int) -> None:
         """Send a message to the host."""
@@ -310,6 +341,8 @@ class Supervisor:
         self.receive()
         if self.settings["isolated"]:
             finish_file_system(self.settings)
+            if self.settings["protects"]:
+                self.mounter = keep_mounter(self.settings["workdir"])
             drop_privileges(self.settings["uid"])
         else:
             call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -346,6 +379,8 @@ class Supervisor:
             elif operation == "kill_all":
                 self.kill_all()
                 self.tell("done", id=message["id"])
+            elif operation == "protect":
+                self.tell("done", id=message["id"], code=self.protect(fds[0]))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -452,6 +487,16 @@ class Supervisor:
         while time.monotonic() < deadline and below(os.getpid()):
             time.sleep(0.001)
         self.reap()
+
+    def protect(self, paths: int) -> int:
+        """Have the files that the descriptor `paths` names made read-only; 0 where all of them are."""
+        if self.mounter is None:
+            return 1
+        with self.mounter as mounter, contextlib.suppress(OSError):
+            self.mounter = None
+            socket.send_fds(mounter, [b"p"], [paths])
+            return 0 if mounter.recv(8) else 1
+        return 1
 
     def end(self) -> NoReturn:
         """The host is gone or wants us gone. As process 1 that is the end of everybody inside."""

@@ -79,6 +79,10 @@ class UnisolatedSandbox(LocalSandbox):
             "env": {name: translate(value) for name, value in env.items()},
         }
 
+    async def protect(self, paths: Sequence[str]) -> bool:
+        """See `Sandbox.protect`: nothing can be kept from code that is the user."""
+        return False
+
     def reach(self, endpoint: str) -> AbstractAsyncContextManager[str]:
         """The endpoint itself: nothing is in between."""
         require_network(self)

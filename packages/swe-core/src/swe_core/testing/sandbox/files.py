@@ -13,6 +13,18 @@ from swe_core.errors import SandboxError
 from swe_core.sandbox import ASSETS_DIR, HOME_DIR, Asset, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.testing.sandbox.base import SandboxSuite
 
+_CHANGES = (
+    'rm -f "$1"',
+    'chmod 777 "$1"; chown 0 "$1"; echo changed >>"$1"',
+    'echo changed >new; mv -f new "$1"',
+    'echo changed >new; ln -f new "$1"',
+    'mv "$1" gone',
+    'umount "$1"; umount -l "$1"; mount -o remount,rw "$1"',
+    'above=${1%/*}; mv "$above" away; mkdir -p "$above"; echo changed >"$1"',
+    'mv package moved; mkdir -p "${1%/*}"; echo changed >"$1"',
+)
+"""What code inside could try on the file $1."""
+
 
 def archive_of(files: dict[str, bytes], mode: str) -> bytes:
     """A tar archive; `mode` as in tarfile.open, "w" or "w:gz"."""
@@ -145,3 +157,21 @@ class FileTests(SandboxSuite):
         async with provider.open(spec.model_copy(update={"repository": repository})) as sandbox:
             done = await sandbox.exec(["cat", "way-out"])
             assert (done.exit_code, done.stdout) == (1, b"")
+
+    async def test_protect(self, provider: SandboxProvider, spec: SandboxSpec, repository: Path) -> None:
+        """Where the provider can do it, a protected file stays what it is, and all else can be changed; where
+        it cannot, it says so and changes nothing."""
+        spec = spec.model_copy(update={"repository": repository, "write_protect": True})
+        async with provider.open(spec) as sandbox:
+            below = f"{spec.workdir}/package"
+            await sandbox.exec(["sh", "-c", "mkdir made && echo made >made/file"], cwd=below)
+            contents = {f"{below}/deep/file": b"deep\n", f"{below}/made/file": b"made\n"}
+            protected = await sandbox.protect([*contents])
+            for attempt in _CHANGES if protected else ():
+                for path, content in contents.items():
+                    await sandbox.exec(["sh", "-c", attempt, "sh", path])
+                    assert await sandbox.read(path) == content, attempt
+            script = "echo x >>../module.py; echo new >new; mv new newer; mkdir made; cat newer; rm newer"
+            free = "" if protected else "echo changed >file; "
+            done = await sandbox.exec(["sh", "-euc", free + script], cwd=f"{below}/deep")
+            assert (done.exit_code, done.text) == (0, "new\n"), done.stderr
