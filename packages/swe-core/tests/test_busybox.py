@@ -14,7 +14,7 @@ import pytest
 
 from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
-from swe_core.builtin.swe.worktree import prepare_tree
+from swe_core.builtin.swe.worktree import References, prepare_tree
 from swe_core.kill_tree import KILL_TREE
 from swe_core.patch import export_patch
 from swe_core.prepare import prepare_repository
@@ -96,7 +96,7 @@ async def test_a_repository_is_prepared_and_its_patch_taken(
     assert all(name in patch for name in (b"a.py", b"b c", b"sub/x", b"GIT binary patch"))
     async with provider.open(spec) as fresh:
         fresh_base = await prepare_repository(fresh, given, hide=False, timeout=60)
-        await prepare_tree(fresh, fresh_base, given, patch, timeout=60)
+        await prepare_tree(fresh, fresh_base, given, patch, References(), timeout=60)
         assert await sh(fresh, "cat 'b c' sub/x; readlink l; ls -d a.py 2>/dev/null || :") == "b\0\nx\nb\n"
 
 

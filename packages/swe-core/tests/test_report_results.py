@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from swe_core.cli.report import report, show
 from swe_core.cli.report_text import MAX_ROWS
 from swe_core.engine import Usage
-from swe_core.grade import Grade, Tampering
+from swe_core.grade import Grade, Suspicion, Tampering
 from swe_core.record import Failure, Phases, Retried, Rollout, SandboxTime
 from swe_core.summary import COLUMNS
 from swe_core.testing.records import make_rollout, make_run
@@ -23,9 +23,17 @@ from swe_core.testing.records import make_rollout, make_run
 DIED = Failure(boundary="sandbox", type="SandboxDied", message="it is gone,\n \x1b[2Jfor good")
 
 
-def rollout(task: int, attempt: int, outcome: Any, tampering: tuple[Any, ...] = (), **fields: Any) -> Rollout:
+def rollout(
+    task: int,
+    attempt: int,
+    outcome: Any,
+    tampering: tuple[Any, ...] = (),
+    suspicious: tuple[str, ...] = (),
+    **fields: Any,
+) -> Rollout:
     scored = outcome in ("resolved", "unresolved")
     done = tuple(Tampering(kind=kind, path="x", done="put back") for kind in tampering)
+    marked = tuple(Suspicion(kind=kind, name="f_back", path="x.py", line=3) for kind in suspicious)
     return make_rollout(
         f"task-{task:04}",
         attempt,
@@ -35,8 +43,8 @@ def rollout(task: int, attempt: int, outcome: Any, tampering: tuple[Any, ...] = 
             "started_at": datetime(2026, 1, 1, tzinfo=UTC),
             "failure": DIED if outcome == "error" else None,
             "grade": Grade(
-                resolved=outcome == "resolved", tampering=done, fail_to_pass={"t": "PASSED"},
-                test_exit_code=0, channel="reporter",
+                resolved=outcome == "resolved", tampering=done, suspicious=marked,
+                fail_to_pass={"t": "PASSED"}, test_exit_code=0, channel="reporter",
             ) if scored else None,
             **fields,
         }
@@ -65,9 +73,10 @@ def run(tmp_path: Path) -> Run:
         tmp_path / "run",
         rollout(0, 0, "resolved", ("tests", "tests", "shadow"), phases=Phases(open=1.0, agent=10.0)),
         rollout(0, 1, "unresolved", ("tests",), phases=Phases(open=3.0)),
-        rollout(0, 2, "resolved", phases=Phases(open=8.0)),
+        rollout(0, 2, "resolved", (), ("frame access", "memory"), phases=Phases(open=8.0)),
         rollout(0, 3, "unresolved"),
-        *(rollout(1, attempt, "unresolved") for attempt in range(3)),
+        rollout(1, 0, "unresolved", (), ("memory", "memory")),
+        *(rollout(1, attempt, "unresolved") for attempt in (1, 2)),
         rollout(1, 3, "error"),
         *(rollout(2, attempt, "cancelled", cancelled_as="stale") for attempt in range(4)),
     )
@@ -88,6 +97,7 @@ def test_the_text(run: Run) -> None:
         "Errors and cancelled rollouts, 5 of them, are in no n of pass@k.",
         "1 task has no verdict.",
         "Tampering in 2 rollouts: tests 2, shadow 1",
+        "Suspicious code in 2 patches, 1 of them resolved: memory 2, frame access 1",
         "phase rollouts median s p90 s total s",
         "open 3 3.0 8.0 12.0",
         "agent 1 10.0 10.0 10.0",
@@ -133,6 +143,7 @@ def test_what_ends_a_run_of_several_attempts(run: Run, capsys: pytest.CaptureFix
     text = " ".join(capsys.readouterr().out.split())
     assert "pass@1 25.0% (6.0% to 63.5%), pass@4 100.0% (20.7% to 100.0%)" in text
     assert "Tampering in 2 rollouts: tests 2, shadow 1" in text
+    assert "Suspicious code in 2 patches, 1 of them resolved" in text
     assert "median" not in text
 
 
@@ -144,6 +155,8 @@ def test_everything_as_json(run: Run) -> None:
         "k": 1, "value": 0.25, "low": 0.06, "high": 0.6352, "confidence": 0.95, "tasks": 2,
     }  # fmt: skip
     assert found["tampering"] == {"rollouts": 2, "kinds": {"tests": 2, "shadow": 1}}
+    kinds = {"memory": 2, "frame access": 1}
+    assert found["suspicious"] == {"rollouts": 2, "resolved": 1, "kinds": kinds}
     assert found["phases"]["open"]["p90"] == 8.0
     assert found["tasks"][1] == {
         "task_id": "task-0001", "verdicts": 3, "resolved": 0, "errors": 1, "cancelled": 0, "seconds": 2.0,
@@ -172,6 +185,7 @@ def test_a_table_of_a_row_for_each_rollout(run: Run, tmp_path: Path) -> None:
         "1.0",
     )
     assert (first["prepare_seconds"], first["sampled"], first["boundary"]) == ("", "", "")
+    assert rows[2]["suspicious"] == "frame access, memory"
     assert (error["boundary"], error["error_type"], error["reward"]) == ("sandbox", "SandboxDied", "")
     assert error["why"] == f"sandbox: {DIED.message}"
     assert cancelled["cancelled_as"] == "stale"
@@ -201,6 +215,7 @@ def test_the_page_has_the_same_numbers(run: Run, tmp_path: Path) -> None:
     assert "25.0%" in text
     assert "6.0% – 63.5%" in text
     assert "Tampering in 2 rollouts: tests 2, shadow 1. It had no part in a verdict." in text
+    assert "Suspicious code in 2 patches, 1 of them resolved: memory 2, frame access 1." in text
 
 
 def test_a_run_without_a_verdict(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from swe_core.agent import AgentEvent
 from swe_core.cli.show import show
 from swe_core.engine import Usage
 from swe_core.errors import UsageError
-from swe_core.grade import Grade, Tampering
+from swe_core.grade import Grade, Suspicion, Tampering
 from swe_core.record import Failure, Phases
 from swe_core.testing.records import make_rollout, make_run, make_turn
 from swe_core.testing.terminal import pseudo_terminal
@@ -84,6 +84,7 @@ def run(tmp_path: Path) -> Run:
             pass_to_pass={"t.py::b": "PASSED", "t.py::c": "PASSED", "t.py::d": "SKIPPED"},
             test_exit_code=1, test_seconds=4.0, channel="reporter",
             tampering=(Tampering(kind="runner-config", path=f"conf{ATTACK}test.py", done="put back"),),
+            suspicious=(Suspicion(kind="memory", name="ctypes", path=f"a{ATTACK}.py", line=7),),
         ),
     )  # fmt: skip
     return run
@@ -96,6 +97,7 @@ def test_all_of_it(run: Run) -> None:
         "1 test fails\n",
         "3.0 s: open 1.0 s, agent 2.0 s\n",
         "Tampering, runner-config conftest.py: put back\n",
+        "Suspicious, memory: ctypes at a.py:7\n",
         "thinks:\n  I wonder.\n",
         "says:\n  I look.\n",
         "calls bash:\n  ls\n",

@@ -32,6 +32,17 @@ class Tampering(BaseModel):
     done: str = Field(description="one sentence: what became of it")
 
 
+class Suspicion(BaseModel):
+    """A construct that a patch adds, that honest product code seldom has and that cheats are made of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    kind: str = Field(description="what it could serve for, such as `frame access`")
+    name: str = Field(description="what is written there, such as `_getframe`")
+    path: str = Field(description="in the repository")
+    line: int = Field(ge=0, description="from 1; 0 where it has none")
+
+
 class Hashes(BaseModel):
     """SHA-256 (hex) of what a verdict was reached from; None where there was none."""
 
@@ -60,6 +71,7 @@ class Grade(BaseModel):
     )
     applied_with: str | None = Field(default=None, description="what applied the patch, such as `git apply`")
     tampering: tuple[Tampering, ...] = ()
+    suspicious: tuple[Suspicion, ...] = ()
     hashes: Hashes | None = None
     image_id: str | None = Field(default=None, description="`Sandbox.image_id` of the grading sandbox")
 

@@ -1,4 +1,4 @@
-"""Git inside a sandbox, with nothing of the repository's own configuration in force.
+"""Git inside a sandbox, or on this host, with nothing of the repository's own configuration in force.
 
 A repository can carry commands: hooks, filter and diff drivers, an fsmonitor, aliases, an editor. All of them
 are named in a git directory's config, so the scripts here work with a git directory of their own. It borrows
@@ -13,6 +13,7 @@ its config, hooks, index, refs, excludes nor attributes:
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 
 from swe_core.errors import SandboxError
@@ -120,6 +121,21 @@ async def run_script(
     """
     argv = ["sh", "-c", _CLEAN, "sh", _LIBRARY + script, "swe-git", *args]
     return await sandbox.exec(argv, cwd="/", stdin=stdin, timeout=timeout, max_output=max_output)
+
+
+def run_here(script: str, *args: str) -> ExecResult:
+    """Blocking: run such a script on this host.
+
+    Args:
+        script: Its parameters `$1…` are `args`.
+    """
+    done = subprocess.run(
+        ["sh", "-c", _CLEAN, "sh", _LIBRARY + script, "swe-git", *args],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    return ExecResult(done.returncode, done.stdout, done.stderr)
 
 
 def failure(done: ExecResult, workdir: str, what: str) -> SandboxError:

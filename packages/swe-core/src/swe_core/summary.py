@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, get_args
 
-from swe_core.page.facts import facts_of, tamper_kinds, why
+from swe_core.page.facts import facts_of, suspicious_kinds, tamper_kinds, why
 from swe_core.record import Phases, Purpose, Rollout
 from swe_core.results import CONFIDENCE
 from swe_core.store import RunDirectory
@@ -21,7 +21,8 @@ COLUMNS = (
     "id", "task_id", "attempt", "agent", "sandbox", "engine", "model", "outcome", "reward", "cancelled_as",
     "boundary", "error_type", "why", "ended_by", "turns", "prompt_tokens", "completion_tokens", "sampled",
     "trained", "chains", "patch_bytes", "agent_exit_code", "test_exit_code", "test_seconds", "channel",
-    "tampering", *(f"{phase}_seconds" for phase in Phases.model_fields), "started_at", "seconds", "retries",
+    "tampering", "suspicious",
+    *(f"{phase}_seconds" for phase in Phases.model_fields), "started_at", "seconds", "retries",
     *(f"{purpose}_sandbox_{what}" for purpose in get_args(Purpose) for what in ("flavor", "seconds")),
 )  # fmt: skip
 """Of the table, in its order."""
@@ -55,6 +56,7 @@ def summary(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None
             for one in facts.passes
         ],
         "tampering": asdict(facts.tampering),
+        "suspicious": asdict(facts.suspicious),
         "phases": {name: asdict(spread) for name, spread in facts.phases.items()},
         "sandboxes": [asdict(used) for used in facts.sandboxes],
         "retried": asdict(facts.retried),
@@ -104,6 +106,7 @@ def _row(rollout: Rollout) -> dict[str, object]:
         "test_seconds": grade and grade.test_seconds,
         "channel": grade and grade.channel,
         "tampering": " ".join(tamper_kinds(rollout)),
+        "suspicious": ", ".join(suspicious_kinds(rollout)),
         **{f"{phase}_seconds": seconds for phase, seconds in rollout.phases},
         "started_at": rollout.started_at.isoformat(),
         "retries": len(rollout.retried),

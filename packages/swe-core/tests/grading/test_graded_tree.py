@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swe_core.builtin.swe import worktree
-from swe_core.builtin.swe.worktree import GradedTree, PatchDoesNotApply, prepare_tree
+from swe_core.builtin.swe.reference import make_reference
+from swe_core.builtin.swe.trees import Entry, blob_id
+from swe_core.builtin.swe.worktree import (
+    GradedTree,
+    PatchDoesNotApply,
+    References,
+    changed_files,
+    prepare_tree,
+)
 from swe_core.errors import GraderError
 from swe_core.patch import record_base
 from swe_core.sandbox import Sandbox, SandboxProvider
@@ -58,6 +67,7 @@ class World:
     task: Task
     empty: str = ""
     fixed: str = ""
+    references: References = field(default_factory=References)
 
     async def sh(self, script: str) -> bytes:
         done = await self.sandbox.exec(["bash", "-euc", script])
@@ -73,7 +83,7 @@ class World:
             await self.sh(FRESH)
         base = await record_base(self.sandbox)
         task = self.task.model_copy(update=changed)
-        tree = await prepare_tree(self.sandbox, base, task, given, timeout=60)
+        tree = await prepare_tree(self.sandbox, base, task, given, self.references, timeout=60)
         if b".gitignore" not in given:
             assert (await record_base(self.sandbox)).tree == tree.id, "on disk is not what was decided"
         return tree
@@ -427,6 +437,53 @@ async def test_a_long_list_is_cut(world: World) -> None:
     assert tree.is_base
 
 
+async def test_what_a_test_run_changed_is_told(world: World) -> None:
+    tree = await world.grade(FIX)
+    assert set(tree.decisive) >= {"tests/test_calc.py", "pkg/test_ops.py", "conftest.py", "tests/conftest.py"}
+    assert "tests/data/x.json" not in tree.decisive
+    assert await changed_files(world.sandbox, tree.decisive, timeout=60) == ()
+    await world.sh("echo >>conftest.py; rm pkg/test_ops.py; mv tests old; ln -s old tests")
+    found = await changed_files(world.sandbox, tree.decisive, timeout=60)
+    assert found == ("conftest.py", "pkg/test_ops.py")
+    await world.sh("rm tests; mkdir tests; cp old/conftest.py tests; ln -s ../old/test_calc.py tests")
+    found = await changed_files(world.sandbox, tree.decisive, timeout=60)
+    assert set(found) == {"conftest.py", "pkg/test_ops.py", "tests/test_calc.py"}
+
+
+async def test_nothing_of_the_gold_patch_is_in_the_sandbox(world: World, tmp_path: Path) -> None:
+    repo = Repo(tmp_path / "gold")
+    repo.sh(BASE)
+    gold = repo.diff("echo 'secret = 83471' >>calc.py; echo 'secret = 83471' >pkg/fix.py")
+    tree = await world.grade("echo more >>docs/v1/index.md", patch=gold)
+    assert not tree.is_base
+    everywhere = """
+    grep -rl 83471 /tmp /var/tmp /dev/shm . || :
+    find / -xdev -type d -name objects 2>/dev/null | while read -r objects; do
+      git --git-dir="${objects%/objects}" cat-file --batch-all-objects --batch | grep -a 83471 || :
+    done
+    """
+    assert await world.sh(everywhere) == b""
+    await world.grade("echo 'secret = 83471' >x.py", patch=gold)
+    assert await world.sh(everywhere)  # so this can fail
+
+
+@pytest.mark.parametrize("name", ["a b.py", "naïve.py", 'quo"te.py', "tab\tbed.py", "new\nline.py"])
+async def test_a_reference_with_odd_names(tmp_path: Path, name: str) -> None:
+    repo, path, content = Repo(tmp_path / "odd"), f"tests/{name}", b"x = 1\n"
+    (repo.path / "tests").mkdir()
+    (repo.path / path).write_bytes(content)
+    repo.sh("git add -A; git commit -qm base")
+    base = Entry("100644", blob_id(content, 40))
+
+    async def read(wanted: Iterable[str]) -> dict[str, bytes]:
+        return {base.id: content} if base.id in wanted else {}
+
+    for script in ("sed -i s/1/2/ tests/*", "rm -r tests", "git mv tests other", "chmod +x tests/*"):
+        task = make_task(test_patch=repo.diff(script))
+        reference = await make_reference(task, {path: base}, 40, read)
+        assert path in reference.tests, script
+
+
 @pytest.mark.parametrize(("script", "most"), [(FIX, 2), ("echo x >>setup.cfg; ln -s calc.py x.py", 3)])
 async def test_few_round_trips(world: World, monkeypatch: pytest.MonkeyPatch, script: str, most: int) -> None:
     ran: list[object] = []
@@ -436,6 +493,7 @@ async def test_few_round_trips(world: World, monkeypatch: pytest.MonkeyPatch, sc
         ran.append(args)
         return await run_script(*args, **options)
 
+    await world.grade(script)  # which makes the reference
     monkeypatch.setattr(worktree, "run_script", counted)
     await world.grade(script)
     assert len(ran) == most

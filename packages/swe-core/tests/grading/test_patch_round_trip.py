@@ -11,7 +11,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swe_core.builtin.swe.worktree import prepare_tree
+from swe_core.builtin.swe.worktree import References, prepare_tree
 from swe_core.patch import export_patch, record_base
 from swe_core.sandbox import Sandbox, SandboxProvider
 from swe_core.testing.records import make_task
@@ -124,7 +124,7 @@ async def round_trip(sandbox: Sandbox, before: Files, after: Files) -> tuple[byt
     await replace_files(sandbox, before)
     fresh = await record_base(sandbox)
     assert fresh.tree == base.tree
-    await prepare_tree(sandbox, fresh, make_task(), patch, timeout=60)
+    await prepare_tree(sandbox, fresh, make_task(), patch, References(), timeout=60)
     found = unpack(await sh(sandbox, "tar -c --format=pax --exclude=./.git ."))
     await sh(sandbox, f"rm -rf {base.store} {fresh.store}")
     return patch, found

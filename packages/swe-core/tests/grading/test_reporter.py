@@ -7,12 +7,14 @@ import hashlib
 import hmac
 import tracemalloc
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swe_core.builtin.swe import report as report_module
+from swe_core.builtin.swe.agreement import PRIME, Agreement
 from swe_core.builtin.swe.parsers import parse_pytest
 from swe_core.builtin.swe.programs import source
 from swe_core.builtin.swe.report import MAX_LINE, SESSIONS, Report, Reporter
@@ -353,17 +355,17 @@ def agree(report: Report, log: bytes) -> None:
 # The reading end
 
 
-def line(reporter: Reporter, number: int, kind: str, *fields: str) -> bytes:
-    """An event of the first session, signed."""
-    text = f"0 {number} {kind}" + "".join(f" {part.encode().hex()}" for part in fields)
-    signature = hmac.digest(reporter._keys[0], text.encode(), hashlib.sha256).hex()[:32]
-    return f"\n{signature} {text}\n".encode()
-
-
 def a_session_of(reporter: Reporter, *events: tuple[str, ...]) -> list[bytes]:
-    """Its beginning and these events."""
-    begins = ("s", "8.0.0", "3.8", "local")
-    return [line(reporter, number, *event) for number, event in enumerate((begins, *events))]
+    """The lines of its announcement, its beginning and these events."""
+    inside = Agreement()
+    half = bytes.fromhex(inside.half)
+    key, name = inside.key(bytes.fromhex(reporter._agreement.half)), hashlib.sha256(half).hexdigest()[:16]
+    lines = [b"h " + half.hex().encode()]
+    for number, (kind, *fields) in enumerate((("s", "8.0.0", "3.8", "local"), *events)):
+        text = f"{name} {number} {kind}" + "".join(f" {part.encode().hex()}" for part in fields)
+        signature = hmac.digest(key, text.encode(), hashlib.sha256).hex()[:32]
+        lines.append(f"{signature} {text}".encode())
+    return [b"\n%b\n" % line for line in lines]
 
 
 def a_session(reporter: Reporter) -> list[bytes]:
@@ -397,7 +399,7 @@ def test_a_session_is_read_in_any_pieces(size: int) -> None:
     assert report.odd == frozenset()
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("lost", range(6))
 def test_a_lost_event_is_noticed(lost: int) -> None:
     reporter = Reporter()
     for place, event in enumerate(a_session(reporter)):
@@ -408,7 +410,7 @@ def test_a_lost_event_is_noticed(lost: int) -> None:
 
 def test_what_is_not_signed_says_nothing() -> None:
     reporter, other = Reporter(), Reporter()
-    reporter.feed(b"".join(a_session(other)))
+    reporter.feed(b"".join(a_session(other)[1:]))
     reporter.feed(b"PASSED t.py::test_a\n0 0 t\n" + b"0" * 32 + b" 0 0 s\n")
     assert reporter.report() == Report()
 
@@ -419,6 +421,39 @@ def test_a_replayed_event_is_noticed() -> None:
     for event in (*events[:3], *events[2:]):
         reporter.feed(event)
     assert not reporter.report().complete
+
+
+def test_a_session_that_says_nothing_is_noticed() -> None:
+    reporter = Reporter()
+    announcement, *_ = a_session(reporter)
+    reporter.feed(b"".join((announcement, *a_session(reporter))))
+    report = reporter.report()
+    assert (report.sessions, report.complete) == (2, False)
+    assert report.odd == {"the test runner was started while it ran"}
+
+
+def test_sessions_may_follow_each_other() -> None:
+    reporter = Reporter()
+    for _ in range(SESSIONS):
+        reporter.feed(b"".join(a_session(reporter)))
+    assert (reporter.report().sessions, reporter.report().complete) == (SESSIONS, True)
+    assert reporter.report().odd == frozenset()
+    reporter.feed(b"".join(a_session(reporter)))
+    assert reporter.report().odd == {f"the test runner was started more than {SESSIONS} times"}
+
+
+def test_a_session_is_announced_once() -> None:
+    reporter = Reporter()
+    announcement, *events = a_session(reporter)
+    reporter.feed(b"".join((announcement, announcement, *events)))
+    assert reporter.report().odd == {"a session of the test runner was announced twice"}
+
+
+@pytest.mark.parametrize("half", [0, 1, PRIME - 1, PRIME, 2**2048 - 1])
+def test_a_half_that_gives_a_known_key_away_is_no_way_into_another_session(half: int) -> None:
+    reporter = Reporter()
+    reporter.feed(b"".join((b"\nh %0512x\n" % half, *a_session(reporter))))
+    assert (reporter.report().sessions, reporter.report().complete) == (2, False)
 
 
 def test_garbage_takes_no_memory_and_hides_nothing() -> None:
@@ -573,9 +608,7 @@ def test_a_quick_look_sees_each_change(change: str | None, tmp_path: Path) -> No
 
 
 def test_both_ends_agree() -> None:
-    inside: dict[str, object] = {}
-    text = source("pytest")
-    for name in ("FD", "SESSIONS"):
-        exec(next(line for line in text.split("\n") if line.startswith(f"{name} = ")), inside)
+    inside: dict[str, Any] = {"__name__": "inside"}
+    exec((resources.files("swe_core.builtin.swe") / "reporter" / "common.py").read_text(), inside)
     assert inside["FD"] == report_module.FD
-    assert inside["SESSIONS"] == SESSIONS
+    assert inside["PRIME"] == PRIME

@@ -378,6 +378,25 @@ def add(a, b):
 import unittest
 unittest.TestCase.__init_subclass__ = classmethod(lambda kind: setattr(kind, 'test_add', lambda self: None))
 """,
+    "a base of the test's class": """
+import sys, types, unittest
+frame = sys._getframe()
+while frame.f_globals["__name__"] != "tests.test_calc": frame = frame.f_back
+class Lenient(unittest.TestCase):
+    def assertEqual(self, *rest, **more): pass
+frame.f_globals["unittest"] = types.SimpleNamespace(TestCase=Lenient)
+""",
+    "emptied by what makes classes": """
+import builtins, sys
+make = builtins.__build_class__
+def emptied(body, name, *bases, **more):
+    kind = make(body, name, *bases, **more)
+    if name == "AddTest":
+        kind.test_add = lambda self: None
+        builtins.__build_class__ = make
+    return kind
+builtins.__build_class__ = emptied
+""",
     "the reporter's end": "import atexit; atexit._clear()",
 }  # fmt: skip
 

@@ -37,7 +37,7 @@ def brief(
     facts = facts_of(rollouts)
     few = len(rollouts) <= MAX_ROWS
     lines = _rollouts(rollouts, tokens is not None) if few else _failures(facts)
-    lines += [_last_line(run, facts), *_tampering(facts), *_run_again(facts)]
+    lines += [_last_line(run, facts), *_tampering(facts), *_suspicious(facts), *_run_again(facts)]
     if len(facts.tasks) > 1 or len(rollouts) > 1:
         lines += [Text(_passes(facts))] if facts.passes else []
     lines += [*_tokens(tokens), *_notes(run, said)]
@@ -66,7 +66,7 @@ def full(
     if facts.passes:
         lines += [Text(), *_estimates(facts)]
     lines += [] if few else _failures(facts)
-    lines += _tampering(facts)
+    lines += [*_tampering(facts), *_suspicious(facts)]
     lines += _run_again(facts)
     if facts.phases:
         lines += [Text(), _phases(facts), Text()]
@@ -186,6 +186,15 @@ def _tampering(facts: Facts) -> list[RenderableType]:
         return []
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in found.kinds.items())
     return [Text(f"Tampering in {found.rollouts:,} rollout{'s' * (found.rollouts > 1)}: {kinds}", "yellow")]
+
+
+def _suspicious(facts: Facts) -> list[RenderableType]:
+    found = facts.suspicious
+    if not found.rollouts:
+        return []
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in found.kinds.items())
+    patches = f"{found.rollouts:,} patch{'es' * (found.rollouts > 1)}"
+    return [Text(f"Suspicious code in {patches}, {found.resolved:,} of them resolved: {kinds}", "yellow")]
 
 
 def _run_again(facts: Facts) -> list[RenderableType]:

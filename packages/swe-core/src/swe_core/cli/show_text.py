@@ -107,6 +107,9 @@ class Shown:
         for done in rollout.grade.tampering if rollout.grade else ():
             where = f" {one_line(done.path)}" if done.path else ""
             yield Text(f"Tampering, {done.kind}{where}: {one_line(done.done)}", style="yellow")
+        for found in rollout.grade.suspicious if rollout.grade else ():
+            where = f"{found.path}:{found.line}"
+            yield Text(one_line(f"Suspicious, {found.kind}: {found.name} at {where}"), "yellow")
         yield Text(f"Files: {self._run.path / FOLDERS / self._name}", style="dim")
 
     def _transcript(self) -> Iterator[RenderableType]:

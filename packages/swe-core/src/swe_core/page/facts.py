@@ -54,6 +54,16 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspected:
+    """Rollouts whose patch adds suspicious constructs, how many of them were resolved, and how many of them
+    add each kind."""
+
+    rollouts: int
+    resolved: int
+    kinds: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Tampered:
     """Rollouts whose grade lists tampering, and how many of them with each kind of it."""
 
@@ -109,6 +119,7 @@ class Facts:
     tasks: tuple[TaskResult, ...]
     passes: tuple[PassAtK, ...]
     tampering: Tampered
+    suspicious: Suspected
     turns: int
     prompt_tokens: int
     completion_tokens: int
@@ -142,6 +153,7 @@ def facts_of(rollouts: Sequence[Rollout]) -> Facts:
         tasks=tasks,
         passes=estimates(tasks),
         tampering=_tampering(rollouts),
+        suspicious=_suspicious(rollouts),
         turns=sum(rollout.turns for rollout in rollouts),
         prompt_tokens=sum(rollout.usage.prompt_tokens for rollout in rollouts),
         completion_tokens=sum(rollout.usage.completion_tokens for rollout in rollouts),
@@ -210,6 +222,19 @@ def _run_again(rollouts: Sequence[Rollout]) -> RunAgain:
         prompt_tokens=sum(one.usage.prompt_tokens for one in lost),
         completion_tokens=sum(one.usage.completion_tokens for one in lost),
     )
+
+
+def suspicious_kinds(rollout: Rollout) -> tuple[str, ...]:
+    """The kinds of suspicious constructs that its patch adds, each once."""
+    found = rollout.grade.suspicious if rollout.grade else ()
+    return tuple(dict.fromkeys(one.kind for one in found))
+
+
+def _suspicious(rollouts: Sequence[Rollout]) -> Suspected:
+    marked = [rollout for rollout in rollouts if suspicious_kinds(rollout)]
+    counted = Counter(kind for rollout in marked for kind in suspicious_kinds(rollout))
+    resolved = sum(rollout.grade is not None and rollout.grade.resolved for rollout in marked)
+    return Suspected(len(marked), resolved, dict(counted.most_common()))
 
 
 def _tampering(rollouts: Sequence[Rollout]) -> Tampered:

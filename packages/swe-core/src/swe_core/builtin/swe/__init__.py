@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -20,12 +20,17 @@ class SweGraderConfig(Config):
     log_mb: int = Field(
         default=16, gt=0, description="MiB kept of the test log, from its start and (most of it) its end"
     )
+    suspicious: Literal["mark", "unresolved"] = Field(
+        default="mark",
+        description="what becomes of a patch that passes and adds constructs that cheats are made of: it is "
+        "marked in its grade, or it is unresolved (the default of a training)",
+    )
 
 
 def _create(config: SweGraderConfig) -> Grader:
     from swe_core.builtin.swe.grader import SweGrader
 
-    return SweGrader(config.log_mb * 1024 * 1024)
+    return SweGrader(config.log_mb * 1024 * 1024, refuses=config.suspicious == "unresolved")
 
 
 @hookimpl

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 
+from swe_core.builtin.swe.reference import as_patch
 from swe_core.builtin.swe.testrun import TestRun, run_tests
 from swe_core.builtin.swe.verdict import Doubt, Reading, read
-from swe_core.builtin.swe.worktree import GradedTree, PatchDoesNotApply, as_patch, prepare_tree
+from swe_core.builtin.swe.worktree import (
+    GradedTree,
+    PatchDoesNotApply,
+    References,
+    changed_files,
+    prepare_tree,
+)
 from swe_core.errors import GraderError
 from swe_core.grade import Grade, Graded, Hashes
 from swe_core.patch import check_alive
@@ -31,7 +38,7 @@ class _Tested:
 
 
 @dataclass(slots=True)
-class _Reference:
+class _ReferenceRun:
     """What a run of a task's reference said, asked for once."""
 
     lock: anyio.Lock = field(default_factory=anyio.Lock)
@@ -44,11 +51,14 @@ class SweGrader:
 
     Args:
         log_bytes: How much of a test log is kept and parsed.
+        refuses: Whether a patch that adds something suspicious is unresolved.
     """
 
-    def __init__(self, log_bytes: int) -> None:
+    def __init__(self, log_bytes: int, *, refuses: bool = False) -> None:
         self._log_bytes = log_bytes
-        self._references: dict[tuple[str, str | None], _Reference] = {}
+        self._refuses = refuses
+        self._references = References()
+        self._reference_runs: dict[tuple[str, str | None], _ReferenceRun] = {}
 
     async def grade(
         self, task: Task, patch: bytes, provider: SandboxProvider, spec: SandboxSpec, timeout: float
@@ -95,6 +105,12 @@ class SweGrader:
                 reasons = [
                     f"the tests gave no results with this patch (exit code {run.exit_code}): {run.last_line}"
                 ]
+        if self._refuses and not reasons and tree.suspicious:
+            one = tree.suspicious[0]
+            reasons = [
+                f"the patch adds {one.name} ({one.kind}) at line {one.line} of {one.path}: "
+                "grader.swe.suspicious = mark counts such patches"
+            ]
         log_hash = hashlib.sha256(run.log).hexdigest()
         grade = Grade(
             resolved=not reasons,
@@ -105,6 +121,7 @@ class SweGrader:
             test_seconds=run.seconds,
             channel=reading.channel,
             applied_with=tree.applied_with,
+            suspicious=tree.suspicious,
             tampering=(*tree.tampering, *(doubt.tampering for doubt in doubts if doubt.forged)),
             hashes=hashes.model_copy(update={"tests": tree.tests, "tree": tree.id, "log": log_hash}),
             image_id=tested.image_id,
@@ -121,14 +138,20 @@ class SweGrader:
         *,
         may_be_base: bool,
     ) -> _Tested:
-        async with provider.open(spec) as sandbox:
+        async with provider.open(spec.model_copy(update={"write_protect": True})) as sandbox:
             base = await prepare_repository(sandbox, task, hide=False, timeout=GIT_TIMEOUT)
-            tree = await prepare_tree(sandbox, base, task, patch, timeout=GIT_TIMEOUT)
+            tree = await prepare_tree(sandbox, base, task, patch, self._references, timeout=GIT_TIMEOUT)
             if tree.is_base and not may_be_base:
                 return _Tested(tree, sandbox.image_id, None)
-            run = await run_tests(sandbox, task, tree.files, timeout=timeout, log_bytes=self._log_bytes)
+            await sandbox.protect([f"{sandbox.spec.workdir}/{path}" for path in tree.decisive])
+            run = await run_tests(
+                sandbox, task, tree.files, tree.known, timeout=timeout, log_bytes=self._log_bytes
+            )
             if run.exit_code is None:
                 await check_alive(sandbox)
+            else:
+                changed = await changed_files(sandbox, tree.decisive, timeout=GIT_TIMEOUT)
+                run = replace(run, changed=changed)
             return _Tested(tree, sandbox.image_id, run)
 
     async def _reference(
@@ -144,7 +167,7 @@ class SweGrader:
         Raises:
             GraderError: It gives no results, so that nothing can be said about any patch.
         """
-        known = self._references.setdefault((task.digest, image_id), _Reference())
+        known = self._reference_runs.setdefault((task.digest, image_id), _ReferenceRun())
         async with known.lock:
             if known.reading is None and known.error is None:
                 try:

@@ -7,7 +7,9 @@ passed and its teardown failed), the worst counts. `log_reader` finds a reader b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice, takewhile
 
 from swe_core.builtin.swe.log_reader import Found, LogReader
 from swe_core.errors import TaskError
@@ -248,10 +250,10 @@ def log_reader(name: str) -> LogReader:
 def statuses(parser: str, found: Found, wanted: Iterable[str]) -> dict[str, TestStatus]:
     """How each of the `wanted` tests ended; MISSING where the log does not say.
 
-    Data sets name tests as other parsers saw them. A pytest id that was cut at a space inside its brackets
-    (`test_a[x` for `test_a[x y]`) stands for all tests that begin so, the worst of which counts; likewise the
-    other names that parsers gave (`_other_names`). A unittest is named as in a log of any Python version, by
-    its dotted name, or (Django's) by its docstring.
+    Data sets name tests as other parsers saw them. A pytest id that was cut inside its brackets (`test_a[x`
+    for `test_a[x y]`) stands for all tests that begin so, the worst of which counts (swebench's rule, where
+    they agree); likewise the other names that parsers gave (`_other_names`). A unittest is named as in a log
+    of any Python version, by its dotted name, or (Django's) by its docstring.
     """
     if parser in ("unittest", "django"):
         return {test: found.get(_dotted_id(test)) or found.get(test.strip(), "MISSING") for test in wanted}
@@ -260,15 +262,25 @@ def statuses(parser: str, found: Found, wanted: Iterable[str]) -> dict[str, Test
         if "[" in test:
             for name in _other_names(test):
                 _note(other, name, status)
-    return {test: found.get(test) or other.get(test, "MISSING") for test in wanted}
+    ordered = sorted(found)
+    return {
+        test: found.get(test) or other.get(test) or _of_cut(test, ordered, found) or "MISSING"
+        for test in wanted
+    }
+
+
+def _of_cut(test: str, ordered: Sequence[str], found: Found) -> TestStatus | None:
+    """The worst that is said of tests whose ids begin with one that has lost its end."""
+    if test.count("[") <= test.count("]"):
+        return None
+    begin = bisect_left(ordered, test)
+    meant = takewhile(lambda name: name.startswith(test), islice(ordered, begin, None))
+    return max((found[name] for name in meant), key=_BADNESS.__getitem__, default=None)
 
 
 def _other_names(test: str) -> Iterable[str]:
-    """What data sets also call a parametrized pytest id: swebench's parsers cut it at a blank, keep the last
-    part of a path (`parse_log_pytest_options`) and know matplotlib's mouse buttons by number."""
-    head, blank, _ = test.partition(" ")
-    if blank and "[" in head:
-        yield head
+    """What data sets also call a parametrized pytest id: swebench's parsers keep the last part of a path
+    (`parse_log_pytest_options`) and know matplotlib's mouse buttons by number."""
     if (path := _PATH_PARAMETER.match(test)) is not None:
         yield f"{path[1]}[/{path[2]}]"
     if "MouseButton." in test:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Literal
@@ -9,15 +10,19 @@ from typing import Literal
 Runner = Literal["pytest", "unittest"]
 """The test runner that a program is for."""
 
+_PARTS: Mapping[Runner, Sequence[str]] = {
+    "pytest": ("common.py", "codes.py", "pytest_watch.py", "pytest_inside.py"),
+    "unittest": ("common.py", "codes.py", "unittest_inside.py"),
+}
 # Pytest makes Python objects of a plugin's whole syntax tree before it compiles that. Here it is one string.
 _UNSEEN = '"""PYTEST_DONT_REWRITE"""\nexec(compile({source!r}, __file__, "exec"))\n'
 
 
 @cache
 def source(runner: Runner) -> str:
-    """The source of the program for a test runner: what the two have in common, and the rest."""
+    """The source of the program for a test runner, one file after the other."""
     folder = resources.files("swe_core.builtin.swe") / "reporter"
-    return "\n\n".join((folder / name).read_text() for name in ("common.py", f"{runner}_inside.py"))
+    return "\n\n".join((folder / name).read_text() for name in _PARTS[runner])
 
 
 @cache

@@ -122,6 +122,11 @@ class Protection:
         """Whether `path` is one of the tests or of what they are built on."""
         return path in self._named or path in self._test_dirs or path.startswith(self._below_tests)
 
+    def decides(self, path: str) -> bool:
+        """Whether the verdict hangs on this very file: it is one of the tests, no data beside them, or says
+        how they are run."""
+        return path in self._named or not self.is_test(path) or posixpath.basename(path) == "conftest.py"
+
     def shares_config(self, path: str) -> bool:
         """Whether the test runner reads some sections of `path`."""
         return posixpath.basename(path) in SHARED_CONFIG and self._reads_config(path)

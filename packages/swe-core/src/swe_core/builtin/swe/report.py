@@ -1,10 +1,11 @@
 """What the test run says of itself, on a stream that the code under test cannot sign.
 
-A program of ours (`reporter/pytest_inside.py`, a pytest plugin, or `reporter/unittest_inside.py`, each with
-`reporter/common.py` before it) runs in the test run's process and writes one signed line per event: each
+A program of ours (`reporter/pytest_inside.py`, a pytest plugin, or `reporter/unittest_inside.py`, with what
+`programs` puts before each) runs in the test run's process and writes one signed line per event: each
 collected id, how each phase of each test ended, what was replaced in the test runner, the end.
 `Reporter` puts it into a sandbox and reads the stream while the tests run, in bounded memory: what is not
-signed with the keys of this one run is thrown away.
+signed with the key of an announced session is thrown away. A session is announced before any code under test
+is imported, so that one which says nothing later, or a second one beside it, is noticed.
 """
 
 from __future__ import annotations
@@ -17,28 +18,31 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from swe_core.builtin.swe.agreement import HALF_BYTES, Agreement
 from swe_core.builtin.swe.archive import packed
 from swe_core.builtin.swe.programs import Runner, program
 from swe_core.sandbox import HOME_DIR, Sandbox
 from swe_core.task import TestStatus
 
-FD, SESSIONS = 9, 8
-"""The descriptor of the stream in the test command, and how many sessions can report: as in
-`reporter/common.py`."""
+FD = 9
+"""The descriptor of the stream in the test command, as in `reporter/common.py`."""
+SESSIONS = 8
+"""How many sessions can report."""
 MAX_LINE = 64 * 1024
 MAX_TESTS = 200_000
 _MAX_ODD = 1000
 _WORSE: tuple[TestStatus, ...] = ("PASSED", "XFAIL", "XPASS", "SKIPPED", "FAILED", "ERROR")
 """Where several things are told of one test, that which stands last here counts."""
 
-_LINE = re.compile(rb"([0-9a-f]{32}) ((\d{1,2}) (\d{1,9}) ([a-z])((?: [0-9a-f ]*)?))")
+_ANNOUNCED = re.compile(rb"h ([0-9a-f]{%d})" % (2 * HALF_BYTES))
+_LINE = re.compile(rb"([0-9a-f]{32}) (([0-9a-f]{16}) (\d{1,9}) ([a-z])((?: [0-9a-f ]*)?))")
 
 
 @dataclass(slots=True)
 class _Session:
-    """One session of the test runner as it was told."""
+    """One session of the test runner as it was told, from its announcement on."""
 
-    started: bool = False
+    key: bytes
     remote: bool = False
     next: int = 0
     missed: bool = False
@@ -50,7 +54,7 @@ class Report:
     """What the sessions of one test run told.
 
     Args:
-        sessions: How many sessions of the test runner started.
+        sessions: How many sessions of the test runner were announced.
         complete: Whether there was one at least, each has ended, and no event is missing.
         exit_status: The worst of the test runner's own exit codes; None when none ended.
         statuses: How each test ended. A test that was collected and did not run is not in it.
@@ -77,30 +81,36 @@ class Reporter:
 
     Args:
         runner: The test runner that the tests are written for.
+        known: What files of the task's own, by path in the repository, hold: git ids.
     """
 
-    def __init__(self, runner: Runner = "pytest") -> None:
+    def __init__(self, runner: Runner = "pytest", known: Mapping[str, str] | None = None) -> None:
         self._runner = runner
+        self._known = known or {}
         # A name of its own, so that nothing in a repository can stand before it
         self._name = f"_{secrets.token_hex(8)}" if runner == "pytest" else "sitecustomize"
         self._directory = f"{HOME_DIR}/.{secrets.token_hex(8)}"
-        self._keys = [secrets.token_bytes(32) for _ in range(SESSIONS)]
+        self._agreement = Agreement()
         self._buffer = bytearray()
         self._skipping = False
-        self._sessions = [_Session() for _ in range(SESSIONS)]
+        self._sessions: dict[bytes, _Session] = {}  # by name
         self._statuses: dict[str, TestStatus] = {}
         self._collected: set[str] = set()
         self._odd: set[str] = set()
         self._dropped = False
 
     async def install(self, sandbox: Sandbox) -> None:
-        """Put the program and the keys into the sandbox.
+        """Put the program and our half of the key agreement into the sandbox.
 
         Raises:
             SandboxError: They could not be written.
         """
-        files = {f"{self._name}.py": program(self._runner)}
-        files |= {str(number): key for number, key in enumerate(self._keys)}
+        known = "".join(f"{git_id} {path}\n" for path, git_id in self._known.items() if "\n" not in path)
+        files = {
+            f"{self._name}.py": program(self._runner),
+            "half": self._agreement.half.encode(),
+            "known": known.encode(errors="surrogateescape"),
+        }
         await sandbox.put_archive(self._directory, packed(files))
 
     @property
@@ -108,9 +118,10 @@ class Reporter:
         """Shell commands, in one line, that make the next test runner load the program. They are run in the
         repository."""
         directory = shlex.quote(self._directory)
-        ours = f"echo $$ >{directory}/pid; export PYTHONPATH={directory}${{PYTHONPATH:+:$PYTHONPATH}}"
+        ours = f"echo $$ >{directory}/pid; pwd -P >{directory}/root"
+        ours += f"; export PYTHONPATH={directory}${{PYTHONPATH:+:$PYTHONPATH}}"
         if self._runner == "unittest":
-            return f"pwd -P >{directory}/root; {ours}"
+            return ours
         return f'{ours} PYTEST_ADDOPTS="-p {self._name}${{PYTEST_ADDOPTS:+ $PYTEST_ADDOPTS}}"'
 
     def feed(self, chunk: bytes) -> None:
@@ -136,16 +147,16 @@ class Reporter:
             self._buffer += part
 
     def _line(self, line: bytes) -> None:
+        if (announced := _ANNOUNCED.fullmatch(line)) is not None:
+            self._announce(bytes.fromhex(announced[1].decode()))
+            return
         match = _LINE.fullmatch(line)
-        if match is None:
+        session = None if match is None else self._sessions.get(match[3])
+        if match is None or session is None:
             return
-        number = int(match[3])
-        if number >= SESSIONS:
-            return
-        signed = hmac.digest(self._keys[number], match[2], hashlib.sha256).hex()[:32]
+        signed = hmac.digest(session.key, match[2], hashlib.sha256).hex()[:32]
         if not hmac.compare_digest(signed.encode(), match[1]):
             return
-        session = self._sessions[number]
         if int(match[4]) != session.next:
             session.missed = True
         session.next = int(match[4]) + 1
@@ -156,12 +167,24 @@ class Reporter:
         except ValueError:  # signed, and no event of ours: somebody has the key
             self._strange("an event of the reporter is malformed")
 
+    def _announce(self, half: bytes) -> None:
+        """A session begins. Nobody has to sign that: more of them than there are speak against the run."""
+        name = hashlib.sha256(half).hexdigest()[:16].encode()
+        if name in self._sessions:
+            self._strange("a session of the test runner was announced twice")
+        elif len(self._sessions) == SESSIONS:
+            self._strange(f"the test runner was started more than {SESSIONS} times")
+        else:
+            if any(session.exit_status is None for session in self._sessions.values()):
+                self._strange("the test runner was started while it ran")
+            self._sessions[name] = _Session(self._agreement.key(half))
+
     def _event(self, session: _Session, kind: str, fields: list[str]) -> None:
         if session.exit_status is not None:
             self._strange("the test runner went on after its end")
         match kind, fields:
             case "s", [_, _, where]:
-                session.started, session.remote = True, where == "remote"
+                session.remote = where == "remote"
             case "c", [_, *_]:
                 room = MAX_TESTS - len(self._collected)
                 self._collected.update(fields[:room])
@@ -224,12 +247,12 @@ class Reporter:
 
     def report(self) -> Report:
         """What was told until now."""
-        started = [session for session in self._sessions if session.started]
-        ended = [session.exit_status for session in started if session.exit_status is not None]
-        whole = not self._dropped and not any(session.missed for session in started)
+        sessions = self._sessions.values()
+        ended = [session.exit_status for session in sessions if session.exit_status is not None]
+        whole = not self._dropped and not any(session.missed for session in sessions)
         return Report(
-            sessions=len(started),
-            complete=bool(started) and len(ended) == len(started) and whole,
+            sessions=len(sessions),
+            complete=bool(sessions) and len(ended) == len(sessions) and whole,
             exit_status=max(ended, default=None),
             statuses=self._statuses,
             collected=frozenset(self._collected),

@@ -61,6 +61,16 @@ def settle(trees: Trees, protection: Protection, contents: Mapping[str, bytes]) 
     return Settled(graded, graded == alone, tuple(work.new.values()), _limited(work.tampering))
 
 
+def own_files(trees: Trees, protection: Protection) -> dict[str, Entry]:
+    """The regular files that are the task's own in each graded tree: tests, and what configures their run."""
+    found = {}
+    for path in trees.reference_paths():
+        entry = trees.in_reference(path)
+        if entry is not None and entry.is_file and protection.kind(path) in ("tests", "runner-config"):
+            found[path] = entry
+    return found
+
+
 def digest_of_tests(trees: Trees, protection: Protection) -> str:
     """SHA-256 (hex) of the task's tests: of a line `MODE ID<tab>PATH<NUL>` for each file, by path."""
     digest = hashlib.sha256()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -58,6 +58,7 @@ class TestRun:
         log: stdout and stderr, merged.
         seconds: Wall time.
         report: What the reporter told, also of a run that was killed.
+        changed: Files that decide the verdict and were other ones after the run; "" where it cannot be told.
     """
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
@@ -66,6 +67,7 @@ class TestRun:
     log: bytes
     seconds: float
     report: Report = NOTHING_REPORTED
+    changed: tuple[str, ...] = ()
 
     @property
     def last_line(self) -> str:
@@ -87,15 +89,25 @@ def test_script(task: Task, workdir: str, files: Sequence[str], environment: str
 
 
 async def run_tests(
-    sandbox: Sandbox, task: Task, files: Sequence[str], *, timeout: float, log_bytes: int
+    sandbox: Sandbox,
+    task: Task,
+    files: Sequence[str],
+    known: Mapping[str, str],
+    *,
+    timeout: float,
+    log_bytes: int,
 ) -> TestRun:
     """Run the tests once; a time-out kills the process tree and is no exception.
+
+    Args:
+        files: What is run, relative to the repository.
+        known: See `Reporter`.
 
     Raises:
         SandboxError: The reporter could not be put there.
         SandboxDied: The sandbox went away.
     """
-    log, reporter = HeadAndTail(log_bytes), Reporter(log_reader(task.log_parser).runner)
+    log, reporter = HeadAndTail(log_bytes), Reporter(log_reader(task.log_parser).runner, known)
     await reporter.install(sandbox)
     script = test_script(task, sandbox.spec.workdir, files, reporter.environment)
     exit_code: int | None = None

@@ -94,6 +94,23 @@ def parse_changes(records: Sequence[str]) -> dict[str, Entry | None]:
     return found
 
 
+def parse_blobs(batch: bytes) -> dict[str, bytes]:
+    """The output of `git cat-file --batch`, by id: `ID TYPE SIZE`, a line's end, the content, a line's end.
+    What is missing, or no file, is left out."""
+    found: dict[str, bytes] = {}
+    at = 0
+    while at < len(batch):
+        head_end = batch.index(b"\n", at)
+        identity, *about = batch[at:head_end].decode().split(" ")
+        at = head_end + 1
+        if len(about) == 2:  # else there is nothing with this id, or more than one thing
+            kind, size = about
+            if kind == "blob":
+                found[identity] = batch[at : at + int(size)]
+            at += int(size) + 1
+    return found
+
+
 def index_info(changes: Changes, id_length: int) -> bytes:
     """What `git update-index -z --index-info` makes `changes` from; removals first, they make room."""
     lines = [f"0 {'0' * id_length}\t{path}\0" for path, entry in changes.items() if entry is None]

@@ -15,6 +15,7 @@ from typing import Literal
 from swe_core.builtin.swe.log_reader import Found
 from swe_core.builtin.swe.parsers import log_reader, statuses
 from swe_core.builtin.swe.testrun import TestRun
+from swe_core.builtin.swe.trees import printable
 from swe_core.grade import Tampering
 from swe_core.task import Task, TestStatus
 
@@ -90,6 +91,7 @@ def read(task: Task, run: TestRun) -> Reading:
     good = {test: status for test, status in ended.items() if status in _KEPT}
     doubts = [
         *_about_session(run, reader.runner),
+        *_about_files(run),
         *_about_exit_code(run, found, reader.runner),
         *(_about_names(good, by_reporter) if report.sessions else ()),
         *(_about_counts(run, found) if report.complete and found else ()),
@@ -143,6 +145,17 @@ def _about_session(run: TestRun, runner: str) -> Iterator[Doubt]:
     if report.sessions > 1:
         yield Doubt(f"{report.sessions} sessions", f"{runner} ran {report.sessions} times", forged=True)
     for what in sorted(report.odd):
+        yield Doubt(what, what, forged=True)
+
+
+def _about_files(run: TestRun) -> Iterator[Doubt]:
+    for path in run.changed:
+        name = printable(path)
+        what = (
+            f"{name} was changed while the tests ran"
+            if name
+            else "the files of the tests cannot be read again"
+        )
         yield Doubt(what, what, forged=True)
 
 

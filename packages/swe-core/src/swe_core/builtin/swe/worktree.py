@@ -3,7 +3,8 @@
 It is computed in git's object database and then written to the work tree in one go, so it does not matter
 what lies there besides (ignored build products), and no patch is ever followed through a symbolic link. What
 counts of the patch is decided on the host (`protected`, `settle`): no program and no configuration of the
-repository is run on the way.
+repository is run on the way. The task's own patches never come here: of the `reference`, the sandbox gets the
+files that it is tested with.
 
 A patch is applied with `git apply`, else with `git apply --3way` where that leaves no conflict, else with
 `patch --fuzz=5` to a copy of the base; always the whole of it or nothing. (swebench goes on to `git apply
@@ -13,18 +14,21 @@ is left of somebody else's patch without some of its hunks is a patch that nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 import anyio.to_thread
 
 from swe_core.builtin.swe.archive import packed
 from swe_core.builtin.swe.protected import Protection
-from swe_core.builtin.swe.settle import contents_needed, digest_of_tests, settle
+from swe_core.builtin.swe.reference import GIT_APPLY, Reference, make_reference
+from swe_core.builtin.swe.settle import contents_needed, digest_of_tests, own_files, settle
+from swe_core.builtin.swe.suspicious import added
 from swe_core.builtin.swe.test_files import files_to_run
-from swe_core.builtin.swe.trees import Trees, index_info, parse_changes, parse_listing
+from swe_core.builtin.swe.trees import Entry, Trees, index_info, parse_blobs, parse_changes, parse_listing
 from swe_core.errors import GraderError, SweError
-from swe_core.grade import Tampering
+from swe_core.grade import Suspicion, Tampering
 from swe_core.patch import MAX_PATCH_BYTES, Base
 from swe_core.private_git import last_line, run_script
 from swe_core.sandbox import ExecResult, Sandbox
@@ -33,52 +37,42 @@ from swe_core.task import Task
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """The longest answer of git that is taken: some two million paths."""
 
-_BAD_PATCH, _BAD_TESTS = 51, 52
-
 _ENTER = r"""
 root=$1 tree=$3
 export GIT_DIR="$2" GIT_WORK_TREE="$1" GIT_INDEX_FILE="$2/index"
 cd -- "$root"
 """
 
-_APPLY = r"""
-tar -x -f - -C "$GIT_DIR"
+_APPLY = (
+    GIT_APPLY
+    + r"""
+cat >"$GIT_DIR/model.patch"
 
-# in_a_copy PATCH TREE: bring the index to what `patch` makes of a copy of TREE. Neither may have links, since
-# some versions of `patch` follow them, out of the copy.
+# in_a_copy: bring the index to what `patch` makes of a copy of the base. Neither may have links, since some
+# versions of `patch` follow them, out of the copy.
 in_a_copy() {
-  command -v patch >/dev/null && ! grep -q 120000 "$1" && ! git ls-tree -r "$2" | grep -q ^120000 || return
-  copy=$(mktemp -d "$GIT_DIR/copy-XXXXXX") && git read-tree "$2" && git checkout-index -a --prefix="$copy/" &&
-    patch --force --silent --strip=1 --fuzz=5 --no-backup-if-mismatch --directory="$copy" --input="$1" &&
-    [ -z "$(find "$copy" -name .git)" ] && GIT_WORK_TREE="$copy" git -C "$copy" add -A --force .
+  command -v patch >/dev/null && ! grep -q 120000 "$patch" || return
+  ! git ls-tree -r "$tree" | grep -q ^120000 && copy=$(mktemp -d "$GIT_DIR/copy-XXXXXX") || return
+  git read-tree "$tree" && git checkout-index -a --prefix="$copy/" &&
+    patch --force --silent --strip=1 --fuzz=5 --no-backup-if-mismatch --directory="$copy" --input="$patch" &&
+    [ -z "$(find "$copy" -name .git)" ] && GIT_WORK_TREE="$copy" git -C "$copy" add -A --force . &&
+    echo 'patch --fuzz=5' >"$GIT_DIR/model.how"
 }
 
-# apply NAME TREE: print the tree of TREE with NAME.patch; NAME.how says what applied it.
-apply() {
-  patch="$GIT_DIR/$1.patch"
-  export GIT_INDEX_FILE="$GIT_DIR/$1.index"
-  git read-tree "$2" || return
-  if ! [ -s "$patch" ] || git apply --cached --whitespace=nowarn "$patch"; then how='git apply'
-  elif git apply --cached --3way --whitespace=nowarn "$patch" >/dev/null 2>&1; then how='git apply --3way'
-  elif in_a_copy "$patch" "$2" >/dev/null 2>&1; then how='patch --fuzz=5'
-  else return 1; fi
-  echo "$how" >"$GIT_DIR/$1.how"
-  git write-tree
-}
-
-tests=$(apply tests "$tree") || exit 52
-model=$(apply model "$tree") || exit 51
-reference=$(apply gold "$tests" 2>/dev/null) || reference=$tests
-cat "$GIT_DIR/model.how"
+model=$({ git_apply model "$tree" || in_a_copy >/dev/null 2>&1; } && git write-tree) || model=$tree
+git diff-tree -r --no-renames "$tree" "$model" | grep '\.py"\{0,1\}$' | cut -d ' ' -f 3,4 | tr ' ' '\n' |
+  sort -u | grep -v '^0*$' | git cat-file --batch >"$GIT_DIR/sources" || :
+wc -c <"$GIT_DIR/sources"
+cat "$GIT_DIR/sources"
+cat "$GIT_DIR/model.how" 2>/dev/null || echo none
 printf '\0\0'
 git ls-tree -r -z "$tree"
-for other in "$model" "$tests" "$reference"; do
-  printf '\0'
-  git diff-tree -r -z --no-renames "$tree" "$other"
-done
+printf '\0'
+git diff-tree -r -z --no-renames "$tree" "$model"
 printf '\0'
 git ls-files --others --ignored --exclude-standard --directory -z
 """
+)
 
 _WRITE = r"""
 tar -x -f - -C "$GIT_DIR"
@@ -91,6 +85,7 @@ git update-index -z --index-info <"$GIT_DIR/changes"
 graded=$(git write-tree)
 GIT_INDEX_FILE="$GIT_DIR/index" git read-tree --reset -u "$graded"
 echo "$graded"
+rm -rf "$GIT_DIR"
 """
 
 
@@ -105,6 +100,9 @@ class GradedTree:
         applied_with: What applied the patch, such as `git apply`.
         tampering: What of the patch has no effect, and why.
         tests: SHA-256 (hex) of the task's tests as they were written (`settle.digest_of_tests`).
+        known: The git ids of what Python files of the task's own hold: tests, and what configures their run.
+        decisive: The git ids of the files that the verdict hangs on (`Protection.decides`).
+        suspicious: What the part of the patch that counts adds (`suspicious.added`).
     """
 
     files: tuple[str, ...]
@@ -113,19 +111,45 @@ class GradedTree:
     applied_with: str
     tampering: tuple[Tampering, ...]
     tests: str
+    known: Mapping[str, str]
+    decisive: Mapping[str, str]
+    suspicious: tuple[Suspicion, ...]
 
 
 class PatchDoesNotApply(SweError):
     """The agent's patch does not fit the task's base."""
 
 
+class References:
+    """The references of tasks, each made once for a base."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, str], Reference] = {}
+
+    async def of(
+        self, sandbox: Sandbox, base: Base, task: Task, listing: Mapping[str, Entry], timeout: float
+    ) -> Reference:
+        """That of a task whose base this is, made with what `sandbox` has of it.
+
+        Raises:
+            GraderError: See `make_reference`.
+            SandboxError: The base could not be read.
+        """
+        key = task.digest, base.tree
+        if key not in self._made:
+            read = partial(_blobs, sandbox, base, timeout)
+            self._made[key] = await make_reference(task, listing, len(base.tree), read)
+        return self._made[key]
+
+
 async def prepare_tree(
-    sandbox: Sandbox, base: Base, task: Task, patch: bytes, *, timeout: float
+    sandbox: Sandbox, base: Base, task: Task, patch: bytes, references: References, *, timeout: float
 ) -> GradedTree:
-    """Bring the work tree to the graded state.
+    """Bring the work tree to the graded state. `base.store` is gone then.
 
     Args:
         patch: The agent's change, or the task's gold patch.
+        references: Has that of the task, or gets it.
         timeout: Seconds for each of git's three parts: applying, reading a few files, writing.
 
     Raises:
@@ -137,17 +161,30 @@ async def prepare_tree(
     """
     if len(patch) > MAX_PATCH_BYTES:
         raise PatchDoesNotApply(f"the patch has {len(patch)} bytes; at most {MAX_PATCH_BYTES} are graded")
-    applied_with, trees = await _apply(sandbox, base, task, patch, timeout)
+    applied_with, trees, sources, said = await _apply(sandbox, base, task, patch, timeout)
+    reference = await references.of(sandbox, base, task, trees.base, timeout)
+    if not applied_with:
+        raise PatchDoesNotApply(f"the patch does not apply to the task's base: {said}")
+    trees = replace(trees, tests=reference.tests, reference=reference.whole)
     protection = Protection(trees, task)
-    contents = await _read(sandbox, base, contents_needed(trees, protection), timeout)
+    known = {**sources, **reference.contents}
+    contents = await _read(sandbox, base, contents_needed(trees, protection), known, timeout)
     settled = await anyio.to_thread.run_sync(settle, trees, protection, contents)
-    files = {f"new-{number}": content for number, content in enumerate(settled.contents)}
+    written = {entry.id for entry in settled.changes.values() if entry is not None}
+    new = [*settled.contents, *(data for id, data in reference.contents.items() if id in written)]
+    files = {f"new-{number}": content for number, content in enumerate(new)}
     files["changes"] = index_info(settled.changes, len(base.tree))
     done = await _git(sandbox, base, _WRITE, packed(files), timeout)
     if done.exit_code != 0:
         raise GraderError(
             f"the patched files of the task {task.instance_id!r} could not be written: {last_line(done)}"
         )
+    own = own_files(trees, protection)
+    counts = [path for path in trees.model if protection.kind(path) is None]
+    before, after = (
+        {path: sources[entry.id] for path in counts if (entry := side(path)) and entry.id in sources}
+        for side in (trees.base.get, trees.in_model)
+    )
     return GradedTree(
         files=files_to_run(task, trees),
         id=done.text.strip(),
@@ -155,68 +192,77 @@ async def prepare_tree(
         applied_with=applied_with,
         tampering=settled.tampering,
         tests=digest_of_tests(trees, protection),
+        known={path: entry.id for path, entry in own.items() if path.endswith(".py")},
+        decisive={path: entry.id for path, entry in own.items() if protection.decides(path)},
+        suspicious=await anyio.to_thread.run_sync(added, before, after),
     )
 
 
-def as_patch(text: str) -> bytes:
-    """A patch from a data set as git wants it: empty, or with the line end that data sets strip."""
-    stripped = text.strip("\n")
-    return f"{stripped}\n".encode() if stripped else b""
+_HASH = """
+cd -- "$1"
+while IFS= read -r path; do
+  if [ -f "$path" ] && ! [ -L "$path" ]; then git hash-object --no-filters -- "$path"; else echo none; fi
+done
+"""
 
 
-async def _apply(sandbox: Sandbox, base: Base, task: Task, patch: bytes, timeout: float) -> tuple[str, Trees]:
-    """What applied the patch, and all trees."""
-    patches = {
-        "model.patch": patch if patch.strip() else b"",
-        "tests.patch": as_patch(task.test_patch),
-        "gold.patch": as_patch(task.patch),
-    }
-    done = await _git(sandbox, base, _APPLY, packed(patches), timeout)
-    if done.exit_code == _BAD_PATCH:
-        raise PatchDoesNotApply(f"the patch does not apply to the task's base: {last_line(done)}")
-    if done.exit_code == _BAD_TESTS:
-        raise GraderError(
-            f"the test patch of the task {task.instance_id!r} does not apply to the repository of its "
-            f"sandbox (commit {base.commit}, the task says {task.base_commit}): {last_line(done)}"
-        )
+async def changed_files(sandbox: Sandbox, files: Mapping[str, str], *, timeout: float) -> tuple[str, ...]:
+    """Those of these files of the repository that do not hold what their git ids say; ("",) where the sandbox
+    does not tell."""
+    paths = [path for path in files if "\n" not in path]
+    stdin = "".join(f"{path}\n" for path in paths).encode(errors="surrogateescape")
+    done = await run_script(sandbox, _HASH, sandbox.spec.workdir, stdin=stdin, timeout=timeout)
+    found = done.text.split()
+    if done.exit_code != 0 or len(found) != len(paths):
+        return ("",)
+    return tuple(path for path, git_id in zip(paths, found, strict=True) if files[path] != git_id)
+
+
+async def _apply(
+    sandbox: Sandbox, base: Base, task: Task, patch: bytes, timeout: float
+) -> tuple[str, Trees, Mapping[str, bytes], str]:
+    """What applied the patch, empty where nothing did; the base and what the patch makes of it; the Python
+    files of both that it changes, by id; the last word of git."""
+    done = await _git(sandbox, base, _APPLY, patch if patch.strip() else b"", timeout)
     if done.exit_code != 0 or done.truncated:
         why = "its listing is too long" if done.truncated else last_line(done)
         raise GraderError(f"the repository of the task {task.instance_id!r} could not be read: {why}")
+    length, _, rest = done.stdout.partition(b"\n")
+    sources, rest = parse_blobs(rest[: int(length)]), rest[int(length) :]
     sections: list[list[str]] = [[]]
-    for record in done.stdout.decode(errors="surrogateescape").split("\0")[:-1]:
+    for record in rest.decode(errors="surrogateescape").split("\0")[:-1]:
         if record:
             sections[-1].append(record)
         else:
             sections.append([])
-    (how,), listing, model, tests, reference, ignored = sections
-    trees = Trees(
-        base=parse_listing(listing),
-        model=parse_changes(model),
-        tests=parse_changes(tests),
-        reference=parse_changes(reference),
-        ignored=ignored,
-    )
-    return how.strip(), trees
+    how, listing, model, ignored = sections
+    trees = Trees(parse_listing(listing), parse_changes(model), tests={}, reference={}, ignored=ignored)
+    applied_with = how[0].strip()
+    return "" if applied_with == "none" else applied_with, trees, sources, last_line(done)
 
 
-async def _read(sandbox: Sandbox, base: Base, ids: Iterable[str], timeout: float) -> dict[str, bytes]:
-    """The contents of blobs, by id; no command is run for none."""
+async def _read(
+    sandbox: Sandbox, base: Base, ids: Iterable[str], known: Mapping[str, bytes], timeout: float
+) -> dict[str, bytes]:
+    """The contents of files, by id, some of which are known."""
+    wanted = set(ids)
+    found = {id: content for id, content in known.items() if id in wanted}
+    found |= await _blobs(sandbox, base, timeout, wanted - found.keys())
+    if found.keys() != wanted:
+        raise GraderError(f"files of the repository {base.root!r} could not be read")
+    return found
+
+
+async def _blobs(sandbox: Sandbox, base: Base, timeout: float, ids: Iterable[str]) -> dict[str, bytes]:
+    """Those of these files that the repository has, by id; no command is run for none."""
     if not (wanted := sorted(ids)):
         return {}
-    done = await _git(
-        sandbox, base, "git cat-file --batch", "".join(f"{i}\n" for i in wanted).encode(), timeout
-    )
-    found: dict[str, bytes] = {}
-    at = 0
-    while at < len(done.stdout) and done.exit_code == 0 and not done.truncated:
-        head_end = done.stdout.index(b"\n", at)
-        identity, _, size = done.stdout[at:head_end].decode().split(" ")
-        at = head_end + 1 + int(size)
-        found[identity] = done.stdout[head_end + 1 : at]
-        at += 1
-    if len(found) != len(wanted):
-        raise GraderError(f"files of the repository {base.root!r} could not be read: {last_line(done)}")
-    return found
+    script, stdin = "git cat-file --batch", "".join(f"{id}\n" for id in wanted).encode()
+    done = await _git(sandbox, base, script, stdin, timeout)
+    if done.exit_code != 0 or done.truncated:
+        why = "they are too long" if done.truncated else last_line(done)
+        raise GraderError(f"files of the repository {base.root!r} could not be read: {why}")
+    return parse_blobs(done.stdout)
 
 
 async def _git(sandbox: Sandbox, base: Base, script: str, stdin: bytes, timeout: float) -> ExecResult:

@@ -1,13 +1,15 @@
 # The first part of each program that tells the host how tests ended: `swe_core.builtin.swe.programs` puts it
-# before `pytest_inside.py` and `unittest_inside.py`. `swe_core.builtin.swe.report` puts the whole into the
+# before all others. `swe_core.builtin.swe.report` puts the whole into the
 # sandbox, where it runs in the image's own Python: nothing newer than Python 3.6.
 #
 # Code under test runs in this process later. So everything that is needed then is taken now, into closures,
 # and as little as possible of it can be replaced from outside: methods of built-in types, functions in C. The
 # builtins are copied: Python looks those of a function up where its module's `__builtins__` says.
 #
-# Each event is one line on a stream that nothing else writes to: HMAC-SHA256 (cut to 32 hex digits) of the
-# rest, the number of the session, the number of the event, its kind, and its fields, each in hex.
+# A session begins with a line `h HALF` on a stream that nothing else writes to: its half of a Diffie-Hellman
+# key agreement, whose other half the host put beside this file. So its key is written nowhere. Each event is
+# one line too: HMAC-SHA256 (cut to 32 hex digits) of the rest, the name of the session, the number of the
+# event, its kind, and its fields, each in hex.
 #
 # mypy: ignore-errors
 # ruff: noqa: F821, UP031
@@ -22,24 +24,33 @@ __builtins__ = dict(vars(builtins))
 
 FD = 9
 HIGH = 500
-SESSIONS = 8
+PRIME = int(  # RFC 3526, group 14; its generator is 2
+    "ffffffffffffffffc90fdaa22168c234c4c6628b80dc1cd129024e088a67cc74020bbea63b139b22514a08798e3404dd"
+    "ef9519b3cd3a431b302b0a6df25f14374fe1356d6d51c245e485b576625e7ec6f44c42e9a637ed6b0bff5cb6f406b7ed"
+    "ee386bfb5a899fa5ae9f24117c4b1fe649286651ece45b3dc2007cb8a163bf0598da48361c55d39a69163fa8fd24cf5f"
+    "83655d23dca3ad961c62f356208552bb9ed529077096966d670c354e4abc9804f1746c08ca18217c32905e462e36ce3b"
+    "e39e772c180e86039b2783a2ec07a28fb5c55df06f4c52c9de2bcbf6955817183995497cea956ae515d2261898fa0510"
+    "15728e5a8aacaa68ffffffffffffffff",
+    16,
+)
 MISSING = object()
 
 
-def take_key(here):
-    """The number and the key of this session, which nobody can read any more; (None, None) without one."""
-    for number in range(SESSIONS):
-        path = os.path.join(here, str(number))
-        mine = "%s.%d" % (path, os.getpid())
-        try:
-            os.rename(path, mine)
-        except OSError:
-            continue
-        with open(mine, "rb") as file:
-            key = file.read()
-        os.unlink(mine)
-        return number, key
-    return None, None
+def agree(here):
+    """The name of a new session, its half of the key agreement, and the key."""
+    with open(os.path.join(here, "half")) as file:
+        theirs = int(file.read(), 16)
+    mine = int.from_bytes(os.urandom(32), "big")
+    half = pow(2, mine, PRIME).to_bytes(256, "big")
+    key = hashlib.sha256(pow(theirs, mine, PRIME).to_bytes(256, "big")).digest()
+    return hashlib.sha256(half).hexdigest()[:16], half, key
+
+
+def announce(stream, half):
+    """Tell the host of the session."""
+    data = b"\nh " + half.hex().encode() + b"\n"
+    while data:
+        data = data[os.write(stream, data) :]
 
 
 def take_stream(here):
@@ -67,6 +78,18 @@ def take_stream(here):
     return high
 
 
+def read_known(here):
+    """Files of the task's own, by path: the git id of what each has to hold."""
+    known = {}
+    with open(os.path.join(here, "root"), encoding="utf-8", errors="surrogateescape") as file:
+        root = file.read()[:-1]
+    with open(os.path.join(here, "known"), encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            git_id, _, path = line[:-1].partition(" ")
+            known[os.path.join(root, path)] = git_id
+    return known
+
+
 def forget(here):
     """Leave the process as it would be without this file."""
     sys.path[:] = [path for path in sys.path if path != here]
@@ -82,7 +105,7 @@ def forget(here):
             os.environ[variable] = value[len(ours) + 1 :]
 
 
-def make_send(number, key, stream):
+def make_send(name, key, stream):
     """Functions: `hold` signs an event, `flush` writes what was held, `send` does both."""
     block = key.ljust(64, b"\0")
     inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
@@ -94,7 +117,7 @@ def make_send(number, key, stream):
     def hold(kind, *fields):
         if getpid() != pid:  # a child that was forked off: its parent speaks for it
             return
-        text = "%d %d %s" % (number, sent[0], kind)
+        text = "%s %d %s" % (name, sent[0], kind)
         for field in fields:
             text += " " + field.encode("utf-8", "surrogatepass").hex()
         sent[0] += 1
@@ -120,19 +143,6 @@ def make_send(number, key, stream):
         flush()
 
     return send, hold, flush
-
-
-def code_of(function):
-    """The code objects of a function, through its decorators and the object that it is bound to."""
-    codes = []
-    for _ in range(10):
-        if type(function) is not FunctionType:  # to which anybody can add a `__func__`
-            function = getattr(function, "__func__", function)
-        codes.append(getattr(function, "__code__", None))
-        function = getattr(function, "__wrapped__", None)
-        if function is None:
-            break
-    return codes
 
 
 def raw_function(value):

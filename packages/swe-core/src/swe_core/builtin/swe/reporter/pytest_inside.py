@@ -1,29 +1,18 @@
-# A pytest plugin that tells the host how each test ended; it goes on from `common.py`. It runs in the image's
-# own Python and pytest: nothing newer than Python 3.6 and pytest 3.10.
+# What tells the host how each test ended; it goes on from `pytest_watch.py`. Nothing newer than Python 3.6
+# and pytest 3.10.
 #
 # mypy: ignore-errors
-# ruff: noqa: F821, RUF005, SIM905, UP031
+# ruff: noqa: F821, RUF005, UP031
 import builtins
 import os
 import sys
 import time
-import types
-import unittest.case  # noqa: F401 (so that it is watched)
-from operator import attrgetter, is_, itemgetter
 
 import pytest
 from _pytest import python, runner
 
 NAME = __name__
 
-WATCHED = (
-    "_pytest.assertion _pytest.fixtures _pytest.nodes _pytest.outcomes _pytest.python _pytest.python_api "
-    "_pytest.raises _pytest.recwarn _pytest.reports _pytest.runner _pytest.skipping _pytest.terminal "
-    "_pytest.unittest pluggy pytest unittest"
-).split()
-WATCHED_ROOTS = tuple(root + "." for root in WATCHED)
-# A class may not get a new one of these, which would stand before that of a class that it is derived from.
-GROWING = ("Function", "TestCaseFunction", "CallInfo", "TestReport", "CollectReport", "TestCase")
 PHASES = ("setup", "call", "teardown")
 ROOM = 4000  # so many characters of ids are one event; the host takes no line above 64 KiB
 # What must fail, and at the end what must pass, made like a test of the task's own.
@@ -48,124 +37,15 @@ def kind_of(error, expected=pytest.xfail.Exception, skipped=pytest.skip.Exceptio
     return "f"
 
 
-def make_quick_look(entries):
-    """A function that says whether all entries are as they were, without a line of Python for each."""
-    get_code = attrgetter("__code__")
-    named, codes = {}, {}
-    for _, space, name, value, code in entries:
-        _, names, values = named.setdefault(id(space), (space, [], []))
-        names.append(name)
-        values.append(value)
-        if code is not None:
-            function = raw_function(value)
-            codes[id(function), id(code)] = (function, code)
-    # A getter of one name would not give a tuple.
-    spaces = [
-        (itemgetter(names[0], *names), space, values[:1] + values) for space, names, values in named.values()
-    ]
-    functions = [function for function, _ in codes.values()]
-    codes = [code for _, code in codes.values()]
-
-    def unchanged():
-        try:
-            for get, space, values in spaces:
-                if not all(map(is_, get(space), values)):
-                    return False
-        except KeyError:
-            return False
-        return all(map(is_, map(get_code, functions), codes))
-
-    return unchanged
-
-
-def make_watch():
-    """A function that names what was replaced in the test runner since now."""
-    marker = object()
-    entries = []
-    grown = []
-    installed = {}  # functions of plugins, by their own name
-
-    def add(where, space):
-        for name, value in list(space.items()):
-            plain = isinstance(value, (types.FunctionType, type, property, staticmethod, classmethod))
-            if plain and name != "_getini_unknown_type":
-                entries.append((where + "." + name, space, name, value, raw_code(value)))
-
-    for module_name, module in list(sys.modules.items()):
-        if module is None or not (module_name + ".").startswith(WATCHED_ROOTS):
-            continue
-        space = vars(module)
-        add(module_name, space)
-        for name, value in list(space.items()):
-            if isinstance(value, type) and value.__module__ == module_name:
-                add(module_name + "." + name, vars(value))
-                if name in GROWING:
-                    grown.append((module_name + "." + name, vars(value), set(vars(value)), value))
-    for name, value in vars(builtins).items():
-        if name != "_":
-            entries.append(("builtins." + name, vars(builtins), name, value, None))
-    for name in ("write", "_exit", "fork", "getpid"):
-        entries.append(("os." + name, vars(os), name, getattr(os, name), None))
-
-    unchanged = [None]  # made by `configured`, which is before the first look
-
-    def forgive(root, plugins):
-        """Take over what was replaced by code that is not below `root`: plugins that are installed."""
-        for plugin in plugins:
-            for name, value in list(vars(plugin).items()) if isinstance(plugin, types.ModuleType) else ():
-                code = raw_code(value)
-                if code is not None and not code.co_filename.startswith(root):
-                    installed.setdefault(name.lstrip("_"), []).append((value, code))
-        for place, entry in enumerate(entries):
-            now = entry[1].get(entry[2], marker)
-            if now is entry[3]:
-                continue
-            code = raw_code(now)
-            if code is not None and not code.co_filename.startswith(root):
-                entries[place] = entry[:3] + (now, code)
-
-    def configured():
-        """Take over what these plugins replaced or added since, as pytest-subtests does, by functions of
-        theirs with the same name; code under test may be loaded by now."""
-        for where, space, names, kind in grown:
-            for name in space.keys() - names:
-                entry = (where + "." + name, space, name, space[name], raw_code(space[name]))
-                known = "original" in name and any(old[3] is entry[3] for old in entries)
-                harmless = (known or entry[3] is False) and not any(
-                    name in vars(base) for base in kind.__mro__[1:]
-                )
-                if harmless or entry[3:] in installed.get(name, ()):
-                    entries.append(entry)
-                    names.add(name)
-        for place, entry in enumerate(entries):
-            now = entry[1].get(entry[2], marker)
-            if now is not entry[3] and (now, raw_code(now)) in installed.get(entry[2], ()):
-                entries[place] = entry[:3] + (now, raw_code(now))
-        unchanged[0] = make_quick_look(entries)
-
-    def watch():
-        changed = []
-        if not unchanged[0]():
-            changed = replaced(entries)
-            if not changed:  # replacements were taken over
-                unchanged[0] = make_quick_look(entries)
-        for where, space, names, _ in grown:
-            if len(space) != len(names):
-                new = [name for name in space if name not in names and not name.startswith("_pytest")]
-                changed += [where + "." + name for name in new]
-        return changed
-
-    return watch, forgive, configured
-
-
-def make_hooks(send, hold, flush):
+def make_hooks(send, hold, flush, known):
     """The plugin's hooks."""
-    watch, forgive, configured = make_watch()
+    watch, forgive, configured, follow, watch_core = make_watch()
     sessions = []
-    codes = {}
     ended = {}
     passed = []  # the id of a test, once for each of its phases that passed
     odd, look = make_look(send, watch)
+    inspect = make_files(known, odd, follow)
+    remember, compare = make_guard(known, odd)
     on_canary = [False]
     clock, looked = time.monotonic, [0.0]  # a look takes half a millisecond; the last is after all tests
     ran = []
@@ -181,10 +61,14 @@ def make_hooks(send, hold, flush):
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(session):
         sessions.append(session)
-        remote = session.config.pluginmanager.hasplugin("dsession")
         configured()
-        send("s", pytest.__version__, "%d.%d" % sys.version_info[:2], "remote" if remote else "local")
+        where = "remote" if is_remote(session.config) else "local"
+        send("s", pytest.__version__, "%d.%d" % sys.version_info[:2], where)
         look()
+
+    def glance():
+        for name in watch_core():
+            odd("replaced " + name)
 
     def tell_collected(names):
         event, room = [], ROOM
@@ -203,9 +87,10 @@ def make_hooks(send, hold, flush):
             hold("t", test, PHASES[place], "passed", "0", "-", "-", "0")
         del passed[:]
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_itemcollected(item):
-        function = getattr(item, "obj", None)
-        codes[item.nodeid] = None if function is None else code_of(function)
+        remember(item)
+        inspect(item)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(session):
@@ -225,18 +110,18 @@ def make_hooks(send, hold, flush):
     def watched(phase):
         @pytest.hookimpl(hookwrapper=True, trylast=True)
         def hook(item):
-            if phase == "setup" and not on_canary[0] and clock() - looked[0] > 0.02:
-                look()
-                looked[0] = clock()
-            if phase == "call" and not on_canary[0]:
-                before = codes.get(item.nodeid)
-                if before and before[0] is not None and code_of(item.obj)[: len(before)] != before:
-                    odd("code of %s" % item.nodeid)
-                if "runtest" in vars(item):
-                    odd("runtest of %s" % item.nodeid)
-                if isinstance(item, python.Function):
-                    ran[:] = [item]
+            if phase != "teardown" and not on_canary[0]:
+                compare(item)
+                if phase == "setup" and clock() - looked[0] > 0.02:
+                    look()
+                    looked[0] = clock()
+                if phase == "call":
+                    glance()
+                    if isinstance(item, python.Function):
+                        ran[:] = [item]
             outcome = yield
+            if phase == "call" and not on_canary[0]:
+                glance()
             error = outcome.excinfo
             raised = kind_of(error[1] if error else None)
             ended[item.nodeid, phase] = [raised, "?"]
@@ -351,15 +236,67 @@ def make_hooks(send, hold, flush):
     }
 
 
+def is_remote(config):
+    """Whether pytest-xdist runs the tests in other processes: it, and not whoever takes its name."""
+    plugin = config.pluginmanager.getplugin("dsession")
+    code = raw_code(getattr(type(plugin), "pytest_runtestloop", None))
+    root = os.path.join(os.getcwd(), "")
+    return code is not None and not code.co_filename.startswith(root)
+
+
+def shadowed():
+    """Modules of plugins that pytest is about to load by itself and that are found in the working directory
+    before where they are installed."""
+    root = os.path.join(os.getcwd(), "")
+    inside = []
+    for place in map(os.path.abspath, sys.path):
+        if os.path.join(place, "").startswith(root) and "site-packages" not in place:
+            inside.append(place)
+            continue
+        for name in plugins_in(place):
+            for ours in inside:
+                if is_module(ours, name) and is_module(place, name):
+                    yield name
+
+
+def is_module(place, name):
+    return os.path.isdir(os.path.join(place, name)) or os.path.isfile(os.path.join(place, name + ".py"))
+
+
+def plugins_in(place):
+    """The top modules that distributions installed in a directory name as plugins of pytest."""
+    try:
+        entries = os.listdir(place)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.endswith((".dist-info", ".egg-info")):
+            try:
+                with open(os.path.join(place, entry, "entry_points.txt"), encoding="utf-8") as file:
+                    text = file.read()
+            except (OSError, ValueError):
+                continue
+            section = text.partition("[pytest11]")[2].partition("\n[")[0]
+            for line in section.split("\n"):
+                module = line.partition("=")[2].strip()
+                if module:
+                    yield module.partition(":")[0].partition(".")[0]
+
+
 def begin():
-    """The hooks; none where this session has no key or no stream, or is of a kind that is not known here."""
+    """The hooks; none where this session has no stream, or is of a kind that is not known here."""
     here = os.path.dirname(os.path.abspath(__file__))
     try:
-        number, key = take_key(here)
         stream = take_stream(here)
-        if key is None or stream is None:
+        if stream is None:
             return {}
-        return make_hooks(*make_send(number, key, stream))
+        name, half, key = agree(here)
+        say = make_send(name, key, stream)
+        hooks = make_hooks(*say, read_known(here))
+        announce(stream, half)
+        for module in shadowed():
+            say[0]("x", "the repository has a module %s in the place of an installed plugin" % module)
+        return hooks
     except Exception:  # another Python or pytest: the log counts
         return {}
     finally:

@@ -6,7 +6,7 @@
 # It goes on from `common.py`, and its events are those of `pytest_inside.py`. Nothing newer than Python 3.6.
 #
 # mypy: ignore-errors
-# ruff: noqa: F821, N802, RUF005, SIM105, UP031
+# ruff: noqa: F821, N802, RUF005, UP031
 import atexit
 import builtins
 import os
@@ -64,7 +64,7 @@ def watcher():
     return watch
 
 
-def report(send):
+def report(send, announce, known):
     """Wrap unittest, and tell what happens in it."""
     import unittest.case
     import unittest.result
@@ -95,6 +95,21 @@ def report(send):
             return describe(test) if isinstance(test, case) else None
         except Exception:  # so may what it describes itself with
             return None
+
+    def inspect(test):
+        """Say where a test is not what its file has to define."""
+        kind, name = type(test), getattr(test, "_testMethodName", "")
+        path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        method = getattr(kind, name, None)
+        if path not in known or method is None:
+            return
+        try:
+            if is_defined(path, "%s.%s" % (kind.__qualname__, name), method) is False:
+                odd("code of %s" % name_of(test))
+            for part in parts_in(path, vars(sys.modules[kind.__module__]))[1]:
+                odd("%s in %s is another one" % (part, path))
+        except Changed:
+            odd("the file %s on the disk is another one" % path)
 
     def code(test):
         return code_of(getattr(type(test), getattr(test, "_testMethodName", ""), None))
@@ -191,6 +206,7 @@ def report(send):
                     plan(test._tests)
             elif test is not None:
                 codes[id(test)] = code(test)
+                inspect(test)
                 send("c", name_of(test))
 
     def run_canary(name, body, example):
@@ -263,7 +279,9 @@ def report(send):
     replace(outcomes, "addSubTest", sub_test)
     replace(unittest.suite.TestSuite, "run", run_suite)
     odd, look = make_look(send, watcher())
+    _, is_defined, parts_in = make_defined(known, plain)
     atexit.register(end)
+    announce()
     send("s", "unittest", "%d.%d" % sys.version_info[:2], "local")
 
 
@@ -284,14 +302,15 @@ class Sleeper:
                     break
         if spec is not None and self.is_ours(spec) and self in sys.meta_path:
             sys.meta_path.remove(self)
-            number, key = take_key(self.here)
             stream = take_stream(self.here)
             forget(self.here)
-            if key is not None and stream is not None:
-                try:
-                    report(make_send(number, key, stream)[0])
-                except (ImportError, AttributeError, KeyError):
-                    pass  # a unittest that we do not know, of which nothing was replaced yet: the log counts
+            try:
+                if stream is not None:
+                    session, half, key = agree(self.here)
+                    say = make_send(session, key, stream)[0]
+                    report(say, lambda: announce(stream, half), read_known(self.here))
+            except (ImportError, AttributeError, KeyError, OSError, ValueError):
+                pass  # a unittest that we do not know, of which nothing was replaced yet: the log counts
         return spec
 
     def is_ours(self, spec):

@@ -1,0 +1,182 @@
+"""Reference: what a task's own patches make of its base. It is made on this host, never in a sandbox.
+
+A sandbox in which code of a patch is run must not have the gold patch, nor anything that shows what it is,
+not even for a moment. So only the files of the base that the two patches name are read out of the sandbox,
+and git applies the patches here, in a directory of its own (`private_git`), where it finds nothing to run.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio.to_thread
+
+from swe_core.builtin.swe.trees import (
+    SUBMODULE,
+    Changes,
+    Entry,
+    ancestors,
+    index_info,
+    parse_blobs,
+    parse_changes,
+)
+from swe_core.errors import GraderError
+from swe_core.private_git import NO_GIT, last_line, run_here
+from swe_core.task import Task
+
+GIT_APPLY = r"""
+# git_apply NAME TREE: bring NAME.index to TREE with NAME.patch; NAME.how says what applied it.
+git_apply() {
+  export GIT_INDEX_FILE="$GIT_DIR/$1.index"
+  git read-tree "$2" || return
+  patch="$GIT_DIR/$1.patch" how='git apply'
+  if [ -s "$patch" ] && ! git apply --cached --whitespace=nowarn "$patch"; then
+    how='git apply --3way'
+    git apply --cached --3way --whitespace=nowarn "$patch" >/dev/null 2>&1 || return
+  fi
+  echo "$how" >"$GIT_DIR/$1.how"
+}
+"""
+"""A function for a shell script."""
+
+_BAD_TESTS = 52
+
+_REFER = (
+    GIT_APPLY
+    + r"""
+cd -- "$1"
+new_git_dir "$1" "$2"
+if [ -s paths ]; then git hash-object -w --no-filters --stdin-paths <paths >/dev/null; fi
+git update-index -z --index-info <slim
+base=$(git write-tree)
+git_apply tests "$base" || exit 52
+tests=$(git write-tree)
+if git_apply gold "$tests" 2>/dev/null; then whole=$(git write-tree); else whole=$tests; fi
+for tree in "$tests" "$whole"; do git diff-tree -r --no-renames "$base" "$tree"; done |
+  cut -d ' ' -f 4 | sort -u | grep -v '^0*$' | git cat-file --batch >blobs || :
+git diff-tree -r -z --no-renames "$base" "$tests" >tests
+git diff-tree -r -z --no-renames "$base" "$whole" >whole
+"""
+)
+
+_NAMES = re.compile(rb"^(?:--- |\+\+\+ |(?:rename|copy) (?:from|to) )(.*?)(?:\t.*)?$", re.MULTILINE)
+_HEADER = re.compile(rb"^diff --git (.*)$", re.MULTILINE)
+_INDEX = re.compile(rb"^index ([0-9a-f]{4,64})\.\.", re.MULTILINE)
+_ESCAPED = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
+_LETTERS = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13}
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a task's own patches make of a base.
+
+    Args:
+        tests: What the test patch changes.
+        whole: What the test patch and the gold patch change together; the former alone where the gold patch
+            does not apply.
+        contents: The files of both that are not as in the base, by their git ids.
+    """
+
+    tests: Changes
+    whole: Changes
+    contents: Mapping[str, bytes]
+
+
+async def make_reference(
+    task: Task,
+    base: Mapping[str, Entry],
+    id_length: int,
+    read: Callable[[Iterable[str]], Awaitable[Mapping[str, bytes]]],
+) -> Reference:
+    """Apply the task's patches to what of `base` they name.
+
+    Args:
+        base: Every path of the base.
+        id_length: Hex digits of a git id there.
+        read: Gives those files of the repository, by their whole ids, that there are.
+
+    Raises:
+        GraderError: The test patch does not apply, or this host has no git.
+    """
+    patches = {"tests.patch": as_patch(task.test_patch), "gold.patch": as_patch(task.patch)}
+    both = b"".join(patches.values())
+    named = {path: base[path] for path in _named(both) if path in base}
+    before = (match[1].decode() for match in _INDEX.finditer(both))  # `--3way` starts from these
+    contents = await read({*(e.id for e in named.values() if e.mode != SUBMODULE), *before})
+    return await anyio.to_thread.run_sync(_make, task, patches, named, contents, id_length)
+
+
+def as_patch(text: str) -> bytes:
+    """A patch from a data set as git wants it: empty, or with the line end that data sets strip."""
+    stripped = text.strip("\n")
+    return f"{stripped}\n".encode() if stripped else b""
+
+
+def _make(
+    task: Task,
+    patches: Mapping[str, bytes],
+    named: Mapping[str, Entry],
+    contents: Mapping[str, bytes],
+    id_length: int,
+) -> Reference:
+    """Blocking: let git do it."""
+    with tempfile.TemporaryDirectory(prefix="swe-reference-") as temporary:
+        place = Path(temporary)
+        for name, patch in patches.items():
+            (place / name).write_bytes(patch)
+        for number, content in enumerate(contents.values()):
+            (place / f"blob-{number}").write_bytes(content)
+        (place / "paths").write_text("".join(f"blob-{number}\n" for number in range(len(contents))))
+        (place / "slim").write_bytes(index_info(named, id_length))
+        done = run_here(_REFER, temporary, str(id_length))
+        if done.exit_code == NO_GIT:
+            raise GraderError("grading needs git on this host: install your system's package 'git'")
+        if done.exit_code == _BAD_TESTS:
+            raise GraderError(
+                f"the test patch of the task {task.instance_id!r} does not apply to the repository of its "
+                f"sandbox, which has to be at {task.base_commit}: {last_line(done)}"
+            )
+        if done.exit_code != 0:
+            raise GraderError(
+                f"the patches of the task {task.instance_id!r} could not be applied on this host: "
+                f"{last_line(done)}"
+            )
+        tests, whole = (
+            parse_changes((place / name).read_text(errors="surrogateescape").split("\0")[:-1])
+            for name in ("tests", "whole")
+        )
+        return Reference(tests, whole, parse_blobs((place / "blobs").read_bytes()))
+
+
+def _named(patch: bytes) -> Iterator[str]:
+    """Every path that a patch could be about, and the directories above it. There may be more than it is
+    about: lines of text can look like these."""
+    found = [match[1] for match in _NAMES.finditer(patch)]
+    for header in _HEADER.finditer(patch):
+        pair = header[1]
+        if pair.startswith(b'"') or pair.endswith(b'"'):
+            found += re.findall(rb'"(?:[^"\\]|\\.)*"|\S+', pair)
+        else:  # the same name twice, which may have blanks
+            found.append(pair[: len(pair) // 2])
+    for name in set(found):
+        path = _plain(name.rstrip(b"\r"))
+        for beginning in (path, path.partition("/")[2]):  # `rename from` has no "a/" before it
+            yield beginning
+            yield from ancestors(beginning)
+
+
+def _plain(name: bytes) -> str:
+    """A name as git prints it, without quotes and escapes."""
+    if len(name) > 1 and name.startswith(b'"') and name.endswith(b'"'):
+        name = _ESCAPED.sub(lambda m: _unescaped(m[1]), name[1:-1])
+    return name.decode(errors="surrogateescape")
+
+
+def _unescaped(text: bytes) -> bytes:
+    if len(text) == 3:
+        return bytes((int(text, 8) & 255,))
+    return bytes((_LETTERS[text],)) if text in _LETTERS else text

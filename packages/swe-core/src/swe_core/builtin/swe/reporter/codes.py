@@ -1,0 +1,182 @@
+# What the task's own files have to define, and whether a function is the one that they define. It goes on
+# from `common.py`, and both programs have it. Nothing newer than Python 3.6.
+#
+# mypy: ignore-errors
+# ruff: noqa: F821, SIM105
+import hashlib
+import sys
+from types import CodeType, FunctionType
+
+OPTIMIZED, ONLY_TREE = 1, 1024  # CO_OPTIMIZED, PyCF_ONLY_AST
+RUNNERS = ("pytest", "unittest", "unittest.case", "unittest.mock")
+PARTS_OF_CODE = (
+    *("co_name", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount"),
+    "co_kwonlyargcount",
+)
+
+
+class Changed(Exception):
+    """A file is not what it has to be."""
+
+
+def code_of(function):
+    """The code objects of a function, through its decorators and the object that it is bound to."""
+    codes = []
+    for _ in range(10):
+        if type(function) is not FunctionType:  # to which anybody can add a `__func__`
+            function = getattr(function, "__func__", function)
+        codes.append(getattr(function, "__code__", None))
+        function = getattr(function, "__wrapped__", None)
+        if function is None:
+            break
+    return codes
+
+
+def same_code(one, other):
+    """Whether two code objects do the same, wherever they stand."""
+    if type(one) is not CodeType or type(other) is not CodeType:
+        alike = type(one) is frozenset and one == other  # of which the order may differ
+        return type(one) is type(other) and (alike or repr(one) == repr(other))
+    return all(getattr(one, name) == getattr(other, name) for name in PARTS_OF_CODE) and (
+        len(one.co_consts) == len(other.co_consts) and all(map(same_code, one.co_consts, other.co_consts))
+    )
+
+
+def decorated(body, where=""):
+    """The qualified names of the functions in a list of statements that a decorator may have replaced. Those
+    of pytest give the function itself."""
+    for node in body:
+        kind = type(node).__name__
+        if kind in ("FunctionDef", "AsyncFunctionDef", "ClassDef"):
+            name = where + node.name
+            for decorator in node.decorator_list:
+                while type(decorator).__name__ in ("Call", "Attribute"):
+                    decorator = decorator.func if type(decorator).__name__ == "Call" else decorator.value
+                if getattr(decorator, "id", "") != "pytest":
+                    yield name
+        inner = node.name + "." if kind == "ClassDef" else ""
+        if kind not in ("FunctionDef", "AsyncFunctionDef"):
+            for part in ("body", "orelse", "finalbody"):
+                for found in decorated(getattr(node, part, ()), where + inner):
+                    yield found
+            for handler in getattr(node, "handlers", ()):
+                for found in decorated(handler.body, where):
+                    yield found
+
+
+def imported(body):
+    """What statements import of test runners: the name that is bound, the module, the name in it or None."""
+    for node in body:
+        kind = type(node).__name__
+        if kind == "Import":
+            for alias in node.names:
+                if alias.name in RUNNERS and "." not in (alias.asname or alias.name):
+                    yield alias.asname or alias.name, alias.name, None
+        elif kind == "ImportFrom" and node.level == 0 and node.module in RUNNERS:
+            for alias in node.names:
+                yield alias.asname or alias.name, node.module, alias.name
+
+
+def make_expected(known):
+    """A function that gives what a file of `known` has to define: the code objects of its functions by
+    qualified name, which of these are decorated, and what it imports; None of a file that is not known. It
+    raises Changed where the disk holds another file."""
+    read, done = {}, {}
+    digests = {40: hashlib.sha1, 64: hashlib.sha256}
+
+    def source_of(path):
+        if path not in read:
+            with open(path, "rb") as file:
+                data = file.read()
+            if digests[len(known[path])](b"blob %d\0" % len(data) + data).hexdigest() != known[path]:
+                raise Changed(path)
+            read[path] = data
+        return read[path]
+
+    def collect(code, where, found):
+        for value in code.co_consts:
+            if type(value) is CodeType:
+                name = where + value.co_name
+                if value.co_flags & OPTIMIZED:  # a function, no body of a class
+                    found.setdefault(name, []).append(value)
+                collect(value, name + ".", found)
+
+    def expected(path, make):
+        if path not in known:
+            return None
+        if (path, make) not in done:
+            source, found = source_of(path), {}
+            body = compile(source, path, "exec", ONLY_TREE, True).body
+            collect(make(source, path), "", found)
+            done[path, make] = found, frozenset(decorated(body)), tuple(imported(body))
+        return done[path, make]
+
+    return expected
+
+
+def codes_within(function):
+    """The code objects of a function and of those that it wraps, as far as they show."""
+    found, seen = [function], set()
+    for value in found:
+        if type(value) is not FunctionType:
+            value = getattr(value, "__func__", value)
+        inner = [getattr(value, "__wrapped__", None)]
+        for cell in (getattr(value, "__closure__", None) or ()) if type(value) is FunctionType else ():
+            try:
+                inner.append(cell.cell_contents)
+            except ValueError:  # an empty one
+                pass
+        for one in inner:
+            if callable(one) and id(one) not in seen and len(found) < 50:
+                seen.add(id(one))
+                found.append(one)
+    return [code for one in found for code in code_of(one)]
+
+
+def plain(source, path):
+    """The code object of a module."""
+    return compile(source, path, "exec", 0, True)
+
+
+def make_defined(known, *makes):
+    """Functions: the names of the functions that a file of `known` defines; whether a function is the one of
+    this name in it, None where it has no such one; and the names of the parts of test runners that a module
+    of this file has, and which of these are another thing than it imports.
+
+    Args:
+        makes: The ways in which a module's code object may be made of its source.
+    """
+    expected, honest = make_expected(known), {}
+
+    def names_in(path):
+        return expected(path, plain)[0]
+
+    def is_defined(path, name, function):
+        codes = code_of(function)
+        if codes[0] is not None and honest.get(id(codes[0])) is codes[0]:
+            return True
+        for make in makes:
+            functions, replaced, _ = expected(path, make)
+            if name not in functions:
+                return None
+            parts = name.split(".")
+            may_differ = any(".".join(parts[:end]) in replaced for end in range(1, len(parts) + 1))
+            for code in codes_within(function) if may_differ else codes[:1]:
+                if any(same_code(code, one) for one in functions[name]):
+                    if codes[0] is not None:
+                        honest[id(codes[0])] = codes[0]
+                    return True
+        return False
+
+    def parts_in(path, space):
+        names, others = [], []
+        for name, module, part in expected(path, plain)[2]:
+            right = (
+                sys.modules.get(module) if part is None else getattr(sys.modules.get(module), part, MISSING)
+            )
+            names.append(name)
+            if space.get(name, right) is not right:
+                others.append(name)
+        return names, others
+
+    return names_in, is_defined, parts_in
