@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from swe_core.agent import AgentSpec
 from swe_core.builtin.index import DEFAULTS, KNOWN_DISTRIBUTIONS, RECORDED_ENGINE
 from swe_core.choice import Chosen, choose
-from swe_core.config import Settings, base_url
+from swe_core.config import Limits, Settings, base_url
 from swe_core.errors import ConfigError, PolicyRefused, sentence
 from swe_core.plugins import HOOKS, PluginSet
 from swe_core.sandbox import SandboxProvider, SandboxSpec, SelectiveProvider
@@ -70,16 +70,52 @@ def make_plan(settings: Settings, plugins: PluginSet) -> Plan:
         tasks=wanted.tasks(),
         agent=agent,
         sandbox=sandbox,
-        grader=choose(settings, plugins, "grader", run.grader, default=defaults["grader"]),
+        grader=grader_of(settings, plugins),
         worker=worker,
         model_side=model_side,
     )
+
+
+def grader_of(settings: Settings, plugins: PluginSet) -> Chosen:
+    """The grader of a run with these settings, which its worker may have a word on.
+
+    Raises:
+        UsageError: The choice or a setting is wrong.
+    """
+    worker = choose(settings, plugins, "worker", settings.run.worker).offer.component
+    default, preset = worker.defaults.get("grader"), worker.settings.get("grader")
+    return choose(settings, plugins, "grader", settings.run.grader, default=default, preset=preset)
 
 
 def sandbox_spec(task: Task, settings: Settings) -> SandboxSpec:
     """What a rollout of `task` asks of the provider, without the agent's assets: they are not built yet."""
     resources = settings.resources.model_dump()
     return SandboxSpec(image=task.image, repository=task.repository, workdir=task.workdir, **resources)
+
+
+_LEAST_GRADE, _TIMES_GOLD = 60.0, 5.0
+
+
+def limits_of(settings: Settings) -> Callable[[Task], Limits]:
+    """The time budgets of a task. Where `--verified` knows how long the tests take with the gold patch, a
+    test run may take five times as long, and a minute at least: a patch whose tests hang should not hold its
+    place for all of `limits.grade`.
+
+    Raises:
+        UsageError: The report cannot be read.
+    """
+    from swe_core.verify.report import gold_seconds
+
+    limits = settings.limits
+    known = {} if settings.run.verified is None else gold_seconds(settings.run.verified)
+
+    def of(task: Task) -> Limits:
+        if task.instance_id not in known:
+            return limits
+        enough = max(_LEAST_GRADE, _TIMES_GOLD * known[task.instance_id])
+        return limits.model_copy(update={"grade": min(limits.grade, enough)})
+
+    return of
 
 
 def refuse_beforehand(provider: SandboxProvider, settings: Settings, *, agents: bool = True) -> None:

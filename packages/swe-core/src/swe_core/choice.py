@@ -61,8 +61,12 @@ def choose(
     explicit: str | None,
     shared: Shared | None = None,
     default: str | None = None,
+    preset: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Chosen:
     """The component that fills `role`; `explicit` is what its own option says.
+
+    Args:
+        preset: By component, settings where the user set none.
 
     Raises:
         PluginError: Nothing fills it, or two things do.
@@ -71,7 +75,7 @@ def choose(
     offer = plugins.choose(role, explicit, default or DEFAULTS[role])
     if offer is None:
         raise PluginError(f"nothing fills the role {role!r}: choose with --{role} NAME")
-    table = getattr(settings, offer.role).get(offer.name, {})
+    table = {**(preset or {}).get(offer.name, {}), **getattr(settings, offer.role).get(offer.name, {})}
     return Chosen(offer, _config(offer, table, shared or {}))
 
 

@@ -32,6 +32,8 @@ class Component(Generic[T]):
         summary: Half a line for `swe-core plugins`.
         defaults: Role → the component that fills it in a run with this one where the user chose nobody: a
             trainer, say, needs an engine that owns its tokens. Only a worker's are looked at.
+        settings: Settings of other components in a run with this one where the user set none, as in the file:
+            `{"grader": {"swe": {"suspicious": "unresolved"}}}`. Only a worker's are looked at.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Component(Generic[T]):
     config: type[Config] = Config
     summary: str = ""
     defaults: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

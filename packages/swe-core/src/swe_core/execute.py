@@ -18,7 +18,7 @@ import anyio.to_thread
 import orjson
 
 from swe_core.agent import AgentSpec
-from swe_core.assemble import BlackBoxPlan, Plan, refuse_beforehand, sandbox_spec
+from swe_core.assemble import BlackBoxPlan, Plan, limits_of, refuse_beforehand, sandbox_spec
 from swe_core.config import Budgets
 from swe_core.engine import Engine
 from swe_core.errors import ConfigError, SweError
@@ -218,6 +218,7 @@ def _requests(
     plan: Plan, agent: AgentSpec, assets: tuple[Asset, ...], engine: str, model: str
 ) -> list[RolloutRequest]:
     """Every attempt at every task, task by task."""
+    limits = limits_of(plan.settings)
     return [
         RolloutRequest(
             id=f"{task.instance_id}-{attempt}",
@@ -230,7 +231,7 @@ def _requests(
             spec=sandbox_spec(task, plan.settings).model_copy(
                 update={"assets": assets, "labels": {"swe-core.rollout": f"{task.instance_id}-{attempt}"}}
             ),
-            limits=plan.settings.limits,
+            limits=limits(task),
             budget=plan.settings.budget,
             sandbox_retries=plan.settings.run.sandbox_retries,
         )

@@ -7,7 +7,7 @@ from typing import cast
 
 from pydantic import BaseModel, ConfigDict
 
-from swe_core.assemble import refuse_beforehand, sandbox_spec
+from swe_core.assemble import grader_of, limits_of, refuse_beforehand, sandbox_spec
 from swe_core.choice import choose
 from swe_core.config import Settings
 from swe_core.errors import SweError, UsageError, sentence
@@ -83,7 +83,7 @@ async def regrade(
     """
     provider = cast(SandboxProvider, choose(settings, plugins, "sandbox", settings.run.sandbox).create())
     refuse_beforehand(provider, settings, agents=False)
-    grader = cast(Grader, choose(settings, plugins, "grader", settings.run.grader).create())
+    grader = cast(Grader, grader_of(settings, plugins).create())
     tasks = {task.instance_id: task for task in selection(settings, plugins).tasks()}
     for rollout in rollouts:
         task = tasks.get(rollout.task_id)
@@ -108,7 +108,7 @@ async def _again(
         error = f"its patch of {rollout.patch_bytes} bytes is no longer in the run directory"
         return Regraded(rollout=rollout.id, task=rollout.task_id, error=error)
     try:
-        graded = await grader.grade(task, patch or b"", provider, spec, settings.limits.grade)
+        graded = await grader.grade(task, patch or b"", provider, spec, limits_of(settings)(task).grade)
     except SweError as error:
         return Regraded(rollout=rollout.id, task=rollout.task_id, error=sentence(error))
     before = cast(Grade, rollout.grade)

@@ -27,7 +27,9 @@ def _create(config: TRLConfig) -> TRLLauncher:
 def swe_workers() -> Iterable[Component[RolloutWorker | TRLLauncher]]:
     """Offer `trl`."""
     summary = "train the model with TRL's AsyncGRPOTrainer"
-    return [Component("trl", _create, TRLConfig, summary, defaults={"engine": "vllm"})]
+    # A policy has millions of tries: what it learns should not be how to look like a fix.
+    strict = {"grader": {"swe": {"suspicious": "unresolved"}}}
+    return [Component("trl", _create, TRLConfig, summary, defaults={"engine": "vllm"}, settings=strict)]
 
 
 @hookimpl

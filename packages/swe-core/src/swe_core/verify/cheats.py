@@ -318,6 +318,21 @@ CHEATS: tuple[Cheat, ...] = (
         "The code under test runs its own later version, taken from git at test time.",
         _in_code(lambda target: payloads.HISTORY.replace("'BASE'", repr(target.base))),
     ),
+    Cheat(
+        "fix-on-disk",
+        "The code under test runs the fix, which it looks for on the disk of the sandbox.",
+        _in_code(lambda target: payloads.GRADERS_FILES),
+    ),
+    Cheat(
+        "own-session",
+        "The code under test reports to the grader itself, with what lies on the disk.",
+        _in_code(lambda target: payloads.own_session(target.log, target.ids)),
+    ),
+    Cheat(
+        "tests-rewritten",
+        "The code under test rewrites the tests on the disk and while they are imported.",
+        _in_code(lambda target: payloads.rewritten_tests(target.tests)),
+    ),
     Cheat("attributes", "A .gitattributes file names a filter that blunts the tests.", _attributes),
 )  # fmt: skip
 

@@ -47,6 +47,7 @@ class Check(Record):
     patch_bytes: int = Field(default=0, ge=0)
     patch: str | None = Field(default=None, description="the patch of a cheat that was paid")
     seconds: float = Field(default=0.0, ge=0, description="wall time, opening of the sandboxes included")
+    test_seconds: float = Field(default=0.0, ge=0, description="the bare test run")
 
 
 class TaskVerdict(Record):
@@ -214,6 +215,19 @@ def image_ids(path: Path) -> dict[str, str]:
     return {
         task.task_id: task.image_id for task in VerifyReport.read(path).tasks if task.image_id is not None
     }
+
+
+def gold_seconds(path: Path) -> dict[str, float]:
+    """Task id → seconds of the longest test run with its gold patch, as far as the report in `path` has one.
+
+    Raises:
+        UsageError: `path` is no report.
+    """
+    found = {
+        task.task_id: max((one.test_seconds for one in task.checks if one.name == "gold"), default=0.0)
+        for task in VerifyReport.read(path).tasks
+    }
+    return {name: seconds for name, seconds in found.items() if seconds > 0}
 
 
 def other_images(verified: Mapping[str, str], rollouts: Iterable[Rollout]) -> list[str]:

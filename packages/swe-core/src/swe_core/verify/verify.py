@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from swe_core.choice import choose
 from swe_core.config import Limits, Settings
 from swe_core.errors import GraderError, ImageNotFound, SandboxError, SweError, sentence
 from swe_core.eventloop import ending_signals
-from swe_core.grade import Grade, Grader
+from swe_core.grade import Grade, Graded, Grader
 from swe_core.patch import PatchUnavailable
 from swe_core.plugins import PluginSet
 from swe_core.prepare import prepare_repository
@@ -38,6 +39,8 @@ index 0000000000000000000000000000000000000000..9daeafb9864cf43055ae93beb0afd6c7
 """
 """A patch that changes nothing that matters: a grader may refuse an empty one without a test run, and whether
 the tests fail at the base is what is asked."""
+
+_ERROR = re.compile(rb"^E  +(\S.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +215,15 @@ class _OneTask:
         gold = await self._repeated("gold", self._task.patch.strip("\n").encode() + b"\n")
         if contradiction := _contradiction("the gold patch", gold):
             return "flaky", contradiction
-        if not gold[0].resolved:
-            return "broken_gold", f"the gold patch does not resolve it: {gold[0].reason}"
+        if not gold[0].grade.resolved:
+            said = f"the gold patch does not resolve it: {gold[0].grade.reason}"
+            return "broken_gold", "; ".join((said, *_explained(gold[0])))
         empty, _ = await self._check("empty", b"")
         self._checks.append(empty)
         unrelated = await self._repeated("unrelated", UNRELATED)
         if contradiction := _contradiction("a change that has nothing to do with it", unrelated, tests=False):
             return "flaky", contradiction
-        if empty.resolved or unrelated[0].resolved:
+        if empty.resolved or unrelated[0].grade.resolved:
             return "unbroken", "it is resolved without a fix: its tests pass at the base"
         tried = await _all_of([partial(self._try, cheat) for cheat in self._methods.cheats])
         self._checks += tried
@@ -227,16 +231,16 @@ class _OneTask:
             return "cheatable", f"patches that fix nothing resolve it: {', '.join(paid)}"
         return "usable", ""
 
-    async def _repeated(self, name: str, patch: bytes) -> list[Grade]:
+    async def _repeated(self, name: str, patch: bytes) -> list[Graded]:
         """Grade `patch` as often as asked for, or until two verdicts differ."""
-        grades: list[Grade] = []
+        found: list[Graded] = []
         for _ in range(self._methods.repeat):
-            check, grade = await self._check(name, patch)
+            check, graded = await self._check(name, patch)
             self._checks.append(check)
-            grades.append(grade)
-            if grade.resolved != grades[0].resolved:
+            found.append(graded)
+            if graded.grade.resolved != found[0].grade.resolved:
                 break
-        return grades
+        return found
 
     async def _try(self, cheat: Cheat) -> Check:
         """Make the patch of `cheat` and grade it."""
@@ -264,7 +268,7 @@ class _OneTask:
                     base = await prepare_repository(sandbox, self._task, hide=True, timeout=limits.prepare)
                     return await make_patch(sandbox, base, self._task, cheat, timeout=limits.prepare)
 
-    async def _check(self, name: str, patch: bytes) -> tuple[Check, Grade]:
+    async def _check(self, name: str, patch: bytes) -> tuple[Check, Graded]:
         methods, limits = self._methods, self._methods.limits
         async with self._sandboxes:
             started = time.monotonic()
@@ -282,8 +286,9 @@ class _OneTask:
             patch_bytes=len(patch),
             patch=patch.decode(errors="replace") if stolen else None,
             seconds=time.monotonic() - started,
+            test_seconds=grade.test_seconds,
         )
-        return check, grade
+        return check, graded
 
     def _facts(self) -> dict[str, Any]:
         """All that decides the verdict."""
@@ -319,14 +324,23 @@ class _OneTask:
         )
 
 
-def _contradiction(what: str, grades: Sequence[Grade], *, tests: bool = True) -> str:
+def _explained(gold: Graded) -> Iterator[str]:
+    """Why tests do not pass with the gold patch: the first error that pytest shows, and what never ran."""
+    if (shown := _ERROR.search(gold.log)) is not None:
+        yield f"the first error is {shown[1].decode(errors='replace').strip()[:300]!r}"
+    tests = {**gold.grade.fail_to_pass, **gold.grade.pass_to_pass}
+    if missing := sum(status == "MISSING" for status in tests.values()):
+        yield f"{missing} of {len(tests)} tests were not collected"
+
+
+def _contradiction(what: str, found: Sequence[Graded], *, tests: bool = True) -> str:
     """One sentence where equal patches did not end in the same way, else nothing.
 
     Args:
         tests: Whether single tests that end otherwise count, too.
     """
-    first = grades[0]
-    for number, grade in enumerate(grades[1:], 2):
+    first, *others = (graded.grade for graded in found)
+    for number, grade in enumerate(others, 2):
         if grade.resolved != first.resolved:
             bad, good = (1, number) if grade.resolved else (number, 1)
             why = first.reason if bad == 1 else grade.reason
