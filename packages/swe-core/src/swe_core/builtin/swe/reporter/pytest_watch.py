@@ -9,7 +9,8 @@ import os
 import sys
 import types
 import unittest.case  # noqa: F401 (so that it is watched)
-from operator import attrgetter, is_, itemgetter
+from itertools import chain, repeat
+from operator import attrgetter, is_, itemgetter, methodcaller
 
 import pytest
 from _pytest.assertion.rewrite import rewrite_asserts
@@ -34,7 +35,8 @@ CALLED = tuple(
 # honest fixtures may have replaced other things for a time.
 CORE = (
     *("_pytest.python.Function.", "_pytest.python.pytest_pyfunc_call", "_pytest.reports.TestReport."),
-    *("_pytest.runner.", "_pytest.skipping.", "_pytest.unittest.TestCaseFunction.", "pluggy."),
+    *("_pytest.runner.", "_pytest.skipping.", "_pytest.unittest.TestCaseFunction."),
+    *("pluggy._call", "pluggy._exec", "pluggy._hooks", "pluggy._result", "pluggy.callers", "pluggy.hooks"),
     *("unittest.case.TestCase.", "unittest.case._Outcome.", "builtins.AssertionError"),
 )
 BUILTINS = frozenset(name for name in vars(builtins) if not name.startswith("__"))
@@ -102,10 +104,12 @@ def make_watch():
     for name in ("write", "_exit", "fork", "getpid"):
         entries.append(("os." + name, vars(os), name, getattr(os, name), None))
 
-    unchanged = [None, None]  # all, and the core; made by `configured`, which is before the first look
+    unchanged = []  # of all entries, and of the core; made when it is asked for, and again after a change
 
-    def settle():
-        unchanged[:] = make_quick_look(entries), make_quick_look(core_entries())
+    def quick(place):
+        if not unchanged:
+            unchanged.extend((make_quick_look(entries), make_quick_look(core_entries())))
+        return unchanged[place]()
 
     def core_entries():
         return [entry for entry in entries if entry[0].startswith(CORE)]
@@ -142,7 +146,7 @@ def make_watch():
             now = entry[1].get(entry[2], marker)
             if now is not entry[3] and (now, raw_code(now)) in installed.get(entry[2], ()):
                 entries[place] = entry[:3] + (now, raw_code(now))
-        settle()
+        del unchanged[:]
 
     def follow(where, space, names):
         """Watch these entries of a module or class too."""
@@ -150,14 +154,14 @@ def make_watch():
             value = space.get(name, marker)
             if value is not marker:
                 entries.append((where + "." + name, space, name, value, raw_code(value)))
-        settle()
+        del unchanged[:]
 
     def watch():
         changed = []
-        if not unchanged[0]():
+        if not quick(0):
             changed = replaced(entries)
             if not changed:  # replacements were taken over
-                settle()
+                del unchanged[:]
         for where, space, names in spaces:
             if not BUILTINS.isdisjoint(space):
                 changed += [where + "." + name for name in BUILTINS.intersection(space) - names]
@@ -168,7 +172,7 @@ def make_watch():
         return changed
 
     def watch_core():
-        return [] if unchanged[1]() else replaced(core_entries())
+        return [] if quick(1) else replaced(core_entries())
 
     return watch, forgive, configured, follow, watch_core
 
@@ -233,7 +237,9 @@ def make_files(known, odd, follow):
 def make_guard(known, odd):
     """Functions: `remember` what an item is when it is collected, `compare` it and its hooks with that."""
     root = os.path.join(os.getcwd(), "")
-    items, judged, kinds = {}, {}, []
+    items, judged, kinds, last = {}, {}, [], [[], []]
+    get_function, get_code, get_hookexec = map(attrgetter, ("function", "__code__", "_hookexec"))
+    get_hookimpls = methodcaller("get_hookimpls")
 
     def own_of(item):
         return [vars(item).get(name, MISSING) for name in OWN]
@@ -243,6 +249,13 @@ def make_guard(known, odd):
         codes = None if function is None else code_of(function)
         items.setdefault(id(item), (item, type(item), own_of(item), codes))
 
+    def called(hooks):
+        """Who executes the hooks, who is called by them, and whose code that is; without a line of Python for
+        each."""
+        callers = list(map(getattr, repeat(hooks), CALLED))
+        functions = list(map(get_function, chain.from_iterable(map(get_hookimpls, callers))))
+        return [*map(type, callers), *map(get_hookexec, callers), *functions, *map(get_code, functions)]
+
     def judge(name, hook):
         """Say who is called by a hook that should not be."""
         if not kinds:
@@ -250,21 +263,25 @@ def make_guard(known, odd):
         if not isinstance(hook, kinds[0]) or hook._hookexec != kinds[1]:
             odd("the hook %s is another one" % name)
             return
-        functions = [one.function for one in hook.get_hookimpls()]
-        codes = [getattr(getattr(one, "__func__", one), "__code__", None) for one in functions]
-        _, known_functions, known_codes = judged.get(id(hook), (hook, [], []))
-        alike = len(functions) == len(known_functions) and all(map(is_, functions, known_functions))
-        if alike and all(map(is_, codes, known_codes)):
-            return
-        judged[id(hook)] = hook, functions, codes
-        for function, code in zip(functions, codes):
+        for one in hook.get_hookimpls():
+            code = getattr(one.function, "__code__", None)
+            before = judged.setdefault(id(one.function), (one.function, code))
             if code is None:
                 odd("a hook %s without code" % name)
+            elif code is not before[1]:
+                odd("code of the hook %s" % name)
             elif code.co_filename.startswith(root) and code.co_filename not in known:
                 odd("a hook %s of %s" % (name, code.co_filename))
-            for before, code_before in zip(known_functions, known_codes):
-                if function is before and code is not code_before:
-                    odd("code of the hook %s" % name)
+
+    def judge_all(hooks, place):
+        try:
+            now = called(hooks)
+        except AttributeError:  # one has no code
+            now = []
+        if not now or len(now) != len(last[place]) or not all(map(is_, now, last[place])):
+            last[place] = now
+            for name in CALLED:
+                judge(name, getattr(hooks, name))
 
     def compare(item):
         found = items.get(id(item))
@@ -277,8 +294,9 @@ def make_guard(known, odd):
             return
         if codes and codes[0] is not None and code_of(item.obj)[: len(codes)] != codes:
             odd("code of %s" % item.nodeid)
-        for hooks in {id(hooks): hooks for hooks in (item.config.hook, item.ihook)}.values():
-            for name in CALLED:
-                judge(name, getattr(hooks, name))
+        ihook = item.ihook
+        judge_all(item.config.hook, 0)
+        if ihook is not item.config.hook:
+            judge_all(ihook, 1)
 
     return remember, compare
