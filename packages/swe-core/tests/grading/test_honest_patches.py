@@ -31,6 +31,7 @@ HONEST = {
     "another module's name": "git mv pkg/calc.py pkg/core.py; echo 'from pkg.core import add' >pkg/calc.py",
     "CRLF and binary files": "printf 'x = 1\\r\\n' >pkg/dos.py; printf '\\0\\377' >pkg/data.bin; "
     "chmod +x setup.cfg",
+    "files that collide": "echo mine >tests/data.txt; echo 'x = 2' >pkg/extra.py",
     "packages named like tests": "mkdir testing; touch testing/__init__.py; echo 'x = 1' >pkg/test_utils.py",
     "tests beside the product": "echo 'def test_more(): pass' >>pkg/test_calc.py; echo y=1 >>pkg/__init__.py",
 }
@@ -52,8 +53,10 @@ class Case:
         self.repo, self.provider = repo, provider
         self.task = make_task(
             base_commit=repo.head,
-            patch=repo.diff(FIX),
-            test_patch=repo.diff("echo 'def test_add(): assert add(1, 2) == 3' >>tests/test_add.py"),
+            patch=repo.diff(f"{FIX}; echo 'x = 1' >pkg/extra.py"),
+            test_patch=repo.diff(
+                "echo 'def test_add(): assert add(1, 2) == 3' >>tests/test_add.py; echo its >tests/data.txt"
+            ),
             fail_to_pass=("tests/test_add.py::test_add",),
             pass_to_pass=("tests/test_add.py::test_zero",),
             setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
@@ -70,11 +73,12 @@ def case(repo: Repo, provider: SandboxProvider) -> Case:
     return Case(repo, provider)
 
 
-@pytest.mark.parametrize("how", slow_but(["a fixture", "another module's name"], HONEST))
+@pytest.mark.parametrize("how", slow_but(["a fixture", "files that collide"], HONEST))
 async def test_an_honest_patch_resolves(case: Case, how: str) -> None:
     grade = await case.grade(f"{FIX}; {HONEST[how]}")
     assert grade.resolved, grade.reason
     assert {found.kind for found in grade.tampering} <= {"tests", "runner-config"}
+    assert grade.suspicious == ()
 
 
 @pytest.mark.parametrize("how", slow_but(["conftest", "sitecustomize"], CHEATS))

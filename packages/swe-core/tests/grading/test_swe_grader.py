@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 
 from swe_core.builtin.swe.testrun import HeadAndTail
 from swe_core.errors import GraderError, SandboxDied, SandboxError
-from swe_core.grade import Graded
-from swe_core.sandbox import SandboxProvider
+from swe_core.grade import Graded, Suspicion
+from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.testing.records import make_task
 from swe_core.testing.waiting import until
 
@@ -47,11 +47,18 @@ class Graders:
         )
 
     async def grade(
-        self, given: str | bytes, *, timeout: float = 120, log_mb: int = 16, **changed: Any
+        self,
+        given: str | bytes,
+        *,
+        timeout: float = 120,
+        log_mb: int = 16,
+        suspicious: str = "mark",
+        **changed: Any,
     ) -> Graded:
         task = self.task.model_copy(update=changed)
         data = given.encode() if isinstance(given, str) else given
-        return await swe_grader(log_mb=log_mb).grade(task, data, self.provider, self.repo.spec, timeout)
+        grader = swe_grader(log_mb=log_mb, suspicious=suspicious)
+        return await grader.grade(task, data, self.provider, self.repo.spec, timeout)
 
     async def grade_script(self, script: str, **changed: Any) -> Graded:
         """Grade what an agent that ran `script` would have changed."""
@@ -98,6 +105,47 @@ async def test_a_patch_that_breaks_something_names_it(calc: Graders) -> None:
     assert "1 of 1 PASS_TO_PASS tests no longer pass: 'tests/test_calc.py::test_zero' FAILED" in (
         graded.grade.reason
     )
+
+
+class Counting:
+    """A provider that counts what it opens."""
+
+    def __init__(self, inner: SandboxProvider) -> None:
+        self.inner, self.opened = inner, 0
+
+    def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        self.opened += 1
+        return self.inner.open(spec)
+
+
+@pytest.mark.parametrize("first", ["gold", "other"])
+async def test_the_reference_runs_once_for_each_task(calc: Graders, first: str) -> None:
+    """A project that replaces a builtin itself is asked once what it does; a run of the gold patch says it."""
+    conftest = "import builtins\nbuiltins.hash = lambda value: 1\n"
+    calc.repo.commit(conftest_py=conftest)
+    task = calc.task.model_copy(update={"base_commit": calc.repo.head})
+    other = calc.repo.diff(f"{FIX}; echo '# other' >>calc.py")
+    grader, provider = swe_grader(), Counting(calc.provider)
+    opened = []
+    for patch in (task.patch if first == "gold" else other, other):
+        graded = await grader.grade(task, patch.encode(), cast(SandboxProvider, provider), calc.repo.spec, 120)
+        assert graded.grade.resolved, graded.grade.reason
+        opened.append(provider.opened)
+    assert opened == ([1, 2] if first == "gold" else [2, 3])
+
+
+@pytest.mark.parametrize("setting", ["mark", "unresolved"])
+async def test_a_fix_with_suspicious_code(calc: Graders, setting: str) -> None:
+    """It is marked, and unresolved where the setting says so; a patch that fails has its own reason."""
+    fix = await calc.repo.patch_by(f"{FIX}; echo 'import gc' >>calc.py", calc.provider)
+    grade = (await calc.grade(fix, suspicious=setting)).grade
+    assert grade.suspicious == (
+        Suspicion(kind="all objects of the interpreter", name="import gc", path="calc.py", line=3),
+    )
+    assert grade.resolved is (setting == "mark")
+    wanted = "the patch adds import gc (all objects of the interpreter) at line 3 of calc.py"
+    assert grade.reason.startswith(wanted) is (setting == "unresolved")
+    assert grade.fail_to_pass == {"tests/test_calc.py::test_add": "PASSED"}
 
 
 async def test_a_patch_that_does_not_apply_is_unresolved(calc: Graders) -> None:

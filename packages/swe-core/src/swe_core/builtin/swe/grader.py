@@ -98,7 +98,8 @@ class SweGrader:
         else:
             asked = reading.silent or not reading.problems or any(doubt.forged for doubt in reading.doubts)
             if reading.doubts and asked:
-                reference = await self._reference(task, tested.image_id, provider, spec, timeout)
+                own = reading if as_patch(patch.decode(errors="replace")) == as_patch(task.patch) else None
+                reference = await self._reference(task, tested.image_id, provider, spec, timeout, own)
                 doubts = reading.beyond(reference)
             reasons = [*reading.problems, *(doubt.sentence for doubt in doubts)]
             if reading.silent:
@@ -161,14 +162,20 @@ class SweGrader:
         provider: SandboxProvider,
         spec: SandboxSpec,
         timeout: float,
+        own: Reading | None,
     ) -> Reading:
         """What the task's own gold patch gives; the bare base where the task has none.
+
+        Args:
+            own: What a run just gave, where that was one of the gold patch.
 
         Raises:
             GraderError: It gives no results, so that nothing can be said about any patch.
         """
         known = self._reference_runs.setdefault((task.digest, image_id), _ReferenceRun())
         async with known.lock:
+            if own is not None and not own.silent:
+                known.reading = own
             if known.reading is None and known.error is None:
                 try:
                     known.reading = await self._read_reference(task, provider, spec, timeout)

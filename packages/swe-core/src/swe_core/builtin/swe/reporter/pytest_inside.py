@@ -48,6 +48,7 @@ def make_hooks(send, hold, flush, known):
     remember, compare = make_guard(known, odd)
     on_canary = [False]
     clock, looked = time.monotonic, [0.0]  # a look takes half a millisecond; the last is after all tests
+    written = [0.0]  # a write wakes up the host
     ran = []
     reports = [0]
     runtestprotocol = runner.runtestprotocol
@@ -143,7 +144,7 @@ def make_hooks(send, hold, flush, known):
         part = "sub" in type(report).__name__.lower()  # of a test, by pytest-subtests or pytest 9
         raised, made = ("?", "?") if part else ended.pop((test, when), ("?", "?"))
         expected = hasattr(report, "wasxfail")
-        # A test of which each phase passed is one event, and one write; what failed is told at once.
+        # A test of which each phase passed is one event, and many are one write; what failed is told at once.
         plain = outcome == "passed" and raised == made == "-" and not expected and not part
         if passed and not (plain and test is passed[0] and when == PHASES[len(passed)]):
             tell_passed()
@@ -151,7 +152,10 @@ def make_hooks(send, hold, flush, known):
             passed.append(test)
             if len(passed) == len(PHASES):
                 del passed[:]
-                send("p", test)
+                hold("p", test)
+                if clock() - written[0] > 0.05:
+                    flush()
+                    written[0] = clock()
             return
         tell = hold if outcome == "passed" and when in ("setup", "call") else send
         tell("t", test, when, outcome, "1" if expected else "0", raised, made, "1" if part else "0")
