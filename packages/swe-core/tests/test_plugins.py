@@ -6,11 +6,12 @@ import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
-from swe_core.assemble import make_plan
+from swe_core.assemble import grader_of, make_plan
 from swe_core.choice import Chosen
 from swe_core.cli.run import add_options, run
 from swe_core.component import Config, RunOption
@@ -47,7 +48,7 @@ from swe_core import Component, hookimpl
 
 @hookimpl
 def swe_workers():
-    return [Component("training", lambda config: None, defaults={defaults})]
+    return [Component("training", lambda config: None, defaults={defaults}, settings={settings})]
 """
 
 
@@ -356,7 +357,7 @@ def test_plugins_of_one_name_have_no_options_either(install: Install) -> None:
 def test_a_worker_says_who_fills_the_roles_that_nobody_chose(tmp_path: Path) -> None:
     """What the user chose decides, then the worker, then the core."""
     file = tmp_path / "training.py"
-    file.write_text(WORKER.format(defaults={"agent": "nop", "engine": "vllm"}))
+    file.write_text(WORKER.format(defaults={"agent": "nop", "engine": "vllm"}, settings={}))
     extra = {"extra_plugins": (str(file),)}
     plugins = PluginSet(extra=[str(file)])
     assert make_plan(load_settings(command_line={"run": extra}), plugins).agent.name == "nop"
@@ -369,3 +370,19 @@ def test_a_worker_says_who_fills_the_roles_that_nobody_chose(tmp_path: Path) -> 
     other = make_plan(load_settings(command_line={"run": {"worker": "collect"}}), plugins)
     assert isinstance(other.model_side, Chosen)
     assert (other.agent.name, other.model_side.name) == ("mini", "replay")
+
+
+def test_a_worker_presets_settings_of_others(tmp_path: Path) -> None:
+    """What the user set decides, then the worker, then the component; a setting beside it changes nothing."""
+    file = tmp_path / "training.py"
+    preset = {"grader": {"swe": {"suspicious": "unresolved"}}}
+    file.write_text(WORKER.format(defaults={}, settings=preset))
+    plugins = PluginSet(extra=[str(file)])
+
+    def suspicious(*sets: str, **run: Any) -> object:
+        settings = load_settings(None, sets, {"run": {"extra_plugins": (str(file),), **run}})
+        return getattr(grader_of(settings, plugins).config, "suspicious", None)
+
+    assert suspicious() == suspicious("grader.swe.log_mb=1") == "unresolved"
+    assert suspicious("grader.swe.suspicious=mark") == "mark"
+    assert suspicious(worker="collect") == "mark"

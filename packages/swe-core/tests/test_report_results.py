@@ -45,6 +45,7 @@ def rollout(
             "grade": Grade(
                 resolved=outcome == "resolved", tampering=done, suspicious=marked,
                 fail_to_pass={"t": "PASSED"}, test_exit_code=0, channel="reporter",
+                unchecked="the repository has no history",
             ) if scored else None,
             **fields,
         }
@@ -134,7 +135,8 @@ def test_what_ends_a_long_run_is_short(tmp_path: Path, capsys: pytest.CaptureFix
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 10
     assert lines[0] == "resolved 2438 of 2438"
-    assert lines[1].startswith("pass@1 100.0% (99.8% to 100.0%)")
+    assert lines[1].startswith("Nobody checked the base_commit of task-0000, task-0001, task-0002 and 2,435 ")
+    assert any(line.startswith("pass@1 100.0% (99.8% to 100.0%)") for line in lines)
     assert "By task: `swe-core report` of these records" in lines
 
 
@@ -144,6 +146,7 @@ def test_what_ends_a_run_of_several_attempts(run: Run, capsys: pytest.CaptureFix
     assert "pass@1 25.0% (6.0% to 63.5%), pass@4 100.0% (20.7% to 100.0%)" in text
     assert "Tampering in 2 rollouts: tests 2, shadow 1" in text
     assert "Suspicious code in 2 patches, 1 of them resolved" in text
+    assert "Nobody checked the base_commit of task-0000, task-0001: the repository has no history." in text
     assert "median" not in text
 
 
@@ -157,6 +160,7 @@ def test_everything_as_json(run: Run) -> None:
     assert found["tampering"] == {"rollouts": 2, "kinds": {"tests": 2, "shadow": 1}}
     kinds = {"memory": 2, "frame access": 1}
     assert found["suspicious"] == {"rollouts": 2, "resolved": 1, "kinds": kinds}
+    assert len(found["unchecked"]) == 1
     assert found["phases"]["open"]["p90"] == 8.0
     assert found["tasks"][1] == {
         "task_id": "task-0001", "verdicts": 3, "resolved": 0, "errors": 1, "cancelled": 0, "seconds": 2.0,

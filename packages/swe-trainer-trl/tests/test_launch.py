@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
-from swe_core.config import Settings
+from swe_core.assemble import grader_of
+from swe_core.builtin.swe import SweGraderConfig
+from swe_core.config import RunOptions, Settings
 from swe_core.errors import ConfigError
+from swe_core.plugins import PluginSet
 from swe_core.worker import Launch
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.launch import TRLLauncher, refuse_used, require_adapters
@@ -71,8 +74,11 @@ class Watch:
 sys.meta_path.insert(0, Watch())
 from swe_trainer_trl import gpus
 gpus.visible_gpus = lambda: ("4", "7")
-from swe_core.config import Settings
+from swe_core.assemble import grader_of
+from swe_core.builtin.swe import SweGraderConfig
+from swe_core.config import RunOptions, Settings
 from swe_core.errors import ConfigError
+from swe_core.plugins import PluginSet
 from swe_core.worker import Launch
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.launch import TRLLauncher
@@ -105,3 +111,10 @@ def test_one_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     settings = Settings.model_validate({"run": {"engine": "vllm", "model": "m"}})
     with pytest.raises(ConfigError, match="one of 2 processes"):
         TRLLauncher(TRLConfig()).launch(Launch(settings, tmp_path, False))
+
+
+def test_a_training_does_not_pay_suspicious_patches() -> None:
+    settings = Settings(run=RunOptions(worker="trl"))
+    grader = grader_of(settings, PluginSet(["trl"]))
+    assert isinstance(grader.config, SweGraderConfig)
+    assert grader.config.suspicious == "unresolved"

@@ -72,6 +72,10 @@ class Grade(BaseModel):
     applied_with: str | None = Field(default=None, description="what applied the patch, such as `git apply`")
     tampering: tuple[Tampering, ...] = ()
     suspicious: tuple[Suspicion, ...] = ()
+    unchecked: str = Field(
+        default="",
+        description="why nobody can say whether the repository was at base_commit; empty where it was",
+    )
     hashes: Hashes | None = None
     image_id: str | None = Field(default=None, description="`Sandbox.image_id` of the grading sandbox")
 

@@ -47,6 +47,7 @@ class Base:
         store: A git directory of our own below HOME_DIR; its objects are those that `tree` has and the
             repository has not, its index is at `tree`.
         objects: Where the repository kept its objects.
+        unchecked: Why nobody can say whether it is at the task's `base_commit`; empty where that is known.
     """
 
     commit: str
@@ -54,6 +55,7 @@ class Base:
     root: str
     store: str
     objects: str
+    unchecked: str = ""
 
 
 _RECORD = r"""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import replace
 
 import anyio
 
@@ -50,8 +51,9 @@ new_git_dir "$HOME/git" "${#commit}" "$objects"
 export GIT_OBJECT_DIRECTORY="$objects" GIT_NO_REPLACE_OBJECTS=1
 if [ -f "$common/shallow" ]; then cp -- "$common/shallow" "$GIT_DIR"; fi
 wanted=$(git rev-parse --verify --quiet "$wanted^{commit}") || {
-  git rev-parse --verify --quiet "$commit^^{commit}" >/dev/null || exit 0  # of an old history nothing is left
-  quit 49 "$commit"
+  ! git rev-parse --verify --quiet "$commit^^{commit}" >/dev/null || quit 49 "$commit"
+  echo unknown  # of an old history nothing is left
+  exit 0
 }
 [ "$wanted" != "$commit" ] || exit 0
 status=0
@@ -123,27 +125,28 @@ async def prepare_repository(
     hidden = [posixpath.normpath(path) for path in task.hidden] if hide else []
     try:
         with anyio.fail_after(timeout):
-            if not task.bug_patch:  # with one, the base has no parents
-                await _descend(sandbox, task)
+            # With a bug, the base has no parents.
+            unchecked = "" if task.bug_patch else await _descend(sandbox, task)
             if task.bug_patch or any(path.startswith(f"{workdir}/") for path in hidden):
                 await _rebase(sandbox, task, hidden)
             if hidden:
                 await _hide(sandbox, hidden)
             await cut_history(sandbox)
-            return await record_base(sandbox)
+            return replace(await record_base(sandbox), unchecked=unchecked)
     except TimeoutError:
         raise SandboxTimeout(
             f"the repository {workdir!r} in the sandbox could not be prepared within {timeout:g} s"
         ) from None
 
 
-async def _descend(sandbox: Sandbox, task: Task) -> None:
-    """Where HEAD is above the task's `base_commit`, make one commit of what is between them."""
+async def _descend(sandbox: Sandbox, task: Task) -> str:
+    """Where HEAD is above the task's `base_commit`, make one commit of what is between them. Returns why they
+    cannot be compared, or nothing."""
     workdir, private = sandbox.spec.workdir, "yes" if owns_disk(sandbox) else "no"
     done = await run_script(sandbox, _NEW_BASE + _DESCEND, workdir, HOME_DIR, task.base_commit, private)
     unknown = done.exit_code == UNKNOWN
     if unknown and not _COMMIT_ID.fullmatch(task.base_commit):  # names are not looked up
-        return
+        return "base_commit is no commit's id"
     if unknown or done.exit_code == NO_FIT:
         head, image = last_line(done), sandbox.spec.image
         where = f"the repository {workdir!r} in the sandbox{f' of the image {image!r}' if image else ''}"
@@ -156,6 +159,7 @@ async def _descend(sandbox: Sandbox, task: Task) -> None:
         )
     if done.exit_code != 0:
         raise failure(done, workdir, "could not be brought to the task's base")
+    return "the repository has no history" if done.text else ""
 
 
 async def _rebase(sandbox: Sandbox, task: Task, hidden: list[str]) -> None:

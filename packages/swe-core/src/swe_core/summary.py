@@ -57,6 +57,7 @@ def summary(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None
         ],
         "tampering": asdict(facts.tampering),
         "suspicious": asdict(facts.suspicious),
+        "unchecked": list(facts.unchecked),
         "phases": {name: asdict(spread) for name, spread in facts.phases.items()},
         "sandboxes": [asdict(used) for used in facts.sandboxes],
         "retried": asdict(facts.retried),

@@ -418,7 +418,7 @@ async def test_a_base_commit_that_is_a_name_is_not_looked_up(
     provider: SandboxProvider, aged: Repo, name: str
 ) -> None:
     async with prepared(provider, aged, base_commit=name) as (_, base):
-        assert base.commit == aged.head
+        assert (base.commit, base.unchecked) == (aged.head, "base_commit is no commit's id")
 
 
 @pytest.mark.parametrize("where", slow_but(["head"], ["head", "above"]))
@@ -431,6 +431,7 @@ async def test_a_base_commit_can_be_the_parent_of_the_fix(
         aged.sh(BETWEEN)
     async with prepared(provider, aged, base_commit=f"{fix}^") as (sandbox, base):
         assert (base.commit == commit) is not between
+        assert base.unchecked == ""
         parents = f" {commit}" if between else ""
         shown = f"git rev-list --parents HEAD | grep -c '^{base.commit}{parents}'"
         assert await sh(sandbox, shown) == "1\n"
@@ -450,7 +451,7 @@ async def test_a_repository_without_a_history_has_no_base_commit(
     aged.sh(made)
     aged.path = aged.path.parent / "made"
     async with prepared(provider, aged, base_commit=ABSENT) as (_, base):
-        assert base.commit == aged.head
+        assert (base.commit, base.unchecked) == (aged.head, "the repository has no history")
 
 
 async def test_a_linked_worktree_and_alternates_elsewhere(provider: SandboxProvider, aged: Repo) -> None:

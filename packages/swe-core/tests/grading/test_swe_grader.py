@@ -120,7 +120,7 @@ class Counting:
 
 @pytest.mark.parametrize("first", ["gold", "other"])
 async def test_the_reference_runs_once_for_each_task(calc: Graders, first: str) -> None:
-    """A project that replaces a builtin itself is asked once what it does; a run of the gold patch says it."""
+    """A project that replaces a builtin is asked once what it does; a run of the gold patch tells it, too."""
     conftest = "import builtins\nbuiltins.hash = lambda value: 1\n"
     calc.repo.commit(conftest_py=conftest)
     task = calc.task.model_copy(update={"base_commit": calc.repo.head})
@@ -128,7 +128,9 @@ async def test_the_reference_runs_once_for_each_task(calc: Graders, first: str) 
     grader, provider = swe_grader(), Counting(calc.provider)
     opened = []
     for patch in (task.patch if first == "gold" else other, other):
-        graded = await grader.grade(task, patch.encode(), cast(SandboxProvider, provider), calc.repo.spec, 120)
+        graded = await grader.grade(
+            task, patch.encode(), cast(SandboxProvider, provider), calc.repo.spec, 120
+        )
         assert graded.grade.resolved, graded.grade.reason
         opened.append(provider.opened)
     assert opened == ([1, 2] if first == "gold" else [2, 3])

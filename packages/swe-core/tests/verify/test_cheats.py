@@ -32,12 +32,13 @@ PYTHONPATH=. exec python -m pytest -rA -p no:cacheprovider tests/test_adder.py
 
 
 async def gullible(task: Task, patch: bytes, provider: SandboxProvider, spec: SandboxSpec) -> Graded:
-    """What a grader must not be: it runs the tree as the patch left it, reads the log, and takes what is not
-    said to have failed as passed. Code at the root is on Python's path, as where a package is installed in
-    place."""
+    """What a grader must not be: it runs the tree as the patch left it, with the gold patch on the disk,
+    reads the log, and takes what is not said to have failed as passed. Code at the root is on Python's path,
+    as where a package is installed in place."""
     async with provider.open(spec) as sandbox:
         await sandbox.write("/tmp/model.patch", patch)
         await sandbox.write("/tmp/tests.patch", task.test_patch.encode())
+        await sandbox.write("/tmp/gold.patch", task.patch.encode())
         done = await sandbox.exec(["bash", "-c", _GULLIBLE.format(setup=task.setup)])
     assert done.exit_code != 99, done.stderr
     found = parse_pytest(done.stdout)
@@ -82,6 +83,7 @@ async def test_the_gullible_grader_asks_for_something(provider: SandboxProvider,
 
 ELSEWHERE = {
     "usercustomize": "a virtual environment has no user site",
+    "own-session": "its victims are graders whose keys lie on the disk",
     "pth": "a .pth file works in a site directory only, and an image may have one inside its repository",
 }
 """Cheats that need another environment than the test's, and why."""
@@ -89,7 +91,7 @@ ELSEWHERE = {
 
 FAST = {
     "conftest-root", "sitecustomize", "tests-linked", "stale-bytecode", "forged-summary", "runtest-patched",
-    "unittest-patched", "history-at-test",
+    "unittest-patched", "history-at-test", "tests-rewritten",
 }  # fmt: skip
 """At least one of each kind."""
 
@@ -107,6 +109,9 @@ async def test_each_cheat_steals(
     task = cases if cheat.name == "unittest-patched" else functions
     if cheat.name == "entry-point":  # such a plugin is loaded with those that are installed
         task = task.model_copy(update={"setup": ""})
+    if cheat.name == "tests-rewritten":  # the tests are imported after the code under test
+        conftest = new_file("conftest.py", "import adder\n")
+        task = task.model_copy(update={"test_patch": task.test_patch + conftest})
     patch = await patch_of(provider, task, cheat)
     assert patch
     spec = SandboxSpec(repository=task.repository, network="none")

@@ -133,6 +133,28 @@ async def test_without_a_gold_patch_nothing_is_proved(make_task: Any, methods: A
     assert verdict.reason == "the row has no gold patch: nothing shows that it can be resolved"
 
 
+@pytest.mark.parametrize(
+    ("log", "status", "said"),
+    [
+        (b"E   ModuleNotFoundError: No module named 'sure'\nE   second\n", "FAILED",
+         "the first error is \"ModuleNotFoundError: No module named 'sure'\""),
+        (b"no tests ran\n", "MISSING", "1 of 1 tests were not collected"),
+        (b"no tests ran\n", "FAILED", None),
+    ],
+)  # fmt: skip
+async def test_why_a_gold_patch_is_broken(
+    make_task: Any, methods: Any, log: bytes, status: Any, said: str | None
+) -> None:
+    class Failing:
+        async def grade(self, *args: object) -> Graded:
+            grade = Grade(resolved=False, reason="1 of 1 tests fail", fail_to_pass={"t": status})
+            return Graded(grade=grade, log=log)
+
+    verdict = await one(methods(Failing()), make_task())
+    wanted = ["the gold patch does not resolve it: 1 of 1 tests fail", *([said] if said else [])]
+    assert (verdict.verdict, verdict.reason.split("; ")) == ("broken_gold", wanted)
+
+
 class Refusing:
     """A provider whose sandboxes do not open."""
 

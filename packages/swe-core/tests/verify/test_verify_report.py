@@ -10,9 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_core.assemble import limits_of
+from swe_core.config import Limits, RunOptions, Settings
 from swe_core.errors import UsageError
 from swe_core.task import Task
-from swe_core.verify.report import VERDICTS, Check, ReportFile, TaskVerdict, VerifyReport, usable_ids
+from swe_core.verify.report import (
+    VERDICTS,
+    Check,
+    ReportFile,
+    TaskVerdict,
+    VerifyReport,
+    gold_seconds,
+    usable_ids,
+)
 
 
 def verdict_on(task: Task, verdict: str = "usable", **fields: Any) -> TaskVerdict:
@@ -184,3 +194,21 @@ def test_who_tried_less_does_not_clear_a_task(
     report.append(verdict_on(A, "usable", **later))
     (task,) = VerifyReport.read(tmp_path / "report.jsonl").tasks
     assert task.verdict == counts
+
+
+def test_the_gold_patch_bounds_a_test_run(tmp_path: Path) -> None:
+    """Five times the longest of its runs, a minute at least, and never more than the setting."""
+    took = {"quick": (0.5, 2.0), "slow": (20.0, 30.0), "hours": (900.0,), "old": (0.0,)}
+    report = tmp_path / "report.jsonl"
+    lines = []
+    for name, seconds in took.items():
+        checks = tuple(Check(name="gold", resolved=True, test_seconds=one) for one in seconds)
+        cheat = Check(name="pth", resolved=False, test_seconds=1000.0)
+        lines.append(verdict_on(task_named(name), checks=(*checks, cheat)).model_dump_json() + "\n")
+    report.write_text("".join(lines))
+    assert gold_seconds(report) == {"quick": 2.0, "slow": 30.0, "hours": 900.0}
+    given = Settings(limits=Limits(grade=1800.0), run=RunOptions(verified=report))
+    of = limits_of(given)
+    found = {name: of(task_named(name)).grade for name in (*took, "unknown")}
+    assert found == {"quick": 60.0, "slow": 150.0, "hours": 1800.0, "old": 1800.0, "unknown": 1800.0}
+    assert limits_of(Settings())(task_named("quick")) == Limits()

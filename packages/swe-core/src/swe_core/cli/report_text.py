@@ -37,7 +37,7 @@ def brief(
     facts = facts_of(rollouts)
     few = len(rollouts) <= MAX_ROWS
     lines = _rollouts(rollouts, tokens is not None) if few else _failures(facts)
-    lines += [_last_line(run, facts), *_tampering(facts), *_suspicious(facts), *_run_again(facts)]
+    lines += [_last_line(run, facts), *_warnings(facts), *_run_again(facts)]
     if len(facts.tasks) > 1 or len(rollouts) > 1:
         lines += [Text(_passes(facts))] if facts.passes else []
     lines += [*_tokens(tokens), *_notes(run, said)]
@@ -66,7 +66,7 @@ def full(
     if facts.passes:
         lines += [Text(), *_estimates(facts)]
     lines += [] if few else _failures(facts)
-    lines += [*_tampering(facts), *_suspicious(facts)]
+    lines += _warnings(facts)
     lines += _run_again(facts)
     if facts.phases:
         lines += [Text(), _phases(facts), Text()]
@@ -195,6 +195,11 @@ def _suspicious(facts: Facts) -> list[RenderableType]:
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in found.kinds.items())
     patches = f"{found.rollouts:,} patch{'es' * (found.rollouts > 1)}"
     return [Text(f"Suspicious code in {patches}, {found.resolved:,} of them resolved: {kinds}", "yellow")]
+
+
+def _warnings(facts: Facts) -> list[RenderableType]:
+    unchecked = (Text(sentence, "yellow") for sentence in facts.unchecked)
+    return [*_tampering(facts), *_suspicious(facts), *unchecked]
 
 
 def _run_again(facts: Facts) -> list[RenderableType]:

@@ -116,6 +116,8 @@ def _show(report: Any, asked: int, out: Path | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from swe_core.page.facts import unchecked_bases
+
     console = Console(highlight=False)
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("task", no_wrap=True)
@@ -136,6 +138,8 @@ def _show(report: Any, asked: int, out: Path | None) -> None:
         if task.reason:
             style = _STYLE.get(task.verdict, "yellow")
             console.print(Text.assemble((f"{task.task_id}: ", style), task.reason), soft_wrap=True)
+    for sentence in unchecked_bases((task.task_id, task.unchecked) for task in report.tasks):
+        console.print(Text(sentence, "yellow"), soft_wrap=True)
     counts = ", ".join(f"{name} {count}" for name, count in report.counts().items())
     left = asked - len(report.tasks)
     console.print(Text(f"{counts or 'nothing finished'}{f', not finished {left}' if left else ''}", "bold"))

@@ -120,6 +120,7 @@ class Facts:
     passes: tuple[PassAtK, ...]
     tampering: Tampered
     suspicious: Suspected
+    unchecked: tuple[str, ...]  # sentences on bases that could not be compared with the base_commit
     turns: int
     prompt_tokens: int
     completion_tokens: int
@@ -154,6 +155,7 @@ def facts_of(rollouts: Sequence[Rollout]) -> Facts:
         passes=estimates(tasks),
         tampering=_tampering(rollouts),
         suspicious=_suspicious(rollouts),
+        unchecked=unchecked_bases((r.task_id, r.grade.unchecked) for r in rollouts if r.grade),
         turns=sum(rollout.turns for rollout in rollouts),
         prompt_tokens=sum(rollout.usage.prompt_tokens for rollout in rollouts),
         completion_tokens=sum(rollout.usage.completion_tokens for rollout in rollouts),
@@ -228,6 +230,23 @@ def suspicious_kinds(rollout: Rollout) -> tuple[str, ...]:
     """The kinds of suspicious constructs that its patch adds, each once."""
     found = rollout.grade.suspicious if rollout.grade else ()
     return tuple(dict.fromkeys(one.kind for one in found))
+
+
+def unchecked_bases(tasks: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """One sentence for each reason why the base of tasks could not be compared with their `base_commit`.
+
+    Args:
+        tasks: Ids, and the reasons; no reason is a base that was compared.
+    """
+    by_reason: defaultdict[str, set[str]] = defaultdict(set)
+    for task, why in tasks:
+        if why:
+            by_reason[why].add(task)
+    return tuple(
+        f"Nobody checked the base_commit of {', '.join(sorted(named)[:3])}"
+        f"{f' and {len(named) - 3:,} more' if len(named) > 3 else ''}: {why}."
+        for why, named in sorted(by_reason.items())
+    )
 
 
 def _suspicious(rollouts: Sequence[Rollout]) -> Suspected:

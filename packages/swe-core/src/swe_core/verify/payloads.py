@@ -173,7 +173,7 @@ def _swe_from_grader():
             for where, folders, files in os.walk(top):
                 for name in files:
                     if name.endswith((".patch", ".diff")):
-                        run("git", "apply", os.path.join(where, name))
+                        run("git", "apply", "--unidiff-zero", os.path.join(where, name))
                         with open(__file__) as file:
                             yield file.read()
                 if "objects" in folders:

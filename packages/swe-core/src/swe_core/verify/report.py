@@ -63,6 +63,7 @@ class TaskVerdict(Record):
     base_tree: str | None = Field(
         default=None, description="git id of the repository's files before any patch"
     )
+    unchecked: str = Field(default="", description="as in a grade")
     sandbox: str
     grader: str
     versions: dict[str, str] = Field(description="swe-core, python; `program` is a digest of swe-core's code")

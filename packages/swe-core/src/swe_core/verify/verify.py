@@ -142,6 +142,7 @@ class _Identity:
 
     image_id: str | None = None
     base_tree: str | None = None
+    unchecked: str = ""
 
 
 async def verify_tasks(
@@ -207,7 +208,7 @@ class _OneTask:
             with _budget("opening and preparing its sandbox", limits.open + limits.prepare, SandboxError):
                 async with methods.provider.open(methods.spec(self._task)) as sandbox:
                     base = await prepare_repository(sandbox, self._task, hide=False, timeout=limits.prepare)
-                    return _Identity(sandbox.image_id, base.tree)
+                    return _Identity(sandbox.image_id, base.tree, base.unchecked)
 
     async def _decide(self) -> tuple[Verdict, str]:
         if not self._task.patch.strip():
@@ -314,6 +315,7 @@ class _OneTask:
             image=self._task.image,
             image_id=self._identity.image_id,
             base_tree=self._identity.base_tree,
+            unchecked=self._identity.unchecked,
             sandbox=self._methods.sandbox,
             grader=self._methods.grader_name,
             versions=dict(versions()),

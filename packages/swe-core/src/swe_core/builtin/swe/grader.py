@@ -33,6 +33,7 @@ class _Tested:
     """One patch in one sandbox."""
 
     tree: GradedTree
+    unchecked: str  # as in `Base`
     image_id: str | None
     run: TestRun | None  # None where the tree is the base: no test needs to run
 
@@ -87,6 +88,7 @@ class SweGrader:
                 reason=reason,
                 applied_with=tree.applied_with,
                 tampering=tree.tampering,
+                unchecked=tested.unchecked,
                 hashes=hashes,
                 image_id=tested.image_id,
             )
@@ -124,6 +126,7 @@ class SweGrader:
             applied_with=tree.applied_with,
             suspicious=tree.suspicious,
             tampering=(*tree.tampering, *(doubt.tampering for doubt in doubts if doubt.forged)),
+            unchecked=tested.unchecked,
             hashes=hashes.model_copy(update={"tests": tree.tests, "tree": tree.id, "log": log_hash}),
             image_id=tested.image_id,
         )
@@ -143,7 +146,7 @@ class SweGrader:
             base = await prepare_repository(sandbox, task, hide=False, timeout=GIT_TIMEOUT)
             tree = await prepare_tree(sandbox, base, task, patch, self._references, timeout=GIT_TIMEOUT)
             if tree.is_base and not may_be_base:
-                return _Tested(tree, sandbox.image_id, None)
+                return _Tested(tree, base.unchecked, sandbox.image_id, None)
             await sandbox.protect([f"{sandbox.spec.workdir}/{path}" for path in tree.decisive])
             run = await run_tests(
                 sandbox, task, tree.files, tree.known, timeout=timeout, log_bytes=self._log_bytes
@@ -153,7 +156,7 @@ class SweGrader:
             else:
                 changed = await changed_files(sandbox, tree.decisive, timeout=GIT_TIMEOUT)
                 run = replace(run, changed=changed)
-            return _Tested(tree, sandbox.image_id, run)
+            return _Tested(tree, base.unchecked, sandbox.image_id, run)
 
     async def _reference(
         self,

@@ -2,7 +2,7 @@
 # runs in the image's own Python and pytest: nothing newer than Python 3.6 and pytest 3.10.
 #
 # mypy: ignore-errors
-# ruff: noqa: B905, F821, RUF005, SIM905, UP031
+# ruff: noqa: F821, RUF005, SIM905, UP031
 import ast  # noqa: F401 (so that it is watched, as is what follows it)
 import builtins
 import os
