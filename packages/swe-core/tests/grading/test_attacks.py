@@ -619,7 +619,7 @@ async def test_no_shadow_of_a_plugin_is_paid(repo: Repo, provider: SandboxProvid
     )
     assert not graded.grade.resolved, graded.grade
     sentences = [one.done for one in graded.grade.tampering]
-    assert "the repository has a module anyio in the place of an installed plugin" in sentences
+    assert "the repository has a module anyio in the place of an installed one" in sentences
 
 
 @pytest.mark.parametrize("repo", ["import calc\n", ""], ids=["conftest", "test"], indirect=True)

@@ -447,7 +447,7 @@ async def test_what_a_test_run_changed_is_told(world: World) -> None:
     assert found == ("conftest.py", "pkg/test_ops.py")
     await world.sh("rm tests; mkdir tests; cp old/conftest.py tests; ln -s ../old/test_calc.py tests")
     found = await changed_files(world.sandbox, tree.decisive, timeout=60)
-    assert set(found) == {"conftest.py", "pkg/test_ops.py", "tests/test_calc.py"}
+    assert set(found) == {"conftest.py", "pkg/test_ops.py", "tests/test_calc.py", "tests/helpers.py"}
 
 
 async def test_nothing_of_the_gold_patch_is_in_the_sandbox(world: World, tmp_path: Path) -> None:

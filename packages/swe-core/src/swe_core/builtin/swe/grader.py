@@ -154,6 +154,7 @@ class SweGrader:
             if run.exit_code is None:
                 await check_alive(sandbox)
             else:
+                await sandbox.kill_all()
                 changed = await changed_files(sandbox, tree.decisive, timeout=GIT_TIMEOUT)
                 run = replace(run, changed=changed)
             return _Tested(tree, base.unchecked, sandbox.image_id, run)

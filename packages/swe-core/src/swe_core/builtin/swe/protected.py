@@ -123,9 +123,9 @@ class Protection:
         return path in self._named or path in self._test_dirs or path.startswith(self._below_tests)
 
     def decides(self, path: str) -> bool:
-        """Whether the verdict hangs on this very file: it is one of the tests, no data beside them, or says
+        """Whether the verdict hangs on this very file: it is code of the tests, no data beside them, or says
         how they are run."""
-        return path in self._named or not self.is_test(path) or posixpath.basename(path) == "conftest.py"
+        return path in self._named or not self.is_test(path) or path.endswith(".py")
 
     def shares_config(self, path: str) -> bool:
         """Whether the test runner reads some sections of `path`."""

@@ -30,6 +30,8 @@ SESSIONS = 8
 """How many sessions can report."""
 MAX_LINE = 64 * 1024
 MAX_TESTS = 200_000
+MAX_TEXT = 64 * 1024 * 1024
+"""So many characters of ids are kept."""
 _MAX_ODD = 1000
 _WORSE: tuple[TestStatus, ...] = ("PASSED", "XFAIL", "XPASS", "SKIPPED", "FAILED", "ERROR")
 """Where several things are told of one test, that which stands last here counts."""
@@ -59,6 +61,7 @@ class Report:
         exit_status: The worst of the test runner's own exit codes; None when none ended.
         statuses: How each test ended. A test that was collected and did not run is not in it.
         collected: All ids that were collected.
+        remote: Whether the tests of a session ran in other processes, where nobody sees what they raise.
         odd: What contradicts an honest run, one sentence each: what was replaced in the test runner, a canary
             that did not end as it must, a test whose report is not what it raised. Some projects do such
             things themselves, so it counts only where a run with the reference does not show the same.
@@ -69,6 +72,7 @@ class Report:
     exit_status: int | None = None
     statuses: Mapping[str, TestStatus] = field(default_factory=dict)
     collected: frozenset[str] = frozenset()
+    remote: bool = False
     odd: frozenset[str] = frozenset()
 
 
@@ -98,6 +102,7 @@ class Reporter:
         self._collected: set[str] = set()
         self._odd: set[str] = set()
         self._dropped = False
+        self._text = 0
 
     async def install(self, sandbox: Sandbox) -> None:
         """Put the program and our half of the key agreement into the sandbox.
@@ -186,9 +191,9 @@ class Reporter:
             case "s", [_, _, where]:
                 session.remote = where == "remote"
             case "c", [_, *_]:
-                room = MAX_TESTS - len(self._collected)
-                self._collected.update(fields[:room])
-                self._dropped |= len(fields) > room
+                for test in fields:
+                    if test not in self._collected and self._has_room(test, len(self._collected)):
+                        self._collected.add(test)
             case "p", [test]:  # each phase passed, and raised nothing
                 self._note(test, "PASSED")
             case "e", [test]:
@@ -236,10 +241,13 @@ class Reporter:
             self._note(test, "XPASS" if expected else "PASSED")
 
     def _note(self, test: str, status: TestStatus) -> None:
-        if test in self._statuses or len(self._statuses) < MAX_TESTS:
+        if test in self._statuses or self._has_room(test, len(self._statuses)):
             self._statuses[test] = max(self._statuses.get(test, status), status, key=_WORSE.index)
-        else:
-            self._dropped = True
+
+    def _has_room(self, test: str, known: int) -> bool:
+        self._text += len(test)
+        self._dropped |= known == MAX_TESTS or self._text > MAX_TEXT
+        return not self._dropped
 
     def _strange(self, what: str) -> None:
         if len(self._odd) < _MAX_ODD:
@@ -256,5 +264,6 @@ class Reporter:
             exit_status=max(ended, default=None),
             statuses=self._statuses,
             collected=frozenset(self._collected),
+            remote=any(session.remote for session in sessions),
             odd=frozenset(self._odd),
         )

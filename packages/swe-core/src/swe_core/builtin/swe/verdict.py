@@ -22,6 +22,7 @@ from swe_core.task import Task, TestStatus
 _PASSED: frozenset[TestStatus] = frozenset(("PASSED", "XFAIL", "XPASS"))
 _KEPT: frozenset[TestStatus] = frozenset((*_PASSED, "SKIPPED"))
 _FAILED: frozenset[TestStatus] = frozenset(("FAILED", "ERROR"))
+_SIGNALLED = 128
 _SHOWN = 3
 
 
@@ -94,7 +95,7 @@ def read(task: Task, run: TestRun) -> Reading:
         *_about_files(run),
         *_about_exit_code(run, found, reader.runner),
         *(_about_names(good, by_reporter) if report.sessions else ()),
-        *(_about_counts(run, found) if report.complete and found else ()),
+        *(_about_counts(run, found) if report.complete else ()),
         *(_about_log(good, by_log)),
         *_about_lenience(task, good),
     ]
@@ -144,6 +145,9 @@ def _about_session(run: TestRun, runner: str) -> Iterator[Doubt]:
         yield Doubt("incomplete", sentence, forged=run.exit_code == 0)
     if report.sessions > 1:
         yield Doubt(f"{report.sessions} sessions", f"{runner} ran {report.sessions} times", forged=True)
+    if report.remote:
+        what = "the tests ran in other processes"
+        yield Doubt(what, what, forged=True)
     for what in sorted(report.odd):
         yield Doubt(what, what, forged=True)
 
@@ -174,7 +178,8 @@ def _about_exit_code(run: TestRun, found: Found, runner: str) -> Iterator[Doubt]
             yield Doubt(f"exit code {report.exit_status}", what)
     elif run.exit_code != 0 and not any(status in _FAILED for status in found.values()):
         what = f"no test of the log failed and the exit code is {run.exit_code}"
-        yield Doubt(f"exit code {run.exit_code}", what, forged=True)
+        crashed = run.exit_code is not None and run.exit_code > _SIGNALLED
+        yield Doubt(f"exit code {run.exit_code}", what, forged=not crashed)
 
 
 def _about_names(good: Mapping[str, TestStatus], by_reporter: Mapping[str, TestStatus]) -> Iterator[Doubt]:
@@ -184,7 +189,11 @@ def _about_names(good: Mapping[str, TestStatus], by_reporter: Mapping[str, TestS
 
 
 def _about_counts(run: TestRun, found: Found) -> Iterator[Doubt]:
-    """For ids that only the log has: it may not hide a failure that the reporter saw."""
+    """For ids that only the log has: it may not hide a failure that the reporter saw; nor may it be empty."""
+    if not found:
+        if run.report.statuses:
+            yield Doubt("no log", "the log has no results and the reporter has some", forged=True)
+        return
     told = sum(status in _FAILED for status in run.report.statuses.values())
     printed = sum(status in _FAILED for status in found.values())
     if told and not printed:

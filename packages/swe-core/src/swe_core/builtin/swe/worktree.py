@@ -27,9 +27,9 @@ from swe_core.builtin.swe.settle import contents_needed, digest_of_tests, own_fi
 from swe_core.builtin.swe.suspicious import added
 from swe_core.builtin.swe.test_files import files_to_run
 from swe_core.builtin.swe.trees import Entry, Trees, index_info, parse_blobs, parse_changes, parse_listing
-from swe_core.errors import GraderError, SweError
+from swe_core.errors import GraderError, SandboxTimeout, SweError
 from swe_core.grade import Suspicion, Tampering
-from swe_core.patch import MAX_PATCH_BYTES, Base
+from swe_core.patch import MAX_PATCH_BYTES, Base, check_alive
 from swe_core.private_git import last_line, run_script
 from swe_core.sandbox import ExecResult, Sandbox
 from swe_core.task import Task
@@ -208,10 +208,14 @@ done
 
 async def changed_files(sandbox: Sandbox, files: Mapping[str, str], *, timeout: float) -> tuple[str, ...]:
     """Those of these files of the repository that do not hold what their git ids say; ("",) where the sandbox
-    does not tell."""
+    does not tell. Nothing of the test run may be running any more."""
     paths = [path for path in files if "\n" not in path]
     stdin = "".join(f"{path}\n" for path in paths).encode(errors="surrogateescape")
-    done = await run_script(sandbox, _HASH, sandbox.spec.workdir, stdin=stdin, timeout=timeout)
+    try:
+        done = await run_script(sandbox, _HASH, sandbox.spec.workdir, stdin=stdin, timeout=timeout)
+    except SandboxTimeout:
+        await check_alive(sandbox)
+        return ("",)
     found = done.text.split()
     if done.exit_code != 0 or len(found) != len(paths):
         return ("",)

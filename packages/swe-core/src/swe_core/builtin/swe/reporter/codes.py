@@ -2,16 +2,21 @@
 # from `common.py`, and both programs have it. Nothing newer than Python 3.6.
 #
 # mypy: ignore-errors
-# ruff: noqa: F821, SIM105
+# ruff: noqa: F821, SIM105, UP031
+import ast
 import hashlib
 import sys
 from types import CodeType, FunctionType
 
 OPTIMIZED, ONLY_TREE = 1, 1024  # CO_OPTIMIZED, PyCF_ONLY_AST
 RUNNERS = ("pytest", "unittest", "unittest.case", "unittest.mock")
-PARTS_OF_CODE = (
-    *("co_name", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount"),
-    "co_kwonlyargcount",
+PARTS_OF_CODE = tuple(  # those that this Python has
+    "co_" + name
+    for name in (
+        *("name", "code", "names", "varnames", "freevars", "cellvars", "flags", "argcount"),
+        *("posonlyargcount", "kwonlyargcount", "exceptiontable"),
+    )
+    if hasattr(CodeType, "co_" + name)
 )
 
 
@@ -77,10 +82,27 @@ def imported(body):
                 yield alias.asname or alias.name, node.module, alias.name
 
 
+def bound(tree):
+    """The names that a module binds once and for all: no function of it says `global` of them."""
+    names, later = set(), set()
+    for node in ast.walk(tree):
+        if type(node).__name__ == "Global":
+            later.update(node.names)
+    for node in tree.body:
+        kind = type(node).__name__
+        if kind in ("Import", "ImportFrom"):
+            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif kind in ("FunctionDef", "AsyncFunctionDef", "ClassDef"):
+            names.add(node.name)
+        elif kind == "Assign":
+            names.update(target.id for target in node.targets if type(target).__name__ == "Name")
+    return names - later
+
+
 def make_expected(known):
     """A function that gives what a file of `known` has to define: the code objects of its functions by
-    qualified name, which of these are decorated, and what it imports; None of a file that is not known. It
-    raises Changed where the disk holds another file."""
+    qualified name, which of these are decorated, what it imports of test runners, and the names that it
+    binds; None of a file that is not known. It raises Changed where the disk holds another file."""
     read, done = {}, {}
     digests = {40: hashlib.sha1, 64: hashlib.sha256}
 
@@ -106,9 +128,12 @@ def make_expected(known):
             return None
         if (path, make) not in done:
             source, found = source_of(path), {}
-            body = compile(source, path, "exec", ONLY_TREE, True).body
+            tree = compile(source, path, "exec", ONLY_TREE, True)
             collect(make(source, path), "", found)
-            done[path, make] = found, frozenset(decorated(body)), tuple(imported(body))
+            done[path, make] = (
+                *(found, frozenset(decorated(tree.body)), tuple(imported(tree.body))),
+                bound(tree),
+            )
         return done[path, make]
 
     return expected
@@ -139,9 +164,9 @@ def plain(source, path):
 
 
 def make_defined(known, *makes):
-    """Functions: the names of the functions that a file of `known` defines; whether a function is the one of
-    this name in it, None where it has no such one; and the names of the parts of test runners that a module
-    of this file has, and which of these are another thing than it imports.
+    """Functions: the names of the functions that a file of `known` defines, and all that it binds; whether a
+    function is the one of this name in it, None where it has no such one; and which names of a module of this
+    file are another thing than the part of a test runner that it imports.
 
     Args:
         makes: The ways in which a module's code object may be made of its source.
@@ -149,14 +174,15 @@ def make_defined(known, *makes):
     expected, honest = make_expected(known), {}
 
     def names_in(path):
-        return expected(path, plain)[0]
+        functions, _, _, names = expected(path, plain)
+        return functions, names
 
     def is_defined(path, name, function):
         codes = code_of(function)
         if codes[0] is not None and honest.get(id(codes[0])) is codes[0]:
             return True
         for make in makes:
-            functions, replaced, _ = expected(path, make)
+            functions, replaced, _, _ = expected(path, make)
             if name not in functions:
                 return None
             parts = name.split(".")
@@ -168,15 +194,61 @@ def make_defined(known, *makes):
                     return True
         return False
 
-    def parts_in(path, space):
-        names, others = [], []
+    def others_in(path, space):
         for name, module, part in expected(path, plain)[2]:
             right = (
                 sys.modules.get(module) if part is None else getattr(sys.modules.get(module), part, MISSING)
             )
-            names.append(name)
             if space.get(name, right) is not right:
-                others.append(name)
-        return names, others
+                yield name
 
-    return names_in, is_defined, parts_in
+    return names_in, is_defined, others_in
+
+
+def make_cases(odd):
+    """Functions that look after a class of unittest.TestCase, and an object of it: what has the name of a
+    method of TestCase stands before that. `first` notes a class, `again` compares it, `instance` looks at an
+    object."""
+    from unittest import TestCase
+
+    methods = frozenset(name for kind in TestCase.__mro__[:-1] for name in vars(kind)) - {"__doc__"}
+    typed = frozenset(TestCase("run")._type_equality_funcs)
+    seen = {}
+
+    def own_of(kind):
+        own = []
+        for one in kind.__mro__:
+            if one is TestCase:
+                break
+            space = vars(one)
+            own += [(one, name, space[name]) for name in methods.intersection(space)]
+        return own
+
+    def first(kind):
+        if id(kind) not in seen:
+            seen[id(kind)] = kind, own_of(kind), [len(vars(one)) for one in kind.__mro__]
+
+    def again(kind):
+        found = seen.get(id(kind))
+        if found is None or found[0] is not kind:
+            return
+        lengths = [len(vars(one)) for one in kind.__mro__]
+        if lengths != found[2] or not all(vars(one).get(name) is value for one, name, value in found[1]):
+            now = own_of(kind)
+            before = {(id(one), name): value for one, name, value in found[1]}
+            for one, name, value in now:
+                if before.get((id(one), name), MISSING) is not value and not name.startswith("_classSetup"):
+                    odd("%s.%s is another one" % (one.__name__, name))
+            seen[id(kind)] = kind, now, lengths
+
+    def instance(test, name):
+        own = vars(test)
+        for other in methods.intersection(own):
+            if callable(own[other]) or other == "failureException":
+                odd("%s of a test is another one" % other)
+        if name in own and getattr(own[name], "__func__", None) is not getattr(type(test), name, None):
+            odd("%s of a test is another one" % name)
+        if not typed.issuperset(own.get("_type_equality_funcs", ())):
+            odd("a test compares values in its own way")
+
+    return first, again, instance

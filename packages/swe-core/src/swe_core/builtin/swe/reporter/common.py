@@ -79,15 +79,16 @@ def take_stream(here):
 
 
 def read_known(here):
-    """Files of the task's own, by path: the git id of what each has to hold."""
+    """The repository, with a slash at its end, and files of the task's own, by path: the git id of what each
+    has to hold."""
     known = {}
     with open(os.path.join(here, "root"), encoding="utf-8", errors="surrogateescape") as file:
-        root = file.read()[:-1]
+        root = os.path.join(file.read()[:-1], "")
     with open(os.path.join(here, "known"), encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             git_id, _, path = line[:-1].partition(" ")
-            known[os.path.join(root, path)] = git_id
-    return known
+            known[root + path] = git_id
+    return root, known
 
 
 def forget(here):

@@ -7,6 +7,8 @@ import builtins
 import os
 import sys
 import time
+import types
+import unittest
 
 import pytest
 from _pytest import python, runner
@@ -37,15 +39,15 @@ def kind_of(error, expected=pytest.xfail.Exception, skipped=pytest.skip.Exceptio
     return "f"
 
 
-def make_hooks(send, hold, flush, known):
+def make_hooks(send, hold, flush, root, known):
     """The plugin's hooks."""
     watch, forgive, configured, follow, watch_core = make_watch()
     sessions = []
     ended = {}
     passed = []  # the id of a test, once for each of its phases that passed
     odd, look = make_look(send, watch)
-    inspect = make_files(known, odd, follow)
-    remember, compare = make_guard(known, odd)
+    inspect, is_of_tests, again_case, instance = make_files(known, odd, follow)
+    trust, remember, compare, judge_all = make_guard(root, known, odd, is_of_tests, again_case)
     on_canary = [False]
     clock, looked = time.monotonic, [0.0]  # a look takes half a millisecond; the last is after all tests
     written = [0.0]  # a write wakes up the host
@@ -56,16 +58,28 @@ def make_hooks(send, hold, flush, known):
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(early_config):
         sys.modules.pop(NAME, None)
-        forgive(os.path.join(os.getcwd(), ""), early_config.pluginmanager.get_plugins())
+        forgive(root, early_config.pluginmanager.get_plugins())
+        trust(early_config.pluginmanager)
         yield
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(session):
         sessions.append(session)
         configured()
-        where = "remote" if is_remote(session.config) else "local"
+        where = "remote" if is_remote(root, session.config) else "local"
         send("s", pytest.__version__, "%d.%d" % sys.version_info[:2], where)
         look()
+
+    def watch_comparing():
+        """Watch what tests compare values with, as far as it was loaded since."""
+        for name in COMPARING:
+            module = sys.modules.get(name)
+            for where, space in spaces_of(name, module) if type(module) is types.ModuleType else ():
+                for key, value in list(space.items()):
+                    code = raw_code(value)
+                    if code is not None and code.co_filename.startswith((root, "<")):
+                        odd("replaced %s.%s" % (where, key))
+                follow(where, space, [key for key, value in space.items() if raw_code(value) is not None])
 
     def glance():
         for name in watch_core():
@@ -90,11 +104,13 @@ def make_hooks(send, hold, flush, known):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_itemcollected(item):
+        judge_all(item.config, COLLECTING)
         remember(item)
         inspect(item)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(session):
+        watch_comparing()
         tell_collected([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
@@ -115,6 +131,7 @@ def make_hooks(send, hold, flush, known):
                 compare(item)
                 if phase == "setup" and clock() - looked[0] > 0.02:
                     look()
+                    judge_all(item.config, tuple(vars(item.config.hook)))
                     looked[0] = clock()
                 if phase == "call":
                     glance()
@@ -123,6 +140,9 @@ def make_hooks(send, hold, flush, known):
             outcome = yield
             if phase == "call" and not on_canary[0]:
                 glance()
+                test = getattr(getattr(item, "obj", None), "__self__", None)
+                if isinstance(test, unittest.TestCase):
+                    instance(test, item.name)
             error = outcome.excinfo
             raised = kind_of(error[1] if error else None)
             ended[item.nodeid, phase] = [raised, "?"]
@@ -240,51 +260,48 @@ def make_hooks(send, hold, flush, known):
     }
 
 
-def is_remote(config):
+def spaces_of(name, module):
+    """The namespaces of a module and of the classes that it defines."""
+    yield name, vars(module)
+    for key, value in list(vars(module).items()):
+        if isinstance(value, type) and value.__module__ == name:
+            yield name + "." + key, vars(value)
+
+
+def is_remote(root, config):
     """Whether pytest-xdist runs the tests in other processes: it, and not whoever takes its name."""
     plugin = config.pluginmanager.getplugin("dsession")
     code = raw_code(getattr(type(plugin), "pytest_runtestloop", None))
-    root = os.path.join(os.getcwd(), "")
     return code is not None and not code.co_filename.startswith(root)
 
 
-def shadowed():
-    """Modules of plugins that pytest is about to load by itself and that are found in the working directory
-    before where they are installed."""
-    root = os.path.join(os.getcwd(), "")
-    inside = []
+def shadowed(root):
+    """Modules of the repository that Python finds before installed ones, which pytest or a plugin of it may
+    be about to load."""
+    ours = {}
     for place in map(os.path.abspath, sys.path):
-        if os.path.join(place, "").startswith(root) and "site-packages" not in place:
-            inside.append(place)
-            continue
-        for name in plugins_in(place):
-            for ours in inside:
-                if is_module(ours, name) and is_module(place, name):
-                    yield name
+        inside = os.path.join(place, "").startswith(root) and "site-packages" not in place
+        for name in modules_in(place):
+            if inside:
+                ours[name] = place
+            elif name in ours and is_module(ours[name], name) and is_module(place, name):
+                yield name
 
 
-def is_module(place, name):
-    return os.path.isdir(os.path.join(place, name)) or os.path.isfile(os.path.join(place, name + ".py"))
-
-
-def plugins_in(place):
-    """The top modules that distributions installed in a directory name as plugins of pytest."""
+def modules_in(place):
+    """The names of what may be modules in a directory."""
     try:
         entries = os.listdir(place)
     except OSError:
-        return
-    for entry in entries:
-        if entry.endswith((".dist-info", ".egg-info")):
-            try:
-                with open(os.path.join(place, entry, "entry_points.txt"), encoding="utf-8") as file:
-                    text = file.read()
-            except (OSError, ValueError):
-                continue
-            section = text.partition("[pytest11]")[2].partition("\n[")[0]
-            for line in section.split("\n"):
-                module = line.partition("=")[2].strip()
-                if module:
-                    yield module.partition(":")[0].partition(".")[0]
+        return set()
+    return {
+        entry.partition(".")[0] for entry in entries if "." not in entry or entry.endswith((".py", ".so"))
+    }
+
+
+def is_module(place, name):
+    path = os.path.join(place, name)
+    return os.path.isfile(path + ".py") or os.path.isfile(os.path.join(path, "__init__.py"))
 
 
 def begin():
@@ -296,10 +313,11 @@ def begin():
             return {}
         name, half, key = agree(here)
         say = make_send(name, key, stream)
-        hooks = make_hooks(*say, read_known(here))
+        root, known = read_known(here)
+        hooks = make_hooks(*say, root, known)
         announce(stream, half)
-        for module in shadowed():
-            say[0]("x", "the repository has a module %s in the place of an installed plugin" % module)
+        for module in sorted(set(shadowed(root))):
+            say[0]("x", "the repository has a module %s in the place of an installed one" % module)
         return hooks
     except Exception:  # another Python or pytest: the log counts
         return {}

@@ -8,7 +8,7 @@ import builtins
 import os
 import sys
 import types
-import unittest.case  # noqa: F401 (so that it is watched)
+import unittest.case
 from itertools import chain, repeat
 from operator import attrgetter, is_, itemgetter, methodcaller
 
@@ -21,14 +21,19 @@ WATCHED = (
     "_pytest.unittest ast pluggy pytest unittest"
 ).split()
 WATCHED_ROOTS = tuple(root + "." for root in WATCHED)
-# A class may not get a new one of these, which would stand before that of a class that it is derived from.
-GROWING = ("Function", "TestCaseFunction", "CallInfo", "TestReport", "CollectReport", "TestCase")
 # What stands between a test function and its verdict: hooks, and attributes that an item may have itself.
 CALLED = tuple(
     "pytest_" + name
     for name in (
         *("runtest_protocol", "runtest_setup", "runtest_call", "runtest_teardown", "runtest_makereport"),
-        *("runtest_logreport", "pyfunc_call"),
+        *("runtest_logreport", "pyfunc_call", "fixture_setup"),
+    )
+)
+COLLECTING = tuple(
+    "pytest_" + name
+    for name in (
+        *("collectstart", "make_collect_report", "pycollect_makemodule", "pycollect_makeitem"),
+        *("generate_tests", "itemcollected", "collection_modifyitems"),
     )
 )
 # Of what is watched, that which each test passes through. It is looked at before and after each call, when
@@ -39,8 +44,19 @@ CORE = (
     *("pluggy._call", "pluggy._exec", "pluggy._hooks", "pluggy._result", "pluggy.callers", "pluggy.hooks"),
     *("unittest.case.TestCase.", "unittest.case._Outcome.", "builtins.AssertionError"),
 )
+# Classes of test runners to which names may not be added, also for the time of one call.
+GROWING = (
+    *("_pytest.nodes.Node", "_pytest.nodes.Item", "_pytest.python.PyobjMixin", "_pytest.python.Function"),
+    *("_pytest.runner.CallInfo", "_pytest.reports.TestReport", "unittest.case.TestCase"),
+)
 BUILTINS = frozenset(name for name in vars(builtins) if not name.startswith("__"))
-OWN = ("config", "ihook", "obj", "repr_failure", "runtest", "session", "setup", "teardown")
+OWN = ("ihook", "obj", "repr_failure", "runtest", "setup", "teardown")
+SAID = ("config", "session", "parent", "name", "nodeid", "originalname", "callspec", "_fixtureinfo")
+# Modules that tests compare values with, and that may be loaded after the watch was made.
+COMPARING = (
+    *("unittest.mock", "numpy.testing", "numpy.testing._private.utils", "pandas._testing"),
+    *("pandas._testing.asserters", "torch.testing._comparison", "django.test.testcases"),
+)
 
 
 def make_quick_look(entries):
@@ -96,8 +112,7 @@ def make_watch():
         for name, value in list(space.items()):
             if isinstance(value, type) and value.__module__ == module_name:
                 add(module_name + "." + name, vars(value))
-                if name in GROWING:
-                    grown.append((module_name + "." + name, vars(value), set(vars(value)), value))
+                grown.append((module_name + "." + name, vars(value), set(vars(value)), value))
     for name, value in vars(builtins).items():
         if name != "_":
             entries.append(("builtins." + name, vars(builtins), name, value, None))
@@ -136,7 +151,9 @@ def make_watch():
             for name in space.keys() - names:
                 entry = (where + "." + name, space, name, space[name], raw_code(space[name]))
                 known = "original" in name and any(old[3] is entry[3] for old in entries)
-                harmless = (known or entry[3] is False) and not any(
+                function = raw_function(entry[3])
+                theirs = any(function is one for found in installed.values() for one, _ in found)
+                harmless = (known or theirs or entry[3] is False) and not any(
                     name in vars(base) for base in kind.__mro__[1:]
                 )
                 if harmless or entry[3:] in installed.get(name, ()):
@@ -171,8 +188,15 @@ def make_watch():
                 changed += [where + "." + name for name in new]
         return changed
 
+    core_grown = [one for one in grown if one[0] in GROWING]
+
     def watch_core():
-        return [] if quick(1) else replaced(core_entries())
+        changed = [] if quick(1) else replaced(core_entries())
+        for where, space, names, _ in core_grown:
+            if len(space) != len(names):
+                new = [name for name in space if name not in names and not name.startswith("_pytest")]
+                changed += [where + "." + name for name in new]
+        return changed
 
     return watch, forgive, configured, follow, watch_core
 
@@ -190,15 +214,14 @@ def make_files(known, odd, follow):
             rewrite_asserts(tree, path, config[0])
         return compile(tree, path, "exec", 0, True)
 
-    names_in, is_defined, parts_in = make_defined(known, rewritten, plain)
+    names_in, is_defined, others_in = make_defined(known, rewritten, plain)
+    first_case, again_case, instance = make_cases(odd)
 
     def inspect_module(module, path):
-        """Compare all that a module defines, and watch it from now on."""
-        functions = names_in(path)
-        parts, others = parts_in(path, vars(module))
-        for name in others:
+        """Compare all that a module defines, and watch what it binds from now on."""
+        functions, names = names_in(path)
+        for name in others_in(path, vars(module)):
             odd("%s in %s is another one" % (name, path))
-        follow(path, vars(module), parts)
         for name in functions:
             *classes, last = name.split(".")
             space = vars(module)
@@ -208,8 +231,9 @@ def make_files(known, odd, follow):
             if last in space and raw_function(space[last]) is not None:
                 if is_defined(path, name, raw_function(space[last])) is False:
                     odd("%s in %s is another one" % (name, path))
-                follow(path, space, [last])
-        follow(path, vars(module), {name.split(".")[0] for name in functions if "." in name})
+                if classes:
+                    follow(path, space, [last])
+        follow(path, vars(module), names)
 
     def inspect(item):
         config[0] = item.config
@@ -228,33 +252,103 @@ def make_files(known, odd, follow):
             name = getattr(item, "originalname", None) or item.name.partition("[")[0]
             if is_defined(path, ".".join(classes + [name]), function) is False:
                 odd("code of %s" % item.nodeid)
+            above = item.parent.nodeid.replace("::()", "")
+            if item.name.partition("[")[0] != name or item.nodeid != "%s::%s" % (above, item.name):
+                odd("%s is not the test of that name" % item.nodeid)
+            kind = getattr(item, "cls", None)
+            if kind is not None and issubclass(kind, unittest.TestCase):
+                for one in vars(kind):
+                    if one.startswith("assert") and ".".join(classes + [one]) not in names_in(path)[0]:
+                        odd("%s of %s is another one" % (one, item.nodeid))
+                first_case(kind)
         except Changed:
             odd("the file %s on the disk is another one" % path)
 
-    return inspect
+    def is_of_tests(function):
+        """Whether a function is one that a file of the task's own defines."""
+        path = function.__code__.co_filename
+        name = getattr(function, "__qualname__", "").replace(".<locals>", "")
+        try:
+            return path in known and bool(is_defined(path, name, function))
+        except Changed:
+            odd("the file %s on the disk is another one" % path)
+            return False
+
+    return inspect, is_of_tests, again_case, instance
 
 
-def make_guard(known, odd):
-    """Functions: `remember` what an item is when it is collected, `compare` it and its hooks with that."""
-    root = os.path.join(os.getcwd(), "")
-    items, judged, kinds, last = {}, {}, [], [[], []]
+def make_guard(root, known, odd, is_of_tests, again_case):
+    """Functions: `trust` what plugins are made of, `remember` what an item is when it is collected, `compare`
+    it and its hooks with that, `judge_all` hooks."""
+    items, kinds, judged, last, executes = {}, [], {}, {}, []
+    modules, functions, classes = {}, {}, {}  # that are trusted, by id
     get_function, get_code, get_hookexec = map(attrgetter, ("function", "__code__", "_hookexec"))
     get_hookimpls = methodcaller("get_hookimpls")
 
+    def trust(manager):
+        """Take all that is loaded now of pytest and of its plugins' packages, and what executes hooks."""
+        plugins = manager.get_plugins()
+        executes.append(getattr(manager, "_inner_hookexec", None))
+        packages = {"_pytest", "pluggy"}
+        for plugin in plugins:
+            name = plugin.__name__ if type(plugin) is types.ModuleType else type(plugin).__module__
+            packages.add(name.partition(".")[0])
+            if type(plugin) is types.ModuleType:
+                modules[id(vars(plugin))] = plugin
+        for name, module in list(sys.modules.items()):
+            place = getattr(module, "__file__", None) or ""
+            theirs = name.partition(".")[0] in packages and type(module) is types.ModuleType
+            if theirs and (not place.startswith(root) or "/site-packages/" in place):
+                modules[id(vars(module))] = module
+        for module in modules.values():
+            spaces = [vars(module)]
+            for value in vars(module).values():
+                if isinstance(value, type):
+                    classes[id(value)] = value
+                    spaces.append(vars(value))
+            for space in spaces:
+                for value in space.values():
+                    function = raw_function(value)
+                    if function is not None:
+                        functions[id(function)] = function, function.__code__
+
+    def is_trusted(function):
+        """Whether a function, of a hook say, is pytest's, an installed plugin's or the tests'."""
+        function = getattr(function, "__func__", function) if type(function) is types.MethodType else function
+        if type(function) is not types.FunctionType:
+            return False
+        found = functions.get(id(function))
+        if found is not None:
+            return function.__code__ is found[1]
+        return is_of_tests(function)
+
     def own_of(item):
-        return [vars(item).get(name, MISSING) for name in OWN]
+        spec, info = getattr(item, "callspec", None), getattr(item, "_fixtureinfo", None)
+        given = getattr(spec, "params", None) or {}
+        fixtures = chain.from_iterable((getattr(info, "name2fixturedefs", None) or {}).values())
+        return [
+            *(vars(item).get(name, MISSING) for name in OWN),
+            *(getattr(item, name, MISSING) for name in SAID),
+            *given,
+            *given.values(),
+            *(getattr(one, "func", None) for one in fixtures),
+        ]
 
     def remember(item):
         function = getattr(item, "obj", None)
-        codes = None if function is None else code_of(function)
+        codes = None if function is None else codes_within(function)
         items.setdefault(id(item), (item, type(item), own_of(item), codes))
+        if id(type(item)) not in classes:
+            path = getattr(sys.modules.get(type(item).__module__), "__file__", None)
+            if path not in known:
+                odd("tests of a kind that the code under test defines")
 
-    def called(hooks):
+    def called(hooks, names):
         """Who executes the hooks, who is called by them, and whose code that is; without a line of Python for
         each."""
-        callers = list(map(getattr, repeat(hooks), CALLED))
-        functions = list(map(get_function, chain.from_iterable(map(get_hookimpls, callers))))
-        return [*map(type, callers), *map(get_hookexec, callers), *functions, *map(get_code, functions)]
+        callers = list(map(getattr, repeat(hooks), names))
+        found = list(map(get_function, chain.from_iterable(map(get_hookimpls, callers))))
+        return [*map(type, callers), *map(get_hookexec, callers), *found, *map(get_code, found)]
 
     def judge(name, hook):
         """Say who is called by a hook that should not be."""
@@ -266,22 +360,27 @@ def make_guard(known, odd):
         for one in hook.get_hookimpls():
             code = getattr(one.function, "__code__", None)
             before = judged.setdefault(id(one.function), (one.function, code))
-            if code is None:
-                odd("a hook %s without code" % name)
-            elif code is not before[1]:
+            if code is not before[1]:
                 odd("code of the hook %s" % name)
-            elif code.co_filename.startswith(root) and code.co_filename not in known:
-                odd("a hook %s of %s" % (name, code.co_filename))
+            elif not is_trusted(one.function):
+                inside = code is None or code.co_filename.startswith(root)
+                odd("a hook of %s" % ("the code under test" if inside else code.co_filename))
 
-    def judge_all(hooks, place):
+    def judge_all(node, names):
+        """Judge hooks of the configuration, or of an item, which may have others."""
+        place, hooks = (type(node), names), getattr(node, "hook", None) or node.ihook
         try:
-            now = called(hooks)
+            now = called(hooks, names)
         except AttributeError:  # one has no code
             now = []
-        if not now or len(now) != len(last[place]) or not all(map(is_, now, last[place])):
+        before = last.get(place, ())
+        if not now or len(now) != len(before) or not all(map(is_, now, before)):
             last[place] = now
-            for name in CALLED:
+            for name in names:
                 judge(name, getattr(hooks, name))
+        config = getattr(node, "config", node)
+        if getattr(config.pluginmanager, "_inner_hookexec", None) is not executes[0]:
+            odd("hooks are executed by another function")
 
     def compare(item):
         found = items.get(id(item))
@@ -289,14 +388,18 @@ def make_guard(known, odd):
             odd("nobody saw that %s was collected" % item.nodeid)
             return
         _, kind, own, codes = found
-        if type(item) is not kind or not all(map(is_, own_of(item), own)):
+        now = own_of(item)
+        if type(item) is not kind or len(now) != len(own) or not all(map(is_, now, own)):
             odd("%s is another one" % item.nodeid)
             return
-        if codes and codes[0] is not None and code_of(item.obj)[: len(codes)] != codes:
+        if codes and codes[0] is not None and codes_within(item.obj)[: len(codes)] != codes:
             odd("code of %s" % item.nodeid)
+        case = getattr(item, "cls", None)
+        if case is not None:
+            again_case(case)
         ihook = item.ihook
-        judge_all(item.config.hook, 0)
+        judge_all(item.config, CALLED)
         if ihook is not item.config.hook:
-            judge_all(ihook, 1)
+            judge_all(item, CALLED)
 
-    return remember, compare
+    return trust, remember, compare, judge_all

@@ -106,7 +106,7 @@ def report(send, announce, known):
         try:
             if is_defined(path, "%s.%s" % (kind.__qualname__, name), method) is False:
                 odd("code of %s" % name_of(test))
-            for part in parts_in(path, vars(sys.modules[kind.__module__]))[1]:
+            for part in others_in(path, vars(sys.modules[kind.__module__])):
                 odd("%s in %s is another one" % (part, path))
         except Changed:
             odd("the file %s on the disk is another one" % path)
@@ -165,15 +165,18 @@ def report(send, announce, known):
                 if clock() - looked[0] > 0.02:
                     look()
                     looked[0] = clock()
-                known = codes.get(id(test))
-                if known is not None and known != code(test):
-                    odd("code of %s" % name_of(test))
+                again_case(type(test))
+                if codes.get(id(test), [None]) != [test, getattr(test, "_testMethodName", ""), code(test)]:
+                    odd("nobody planned %s" % name_of(test))
             return honest(self, test)
 
         return startTest
 
     def stopped(honest):
         def stopTest(self, test):
+            if isinstance(test, case) and not on_canary[0]:
+                instance(test, getattr(test, "_testMethodName", ""))
+                again_case(type(test))
             if running and running[-1] is test:
                 running.pop()
                 parts.pop(id(test), None)
@@ -205,8 +208,9 @@ def report(send, announce, known):
                 if type(test).__iter__ is suite.__iter__:  # another one may make its tests in passing
                     plan(test._tests)
             elif test is not None:
-                codes[id(test)] = code(test)
+                codes[id(test)] = [test, getattr(test, "_testMethodName", ""), code(test)]
                 inspect(test)
+                first_case(type(test))
                 send("c", name_of(test))
 
     def run_canary(name, body, example):
@@ -279,7 +283,8 @@ def report(send, announce, known):
     replace(outcomes, "addSubTest", sub_test)
     replace(unittest.suite.TestSuite, "run", run_suite)
     odd, look = make_look(send, watcher())
-    _, is_defined, parts_in = make_defined(known, plain)
+    _, is_defined, others_in = make_defined(known, plain)
+    first_case, again_case, instance = make_cases(odd)
     atexit.register(end)
     announce()
     send("s", "unittest", "%d.%d" % sys.version_info[:2], "local")
@@ -308,7 +313,7 @@ class Sleeper:
                 if stream is not None:
                     session, half, key = agree(self.here)
                     say = make_send(session, key, stream)[0]
-                    report(say, lambda: announce(stream, half), read_known(self.here))
+                    report(say, lambda: announce(stream, half), read_known(self.here)[1])
             except (ImportError, AttributeError, KeyError, OSError, ValueError):
                 pass  # a unittest that we do not know, of which nothing was replaced yet: the log counts
         return spec
