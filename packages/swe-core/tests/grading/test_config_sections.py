@@ -17,9 +17,9 @@ INI = b"[metadata]\nname = x\n\n[tool:pytest] # ours\naddopts = -ra\n  --strict\
 
 
 def edit(
-    reference: bytes, model: bytes, base: bytes = b"", name: str = "setup.cfg", tox: bool = False
+    reference: bytes, model: bytes, base: bytes = b"", name: str = "setup.cfg", runs: str = ""
 ) -> bytes | None:
-    return with_sections_of(reference, model, base, name=name, tox=tox)
+    return with_sections_of(reference, model, base, name=name, programs=frozenset(runs.split()))
 
 
 @pytest.mark.parametrize(
@@ -112,5 +112,17 @@ def test_a_key_of_thousands_of_parts_takes_no_time() -> None:
 def test_tox_counts_where_tox_runs_the_tests() -> None:
     ours, theirs = b"[testenv]\ncommands = true\n", b"[testenv]\ncommands = pytest\n"
     assert edit(theirs, ours, name="tox.ini") == ours
-    assert edit(theirs, ours, name="tox.ini", tox=True) == theirs
-    assert edit(b"", b"[tool.tox]\nx = 1\n", name="pyproject.toml", tox=True) == b""
+    assert edit(theirs, ours, name="tox.ini", runs="tox") == theirs
+    assert edit(b"", b"[tool.tox]\nx = 1\n", name="pyproject.toml", runs="tox") == b""
+
+
+@pytest.mark.parametrize("program", ["hatch", "pdm", "poe", "pixi"])
+def test_the_sections_of_what_runs_the_tests_are_protected(program: str) -> None:
+    ours = f"[tool.{program}.scripts]\ntest = 'true'\n".encode()
+    assert edit(b"", ours, name="pyproject.toml") == ours
+    assert edit(b"", ours, name="pyproject.toml", runs=program) == b""
+
+
+def test_thousands_of_tables_are_not_edited() -> None:
+    many = "".join(f"[tool.a.x{i}]\n[tool.pytest.x{i}]\n" for i in range(1500)).encode()
+    assert edit(b"", many, name="pyproject.toml") is None

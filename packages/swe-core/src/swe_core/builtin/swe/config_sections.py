@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Final
 
 import iniconfig
@@ -29,14 +29,20 @@ from tomlkit.exceptions import TOMLKitError
 MAX_BYTES: Final = 64 * 1024
 """Larger files are not edited."""
 
+WITH_SECTIONS: Final = frozenset(("tox", "hatch", "pdm", "poe", "pixi"))
+"""Programs that read how to run tests from sections of pyproject.toml, tox of the others too."""
+
 _ODD = re.compile("[\x00\x0b\x0c\x1c-\x1e\x85\u2028\u2029\ufeff]|\r(?!\n)")
 """Line ends to some parsers only, NUL, and the byte order mark."""
 _NESTED = re.compile(r"^[^\n=]*?(?:\.[^\n=.]*){64}", re.MULTILINE)
 """A key of so many parts that parsers of TOML take minutes."""
+_HEAD = re.compile(r"^[ \t]*\[", re.MULTILINE)
+_MAX_HEADS = 300
+"""With more heads of sections than these, tomlkit takes seconds."""
 
 
 def with_sections_of(
-    reference: bytes, model: bytes, base: bytes, *, name: str, tox: bool = False
+    reference: bytes, model: bytes, base: bytes, *, name: str, programs: Set[str] = frozenset()
 ) -> bytes | None:
     """`model` with the test runner's sections of `reference` in the place of its own.
 
@@ -46,13 +52,13 @@ def with_sections_of(
         base: What the file was before the agent; where only protected sections differ from it, the result is
             that of `base`.
         name: The file's base name, which says what it is: TOML (`….toml`), else INI.
-        tox: Whether the tests are run by tox, whose sections are then protected too.
+        programs: Those of `WITH_SECTIONS` that run the tests, whose sections are then protected too.
 
     Returns:
         The new content: `model` itself where its sections are the reference's already. None where it cannot
         be said for sure which sections there are.
     """
-    form = _Toml(tox) if name.endswith(".toml") else _Ini(tox)
+    form = _Toml(programs) if name.endswith(".toml") else _Ini(programs)
     try:
         right, ours, before = _text(reference), _text(model), _text(base)
         mine, bases = form.read(ours), form.read(before)
@@ -72,7 +78,8 @@ def _text(data: bytes) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         raise _NotPlain from None
-    if len(data) > MAX_BYTES or _ODD.search(text) or _NESTED.search(text):
+    heads = sum(1 for _ in _HEAD.finditer(text))
+    if len(data) > MAX_BYTES or heads > _MAX_HEADS or _ODD.search(text) or _NESTED.search(text):
         raise _NotPlain
     return text
 
@@ -127,8 +134,10 @@ class _Form(ABC):
 
 
 class _Ini(_Form):
-    def __init__(self, tox: bool) -> None:
-        super().__init__(r"pytest|tool:pytest|coverage:|nosetests" + (r"|tox|testenv" if tox else ""))
+    def __init__(self, programs: Set[str]) -> None:
+        super().__init__(
+            r"pytest|tool:pytest|coverage:|nosetests" + (r"|tox|testenv" if "tox" in programs else "")
+        )
 
     def read(self, text: str) -> _Read:
         return {name: dict(held) for name, held in self._parsed(text).sections.items()}
@@ -153,8 +162,8 @@ class _Ini(_Form):
 
 
 class _Toml(_Form):
-    def __init__(self, tox: bool) -> None:
-        super().__init__(r"pytest|coverage" + (r"|tox" if tox else ""))
+    def __init__(self, programs: Set[str]) -> None:
+        super().__init__("|".join(("pytest", "coverage", *sorted(programs))))
 
     def read(self, text: str) -> _Read:
         try:

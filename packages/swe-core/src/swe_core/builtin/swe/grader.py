@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import anyio
+import anyio.to_thread
 
 from swe_core.builtin.swe.reference import as_patch
 from swe_core.builtin.swe.testrun import TestRun, run_tests
@@ -35,7 +36,7 @@ class _Tested:
     tree: GradedTree
     unchecked: str  # as in `Base`
     image_id: str | None
-    run: TestRun | None  # None where the tree is the base: no test needs to run
+    done: tuple[TestRun, Reading] | None  # None where the tree is the base: no test needs to run
 
 
 @dataclass(slots=True)
@@ -79,8 +80,8 @@ class SweGrader:
             tested = await self._test(task, patch, provider, spec, timeout, may_be_base=False)
         except PatchDoesNotApply as error:
             return _unresolved(str(error), hashes)
-        run, tree = tested.run, tested.tree
-        if run is None:
+        tree = tested.tree
+        if tested.done is None:
             hashes = hashes.model_copy(update={"tests": tree.tests, "tree": tree.id})
             reason = "what is left of the patch once the task's own files are put back changes nothing"
             grade = Grade(
@@ -93,7 +94,7 @@ class SweGrader:
                 image_id=tested.image_id,
             )
             return Graded(grade=grade)
-        reading = read(task, run)
+        run, reading = tested.done
         doubts: list[Doubt] = []
         if run.exit_code is None:
             reasons = [f"the tests did not end within {timeout:g} s and were killed"]
@@ -151,13 +152,15 @@ class SweGrader:
             run = await run_tests(
                 sandbox, task, tree.files, tree.known, timeout=timeout, log_bytes=self._log_bytes
             )
+            # In a thread: code under test may have printed what takes long to read.
+            reading = await anyio.to_thread.run_sync(read, task, run)
             if run.exit_code is None:
                 await check_alive(sandbox)
-            else:
+            elif may_be_base or not reading.problems:  # else it may have broken what this needs, to no avail
                 await sandbox.kill_all()
                 changed = await changed_files(sandbox, tree.decisive, timeout=GIT_TIMEOUT)
-                run = replace(run, changed=changed)
-            return _Tested(tree, base.unchecked, sandbox.image_id, run)
+                reading = reading.with_changed(changed)
+            return _Tested(tree, base.unchecked, sandbox.image_id, (run, reading))
 
     async def _reference(
         self,
@@ -199,10 +202,9 @@ class SweGrader:
             tested = await self._test(task, gold, provider, spec, timeout, may_be_base=True)
         except PatchDoesNotApply as error:
             raise GraderError(f"{what}, {error}") from error
-        run = tested.run
-        if run is None or run.exit_code is None:
+        if tested.done is None or tested.done[0].exit_code is None:
             raise GraderError(f"{what}, the tests did not end within {timeout:g} s")
-        reading = read(task, run)
+        run, reading = tested.done
         if reading.silent:
             raise GraderError(
                 f"{what}, {task.test_command!r} printed no {task.log_parser} results "

@@ -16,8 +16,16 @@ from swe_core.errors import TaskError
 from swe_core.task import TestStatus
 
 _STATUSES: tuple[TestStatus, ...] = ("PASSED", "XFAIL", "XPASS", "SKIPPED", "FAILED", "ERROR", "MISSING")
+LONGEST_LINE = 16 * 1024
 _BADNESS: Mapping[TestStatus, int] = {status: rank for rank, status in enumerate(_STATUSES)}
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_LONG_LINE = re.compile(rb"^([^\n]{%d})[^\n]+" % LONGEST_LINE, re.MULTILINE)
+
+
+def shortened(log: bytes) -> bytes:
+    """A log without what its lines have beyond `LONGEST_LINE` bytes: parsers may take much longer for a line
+    of twice the length, ours and others'."""
+    return _LONG_LINE.sub(rb"\1", log)
 
 
 def _note(found: dict[str, TestStatus], test: str, status: TestStatus) -> None:
@@ -31,7 +39,6 @@ def _note(found: dict[str, TestStatus], test: str, status: TestStatus) -> None:
 _SUMMARY = b"short test summary info"
 _SUMMARY_LINE = re.compile(rb"^(?:\x1b\[[0-9;]*m)*=+ short test summary info =+\s*(?:\x1b|$)")
 _WORDS: Mapping[str, TestStatus] = {status: status for status in _STATUSES if status != "MISSING"}
-_VERBOSE_SKIP = re.compile(r"^(\S+::.*?) SKIPPED(?: \(.*\))?(?: +\[ *\d+%\])?\s*$")
 
 
 def parse_pytest(log: bytes) -> dict[str, TestStatus]:
@@ -58,9 +65,18 @@ def parse_pytest(log: bytes) -> dict[str, TestStatus]:
         if status == "XPASS" and " " in test:  # before pytest 8: "XPASS id reason"
             _note(found, test.split(" ", 1)[0], status)
     for line in _lines_with(log[:start], b" SKIPPED"):
-        if skipped := _VERBOSE_SKIP.match(line):
-            found.setdefault(skipped[1], "SKIPPED")
+        if (skipped := _verbosely_skipped(line)) is not None:
+            found.setdefault(skipped, "SKIPPED")
     return found
+
+
+def _verbosely_skipped(line: str) -> str | None:
+    """The test of a line `ID SKIPPED (REASON) [ 12%]`, whose last two parts may be missing."""
+    line = line.rstrip()
+    if line.endswith("%]"):
+        line = line[: line.rfind("[")].rstrip()
+    test = line.partition(" SKIPPED (")[0] if line.endswith(")") else line.removesuffix(" SKIPPED")
+    return test if test != line and "::" in test.split(maxsplit=1)[0][1:] else None
 
 
 def _summary_start(log: bytes) -> int | None:
@@ -71,7 +87,7 @@ def _summary_start(log: bytes) -> int | None:
         line_end = log.find(b"\n", at)
         if _SUMMARY_LINE.match(log[line_start : line_end if line_end >= 0 else len(log)]):
             return line_start
-        end = at
+        end = line_start
     return None
 
 
@@ -102,16 +118,24 @@ def _without_message(rest: str) -> str:
         return rest[:dash]
     if rest.endswith("]") and rest.count("[") == rest.count("]") and "] - " not in rest:
         return rest
-    ends = [match.start() + 1 for match in re.finditer(r"\] - ", rest)]
-    balanced = (end for end in ends if rest.count("[", 0, end) == rest.count("]", 0, end))
-    return rest[: next(balanced, ends[0] if ends else len(rest))]
+    opened, first = 0, len(rest)
+    for found in _BRACKET.finditer(rest):
+        opened += 1 if found[0] == "[" else -1
+        if len(found[0]) > 1:
+            end = found.start() + 1
+            if opened == 0:
+                return rest[:end]
+            first = min(first, end)
+    return rest[:first]
+
+
+_BRACKET = re.compile(r"\[|\](?: - )?")
 
 
 # unittest
 
 _HEAD = re.compile(r"\s*(\w+) \(([\w.]+)\)(?: \.\.\. (ok|FAIL|ERROR)$)?")
 _GLUED = re.compile(r".* \.\.\. (\w+) \(([\w.]+)\)(?= .*\.\.\. )")
-_SKIPPED = re.compile(r"(?:^|\.\.\. )skipped (['\"]).*\1\s*$")
 _SECTION = re.compile(r"(FAIL|ERROR): (\w+) \(([\w.]+)\)")
 _ENDINGS: Mapping[str, TestStatus] = {
     "ok": "PASSED",
@@ -172,7 +196,13 @@ def _parse_unittest(log: bytes) -> tuple[dict[str, TestStatus], list[tuple[str, 
 def _ending(line: str) -> TestStatus | None:
     """What a line that ends with a result says, which stands alone or after `... `."""
     status = _ENDINGS.get(line[line.rfind("... ") + 4 :] if "... " in line else line)
-    return "SKIPPED" if status is None and _SKIPPED.search(line) else status
+    return "SKIPPED" if status is None and _is_skipped(line) else status
+
+
+def _is_skipped(line: str) -> bool:
+    """Whether a line ends with `skipped 'REASON'`, in quotes of either kind."""
+    head = f"skipped {line[-1:]}"
+    return line.endswith(("'", '"')) and (line[:-1].startswith(head) or f"... {head}" in line[:-1])
 
 
 def dotted(name: str, where: str) -> str:
@@ -288,7 +318,7 @@ def _other_names(test: str) -> Iterable[str]:
         yield numbered.partition(" ")[0]
 
 
-_PATH_PARAMETER = re.compile(r"([^\[]*)\[/(?!/)[^*\s]*?([^/*\s]*)\]")
+_PATH_PARAMETER = re.compile(r"([^\[]*)\[/(?!/)(?:[^\]/*\s]*/)*([^/*\s]*)\]")
 
 
 def _dotted_id(test: str) -> str:

@@ -10,8 +10,8 @@ directory in their place):
   the image keeps tests that the agent does not see.
 - `runner-config`: every `conftest.py`; `pytest.ini` and its like and `.coveragerc` in the root and in every
   directory from there to a test; files that the test command runs or reads (`run_tests.sh`, the noxfile of
-  `nox`). Of setup.cfg, tox.ini and pyproject.toml in these places only the runner's sections
-  (`config_sections`).
+  `nox`, setup.py for `python setup.py test`). Of setup.cfg, tox.ini and pyproject.toml in these places only
+  the runner's sections (`config_sections`).
 - `shadow`: what is new and would be imported in the place of the runner or of Python's own, or at start-up:
   `sitecustomize`, `usercustomize` anywhere; `pytest`, `_pytest`, `pluggy` and all else that pytest imports,
   names of the standard library, `*.pth`, where a search path can begin: the root, directories with tests that
@@ -36,6 +36,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 
+from swe_core.builtin.swe.config_sections import WITH_SECTIONS
 from swe_core.builtin.swe.test_files import (
     command_files,
     command_words,
@@ -57,17 +58,29 @@ _OF_PROGRAM: Mapping[str, tuple[str, ...]] = {
     "nox": ("noxfile.py",),
     "make": ("Makefile", "makefile", "GNUmakefile"),
     "hatch": ("hatch.toml",),
+    "pixi": ("pixi.toml",),
+    "poe": ("poe_tasks.toml", "poe_tasks.json", "poe_tasks.yaml"),
+    "invoke": ("tasks.py", "invoke.yaml"),
+    "inv": ("tasks.py", "invoke.yaml"),
+    "doit": ("dodo.py",),
+    "just": ("justfile", "Justfile", ".justfile"),
+    "task": ("Taskfile.yml", "Taskfile.yaml", "taskfile.yml", "taskfile.yaml"),
     "nose2": ("unittest.cfg", "nose2.cfg"),
 }
+_SETUP_TEST = re.compile(r"\bsetup\.py\s+(?:test|pytest|nosetests)\b")
 _START_UP = frozenset(("sitecustomize", "usercustomize"))
 _RUNNERS = frozenset((
-    "_pytest", "apipkg", "atomicwrites", "attr", "attrs", "colorama", "coverage", "exceptiongroup", "execnet",
+    "_distutils_hack", "_pytest", "apipkg", "atomicwrites", "attr", "attrs", "colorama", "coverage",
+    "exceptiongroup", "execnet",
     "importlib_metadata", "iniconfig", "more_itertools", "nose", "nose2", "nox", "packaging", "pathlib2",
     "pluggy", "py", "pygments", "pytest", "pytest_asyncio", "pytest_cov", "pytest_mock", "pytest_timeout",
     "pytest_xdist", "six", "toml", "tomli", "tox", "typing_extensions", "wcwidth", "xdist", "zipp",
 ))  # fmt: skip
 _SHADOWING = _RUNNERS | sys.stdlib_module_names
-_INSTALLED = re.compile(r".*\.(?:egg-info|dist-info|egg-link)|site-packages|dist-packages|\.eggs|__pycache__")
+_INSTALLED = re.compile(
+    r".*\.(?:egg-info|dist-info|egg-link|egg)|site-packages|dist-packages|\.eggs|__pycache__",
+    re.IGNORECASE,
+)
 _COMPILED = (".pyc", ".pyo")
 
 
@@ -89,11 +102,13 @@ class Protection:
             if nearest is not None:
                 self._test_dirs.add(nearest)
         words = command_words(task)
-        self.tox = "tox" in words
+        self.programs = words & WITH_SECTIONS
         self._scripts = command_files(task, trees.base.keys())
         self._scripts.update(
             file for program, files in _OF_PROGRAM.items() if program in words for file in files
         )
+        if _SETUP_TEST.search(f"{task.setup}\n{task.test_command}"):
+            self._scripts.add("setup.py")
         self._below_tests = tuple(f"{directory}/" for directory in self._test_dirs)
         known = named | self._test_dirs | self._scripts
         self._config_dirs = {above for path in known for above in (path, *ancestors(path))} | {""}

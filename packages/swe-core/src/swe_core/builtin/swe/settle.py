@@ -51,7 +51,7 @@ def settle(trees: Trees, protection: Protection, contents: Mapping[str, bytes]) 
     """Decide for each path that any side changes.
 
     Args:
-        contents: By id, at least those of `contents_needed`.
+        contents: By id, those of `contents_needed` that are no larger than they may be.
     """
     work = _Work(trees, protection, contents)
     for path in sorted({*trees.model, *trees.reference}):
@@ -98,7 +98,7 @@ class _Work:
     def __post_init__(self) -> None:
         if _new_links(self.trees):
             self.links = {
-                path: self.contents[entry.id].decode(errors="surrogateescape")
+                path: self.contents.get(entry.id, b"/").decode(errors="surrogateescape")
                 for path, entry in _links(self.trees).items()
             }
 
@@ -144,13 +144,15 @@ class _Work:
             return None
         if ours == wanted:
             return ours
-        return with_sections_of(wanted, ours, base, name=posixpath.basename(path), tox=self.protection.tox)
+        return with_sections_of(
+            wanted, ours, base, name=posixpath.basename(path), programs=self.protection.programs
+        )
 
     def _content(self, entry: Entry | None) -> bytes | None:
-        """Empty where there is no file, None where there is something else."""
+        """Empty where there is no file, None where there is something else, or too large a file."""
         if entry is None:
             return b""
-        return self.contents[entry.id] if entry.is_file else None
+        return self.contents.get(entry.id) if entry.is_file else None
 
     def _entry(self, content: bytes, like: Entry | None) -> Entry | None:
         if not content and (like is None or self.contents.get(like.id) != b""):

@@ -58,7 +58,6 @@ class TestRun:
         log: stdout and stderr, merged.
         seconds: Wall time.
         report: What the reporter told, also of a run that was killed.
-        changed: Files that decide the verdict and were other ones after the run; "" where it cannot be told.
     """
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
@@ -67,7 +66,6 @@ class TestRun:
     log: bytes
     seconds: float
     report: Report = NOTHING_REPORTED
-    changed: tuple[str, ...] = ()
 
     @property
     def last_line(self) -> str:

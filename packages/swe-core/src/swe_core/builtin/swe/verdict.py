@@ -9,11 +9,11 @@ patch, does not give the same one: the grader asks for that run when there is a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from swe_core.builtin.swe.log_reader import Found
-from swe_core.builtin.swe.parsers import log_reader, statuses
+from swe_core.builtin.swe.parsers import log_reader, shortened, statuses
 from swe_core.builtin.swe.testrun import TestRun
 from swe_core.builtin.swe.trees import printable
 from swe_core.grade import Tampering
@@ -68,6 +68,18 @@ class Reading:
     doubts: tuple[Doubt, ...]
     silent: bool
 
+    def with_changed(self, files: Iterable[str]) -> Reading:
+        """With doubts about files that the verdict hangs on and that are other ones after the run; "" stands
+        for all, where the sandbox does not tell."""
+        sentences = (
+            f"{printable(path)} was changed while the tests ran"
+            if path
+            else "the files of the tests cannot be read again"
+            for path in files
+        )
+        more = [Doubt(sentence, sentence, forged=True) for sentence in sentences]
+        return replace(self, doubts=(*self.doubts, *more))
+
     def beyond(self, reference: Reading) -> list[Doubt]:
         """The doubts that the reference does not give too."""
         known = {doubt.key for doubt in reference.doubts}
@@ -82,7 +94,7 @@ def read(task: Task, run: TestRun) -> Reading:
     outcomes, so both are doubts: they count only where the reference has the same.
     """
     reader, report = log_reader(task.log_parser), run.report
-    found, renamed = reader.parse(run.log), reader.rename(report.statuses)
+    found, renamed = reader.parse(shortened(run.log)), reader.rename(report.statuses)
     wanted = tuple(dict.fromkeys((*task.fail_to_pass, *task.pass_to_pass, *(task.expected or ()))))
     by_log = statuses(task.log_parser, found, wanted)
     by_reporter = statuses(task.log_parser, renamed or {}, wanted)
@@ -92,11 +104,10 @@ def read(task: Task, run: TestRun) -> Reading:
     good = {test: status for test, status in ended.items() if status in _KEPT}
     doubts = [
         *_about_session(run, reader.runner),
-        *_about_files(run),
         *_about_exit_code(run, found, reader.runner),
         *(_about_names(good, by_reporter) if report.sessions else ()),
         *(_about_counts(run, found) if report.complete else ()),
-        *(_about_log(good, by_log)),
+        *_about_log(good, by_log, complete=bool(found) and reader.runner == "pytest"),
         *_about_lenience(task, good),
     ]
     return Reading(
@@ -152,17 +163,6 @@ def _about_session(run: TestRun, runner: str) -> Iterator[Doubt]:
         yield Doubt(what, what, forged=True)
 
 
-def _about_files(run: TestRun) -> Iterator[Doubt]:
-    for path in run.changed:
-        name = printable(path)
-        what = (
-            f"{name} was changed while the tests ran"
-            if name
-            else "the files of the tests cannot be read again"
-        )
-        yield Doubt(what, what, forged=True)
-
-
 def _about_exit_code(run: TestRun, found: Found, runner: str) -> Iterator[Doubt]:
     """swebench's rule, that the exit code must agree with what the log shows, for both channels."""
     report = run.report
@@ -200,11 +200,18 @@ def _about_counts(run: TestRun, found: Found) -> Iterator[Doubt]:
         yield Doubt("counts", f"{told} tests failed and the log says that none did", forged=True)
 
 
-def _about_log(good: Mapping[str, TestStatus], by_log: Mapping[str, TestStatus]) -> Iterator[Doubt]:
+def _about_log(
+    good: Mapping[str, TestStatus], by_log: Mapping[str, TestStatus], *, complete: bool
+) -> Iterator[Doubt]:
+    """What the reporter says the log has to say too, where it is `complete`: output of the code under test
+    hides no results in it, as it may in unittest's."""
     for test, status in good.items():
         if by_log[test] in _FAILED:
             sentence = f"the log says {by_log[test]} and the reporter {status}"
             yield Doubt(f"log {by_log[test]}: {test}", sentence, forged=True, test=test)
+        elif complete and by_log[test] == "MISSING" and status in _PASSED:
+            sentence = f"the log does not name it and the reporter says {status}"
+            yield Doubt(f"not in the log: {test}", sentence, forged=True, test=test)
 
 
 def _about_lenience(task: Task, good: Mapping[str, TestStatus]) -> Iterator[Doubt]:

@@ -14,19 +14,28 @@ is left of somebody else's patch without some of its hunks is a patch that nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio.to_thread
 
 from swe_core.builtin.swe.archive import packed
+from swe_core.builtin.swe.config_sections import MAX_BYTES as LARGEST_CONFIG
 from swe_core.builtin.swe.protected import Protection
 from swe_core.builtin.swe.reference import GIT_APPLY, Reference, make_reference
 from swe_core.builtin.swe.settle import contents_needed, digest_of_tests, own_files, settle
-from swe_core.builtin.swe.suspicious import added
+from swe_core.builtin.swe.suspicious import LARGEST_SOURCE, added, names_of_tests
 from swe_core.builtin.swe.test_files import files_to_run
-from swe_core.builtin.swe.trees import Entry, Trees, index_info, parse_blobs, parse_changes, parse_listing
+from swe_core.builtin.swe.trees import (
+    Entry,
+    Trees,
+    index_info,
+    parse_blobs,
+    parse_changes,
+    parse_listing,
+    printable,
+)
 from swe_core.errors import GraderError, SandboxTimeout, SweError
 from swe_core.grade import Suspicion, Tampering
 from swe_core.patch import MAX_PATCH_BYTES, Base, check_alive
@@ -36,11 +45,23 @@ from swe_core.task import Task
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """The longest answer of git that is taken: some two million paths."""
+_MAX_NAME, _MAX_PATH = 255, 4095  # bytes, as Linux has them
 
 _ENTER = r"""
 root=$1 tree=$3
 export GIT_DIR="$2" GIT_WORK_TREE="$1" GIT_INDEX_FILE="$2/index"
 cd -- "$root"
+
+# contents LARGEST: of the files whose ids are given, those that are no larger, and no more of them than all
+# may hold together
+contents() {
+  room=$((64 * 1024 * 1024))
+  git cat-file --batch-check='%(objectname) %(objectsize)' | while read -r id size; do
+    [ "$size" != missing ] && [ "$size" -le "$1" ] && [ "$size" -le "$room" ] || continue
+    room=$((room - size))
+    echo "$id"
+  done | git cat-file --batch
+}
 """
 
 _APPLY = (
@@ -61,7 +82,7 @@ in_a_copy() {
 
 model=$({ git_apply model "$tree" || in_a_copy >/dev/null 2>&1; } && git write-tree) || model=$tree
 git diff-tree -r --no-renames "$tree" "$model" | grep '\.py"\{0,1\}$' | cut -d ' ' -f 3,4 | tr ' ' '\n' |
-  sort -u | grep -v '^0*$' | git cat-file --batch >"$GIT_DIR/sources" || :
+  sort -u | grep -v '^0*$' | contents LARGEST >"$GIT_DIR/sources" || :
 wc -c <"$GIT_DIR/sources"
 cat "$GIT_DIR/sources"
 cat "$GIT_DIR/model.how" 2>/dev/null || echo none
@@ -71,7 +92,7 @@ printf '\0'
 git diff-tree -r -z --no-renames "$tree" "$model"
 printf '\0'
 git ls-files --others --ignored --exclude-standard --directory -z
-"""
+""".replace("LARGEST", str(LARGEST_SOURCE))
 )
 
 _WRITE = r"""
@@ -153,8 +174,8 @@ async def prepare_tree(
         timeout: Seconds for each of git's three parts: applying, reading a few files, writing.
 
     Raises:
-        PatchDoesNotApply: `patch` does not, names a path outside the repository or in `.git`, or is larger
-            than `MAX_PATCH_BYTES`.
+        PatchDoesNotApply: `patch` does not, names a path outside the repository, in `.git` or too long for
+            Linux, or is larger than `MAX_PATCH_BYTES`.
         GraderError: The task's test patch does not, or the files could not be written.
         SandboxTimeout: The time was up.
         SandboxDied: The sandbox is gone.
@@ -165,6 +186,8 @@ async def prepare_tree(
     reference = await references.of(sandbox, base, task, trees.base, timeout)
     if not applied_with:
         raise PatchDoesNotApply(f"the patch does not apply to the task's base: {said}")
+    if (long := next(_too_long(base.root, trees), None)) is not None:
+        raise PatchDoesNotApply(f"the patch names a path that is too long for Linux: {printable(long)[:300]}")
     trees = replace(trees, tests=reference.tests, reference=reference.whole)
     protection = Protection(trees, task)
     known = {**sources, **reference.contents}
@@ -182,7 +205,7 @@ async def prepare_tree(
     own = own_files(trees, protection)
     counts = [path for path in trees.model if protection.kind(path) is None]
     before, after = (
-        {path: sources[entry.id] for path in counts if (entry := side(path)) and entry.id in sources}
+        {path: sources.get(entry.id) for path in counts if (entry := side(path)) and entry.is_file}
         for side in (trees.base.get, trees.in_model)
     )
     return GradedTree(
@@ -194,8 +217,15 @@ async def prepare_tree(
         tests=digest_of_tests(trees, protection),
         known={path: entry.id for path, entry in own.items() if path.endswith(".py")},
         decisive={path: entry.id for path, entry in own.items() if protection.decides(path)},
-        suspicious=await anyio.to_thread.run_sync(added, before, after),
+        suspicious=await anyio.to_thread.run_sync(added, before, after, names_of_tests(task)),
     )
+
+
+def _too_long(root: str, trees: Trees) -> Iterator[str]:
+    for path in trees.model:
+        whole = f"{root}/{path}".encode(errors="surrogateescape")
+        if len(whole) > _MAX_PATH or max(map(len, whole.split(b"/"))) > _MAX_NAME:
+            yield path
 
 
 _HASH = """
@@ -248,20 +278,20 @@ async def _apply(
 async def _read(
     sandbox: Sandbox, base: Base, ids: Iterable[str], known: Mapping[str, bytes], timeout: float
 ) -> dict[str, bytes]:
-    """The contents of files, by id, some of which are known."""
+    """The contents of files, by id, some of which are known; nothing of too large ones."""
     wanted = set(ids)
     found = {id: content for id, content in known.items() if id in wanted}
-    found |= await _blobs(sandbox, base, timeout, wanted - found.keys())
-    if found.keys() != wanted:
-        raise GraderError(f"files of the repository {base.root!r} could not be read")
-    return found
+    unknown = wanted - found.keys()
+    return found | await _blobs(sandbox, base, timeout, unknown, f"contents {LARGEST_CONFIG}")
 
 
-async def _blobs(sandbox: Sandbox, base: Base, timeout: float, ids: Iterable[str]) -> dict[str, bytes]:
+async def _blobs(
+    sandbox: Sandbox, base: Base, timeout: float, ids: Iterable[str], script: str = "git cat-file --batch"
+) -> dict[str, bytes]:
     """Those of these files that the repository has, by id; no command is run for none."""
     if not (wanted := sorted(ids)):
         return {}
-    script, stdin = "git cat-file --batch", "".join(f"{id}\n" for id in wanted).encode()
+    stdin = "".join(f"{id}\n" for id in wanted).encode()
     done = await _git(sandbox, base, script, stdin, timeout)
     if done.exit_code != 0 or done.truncated:
         why = "they are too long" if done.truncated else last_line(done)

@@ -2,14 +2,16 @@
 # from `common.py`, and both programs have it. Nothing newer than Python 3.6.
 #
 # mypy: ignore-errors
-# ruff: noqa: F821, SIM105, UP031
+# ruff: noqa: B905, F821, SIM105, UP031
 import ast
 import hashlib
 import sys
-from types import CodeType, FunctionType
+from itertools import chain
+from types import CodeType, FunctionType, MethodType, ModuleType
 
 OPTIMIZED, ONLY_TREE = 1, 1024  # CO_OPTIMIZED, PyCF_ONLY_AST
 RUNNERS = ("pytest", "unittest", "unittest.case", "unittest.mock")
+BINDING = (MethodType, staticmethod, classmethod)
 PARTS_OF_CODE = tuple(  # those that this Python has
     "co_" + name
     for name in (
@@ -28,9 +30,9 @@ def code_of(function):
     """The code objects of a function, through its decorators and the object that it is bound to."""
     codes = []
     for _ in range(10):
-        if type(function) is not FunctionType:  # to which anybody can add a `__func__`
-            function = getattr(function, "__func__", function)
-        codes.append(getattr(function, "__code__", None))
+        if type(function) in BINDING:  # of others, attributes of these names mean nothing
+            function = function.__func__
+        codes.append(function.__code__ if type(function) is FunctionType else None)
         function = getattr(function, "__wrapped__", None)
         if function is None:
             break
@@ -47,9 +49,13 @@ def same_code(one, other):
     )
 
 
-def decorated(body, where=""):
-    """The qualified names of the functions in a list of statements that a decorator may have replaced. Those
-    of pytest give the function itself."""
+def decorated(body, pytests, where=""):
+    """The qualified names of the functions in a list of statements that a decorator may have replaced, each
+    with the name that the decorator begins with. Those of pytest give the function itself.
+
+    Args:
+        pytests: What pytest and parts of it are called there.
+    """
     for node in body:
         kind = type(node).__name__
         if kind in ("FunctionDef", "AsyncFunctionDef", "ClassDef"):
@@ -57,15 +63,15 @@ def decorated(body, where=""):
             for decorator in node.decorator_list:
                 while type(decorator).__name__ in ("Call", "Attribute"):
                     decorator = decorator.func if type(decorator).__name__ == "Call" else decorator.value
-                if getattr(decorator, "id", "") != "pytest":
-                    yield name
+                if getattr(decorator, "id", "") not in pytests:
+                    yield name, getattr(decorator, "id", "")
         inner = node.name + "." if kind == "ClassDef" else ""
         if kind not in ("FunctionDef", "AsyncFunctionDef"):
             for part in ("body", "orelse", "finalbody"):
-                for found in decorated(getattr(node, part, ()), where + inner):
+                for found in decorated(getattr(node, part, ()), pytests, where + inner):
                     yield found
             for handler in getattr(node, "handlers", ()):
-                for found in decorated(handler.body, where):
+                for found in decorated(handler.body, pytests, where):
                     yield found
 
 
@@ -80,6 +86,27 @@ def imported(body):
         elif kind == "ImportFrom" and node.level == 0 and node.module in RUNNERS:
             for alias in node.names:
                 yield alias.asname or alias.name, node.module, alias.name
+
+
+def literals(tree, names):
+    """Those of the names that a module binds once, to a constant: what each is. An empty list is there to be
+    filled."""
+    found, twice = {}, set()
+    for node in tree.body:
+        for target in node.targets if type(node).__name__ == "Assign" else ():
+            name = getattr(target, "id", None)
+            if name in names:
+                twice.update({name} & found.keys())
+                try:
+                    found[name] = ast.literal_eval(node.value)
+                except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                    twice.add(name)
+    filled = (list, dict, set)
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in twice and (value or type(value) not in filled)
+    }
 
 
 def bound(tree):
@@ -101,8 +128,9 @@ def bound(tree):
 
 def make_expected(known):
     """A function that gives what a file of `known` has to define: the code objects of its functions by
-    qualified name, which of these are decorated, what it imports of test runners, and the names that it
-    binds; None of a file that is not known. It raises Changed where the disk holds another file."""
+    qualified name, what these are decorated with, what it imports of test runners, the names that it binds,
+    and which of them to what constants; None of a file that is not known. It raises Changed where the disk
+    holds another file."""
     read, done = {}, {}
     digests = {40: hashlib.sha1, 64: hashlib.sha256}
 
@@ -130,10 +158,11 @@ def make_expected(known):
             source, found = source_of(path), {}
             tree = compile(source, path, "exec", ONLY_TREE, True)
             collect(make(source, path), "", found)
-            done[path, make] = (
-                *(found, frozenset(decorated(tree.body)), tuple(imported(tree.body))),
-                bound(tree),
-            )
+            parts, names, replaced = tuple(imported(tree.body)), bound(tree), {}
+            pytests = {name for name, module, _ in parts if module == "pytest"}
+            for name, decorator in decorated(tree.body, pytests):
+                replaced.setdefault(name, []).append(decorator)
+            done[path, make] = found, replaced, parts, names, literals(tree, names)
         return done[path, make]
 
     return expected
@@ -143,8 +172,8 @@ def codes_within(function):
     """The code objects of a function and of those that it wraps, as far as they show."""
     found, seen = [function], set()
     for value in found:
-        if type(value) is not FunctionType:
-            value = getattr(value, "__func__", value)
+        if type(value) in BINDING:
+            value = value.__func__
         inner = [getattr(value, "__wrapped__", None)]
         for cell in (getattr(value, "__closure__", None) or ()) if type(value) is FunctionType else ():
             try:
@@ -163,10 +192,10 @@ def plain(source, path):
     return compile(source, path, "exec", 0, True)
 
 
-def make_defined(known, *makes):
+def make_defined(root, known, *makes):
     """Functions: the names of the functions that a file of `known` defines, and all that it binds; whether a
     function is the one of this name in it, None where it has no such one; and which names of a module of this
-    file are another thing than the part of a test runner that it imports.
+    file are another thing than the part of a test runner that it imports, or than the constant.
 
     Args:
         makes: The ways in which a module's code object may be made of its source.
@@ -174,20 +203,42 @@ def make_defined(known, *makes):
     expected, honest = make_expected(known), {}
 
     def names_in(path):
-        functions, _, _, names = expected(path, plain)
+        functions, _, _, names, _ = expected(path, plain)
         return functions, names
+
+    def is_wrapped(function, decorators):
+        """Whether code under test stands before a function to which none of its decorators belongs."""
+        code = code_of(function)[0]
+        place = "" if code is None else code.co_filename
+        if not below(root, place) or place in known:
+            return False
+        inner = function
+        while getattr(inner, "__wrapped__", None) is not None:
+            inner = inner.__wrapped__
+        space = getattr(inner, "__globals__", {})
+        return not any(is_ours(space.get(name)) for name in decorators)
+
+    def is_ours(value):
+        """Whether the code under test defines a decorator, or its module."""
+        module = getattr(value, "__module__", None) or getattr(type(value), "__module__", "")
+        module = value if type(value) is ModuleType else sys.modules.get(module)
+        place = getattr(module, "__file__", None) or ""
+        return below(root, place) and place not in known
 
     def is_defined(path, name, function):
         codes = code_of(function)
         if codes[0] is not None and honest.get(id(codes[0])) is codes[0]:
             return True
         for make in makes:
-            functions, replaced, _, _ = expected(path, make)
+            functions, replaced = expected(path, make)[:2]
             if name not in functions:
                 return None
             parts = name.split(".")
-            may_differ = any(".".join(parts[:end]) in replaced for end in range(1, len(parts) + 1))
-            for code in codes_within(function) if may_differ else codes[:1]:
+            above = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+            decorators = [decorator for one in above for decorator in replaced.get(one, ())]
+            if decorators and is_wrapped(function, decorators):
+                return False
+            for code in codes_within(function) if decorators else codes[:1]:
                 if any(same_code(code, one) for one in functions[name]):
                     if codes[0] is not None:
                         honest[id(codes[0])] = codes[0]
@@ -195,7 +246,11 @@ def make_defined(known, *makes):
         return False
 
     def others_in(path, space):
-        for name, module, part in expected(path, plain)[2]:
+        _, _, parts, _, constants = expected(path, plain)
+        for name, value in constants.items():
+            if not same_constant(space.get(name, value), value):
+                yield name
+        for name, module, part in parts:
             right = (
                 sys.modules.get(module) if part is None else getattr(sys.modules.get(module), part, MISSING)
             )
@@ -203,6 +258,24 @@ def make_defined(known, *makes):
                 yield name
 
     return names_in, is_defined, others_in
+
+
+def below(root, place):
+    """Whether a file is the repository's, and not one of an environment that lies there."""
+    return place.startswith(root) and "/site-packages/" not in place
+
+
+def same_constant(one, other):
+    """Whether two values of builtin types are the same, also where code under test made one of them."""
+    if type(one) is not type(other):
+        return False
+    if type(one) is dict:
+        pairs = zip(chain(one, one.values()), chain(other, other.values()))
+    elif type(one) in (list, tuple):
+        pairs = zip(one, other)
+    else:
+        return bool(one == other or one != one)
+    return len(one) == len(other) and all(same_constant(*pair) for pair in pairs)
 
 
 def make_cases(odd):

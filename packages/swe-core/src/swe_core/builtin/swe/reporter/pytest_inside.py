@@ -12,6 +12,7 @@ import unittest
 
 import pytest
 from _pytest import python, runner
+from _pytest.assertion import rewrite
 
 NAME = __name__
 
@@ -41,12 +42,13 @@ def kind_of(error, expected=pytest.xfail.Exception, skipped=pytest.skip.Exceptio
 
 def make_hooks(send, hold, flush, root, known):
     """The plugin's hooks."""
+    always_rewrite(known)
     watch, forgive, configured, follow, watch_core = make_watch()
     sessions = []
     ended = {}
     passed = []  # the id of a test, once for each of its phases that passed
     odd, look = make_look(send, watch)
-    inspect, is_of_tests, again_case, instance = make_files(known, odd, follow)
+    inspect, inspect_rest, is_of_tests, again_case, instance = make_files(root, known, odd, follow)
     trust, remember, compare, judge_all = make_guard(root, known, odd, is_of_tests, again_case)
     on_canary = [False]
     clock, looked = time.monotonic, [0.0]  # a look takes half a millisecond; the last is after all tests
@@ -111,6 +113,7 @@ def make_hooks(send, hold, flush, root, known):
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(session):
         watch_comparing()
+        inspect_rest()
         tell_collected([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
@@ -266,6 +269,15 @@ def spaces_of(name, module):
     for key, value in list(vars(module).items()):
         if isinstance(value, type) and value.__module__ == name:
             yield name + "." + key, vars(value)
+
+
+def always_rewrite(known):
+    """Have pytest compile the task's own files, whatever lies in `__pycache__`, where anybody can write."""
+    honest = getattr(rewrite, "_read_pyc", None)
+    if honest is not None:
+        rewrite._read_pyc = lambda source, *rest, **more: (
+            None if str(source) in known else honest(source, *rest, **more)
+        )
 
 
 def is_remote(root, config):

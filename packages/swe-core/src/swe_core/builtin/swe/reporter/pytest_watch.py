@@ -201,7 +201,7 @@ def make_watch():
     return watch, forgive, configured, follow, watch_core
 
 
-def make_files(known, odd, follow):
+def make_files(root, known, odd, follow):
     """A function that says what of an item, and of its module, is not what its file has to define."""
     with_source = "source" in rewrite_asserts.__code__.co_varnames[:2]
     config, inspected = [None], set()
@@ -214,7 +214,7 @@ def make_files(known, odd, follow):
             rewrite_asserts(tree, path, config[0])
         return compile(tree, path, "exec", 0, True)
 
-    names_in, is_defined, others_in = make_defined(known, rewritten, plain)
+    names_in, is_defined, others_in = make_defined(root, known, rewritten, plain)
     first_case, again_case, instance = make_cases(odd)
 
     def inspect_module(module, path):
@@ -274,7 +274,18 @@ def make_files(known, odd, follow):
             odd("the file %s on the disk is another one" % path)
             return False
 
-    return inspect, is_of_tests, again_case, instance
+    def inspect_rest():
+        """Inspect what else of the task's own was imported: conftest.py, helpers of tests."""
+        for module in list(sys.modules.values()):
+            path = getattr(module, "__file__", None)
+            if type(module) is types.ModuleType and path in known and path not in inspected:
+                inspected.add(path)
+                try:
+                    inspect_module(module, path)
+                except Changed:
+                    odd("the file %s on the disk is another one" % path)
+
+    return inspect, inspect_rest, is_of_tests, again_case, instance
 
 
 def make_guard(root, known, odd, is_of_tests, again_case):

@@ -64,7 +64,7 @@ def watcher():
     return watch
 
 
-def report(send, announce, known):
+def report(send, announce, root, known):
     """Wrap unittest, and tell what happens in it."""
     import unittest.case
     import unittest.result
@@ -283,7 +283,7 @@ def report(send, announce, known):
     replace(outcomes, "addSubTest", sub_test)
     replace(unittest.suite.TestSuite, "run", run_suite)
     odd, look = make_look(send, watcher())
-    _, is_defined, others_in = make_defined(known, plain)
+    _, is_defined, others_in = make_defined(root, known, plain)
     first_case, again_case, instance = make_cases(odd)
     atexit.register(end)
     announce()
@@ -313,7 +313,7 @@ class Sleeper:
                 if stream is not None:
                     session, half, key = agree(self.here)
                     say = make_send(session, key, stream)[0]
-                    report(say, lambda: announce(stream, half), read_known(self.here)[1])
+                    report(say, lambda: announce(stream, half), *read_known(self.here))
             except (ImportError, AttributeError, KeyError, OSError, ValueError):
                 pass  # a unittest that we do not know, of which nothing was replaced yet: the log counts
         return spec

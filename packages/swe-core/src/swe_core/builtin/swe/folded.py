@@ -1,0 +1,109 @@
+"""Constant strings that a syntax tree puts together, such as `"_get" + "frame"`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+_MAX_PIECE, _MAX_DEPTH = 2000, 20
+_METHODS = frozenset(
+    ("replace", "lower", "upper", "swapcase", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix")
+)
+_GAP = re.compile(r"%s|\{\}")
+
+
+def folded(node: ast.expr) -> tuple[str | None, frozenset[int]]:
+    """The text that an expression of constants has, and the ids of the nodes in it that have no say of their
+    own; None where it has other parts. Bytes are read as Latin-1."""
+    parts: set[int] = set()
+    text = _fold(node, parts, 0)
+    return text, frozenset(parts)
+
+
+def _fold(node: ast.expr, parts: set[int], depth: int) -> str | None:
+    if depth > _MAX_DEPTH:
+        return None
+    below = depth + 1
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.Constant(value=bytes(data)):
+            return data.decode("latin-1")
+        case ast.BinOp(op=ast.Add()):
+            return _joined("", _sum(node, parts), parts, below)
+        case ast.JoinedStr(values=values):
+            return _joined("", list(values), parts, below)
+        case ast.FormattedValue(value=value, format_spec=None):
+            return _fold(value, parts, below)
+        case ast.BinOp(left=left, op=ast.Mod(), right=right):
+            given = list(right.elts) if isinstance(right, ast.Tuple) else [right]
+            return _filled(_fold(left, parts, below), given, parts, below)
+        case ast.Subscript(value=value, slice=ast.Slice() as where):
+            return _cut(_fold(value, parts, below), where)
+        case ast.Call(func=ast.Name(id="chr"), args=[ast.Constant(value=int(number))]) if (
+            0 <= number < 0x110000
+        ):
+            return chr(number)
+        case ast.Call(func=ast.Attribute(value=value, attr="join"), args=[ast.List() | ast.Tuple() as given]):
+            between = _fold(value, parts, below)
+            return None if between is None else _joined(between, given.elts, parts, below)
+        case ast.Call(func=ast.Attribute(value=value, attr="format"), args=given, keywords=[]):
+            return _filled(_fold(value, parts, below), given, parts, below)
+        case ast.Call(func=ast.Attribute(value=value, attr="decode" | "encode")):
+            return _fold(value, parts, below)
+        case ast.Call(func=ast.Attribute(value=value, attr=name), args=given) if name in _METHODS:
+            return _method(_fold(value, parts, below), name, [_fold(one, parts, below) for one in given])
+    return None
+
+
+def _sum(node: ast.expr, parts: set[int]) -> list[ast.expr]:
+    """What a chain of `+` adds up, without recursion: a chain may be long."""
+    found = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        found.append(node.right)
+        node = node.left
+        parts.add(id(node))
+    return [node, *reversed(found)]
+
+
+def _joined(between: str, given: list[ast.expr], parts: set[int], depth: int) -> str | None:
+    texts = []
+    for one in given:
+        text = _fold(one, parts, depth)
+        if text is None or len(text) > _MAX_PIECE:
+            return None
+        texts.append(text)
+    return between.join(texts)
+
+
+def _filled(template: str | None, given: list[ast.expr], parts: set[int], depth: int) -> str | None:
+    if template is None or len(template) > _MAX_PIECE:
+        return None
+    texts = [_fold(one, parts, depth) for one in given]
+    if any(text is None or len(text) > _MAX_PIECE for text in texts):
+        return None
+    left: Iterator[str | None] = iter(texts)
+    return _GAP.sub(lambda gap: next(left, None) or "", template)
+
+
+def _method(text: str | None, name: str, given: list[str | None]) -> str | None:
+    if text is None or len(text) > _MAX_PIECE or any(one is None or len(one) > 100 for one in given):
+        return None
+    try:
+        return str(getattr(text, name)(*given))
+    except (TypeError, ValueError):
+        return None
+
+
+def _cut(text: str | None, where: ast.Slice) -> str | None:
+    bounds = []
+    for bound in (where.lower, where.upper, where.step):
+        try:
+            bounds.append(None if bound is None else ast.literal_eval(bound))
+        except (ValueError, TypeError):
+            return None
+    try:
+        return None if text is None else text[slice(*bounds)]
+    except (TypeError, ValueError):
+        return None
