@@ -212,6 +212,10 @@ CHEATS = {
     "a link to a package": ("ln -s pkg pluggy", "shadow", "pluggy"),
     "the standard library": ("echo x >unittest.py", "shadow", "unittest.py"),
     "in src": ("mkdir src; echo x >src/difflib.py", "shadow", "src/difflib.py"),
+    "metadata in capitals": ("mkdir evil.Dist-Info; echo x >evil.Dist-Info/entry_points.txt", "shadow",
+     "evil.Dist-Info/entry_points.txt"),
+    "what the image loads at start": ("mkdir _distutils_hack; touch _distutils_hack/__init__.py", "shadow",
+     "_distutils_hack/__init__.py"),
     "egg-info": ("mkdir evil.egg-info; echo '[pytest11]' >evil.egg-info/entry_points.txt", "shadow",
      "evil.egg-info/entry_points.txt"),
     "installed package": (f"echo >.gitignore; echo x >{SITE}/pluggy/hooks.py", "shadow",
@@ -375,6 +379,22 @@ async def test_a_patch_that_cannot_be_applied_whole_is_refused(world: World, wha
     )
 
 
+@pytest.mark.parametrize("path", ["a" * 300, "/".join(["a" * 200] * 25)])
+async def test_a_name_that_linux_does_not_take_is_refused(world: World, path: str) -> None:
+    with pytest.raises(PatchDoesNotApply, match=r"^the patch names a path that is too long for Linux: aaa"):
+        await world.grade(HEAD.format(path).encode())
+
+
+async def test_large_files_do_no_harm(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are neither read as code nor as configuration: what git says has a limit."""
+    monkeypatch.setattr(worktree, "MAX_ANSWER_BYTES", 3 * 1024 * 1024)
+    large = "import base64, random; text = base64.b85encode(random.randbytes(2 << 20)).decode()"
+    script = f"python3 -c '{large}; [print(chr(35), text, file=open(name, chr(97))) for name in names]'"
+    tree = await world.grade(script.replace("names", '["calc.py", "pyproject.toml"]'))
+    assert kinds(tree) == {("runner-config", "pyproject.toml")}
+    assert [(one.kind, one.path) for one in tree.suspicious] == [("not looked at", "calc.py")]
+
+
 async def test_an_absolute_path_is_one_inside(world: World) -> None:
     await world.grade(b"--- /dev/null\n+++ /etc/evil\n@@ -0,0 +1 @@\n+x\n")
     assert await world.sh("cat etc/evil; ls /etc/evil 2>/dev/null || :") == b"x\n"
@@ -441,13 +461,14 @@ async def test_what_a_test_run_changed_is_told(world: World) -> None:
     tree = await world.grade(FIX)
     assert set(tree.decisive) >= {"tests/test_calc.py", "pkg/test_ops.py", "conftest.py", "tests/conftest.py"}
     assert "tests/data/x.json" not in tree.decisive
-    assert await changed_files(world.sandbox, tree.decisive, timeout=60) == ()
+    assert await changed_files(world.sandbox, tree.own, timeout=60) == ()
     await world.sh("echo >>conftest.py; rm pkg/test_ops.py; mv tests old; ln -s old tests")
-    found = await changed_files(world.sandbox, tree.decisive, timeout=60)
+    found = await changed_files(world.sandbox, tree.own, timeout=60)
     assert found == ("conftest.py", "pkg/test_ops.py")
     await world.sh("rm tests; mkdir tests; cp old/conftest.py tests; ln -s ../old/test_calc.py tests")
-    found = await changed_files(world.sandbox, tree.decisive, timeout=60)
-    assert set(found) == {"conftest.py", "pkg/test_ops.py", "tests/test_calc.py", "tests/helpers.py"}
+    found = await changed_files(world.sandbox, tree.own, timeout=60)
+    gone = {"tests/test_calc.py", "tests/helpers.py", "tests/data/x.json"}
+    assert set(found) == {"conftest.py", "pkg/test_ops.py", *gone}
 
 
 async def test_nothing_of_the_gold_patch_is_in_the_sandbox(world: World, tmp_path: Path) -> None:

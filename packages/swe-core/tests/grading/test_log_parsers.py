@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.builtin.swe import swebench_parsers
-from swe_core.builtin.swe.parsers import log_reader, parse_pytest, parse_unittest, statuses
+from swe_core.builtin.swe.parsers import (
+    LONGEST_LINE,
+    log_reader,
+    parse_pytest,
+    parse_unittest,
+    shortened,
+    statuses,
+)
 from swe_core.errors import TaskError
 
 from .conftest import slow_but
@@ -465,6 +472,26 @@ def test_without_the_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(swebench_parsers, "find_spec", lambda name: None)
     with pytest.raises(TaskError, match=r"is not installed: pip install 'swe-core\[swebench\]'"):
         log_reader("swebench:parse_log_redis")
+
+
+LONG = {
+    "message": "FAILED a" + "[" * 8000 + "] - " * 2000,
+    "path": "PASSED a[/" + "x" * 16_000,
+    "skipped": "a::b" + "::" * 2000 + " SKIPPED (" * 1000,
+    "unittest": "test_a (b.C) ... " + "... skipped '" * 1200 + '"',
+    "summaries": "short test summary info" * 700,
+}
+
+
+@pytest.mark.parametrize("line", LONG)
+@pytest.mark.parametrize("name", ["pytest", "unittest", "django", "r2e"])
+def test_long_lines_take_no_longer_than_many_short_ones(name: str, line: str) -> None:
+    """A parser that is quadratic in the length of a line would take an hour."""
+    log = f"=== short test summary info ===\n{LONG[line] * 300}\n".encode()
+    log += f"{LONG[line]}\n".encode() * 300
+    found = log_reader(name).parse(shortened(log))
+    assert statuses(name, found, ["a::b"])["a::b"] == "MISSING"
+    assert max(map(len, shortened(log).split(b"\n"))) == LONGEST_LINE
 
 
 def test_an_unknown_reader_is_refused() -> None:

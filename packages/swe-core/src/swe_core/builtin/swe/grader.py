@@ -149,8 +149,9 @@ class SweGrader:
             if tree.is_base and not may_be_base:
                 return _Tested(tree, base.unchecked, sandbox.image_id, None)
             await sandbox.protect([f"{sandbox.spec.workdir}/{path}" for path in tree.decisive])
+            known = {path: git_id for path, git_id in tree.own.items() if path.endswith(".py")}
             run = await run_tests(
-                sandbox, task, tree.files, tree.known, timeout=timeout, log_bytes=self._log_bytes
+                sandbox, task, tree.files, known, timeout=timeout, log_bytes=self._log_bytes
             )
             # In a thread: code under test may have printed what takes long to read.
             reading = await anyio.to_thread.run_sync(read, task, run)
@@ -158,7 +159,7 @@ class SweGrader:
                 await check_alive(sandbox)
             elif may_be_base or not reading.problems:  # else it may have broken what this needs, to no avail
                 await sandbox.kill_all()
-                changed = await changed_files(sandbox, tree.decisive, timeout=GIT_TIMEOUT)
+                changed = await changed_files(sandbox, tree.own, timeout=GIT_TIMEOUT)
                 reading = reading.with_changed(changed)
             return _Tested(tree, base.unchecked, sandbox.image_id, (run, reading))
 

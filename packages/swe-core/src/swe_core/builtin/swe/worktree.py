@@ -121,8 +121,8 @@ class GradedTree:
         applied_with: What applied the patch, such as `git apply`.
         tampering: What of the patch has no effect, and why.
         tests: SHA-256 (hex) of the task's tests as they were written (`settle.digest_of_tests`).
-        known: The git ids of what Python files of the task's own hold: tests, and what configures their run.
-        decisive: The git ids of the files that the verdict hangs on (`Protection.decides`).
+        own: The git ids of what files of the task's own hold: tests, their data, what configures their run.
+        decisive: Those of them that the verdict hangs on (`Protection.decides`).
         suspicious: What the part of the patch that counts adds (`suspicious.added`).
     """
 
@@ -132,8 +132,8 @@ class GradedTree:
     applied_with: str
     tampering: tuple[Tampering, ...]
     tests: str
-    known: Mapping[str, str]
-    decisive: Mapping[str, str]
+    own: Mapping[str, str]
+    decisive: tuple[str, ...]
     suspicious: tuple[Suspicion, ...]
 
 
@@ -215,8 +215,8 @@ async def prepare_tree(
         applied_with=applied_with,
         tampering=settled.tampering,
         tests=digest_of_tests(trees, protection),
-        known={path: entry.id for path, entry in own.items() if path.endswith(".py")},
-        decisive={path: entry.id for path, entry in own.items() if protection.decides(path)},
+        own={path: entry.id for path, entry in own.items()},
+        decisive=tuple(filter(protection.decides, own)),
         suspicious=await anyio.to_thread.run_sync(added, before, after, names_of_tests(task)),
     )
 
@@ -230,9 +230,12 @@ def _too_long(root: str, trees: Trees) -> Iterator[str]:
 
 _HASH = """
 cd -- "$1"
-while IFS= read -r path; do
-  if [ -f "$path" ] && ! [ -L "$path" ]; then git hash-object --no-filters -- "$path"; else echo none; fi
-done
+paths=$(cat)
+files() { printf '%s\\n' "$paths" | while IFS= read -r path; do
+  if [ -f "$path" ] && ! [ -L "$path" ]; then echo "$1$path"; else echo "$2"; fi
+done; }
+files + - | cut -c 1
+files ./ '' | grep . | git hash-object --no-filters --stdin-paths
 """
 
 
@@ -246,10 +249,12 @@ async def changed_files(sandbox: Sandbox, files: Mapping[str, str], *, timeout: 
     except SandboxTimeout:
         await check_alive(sandbox)
         return ("",)
-    found = done.text.split()
-    if done.exit_code != 0 or len(found) != len(paths):
+    said = done.text.split()
+    there = [path for path, mark in zip(paths, said, strict=False) if mark == "+"]
+    if done.exit_code != 0 or len(said) != len(paths) + len(there):
         return ("",)
-    return tuple(path for path, git_id in zip(paths, found, strict=True) if files[path] != git_id)
+    found = dict(zip(there, said[len(paths) :], strict=True))
+    return tuple(path for path in paths if found.get(path) != files[path])
 
 
 async def _apply(
