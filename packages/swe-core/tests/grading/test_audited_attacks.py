@@ -20,6 +20,8 @@ BUGGY = "def add(a, b):\n    return a - b\ndef call(f, x):\n    f(x, x)\n"
 FIX = "sed -i 's/a - b/a + b/; s/f(x, x)/f(x)/' calc.py"
 VISIBLE = """
 import functools
+import math
+import textwrap
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -53,6 +55,8 @@ def test_mock():
 def test_decorated(): assert add(1, 2) == 3
 @pytest.mark.parametrize(("a", "b", "want"), [(1, 2, 3), (4, 5, 9)])
 def test_many(a, b, want): assert add(a, b) == want
+def test_close(): assert math.isclose(add(1, 2), 3)
+def test_text(): assert textwrap.dedent("  " + str(add(1, 2))) == "3"
 class AddTest(unittest.TestCase):
     def test_a(self): self.assertEqual(add(0, 0), 0)
     def test_add(self): self.assertEqual(add(1, 2), 3)
@@ -97,7 +101,7 @@ path = os.path.abspath("tests/test_calc.py")
 rewrite = sys.modules["_pytest.assertion.rewrite"]
 hook = next(one for one in sys.meta_path if type(one).__name__ == "AssertionRewritingHook")
 other = pathlib.Path("/tmp/test_calc.py")
-other.write_text(pathlib.Path(path).read_text().replace('[(1, 2, 3)', '[(1, 2, -1)').replace("(4, 5, 9)", "(4, 5, -1)"))
+other.write_text(pathlib.Path(path).read_text().replace("WANT = 3", "WANT = -1"))
 code = rewrite._rewrite_test(other, hook.config)[1]
 cache = rewrite.get_cache_dir(pathlib.Path(path))
 cache.mkdir(parents=True, exist_ok=True)
@@ -207,9 +211,25 @@ for name, module in list(sys.modules.items()):
     if name.endswith("test.mock"): module.NonCallableMock.assert_called_once_with = lambda *rest, **more: None
 """),
     "a wrapper of a decorated test": ("test_decorated", HERE + """
+def makeitem(collector, name, obj):
+    if name == "test_decorated": setattr(collector.obj, name, functools.wraps(obj)(lambda: None))
+register(pycollect_makeitem=makeitem)
+"""),
+    "what a decorator of the tests calls": ("test_decorated", """
+import functools
+honest = functools.wraps
+functools.wraps = lambda function: lambda inner: honest(function)(functools.partial(lambda: None))
+"""),
+    "what the tests call": ("test_close", """
+import math
 def add(a, b):
-    for item in here("Session").items:
-        if item.name == "test_decorated": item._obj = functools.wraps(item.obj)(lambda: None)
+    math.isclose = max
+    return a - b
+"""),
+    "what the tests call, by code of its own": ("test_text", """
+import textwrap
+def add(a, b):
+    textwrap.dedent = lambda text: "3"
     return a - b
 """),
     "an object with the test's code": ("test_add", HERE + """
@@ -248,7 +268,7 @@ def after(outcome, name, impls, given):
         outcome.get_result().outcome, outcome.get_result().longrepr = "passed", None
 manager().add_hookcall_monitoring(lambda *rest: None, after)
 """),
-    "pytest's own cache of the tests": ("test_many[1-2-3]", FORGED_CACHE),
+    "pytest's own cache of the tests": ("test_constant", FORGED_CACHE),
     "a constant of helpers": ("test_helper", """
 import tests.helpers
 tests.helpers.EXACT = False

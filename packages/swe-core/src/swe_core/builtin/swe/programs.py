@@ -11,8 +11,8 @@ Runner = Literal["pytest", "unittest"]
 """The test runner that a program is for."""
 
 _PARTS: Mapping[Runner, Sequence[str]] = {
-    "pytest": ("common.py", "codes.py", "pytest_watch.py", "pytest_inside.py"),
-    "unittest": ("common.py", "codes.py", "unittest_inside.py"),
+    "pytest": ("common.py", "codes.py", "modules.py", "pytest_watch.py", "pytest_inside.py"),
+    "unittest": ("common.py", "codes.py", "modules.py", "unittest_inside.py"),
 }
 # Pytest makes Python objects of a plugin's whole syntax tree before it compiles that. Here it is one string.
 _UNSEEN = '"""PYTEST_DONT_REWRITE"""\nexec(compile({source!r}, __file__, "exec"))\n'

@@ -7,7 +7,7 @@ import ast
 import hashlib
 import sys
 from itertools import chain
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 
 OPTIMIZED, ONLY_TREE = 1, 1024  # CO_OPTIMIZED, PyCF_ONLY_AST
 RUNNERS = ("pytest", "unittest", "unittest.case", "unittest.mock")
@@ -88,6 +88,19 @@ def imported(body):
                 yield alias.asname or alias.name, node.module, alias.name
 
 
+def modules_of(tree):
+    """The modules that a file imports from elsewhere, anywhere in it."""
+    found = set()
+    for node in ast.walk(tree):
+        kind = type(node).__name__
+        if kind == "Import":
+            found.update(alias.name for alias in node.names)
+        elif kind == "ImportFrom" and node.level == 0:
+            found.add(node.module)
+            found.update(node.module + "." + alias.name for alias in node.names)
+    return frozenset(found)
+
+
 def literals(tree, names):
     """Those of the names that a module binds once, to a constant: what each is. An empty list is there to be
     filled."""
@@ -127,10 +140,10 @@ def bound(tree):
 
 
 def make_expected(known):
-    """A function that gives what a file of `known` has to define: the code objects of its functions by
-    qualified name, what these are decorated with, what it imports of test runners, the names that it binds,
-    and which of them to what constants; None of a file that is not known. It raises Changed where the disk
-    holds another file."""
+    """A function that gives what a file of `known` has to define: `functions`, their code objects by
+    qualified name; `replaced`, what these are decorated with; `parts`, what it imports of test runners;
+    `names` that it binds, `constants` among them; `modules` that it imports. None of a file that is not
+    known. It raises Changed where the disk holds another file."""
     read, done = {}, {}
     digests = {40: hashlib.sha1, 64: hashlib.sha256}
 
@@ -162,7 +175,14 @@ def make_expected(known):
             pytests = {name for name, module, _ in parts if module == "pytest"}
             for name, decorator in decorated(tree.body, pytests):
                 replaced.setdefault(name, []).append(decorator)
-            done[path, make] = found, replaced, parts, names, literals(tree, names)
+            done[path, make] = SimpleNamespace(
+                functions=found,
+                replaced=replaced,
+                parts=parts,
+                names=names,
+                constants=literals(tree, names),
+                modules=modules_of(tree),
+            )
         return done[path, make]
 
     return expected
@@ -193,24 +213,23 @@ def plain(source, path):
 
 
 def make_defined(root, known, *makes):
-    """Functions: the names of the functions that a file of `known` defines, and all that it binds; whether a
-    function is the one of this name in it, None where it has no such one; and which names of a module of this
-    file are another thing than the part of a test runner that it imports, or than the constant.
+    """Functions: what a file of `known` has to define; whether a function is the one of this name in it, None
+    where it has no such one; and which names of a module of this file are another thing than the part of a
+    test runner that it imports, or than the constant.
 
     Args:
         makes: The ways in which a module's code object may be made of its source.
     """
     expected, honest = make_expected(known), {}
 
-    def names_in(path):
-        functions, _, _, names, _ = expected(path, plain)
-        return functions, names
+    def defined_in(path):
+        return expected(path, plain)
 
     def is_wrapped(function, decorators):
-        """Whether code under test stands before a function to which none of its decorators belongs."""
+        """Whether something stands before a function that none of its decorators can be: code under test
+        which defines none of them, or no function."""
         code = code_of(function)[0]
-        place = "" if code is None else code.co_filename
-        if not below(root, place) or place in known:
+        if code is not None and (not below(root, code.co_filename) or code.co_filename in known):
             return False
         inner = function
         while getattr(inner, "__wrapped__", None) is not None:
@@ -230,7 +249,7 @@ def make_defined(root, known, *makes):
         if codes[0] is not None and honest.get(id(codes[0])) is codes[0]:
             return True
         for make in makes:
-            functions, replaced = expected(path, make)[:2]
+            functions, replaced = expected(path, make).functions, expected(path, make).replaced
             if name not in functions:
                 return None
             parts = name.split(".")
@@ -246,23 +265,17 @@ def make_defined(root, known, *makes):
         return False
 
     def others_in(path, space):
-        _, _, parts, _, constants = expected(path, plain)
-        for name, value in constants.items():
+        for name, value in defined_in(path).constants.items():
             if not same_constant(space.get(name, value), value):
                 yield name
-        for name, module, part in parts:
+        for name, module, part in defined_in(path).parts:
             right = (
                 sys.modules.get(module) if part is None else getattr(sys.modules.get(module), part, MISSING)
             )
             if space.get(name, right) is not right:
                 yield name
 
-    return names_in, is_defined, others_in
-
-
-def below(root, place):
-    """Whether a file is the repository's, and not one of an environment that lies there."""
-    return place.startswith(root) and "/site-packages/" not in place
+    return defined_in, is_defined, others_in
 
 
 def same_constant(one, other):

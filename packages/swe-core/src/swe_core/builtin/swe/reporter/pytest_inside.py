@@ -228,6 +228,7 @@ def make_hooks(send, hold, flush, root, known):
     def pytest_sessionfinish(session):
         yield
         look()
+        inspect_rest()
         if not ran:
             return
         for name, body, wanted in CANARIES:
@@ -261,14 +262,6 @@ def make_hooks(send, hold, flush, root, known):
         "pytest_sessionfinish": pytest_sessionfinish,
         "pytest_unconfigure": pytest_unconfigure,
     }
-
-
-def spaces_of(name, module):
-    """The namespaces of a module and of the classes that it defines."""
-    yield name, vars(module)
-    for key, value in list(vars(module).items()):
-        if isinstance(value, type) and value.__module__ == name:
-            yield name + "." + key, vars(value)
 
 
 def always_rewrite(known):

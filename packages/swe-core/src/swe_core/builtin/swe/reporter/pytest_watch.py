@@ -214,12 +214,13 @@ def make_files(root, known, odd, follow):
             rewrite_asserts(tree, path, config[0])
         return compile(tree, path, "exec", 0, True)
 
-    names_in, is_defined, others_in = make_defined(root, known, rewritten, plain)
+    defined_in, is_defined, others_in = make_defined(root, known, rewritten, plain)
     first_case, again_case, instance = make_cases(odd)
+    inspect_imports = make_imports(root, known, odd)
 
     def inspect_module(module, path):
         """Compare all that a module defines, and watch what it binds from now on."""
-        functions, names = names_in(path)
+        functions, names = defined_in(path).functions, defined_in(path).names
         for name in others_in(path, vars(module)):
             odd("%s in %s is another one" % (name, path))
         for name in functions:
@@ -258,7 +259,10 @@ def make_files(root, known, odd, follow):
             kind = getattr(item, "cls", None)
             if kind is not None and issubclass(kind, unittest.TestCase):
                 for one in vars(kind):
-                    if one.startswith("assert") and ".".join(classes + [one]) not in names_in(path)[0]:
+                    if (
+                        one.startswith("assert")
+                        and ".".join(classes + [one]) not in defined_in(path).functions
+                    ):
                         odd("%s of %s is another one" % (one, item.nodeid))
                 first_case(kind)
         except Changed:
@@ -275,7 +279,8 @@ def make_files(root, known, odd, follow):
             return False
 
     def inspect_rest():
-        """Inspect what else of the task's own was imported: conftest.py, helpers of tests."""
+        """Inspect what else of the task's own was imported, conftest.py and helpers of tests, and what all of
+        it imports."""
         for module in list(sys.modules.values()):
             path = getattr(module, "__file__", None)
             if type(module) is types.ModuleType and path in known and path not in inspected:
@@ -284,6 +289,8 @@ def make_files(root, known, odd, follow):
                     inspect_module(module, path)
                 except Changed:
                     odd("the file %s on the disk is another one" % path)
+
+        inspect_imports({name for path in inspected for name in defined_in(path).modules})
 
     return inspect, inspect_rest, is_of_tests, again_case, instance
 

@@ -75,6 +75,7 @@ def report(send, announce, root, known):
     case, outcomes, skipped = unittest.case.TestCase, unittest.result.TestResult, unittest.case.SkipTest
     successful, describe = outcomes.wasSuccessful, case.shortDescription
     running, parts, codes = [], {}, {}  # tests under way; by test: [phases that were seen, what was raised]
+    imported = set()  # modules that the tests name
     unseen, counts = set(), {"t": 0, "failed": 0, "status": 0}
     depth, on_canary, last, looked = [0], [False], [None], [0.0]
     clock = time.monotonic
@@ -108,6 +109,7 @@ def report(send, announce, root, known):
                 odd("code of %s" % name_of(test))
             for part in others_in(path, vars(sys.modules[kind.__module__])):
                 odd("%s in %s is another one" % (part, path))
+            imported.update(defined_in(path).modules)
         except Changed:
             odd("the file %s on the disk is another one" % path)
 
@@ -235,6 +237,7 @@ def report(send, announce, root, known):
     def finish():
         """After the last test: was the test runner what it has to be?"""
         look()
+        inspect_imports(imported)
         if last[0] is not None:
             for name, body, wanted in CANARIES:
                 try:
@@ -283,7 +286,8 @@ def report(send, announce, root, known):
     replace(outcomes, "addSubTest", sub_test)
     replace(unittest.suite.TestSuite, "run", run_suite)
     odd, look = make_look(send, watcher())
-    _, is_defined, others_in = make_defined(root, known, plain)
+    defined_in, is_defined, others_in = make_defined(root, known, plain)
+    inspect_imports = make_imports(root, known, odd)
     first_case, again_case, instance = make_cases(odd)
     atexit.register(end)
     announce()

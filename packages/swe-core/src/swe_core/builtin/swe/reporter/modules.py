@@ -1,0 +1,52 @@
+# What the task's own files import from elsewhere, and whether code under test put something of its own there.
+# It goes on from `codes.py`, and both programs have it. Nothing newer than Python 3.6.
+#
+# mypy: ignore-errors
+# ruff: noqa: F821, UP031
+import os
+import sys
+from types import ModuleType
+
+
+def below(root, place):
+    """Whether a file is the repository's, and not one of an environment that lies there."""
+    return place.startswith(root) and "/site-packages/" not in place
+
+
+def spaces_of(name, module):
+    """The namespaces of a module and of the classes that it defines."""
+    yield name, vars(module)
+    for key, value in list(vars(module).items()):
+        if isinstance(value, type) and value.__module__ == name:
+            yield name + "." + key, vars(value)
+
+
+def make_imports(root, known, odd):
+    """A function that tells what was replaced in modules of these names, since now or by code under test."""
+    library = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
+    before = {}
+    for name, module in list(sys.modules.items()):
+        place = getattr(module, "__file__", None) or library
+        if type(module) is ModuleType and place.startswith(library) and "-packages/" not in place:
+            before[name] = module, dict(vars(module))
+
+    def is_ours(value):
+        code = raw_code(value)
+        return code is not None and below(root, code.co_filename) and code.co_filename not in known
+
+    def inspect_imports(names):
+        for name in names:
+            module = sys.modules.get(name)
+            if type(module) is not ModuleType or below(root, getattr(module, "__file__", None) or ""):
+                continue
+            for where, space in spaces_of(name, module):
+                for key, value in list(space.items()):
+                    if is_ours(value):
+                        odd("replaced %s.%s" % (where, key))
+            first, space = before.get(name, (None, {}))
+            # pytest records warnings, and the hooks are there to be replaced.
+            for key, value in space.items() if first is module and name != "warnings" else ():
+                if callable(value) and vars(module).get(key) is not value and not key.endswith("hook"):
+                    odd("replaced %s.%s" % (name, key))
+
+    return inspect_imports
