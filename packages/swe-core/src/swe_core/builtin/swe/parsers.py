@@ -19,13 +19,17 @@ _STATUSES: tuple[TestStatus, ...] = ("PASSED", "XFAIL", "XPASS", "SKIPPED", "FAI
 LONGEST_LINE = 16 * 1024
 _BADNESS: Mapping[TestStatus, int] = {status: rank for rank, status in enumerate(_STATUSES)}
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_LONG_LINE = re.compile(rb"^([^\n]{%d})[^\n]+" % LONGEST_LINE, re.MULTILINE)
 
 
 def shortened(log: bytes) -> bytes:
     """A log without what its lines have beyond `LONGEST_LINE` bytes: parsers may take much longer for a line
     of twice the length, ours and others'."""
-    return _LONG_LINE.sub(rb"\1", log)
+    at = 0
+    while len(log) - at > LONGEST_LINE:
+        if (end := log.rfind(b"\n", at, at + LONGEST_LINE + 1)) < 0:
+            return b"\n".join(line[:LONGEST_LINE] for line in log.split(b"\n"))
+        at = end + 1
+    return log
 
 
 def _note(found: dict[str, TestStatus], test: str, status: TestStatus) -> None:

@@ -56,10 +56,10 @@ base=$(git write-tree)
 git_apply tests "$base" || exit 52
 tests=$(git write-tree)
 if git_apply gold "$tests" 2>/dev/null; then whole=$(git write-tree); else whole=$tests; fi
-for tree in "$tests" "$whole"; do git diff-tree -r --no-renames "$base" "$tree"; done |
-  cut -d ' ' -f 4 | sort -u | grep -v '^0*$' | git cat-file --batch >blobs || :
 git diff-tree -r -z --no-renames "$base" "$tests" >tests
 git diff-tree -r -z --no-renames "$base" "$whole" >whole
+cat tests whole | tr '\0' '\n' | grep -a '^:' | cut -d ' ' -f 4 | sort -u | grep -v '^0*$' |
+  git cat-file --batch >blobs || :
 """
 )
 

@@ -97,9 +97,7 @@ git ls-files --others --ignored --exclude-standard --directory -z
 
 _WRITE = r"""
 tar -x -f - -C "$GIT_DIR"
-for file in "$GIT_DIR"/new-*; do
-  [ ! -f "$file" ] || git hash-object -w --no-filters "$file" >/dev/null
-done
+find "$GIT_DIR" -name 'new-*' | git hash-object -w --no-filters --stdin-paths >/dev/null
 export GIT_INDEX_FILE="$GIT_DIR/graded.index"
 git read-tree "$tree"
 git update-index -z --index-info <"$GIT_DIR/changes"

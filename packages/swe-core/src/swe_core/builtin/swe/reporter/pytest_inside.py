@@ -83,8 +83,11 @@ def make_hooks(send, hold, flush, root, known):
                         odd("replaced %s.%s" % (where, key))
                 follow(where, space, [key for key, value in space.items() if raw_code(value) is not None])
 
-    def glance():
-        for name in watch_core():
+    def glance(item):
+        changed = watch_core(CORE)
+        if getattr(item, "cls", None) is not None:
+            changed += watch_core(CORE_OF_CASES)
+        for name in changed:
             odd("replaced " + name)
 
     def tell_collected(names):
@@ -137,12 +140,12 @@ def make_hooks(send, hold, flush, root, known):
                     judge_all(item.config, tuple(vars(item.config.hook)))
                     looked[0] = clock()
                 if phase == "call":
-                    glance()
+                    glance(item)
                     if isinstance(item, python.Function):
                         ran[:] = [item]
             outcome = yield
             if phase == "call" and not on_canary[0]:
-                glance()
+                glance(item)
                 test = getattr(getattr(item, "obj", None), "__self__", None)
                 if isinstance(test, unittest.TestCase):
                     instance(test, item.name)

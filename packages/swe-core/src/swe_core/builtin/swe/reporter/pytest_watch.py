@@ -9,7 +9,7 @@ import os
 import sys
 import types
 import unittest.case
-from itertools import chain, repeat
+from itertools import chain
 from operator import attrgetter, is_, itemgetter, methodcaller
 
 import pytest
@@ -37,21 +37,30 @@ COLLECTING = tuple(
     )
 )
 # Of what is watched, that which each test passes through. It is looked at before and after each call, when
-# honest fixtures may have replaced other things for a time.
+# honest fixtures may have replaced other things for a time. The second part is that of unittest's tests.
 CORE = (
     *("_pytest.python.Function.", "_pytest.python.pytest_pyfunc_call", "_pytest.reports.TestReport."),
-    *("_pytest.runner.", "_pytest.skipping.", "_pytest.unittest.TestCaseFunction."),
+    *("_pytest.runner.", "_pytest.skipping.", "builtins.AssertionError"),
     *("pluggy._call", "pluggy._exec", "pluggy._hooks", "pluggy._result", "pluggy.callers", "pluggy.hooks"),
-    *("unittest.case.TestCase.", "unittest.case._Outcome.", "builtins.AssertionError"),
 )
+CORE_OF_CASES = (
+    *("_pytest.unittest.TestCaseFunction.", "unittest.case.TestCase.", "unittest.case._Outcome."),
+)  # fmt: skip
 # Classes of test runners to which names may not be added, also for the time of one call.
 GROWING = (
     *("_pytest.nodes.Node", "_pytest.nodes.Item", "_pytest.python.PyobjMixin", "_pytest.python.Function"),
-    *("_pytest.runner.CallInfo", "_pytest.reports.TestReport", "unittest.case.TestCase"),
+    *("_pytest.runner.CallInfo", "_pytest.reports.TestReport"),
 )
+# What no test calls: options, summaries, and what adds and removes hooks.
+UNCALLED = (
+    *("addoption", "_summary", "_sessionstart", "_sessionfinish", "_configure", "show_test_item"),
+    *("set_specification", "has_spec", "_add_hookimpl", "_remove_plugin", "is_historic", "call_historic"),
+    *("call_extra", "__repr__", "__setattr__", "collect_one_node", "normalize_hookimpl_opts", "varnames"),
+)
+GROWING_OF_CASES = ("unittest.case.TestCase",)
 BUILTINS = frozenset(name for name in vars(builtins) if not name.startswith("__"))
-OWN = ("ihook", "obj", "repr_failure", "runtest", "setup", "teardown")
-SAID = ("config", "session", "parent", "name", "nodeid", "originalname", "callspec", "_fixtureinfo")
+OWN = ("ihook", "obj", "repr_failure", "runtest", "setup", "teardown", "callspec")
+SAID = ("config", "session", "parent", "name", "nodeid", "originalname", "_fixtureinfo")
 # Modules that tests compare values with, and that may be loaded after the watch was made.
 COMPARING = (
     *("unittest.mock", "numpy.testing", "numpy.testing._private.utils", "pandas._testing"),
@@ -63,7 +72,11 @@ def make_quick_look(entries):
     """A function that says whether all entries are as they were, without a line of Python for each."""
     get_code = attrgetter("__code__")
     named, codes = {}, {}
+    seen = set()
     for _, space, name, value, code in entries:
+        if (id(space), name) in seen:  # a class that has two names, say
+            continue
+        seen.add((id(space), name))
         _, names, values = named.setdefault(id(space), (space, [], []))
         names.append(name)
         values.append(value)
@@ -119,15 +132,20 @@ def make_watch():
     for name in ("write", "_exit", "fork", "getpid"):
         entries.append(("os." + name, vars(os), name, getattr(os, name), None))
 
-    unchanged = []  # of all entries, and of the core; made when it is asked for, and again after a change
+    unchanged = {}  # by where the entries begin; each made when it is asked for, and again after a change
 
-    def quick(place):
-        if not unchanged:
-            unchanged.extend((make_quick_look(entries), make_quick_look(core_entries())))
-        return unchanged[place]()
+    def quick(start):
+        if start not in unchanged:
+            unchanged[start] = make_quick_look(among(entries, start))
+        return unchanged[start]()
 
-    def core_entries():
-        return [entry for entry in entries if entry[0].startswith(CORE)]
+    def among(found, start):
+        """Those with names that begin so; of the core, only what is called for a test."""
+        found = [one for one in found if one[0].startswith(start)]
+        if start:
+            found = [one for one in found if raw_code(one[3]) is not None or one[0].startswith("builtins")]
+            found = [one for one in found if not one[0].endswith(UNCALLED)]
+        return found
 
     def forgive(root, plugins):
         """Take over what was replaced by code that is not below `root`: plugins that are installed."""
@@ -163,7 +181,7 @@ def make_watch():
             now = entry[1].get(entry[2], marker)
             if now is not entry[3] and (now, raw_code(now)) in installed.get(entry[2], ()):
                 entries[place] = entry[:3] + (now, raw_code(now))
-        del unchanged[:]
+        unchanged.clear()
 
     def follow(where, space, names):
         """Watch these entries of a module or class too."""
@@ -171,14 +189,14 @@ def make_watch():
             value = space.get(name, marker)
             if value is not marker:
                 entries.append((where + "." + name, space, name, value, raw_code(value)))
-        del unchanged[:]
+        unchanged.clear()
 
     def watch():
         changed = []
-        if not quick(0):
+        if not quick(""):
             changed = replaced(entries)
             if not changed:  # replacements were taken over
-                del unchanged[:]
+                unchanged.clear()
         for where, space, names in spaces:
             if not BUILTINS.isdisjoint(space):
                 changed += [where + "." + name for name in BUILTINS.intersection(space) - names]
@@ -188,11 +206,12 @@ def make_watch():
                 changed += [where + "." + name for name in new]
         return changed
 
-    core_grown = [one for one in grown if one[0] in GROWING]
+    core_grown = {CORE: [one for one in grown if one[0] in GROWING]}
+    core_grown[CORE_OF_CASES] = [one for one in grown if one[0] in GROWING_OF_CASES]
 
-    def watch_core():
-        changed = [] if quick(1) else replaced(core_entries())
-        for where, space, names, _ in core_grown:
+    def watch_core(start):
+        changed = [] if quick(start) else replaced(among(entries, start))
+        for where, space, names, _ in core_grown[start]:
             if len(space) != len(names):
                 new = [name for name in space if name not in names and not name.startswith("_pytest")]
                 changed += [where + "." + name for name in new]
@@ -300,8 +319,11 @@ def make_guard(root, known, odd, is_of_tests, again_case):
     it and its hooks with that, `judge_all` hooks."""
     items, kinds, judged, last, executes = {}, [], {}, {}, []
     modules, functions, classes = {}, {}, {}  # that are trusted, by id
+    getters = {}  # of several hooks at once
+    remembered = [None, None]  # the last function, and its codes
     get_function, get_code, get_hookexec = map(attrgetter, ("function", "__code__", "_hookexec"))
     get_hookimpls = methodcaller("get_hookimpls")
+    get_said = attrgetter(*SAID)
 
     def trust(manager):
         """Take all that is loaded now of pytest and of its plugins' packages, and what executes hooks."""
@@ -341,20 +363,21 @@ def make_guard(root, known, odd, is_of_tests, again_case):
         return is_of_tests(function)
 
     def own_of(item):
-        spec, info = getattr(item, "callspec", None), getattr(item, "_fixtureinfo", None)
-        given = getattr(spec, "params", None) or {}
-        fixtures = chain.from_iterable((getattr(info, "name2fixturedefs", None) or {}).values())
-        return [
-            *(vars(item).get(name, MISSING) for name in OWN),
-            *(getattr(item, name, MISSING) for name in SAID),
-            *given,
-            *given.values(),
-            *(getattr(one, "func", None) for one in fixtures),
-        ]
+        own = vars(item)
+        try:
+            said = get_said(item)
+        except AttributeError:  # no function, such as a doctest
+            said = [getattr(item, name, MISSING) for name in SAID]
+        given = getattr(own.get("callspec"), "params", None) or {}
+        fixtures = getattr(own.get("_fixtureinfo"), "name2fixturedefs", None) or {}
+        functions = (getattr(one, "func", None) for many in fixtures.values() for one in many)
+        return [*map(own.get, OWN), *said, *given, *given.values(), *functions]
 
     def remember(item):
         function = getattr(item, "obj", None)
-        codes = None if function is None else codes_within(function)
+        if function is not remembered[0]:  # which many parametrized tests have in common
+            remembered[:] = [function, None if function is None else codes_within(function)]
+        codes = remembered[1]
         items.setdefault(id(item), (item, type(item), own_of(item), codes))
         if id(type(item)) not in classes:
             path = getattr(sys.modules.get(type(item).__module__), "__file__", None)
@@ -364,7 +387,9 @@ def make_guard(root, known, odd, is_of_tests, again_case):
     def called(hooks, names):
         """Who executes the hooks, who is called by them, and whose code that is; without a line of Python for
         each."""
-        callers = list(map(getattr, repeat(hooks), names))
+        if names not in getters:
+            getters[names] = attrgetter(*names)
+        callers = getters[names](hooks)
         found = list(map(get_function, chain.from_iterable(map(get_hookimpls, callers))))
         return [*map(type, callers), *map(get_hookexec, callers), *found, *map(get_code, found)]
 
