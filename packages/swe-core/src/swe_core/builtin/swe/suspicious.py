@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -83,6 +84,8 @@ _BY_NAME = frozenset(("getattr", "setattr", "delattr", "attrgetter", "methodcall
 _PARTS: Mapping[str, str] = {"/proc/": _PROCESS, "swe-home": _GRADER, "/.swe": _GRADER}
 """Parts of strings that are not documentation."""
 _OF_PYTEST = re.compile(r"\b_?pytest(?:[._/]\w|\Z)")
+_FOREIGN = (sys.stdlib_module_names | {"numpy", "pandas", "torch"}) - {"sys"}
+"""Modules of which no part is replaced; a program sets what sys holds."""
 _COMPARISONS = frozenset(("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"))
 _BINARIES = (".so", ".pyd", ".zip", ".egg", ".whl")
 _PACKAGING = frozenset(("setup.py", "noxfile.py", "conf.py"))
@@ -198,7 +201,9 @@ class _Look:
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 self._spoken_for.add(id(node.value))
             elif isinstance(node, ast.Import):
-                self._modules.update((alias.asname or alias.name, alias.name) for alias in node.names)
+                for alias in node.names:
+                    top = alias.name.partition(".")[0]
+                    self._modules[alias.asname or top] = alias.name if alias.asname else top
 
     def found(self) -> Iterator[tuple[str, str, int]]:
         """The kind of each construct, its name, its line."""
@@ -273,6 +278,8 @@ class _Look:
                 yield _CALLS[said], said
             if name == "setattr" and said in _COMPARISONS:
                 yield _EQUAL, said
+            if name in ("setattr", "delattr") and arguments and (whose := self._foreign(arguments[0])):
+                yield _IMPORTS, f"{name}({whose}, …)"
         if isinstance(function, ast.Attribute):
             if self._is(function.value, "sys", "modules"):
                 if name in ("values", "items", "keys", "copy"):
@@ -289,26 +296,34 @@ class _Look:
             yield _IMPORTS, "all of sys.modules"
 
     def _stored(self, target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, str]]:
-        """`builtins.x = …`, `sys.modules[…] = …`, `sys.path = …`, `__eq__ = lambda …`."""
+        """`builtins.x = …`, `math.isclose = …`, `sys.modules[…] = …`, `sys.path = …`, `__eq__ = lambda …`."""
         match target:
-            case ast.Attribute(value=ast.Name(id=module), attr=name) if (
-                self._modules.get(module) == "builtins"
-            ):
-                yield _IMPORTS, f"builtins.{name} ="
             case ast.Attribute() if self._is(target, "sys", "path"):
                 yield _IMPORTS, "sys.path"
+            case ast.Attribute(value=of, attr=name) if whose := self._foreign(of):
+                yield _IMPORTS, f"{whose}.{name} ="
             case ast.Subscript(value=ast.Attribute() as space):
                 if self._is(space, "sys", "modules"):
                     yield _IMPORTS, "sys.modules[…] ="
                 elif self._is(space, "sys", "path"):
                     yield _IMPORTS, "sys.path"
-            case ast.Name(id=name) | ast.Attribute(attr=name) if name in _COMPARISONS:
-                if isinstance(value, ast.Lambda) and _tells_nothing(
-                    name, value.args, [ast.Return(value=value.body)]
-                ):
+            case _:
+                pass
+        match target, value:
+            case ((ast.Name(id=name) | ast.Attribute(attr=name)), ast.Lambda(args=arguments, body=body)):
+                if name in _COMPARISONS and _tells_nothing(name, arguments, [ast.Return(value=body)]):
                     yield _EQUAL, name
             case _:
                 pass
+
+    def _foreign(self, node: ast.expr) -> str:
+        """What of Python's library, or of those that tests compare with, a name or attribute stands for."""
+        parts = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        module = self._modules.get(node.id, "") if isinstance(node, ast.Name) else ""
+        return ".".join((module, *reversed(parts))) if module.partition(".")[0] in _FOREIGN else ""
 
     def _is(self, node: ast.expr, module: str, name: str) -> bool:
         match node:
