@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,26 @@ def test_training_worker() -> None:
     assert result["medians"]["trl_worker_ms"] is None
     assert result["ratios"]["swe_core_to_trl_worker"] is None
     assert result["ratios"]["step_agents_to_alone"] > 0
+
+
+def wheel(folder: Path, version: str, source: str) -> None:
+    """A wheel of `requests` with one module."""
+    with zipfile.ZipFile(folder / f"requests-{version}-py3-none-any.whl", "w") as file:
+        about = f"requests-{version}.dist-info"
+        file.writestr("requests.py", source)
+        file.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: requests\nVersion: {version}\n")
+        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{about}/RECORD", "")
+
+
+def test_suspicious(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    wheel(tmp_path, "2.31.0", "import gc\n")
+    wheel(tmp_path, "2.32.3", "import gc, ctypes\n")
+    result = last_line("suspicious", "--packages", "2")
+    assert result["medians"] == {"releases_share": 1, "files_share": 1}
+    assert result["notes"] == ["1 of 1 releases, 1 of 1 files", "pip did not get flask"]
 
 
 def test_a_benchmark_that_cannot_run_says_why_in_one_sentence() -> None:

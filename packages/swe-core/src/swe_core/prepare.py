@@ -80,6 +80,12 @@ for file in "$real"/sharedindex.*; do if [ -f "$file" ]; then cp -- "$file" "$GI
 if [ -s "$HOME/bug" ]; then
   git --work-tree="$root" apply --whitespace=nowarn "$HOME/bug" 2>"$HOME/said" ||
     quit 47 "$(grep '^error' "$HOME/said" | head -n 1)"
+  # What was compiled or built of these files shows them as they were.
+  git apply --numstat -z "$HOME/bug" | tr '\0' '\n' | cut -f 3- | while IFS= read -r path; do
+    case $path in */*) above=$root/${path%/*} ;; *) above=$root ;; esac
+    name=${path##*/}
+    rm -f -- "$above/__pycache__/${name%.py}".*.pyc "$root"/build/lib*/"${path#src/}"
+  done
 fi
 git read-tree "$commit"
 old=$(git write-tree)

@@ -252,6 +252,8 @@ async def test_a_bug_is_put_in_and_the_state_without_it_is_nowhere(
     provider: SandboxProvider, aged: Repo, hide: bool
 ) -> None:
     aged.sh("echo dirty >>sub/b.py; echo u >u")
+    aged.sh("printf '__pycache__/\nbuild/\n' >>.git/info/exclude; mkdir -p __pycache__ build/lib")
+    aged.sh("echo 'a = 2' | tee __pycache__/a.cpython-311.pyc >build/lib/a.py")
     state = aged.sh("git status --porcelain")
     found = []
     for _ in range(2):
