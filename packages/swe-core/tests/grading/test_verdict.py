@@ -1,0 +1,68 @@
+"""What speaks against a run, by what the reporter and the log say."""
+
+from __future__ import annotations
+
+import pytest
+
+from swe_core.builtin.swe.report import Report
+from swe_core.builtin.swe.testrun import TestRun
+from swe_core.builtin.swe.verdict import read
+from swe_core.testing.records import make_task
+
+A, B = "t.py::test_a", "t.py::test_b"
+HEAD = "=== short test summary info ===\n"
+WHOLE = f"{HEAD}PASSED {A}\nPASSED {B}\n"
+
+
+def doubts(log: str, report: Report | None = None, exit_code: int = 0) -> list[str]:
+    """What speaks against a run in which both tests passed; what is forged begins with `!`."""
+    ended = Report(sessions=1, complete=True, exit_status=0, statuses={A: "PASSED", B: "PASSED"})
+    task = make_task(fail_to_pass=(A,), pass_to_pass=(B,))
+    reading = read(task, TestRun(exit_code, log.encode(), 1.0, report or ended))
+    return [f"{'!' * doubt.forged}{doubt.key}" for doubt in reading.doubts]
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (WHOLE, []),
+        (f"{HEAD}PASSED {A}\nin a thread: PASSED {B}\n", []),
+        (f"{HEAD}PASSED {A}\n", [f"!not in the log: {B}"]),
+        (f"{HEAD}PASSED {A}\nFAILED {B} - no\n", [f"!log FAILED: {B}"]),
+        ("", ["!no log"]),
+    ],
+)
+def test_the_log_has_to_name_what_passed(log: str, said: list[str]) -> None:
+    assert doubts(log) == said
+
+
+def test_output_may_hide_results_in_the_log_of_unittest() -> None:
+    report = Report(sessions=1, complete=True, exit_status=0, statuses={"m.A.a": "PASSED", "m.A.b": "PASSED"})
+    task = make_task(fail_to_pass=("m.A.a",), pass_to_pass=("m.A.b",), log_parser="unittest")
+    log = b"a (m.A.a) ... ok\nb (m.A.b) ... said without a line endok\n"
+    assert read(task, TestRun(0, log, 1.0, report)).doubts == ()
+
+
+@pytest.mark.parametrize(("exit_code", "forged"), [(139, False), (137, False), (3, True)])
+def test_a_crash_is_no_forgery(exit_code: int, forged: bool) -> None:
+    found = doubts(WHOLE, Report(), exit_code)
+    assert found == ["no session", f"{'!' * forged}exit code {exit_code}"]
+
+
+def test_tests_in_other_processes_are_a_doubt() -> None:
+    ended = {A: "PASSED", B: "PASSED"}
+    report = Report(sessions=1, complete=True, exit_status=0, statuses=ended, remote=True)
+    assert doubts(WHOLE, report) == ["!the tests ran in other processes"]
+
+
+def test_what_the_reference_does_too_is_no_doubt() -> None:
+    task = make_task(fail_to_pass=(A,), pass_to_pass=(B,))
+    report = Report(
+        sessions=1, complete=True, exit_status=0, statuses={A: "PASSED", B: "PASSED"}, remote=True
+    )
+    reading = read(task, TestRun(0, WHOLE.encode(), 1.0, report)).with_changed(["data.txt", ""])
+    assert [doubt.sentence for doubt in reading.doubts][1:] == [
+        "data.txt was changed while the tests ran",
+        "the files of the tests cannot be read again",
+    ]
+    assert reading.beyond(reading) == []
