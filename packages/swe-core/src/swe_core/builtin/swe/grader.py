@@ -27,6 +27,8 @@ from swe_core.task import Task
 
 GIT_TIMEOUT = 300.0
 """Seconds for each of git's two parts: preparing the fresh repository, and writing the graded state."""
+HASH_TIMEOUT = 60.0
+"""Seconds for comparing the task's own files after a run, which code under test may want to last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +160,7 @@ class SweGrader:
             if run.exit_code is None:
                 await check_alive(sandbox)
             elif may_be_base or not reading.problems:  # else it may have broken what this needs, to no avail
-                await sandbox.kill_all()
-                changed = await changed_files(sandbox, tree.own, timeout=GIT_TIMEOUT)
+                changed = await changed_files(sandbox, tree.own, timeout=HASH_TIMEOUT)
                 reading = reading.with_changed(changed)
             return _Tested(tree, base.unchecked, sandbox.image_id, (run, reading))
 

@@ -36,7 +36,7 @@ from swe_core.builtin.swe.trees import (
     parse_listing,
     printable,
 )
-from swe_core.errors import GraderError, SandboxTimeout, SweError
+from swe_core.errors import GraderError, SandboxBroken, SandboxTimeout, SweError
 from swe_core.grade import Suspicion, Tampering
 from swe_core.patch import MAX_PATCH_BYTES, Base, check_alive
 from swe_core.private_git import last_line, run_script
@@ -238,12 +238,19 @@ files ./ '' | grep . | git hash-object --no-filters --stdin-paths
 
 
 async def changed_files(sandbox: Sandbox, files: Mapping[str, str], *, timeout: float) -> tuple[str, ...]:
-    """Those of these files of the repository that do not hold what their git ids say; ("",) where the sandbox
-    does not tell. Nothing of the test run may be running any more."""
+    """Kill all that runs, and return those of these files of the repository that do not hold what their git
+    ids say; ("",) where the code inside sees to it that nobody can tell.
+
+    Raises:
+        SandboxDied: The sandbox is gone.
+    """
     paths = [path for path in files if "\n" not in path]
     stdin = "".join(f"{path}\n" for path in paths).encode(errors="surrogateescape")
     try:
+        await sandbox.kill_all()
         done = await run_script(sandbox, _HASH, sandbox.spec.workdir, stdin=stdin, timeout=timeout)
+    except SandboxBroken:
+        return ("",)
     except SandboxTimeout:
         await check_alive(sandbox)
         return ("",)
