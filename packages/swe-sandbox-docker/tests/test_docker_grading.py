@@ -15,7 +15,7 @@ from swe_sandbox_docker.provider import DockerProvider
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 BREAKS = {
-    "git": r'git=$(command -v git); rm "$git"; printf "#!/bin/sh\nexec sleep 1000\n" >"$git"; chmod 755 "$git"',
+    "git": r'it=$(command -v git); rm "$it"; printf "#!/bin/sh\nexec sleep 1000\n" >"$it"; chmod 755 "$it"',
     "the shell": r'mv /bin/sh /bin/kept; printf "#!/nowhere\n" >/bin/sh; chmod 755 /bin/sh',
     "a file of the tests": "echo y >tests/test_it.py || mv tests/test_it.py x || mv tests gone || :",
 }
