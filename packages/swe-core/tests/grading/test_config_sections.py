@@ -123,6 +123,20 @@ def test_the_sections_of_what_runs_the_tests_are_protected(program: str) -> None
     assert edit(b"", ours, name="pyproject.toml", runs=program) == b""
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "big = " + "1" * 5000,
+        "".join(f"a.k{number} = 1\n" for number in range(3000)),
+        '"=".' + "a." * 20_000 + "a = 1",
+    ],
+    ids=["a large number", "dotted keys", "a quoted sign"],
+)
+def test_what_takes_parsers_long_is_not_edited(rest: str) -> None:
+    ours = f"[tool.pytest.ini_options]\naddopts = '-z'\n[a]\n{rest}\n".encode()
+    assert edit(b"", ours, name="pyproject.toml") is None
+
+
 def test_thousands_of_tables_are_not_edited() -> None:
     many = "".join(f"[tool.a.x{i}]\n[tool.pytest.x{i}]\n" for i in range(1500)).encode()
     assert edit(b"", many, name="pyproject.toml") is None

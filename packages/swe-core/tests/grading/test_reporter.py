@@ -594,7 +594,7 @@ def test_a_quick_look_sees_each_change(change: str | None, tmp_path: Path) -> No
 
     space: dict[str, Any] = {"one": lambda: 1, "two": lambda: 2, "number": 7000, "free": 1}
     entries = [
-        (name, where, name, where[name], inside["raw_code"](where[name]))
+        (name, where, name, where[name], inside["makings"](where[name]))
         for where, names in ((space, ("one", "two", "number")), (vars(Kind), ("run",)))
         for name in names
     ]

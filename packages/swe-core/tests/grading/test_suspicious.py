@@ -43,6 +43,11 @@ ODD = {
         "import numpy.testing\nsetattr(numpy.testing, name, f)",
         "import sys\nfor one in sys.modules.values(): pass",
         "import sys\nlist(sys.modules)",
+        "from sys import modules as m\nm[name]",
+        "import sys\nseen = {**sys.modules}",
+        "import math\nvars(math)['isclose'] = max",
+        "import math\nmath.__dict__['isclose'] = max",
+        "from abc import ABC\nABC.__getattribute__ = get",
         "import sys\nsys.path.insert(0, 'data.bin')",
         "import importlib\nimportlib.util.spec_from_file_location('a', 'b.txt')",
         "import importlib\nimportlib.import_module('__ma' 'in__')",
@@ -56,9 +61,11 @@ ODD = {
         "import sys\nsys.modules['_py' + 'test.raises']",
         "import importlib\nimportlib.import_module(f'{chr(117)}nittest')",
         "hooks = {'py' + 'test_pyfunc_call': call}",
+        "name = bytes((95, 112, 121, 116, 101, 115, 116)).decode()",
+        "name = ''.join(map(chr, [95, 112, 121, 116, 101, 115, 116]))",
     ],
     "memory": ["import ctypes", "from ctypes import pythonapi"],
-    "code objects": ["f.__code__ = g.__code__", "f.__closure__[0].cell_contents"],
+    "code objects": ["f.__code__ = g.__code__", "f.__defaults__ = (1e9,)", "f.__closure__[0].cell_contents"],
     "end of the process": ["import atexit", "import os\nos._exit(0)"],
     "process": ["open('/proc/self/mem', 'r+b')", "open(f'/proc/{x}/mem')"],
     "grader": ["from pathlib import Path\nPath('/tmp/swe-home').glob('*')"],
@@ -79,7 +86,12 @@ ODD = {
         "A.__eq__ = lambda self, other: True",
         "setattr(A, '__e' + 'q__', same)",
     ],
-    "name of a test": ["if 'test_add' in x: pass", "open('tests/test_' + 'calc.py')"],
+    "name of a test": [
+        "if 'test_add' in x: pass",
+        "open('tests/test_' + 'calc.py')",
+        "import tests.test_calc as t",
+        "from tests import test_calc",
+    ],
 }
 
 
@@ -105,7 +117,8 @@ HONEST = [
     "class A:\n    def __eq__(self, other):\n        return self.x == other.x",
     "'Run it with pytest, see /proc/self/status.'",
     "import sys, pkg\nsys.excepthook = f\npkg.setting = 1\nself.json.x = 2",
-    "import sys\n'numpy' in sys.modules and sys.modules[__name__]",
+    "import sys\n'numpy' in sys.modules and sys.modules[__name__] is sys.modules[kind.__module__]",
+    "x = 'https://docs.pytest.org/en'",
     "from setuptools import setup\nsetup(extras_require={'test': ['pytest>=7', 'pytest-cov']})",
     "getattr(self, f'visit_{name}')(getattr(x, 'f_' + name))",
     "class A:\n    def __eq__(self, other): return NotImplemented\n    def __lt__(self, other): return False",
@@ -130,7 +143,7 @@ UNREADABLE = [
 def test_what_cannot_be_looked_at_is_marked_where_it_is_new(source: bytes | None) -> None:
     assert added({"a.py": source}, {"a.py": source, "b.txt": b"import gc\n"}) == ()
     assert [one.kind for one in added({"a.py": b""}, {"a.py": source})] == ["not looked at"]
-    assert added({"a.py": b""}, {"a.txt": source}) == ()
+    assert source is None or added({"a.py": b""}, {"a.txt": source}) == ()
 
 
 def test_all_files_together_have_a_limit() -> None:
@@ -138,6 +151,12 @@ def test_all_files_together_have_a_limit() -> None:
     assert {one.kind for one in added({}, many)} == {"not looked at"}
     assert len(added({}, many)) < len(many), "the first ones were looked at"
     assert sum(map(len, many.values())) < 2 * LARGEST_SOURCE
+
+
+def test_a_name_that_is_no_text_is_printed() -> None:
+    (found,) = added({}, {"a.py": b"import importlib\nimportlib.import_module('gc.\\ud800')\n"})
+    assert found.name == "import gc.\\ud800"
+    assert found.model_dump_json()
 
 
 @pytest.mark.parametrize("name", ["fast.so", "impl.zip"])
@@ -170,6 +189,9 @@ def test_a_script_that_nothing_else_names_may_use_the_runner(name: str) -> None:
         ("'cba'[::-1].upper().replace('B', 'x')", "AxC"),
         ("b'ab'.decode()", "ab"),
         ("+".join(["'ab'"] * 1500), "ab" * 1500),
+        ("+".join([repr("a" * 5000)] * 3), None),
+        ("bytes([97, 98]).decode()", "ab"),
+        ("'A'.join(" + repr([""] * 20_000) + ")", None),
         ("'a' + b", None),
         ("'a'.replace('a')", None),
         ("'a'[x:]", None),

@@ -34,11 +34,12 @@ WITH_SECTIONS: Final = frozenset(("tox", "hatch", "pdm", "poe", "pixi"))
 
 _ODD = re.compile("[\x00\x0b\x0c\x1c-\x1e\x85\u2028\u2029\ufeff]|\r(?!\n)")
 """Line ends to some parsers only, NUL, and the byte order mark."""
-_NESTED = re.compile(r"^[^\n=]*?(?:\.[^\n=.]*){64}", re.MULTILINE)
-"""A key of so many parts that parsers of TOML take minutes."""
+_NESTED = re.compile(r"^[^\n.]*+(?:\.[^\n.]*+){64}", re.MULTILINE)
+"""A line that may be a key of so many parts that parsers of TOML take minutes."""
 _HEAD = re.compile(r"^[ \t]*\[", re.MULTILINE)
+_DOTTED = re.compile(r"^[^\n=#\[{(,]*\.[^\n=]*=", re.MULTILINE)
 _MAX_HEADS = 300
-"""With more heads of sections than these, tomlkit takes seconds."""
+"""With more heads of sections than these, or more dotted keys, tomlkit takes seconds."""
 
 
 def with_sections_of(
@@ -78,8 +79,9 @@ def _text(data: bytes) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         raise _NotPlain from None
-    heads = sum(1 for _ in _HEAD.finditer(text))
-    if len(data) > MAX_BYTES or heads > _MAX_HEADS or _ODD.search(text) or _NESTED.search(text):
+    if len(data) > MAX_BYTES or _ODD.search(text) or _NESTED.search(text):
+        raise _NotPlain
+    if any(sum(1 for _ in many.finditer(text)) > _MAX_HEADS for many in (_HEAD, _DOTTED)):
         raise _NotPlain
     return text
 
@@ -168,7 +170,7 @@ class _Toml(_Form):
     def read(self, text: str) -> _Read:
         try:
             data = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # also a number of thousands of digits
             raise _NotPlain from None
         tables = data.pop("tool", {})
         if not isinstance(tables, dict):

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-_MAX_PIECE, _MAX_DEPTH = 2000, 20
+_MAX_PIECE, _MAX_TEXT, _MAX_DEPTH = 2000, 10_000, 20
 _METHODS = frozenset(
     ("replace", "lower", "upper", "swapcase", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix")
 )
@@ -30,6 +30,10 @@ def _fold(node: ast.expr, parts: set[int], depth: int) -> str | None:
             return text
         case ast.Constant(value=bytes(data)):
             return data.decode("latin-1")
+        case ast.Call(func=ast.Name(id="bytes" | "bytearray"), args=[ast.Tuple() | ast.List() as given]):
+            return _characters(given.elts)
+        case ast.Call(func=ast.Name(id="map"), args=[ast.Name(id="chr"), ast.Tuple() | ast.List() as given]):
+            return _characters(given.elts)
         case ast.BinOp(op=ast.Add()):
             return _joined("", _sum(node, parts), parts, below)
         case ast.JoinedStr(values=values):
@@ -48,6 +52,8 @@ def _fold(node: ast.expr, parts: set[int], depth: int) -> str | None:
         case ast.Call(func=ast.Attribute(value=value, attr="join"), args=[ast.List() | ast.Tuple() as given]):
             between = _fold(value, parts, below)
             return None if between is None else _joined(between, given.elts, parts, below)
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=""), attr="join"), args=[given]):
+            return _fold(given, parts, below)
         case ast.Call(func=ast.Attribute(value=value, attr="format"), args=given, keywords=[]):
             return _filled(_fold(value, parts, below), given, parts, below)
         case ast.Call(func=ast.Attribute(value=value, attr="decode" | "encode")):
@@ -55,6 +61,13 @@ def _fold(node: ast.expr, parts: set[int], depth: int) -> str | None:
         case ast.Call(func=ast.Attribute(value=value, attr=name), args=given) if name in _METHODS:
             return _method(_fold(value, parts, below), name, [_fold(one, parts, below) for one in given])
     return None
+
+
+def _characters(given: list[ast.expr]) -> str | None:
+    numbers = [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, int)]
+    if len(numbers) != len(given) or len(given) > _MAX_TEXT or not all(0 <= n < 0x110000 for n in numbers):
+        return None
+    return "".join(map(chr, numbers))
 
 
 def _sum(node: ast.expr, parts: set[int]) -> list[ast.expr]:
@@ -68,12 +81,15 @@ def _sum(node: ast.expr, parts: set[int]) -> list[ast.expr]:
 
 
 def _joined(between: str, given: list[ast.expr], parts: set[int], depth: int) -> str | None:
-    texts = []
+    if len(between) * len(given) > _MAX_TEXT:
+        return None
+    texts, room = [], _MAX_TEXT
     for one in given:
         text = _fold(one, parts, depth)
-        if text is None or len(text) > _MAX_PIECE:
+        if text is None or len(text) > room:
             return None
         texts.append(text)
+        room -= len(text)
     return between.join(texts)
 
 
@@ -83,6 +99,8 @@ def _filled(template: str | None, given: list[ast.expr], parts: set[int], depth:
     texts = [_fold(one, parts, depth) for one in given]
     if any(text is None or len(text) > _MAX_PIECE for text in texts):
         return None
+    if sum(len(text or "") for text in texts) > _MAX_TEXT:
+        return None
     left: Iterator[str | None] = iter(texts)
     return _GAP.sub(lambda gap: next(left, None) or "", template)
 
@@ -91,9 +109,10 @@ def _method(text: str | None, name: str, given: list[str | None]) -> str | None:
     if text is None or len(text) > _MAX_PIECE or any(one is None or len(one) > 100 for one in given):
         return None
     try:
-        return str(getattr(text, name)(*given))
+        result = str(getattr(text, name)(*given))
     except (TypeError, ValueError):
         return None
+    return result if len(result) <= _MAX_TEXT else None
 
 
 def _cut(text: str | None, where: ast.Slice) -> str | None:

@@ -47,7 +47,7 @@ class _ReferenceRun:
 
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     reading: Reading | None = None
-    error: str | None = None
+    errors: list[str] = field(default_factory=list)
 
 
 class SweGrader:
@@ -185,13 +185,13 @@ class SweGrader:
         async with known.lock:
             if own is not None and not own.silent:
                 known.reading = own
-            if known.reading is None and known.error is None:
+            if known.reading is None and len(known.errors) < _TRIES:
                 try:
                     known.reading = await self._read_reference(task, provider, spec, timeout)
                 except GraderError as error:
-                    known.error = str(error)
+                    known.errors.append(str(error))
         if known.reading is None:
-            raise GraderError(known.error)
+            raise GraderError(known.errors[-1])
         return known.reading
 
     async def _read_reference(
@@ -216,6 +216,7 @@ class SweGrader:
 
 
 _SHOWN = 4
+_TRIES = 2  # of a reference without results: the machine may have been busy
 
 
 def _unresolved(reason: str, hashes: Hashes) -> Graded:

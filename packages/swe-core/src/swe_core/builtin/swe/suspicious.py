@@ -56,8 +56,8 @@ _NAMES: Mapping[str, str] = {
         _IMPORTS,
     ),
     **dict.fromkeys(
-        ("__code__", "__closure__", "cell_contents", "co_code", "co_consts", "co_names", "CodeType",
-         "CellType", "__globals__", "__builtins__"),
+        ("__code__", "__defaults__", "__kwdefaults__", "__closure__", "cell_contents", "co_code", "co_consts",
+         "co_names", "CodeType", "CellType", "__globals__", "__builtins__"),
         _CODE,
     ),
     **dict.fromkeys(("_exit", "abort", "_run_exitfuncs"), _END),
@@ -83,7 +83,7 @@ _IMPORTERS = frozenset(("import_module", "__import__", "find_spec", "reload"))
 _BY_NAME = frozenset(("getattr", "setattr", "delattr", "attrgetter", "methodcaller", "__getattribute__"))
 _PARTS: Mapping[str, str] = {"/proc/": _PROCESS, "swe-home": _GRADER, "/.swe": _GRADER}
 """Parts of strings that are not documentation."""
-_OF_PYTEST = re.compile(r"\b_?pytest(?:[._/]\w|\Z)")
+_OF_PYTEST = re.compile(r"\b_?pytest(?:[._/](?!org\b)\w|\Z)")
 _FOREIGN = (sys.stdlib_module_names | {"numpy", "pandas", "torch"}) - {"sys"}
 """Modules of which no part is replaced; a program sets what sys holds."""
 _COMPARISONS = frozenset(("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"))
@@ -94,7 +94,7 @@ _LEFT_BEHIND = re.compile(
     r"(?:tests?|conftest|repro|reproduce|reproduction|check|verify|debug|demo|example|script|try|tmp)"
     r"(?:[_\d-].*)?\.py|.*[_-]tests?\.py"
 )
-_MAX_SEARCHED = 50
+_MAX_SEARCHED, _MAX_NAME = 20, 100
 _TOKEN = re.compile(rb"\w+|[^\w\s]")
 _WORD = re.compile(r"\w+")
 
@@ -128,8 +128,8 @@ def added(
     """What a patch adds, `MAX_LISTED` of it at most.
 
     Args:
-        before: Files that the patch changes or removes, by path, as they were; None stands for a file that
-            is too large or no Python file.
+        before: Files that the patch changes or removes, by path, as they were. None stands for what is not
+            looked at: a file that is too large, a link.
         after: Files that it changes or adds, as they are.
         tests: Names that only the task's tests have (`names_of_tests`).
     """
@@ -142,19 +142,22 @@ def added(
             if moved[construct] > 0:
                 moved[construct] -= 1
             elif not (left_behind and (construct.kind == _RUNNER or construct.name == "sys.path")):
-                where = printable(path)
-                found.append(Suspicion(kind=construct.kind, name=construct.name, path=where, line=line))
+                name, where = construct.name.encode(errors="backslashreplace").decode(), printable(path)
+                found.append(Suspicion(kind=construct.kind, name=name[:_MAX_NAME], path=where, line=line))
     return tuple(found[:MAX_LISTED])
 
 
 def _is_left_behind(path: str, after: Mapping[str, bytes | None]) -> bool:
-    """Whether a new file is a script that nothing else of the patch knows."""
-    name = posixpath.basename(path)
-    if not _LEFT_BEHIND.fullmatch(name) or len(after) > _MAX_SEARCHED:
+    """Whether a new file is a script that nothing else of the patch knows, by its place or its name."""
+    where, name = posixpath.split(path)
+    if (where and not _LEFT_BEHIND.fullmatch(name)) or len(after) > _MAX_SEARCHED:
         return False
-    word = re.compile(rb"\b%s\b" % re.escape(name.removesuffix(".py")).encode(errors="surrogateescape"))
-    others = [source for other, source in after.items() if other != path and other.endswith(".py")]
-    return not any(source is None or word.search(source) for source in others)
+    stem = re.escape(name.removesuffix(".py")).encode(errors="surrogateescape")
+    known = re.compile(rb"\b(?:%s|importlib|import_module|__import__|pkgutil)\b" % stem)
+    others = [source for other, source in after.items() if other != path]
+    return all(
+        source is not None and len(source) < _MAX_TOKENS and not known.search(source) for source in others
+    )
 
 
 def _constructs(files: Mapping[str, bytes | None], tests: Set[str]) -> dict[str, list[tuple[Construct, int]]]:
@@ -165,13 +168,13 @@ def _constructs(files: Mapping[str, bytes | None], tests: Set[str]) -> dict[str,
         name = posixpath.basename(path)
         if path.endswith(_BINARIES):
             found[path] = [(Construct(_BINARY, name), 0)]
-        elif path.endswith(".py"):
+        elif path.endswith(".py") or source is None:
             tokens = 0 if source is None or left <= 0 else sum(1 for _ in _TOKEN.finditer(source))
             left -= tokens
             look = source is not None and left > 0 and tokens <= _MAX_TOKENS
             tree = _parsed(source) if source is not None and look else None
             if tree is None:
-                found[path] = [(Construct(_UNSEEN, "a file that is too large, or no Python"), 0)]
+                found[path] = [(Construct(_UNSEEN, "a file that is too large, a link, or no Python"), 0)]
             else:
                 found[path] = [
                     (Construct(kind, text), line)
@@ -204,6 +207,9 @@ class _Look:
                 for alias in node.names:
                     top = alias.name.partition(".")[0]
                     self._modules[alias.asname or top] = alias.name if alias.asname else top
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    self._modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
 
     def found(self) -> Iterator[tuple[str, str, int]]:
         """The kind of each construct, its name, its line."""
@@ -216,9 +222,11 @@ class _Look:
             case ast.Import(names=names):
                 for alias in names:
                     yield from _module(alias.name)
+                    yield from self._test(alias.name)
             case ast.ImportFrom(module=str(module), level=0, names=names):
                 yield from _module(module)
                 for alias in names:
+                    yield from self._test(f"{module}.{alias.name}")
                     yield from _named(alias.name)
                     yield from self._part(module, alias.name)
             case ast.Attribute(value=value, attr=attribute):
@@ -240,14 +248,20 @@ class _Look:
             case ast.Delete(targets=targets):
                 for target in targets:
                     yield from self._stored(target, None)
-            case ast.For(iter=ast.Attribute() as value) if self._is(value, "sys", "modules"):
-                yield _IMPORTS, "all of sys.modules"
+            case ast.Compare(comparators=[value]):
+                self._spoken_for.add(id(value))  # `"numpy" in sys.modules`
             case _:
                 pass
+        if (
+            isinstance(node, ast.expr)
+            and id(node) not in self._spoken_for
+            and self._is(node, "sys", "modules")
+        ):
+            yield _IMPORTS, "sys.modules"
         if isinstance(node, ast.Call):
             yield from self._call(node)
         if isinstance(node, ast.Subscript) and self._is(node.value, "sys", "modules"):
-            yield from _module(folded(node.slice)[0] or "")
+            yield from self._one_module(node.value, node.slice)
         if isinstance(node, ast.Constant | ast.BinOp | ast.JoinedStr | ast.Call | ast.Subscript):
             yield from self._string(node)
 
@@ -281,19 +295,27 @@ class _Look:
             if name in ("setattr", "delattr") and arguments and (whose := self._foreign(arguments[0])):
                 yield _IMPORTS, f"{name}({whose}, …)"
         if isinstance(function, ast.Attribute):
-            if self._is(function.value, "sys", "modules"):
-                if name in ("values", "items", "keys", "copy"):
-                    yield _IMPORTS, "all of sys.modules"
-                elif name in ("pop", "update", "setdefault", "clear"):
-                    yield _IMPORTS, f"sys.modules.{name}"
-                elif arguments:
-                    yield from _module(folded(arguments[0])[0] or "")
+            if self._is(function.value, "sys", "modules") and name == "get" and arguments:
+                yield from self._one_module(function.value, arguments[0])
             if name in ("insert", "append", "extend") and self._is(function.value, "sys", "path"):
                 yield _IMPORTS, "sys.path"
         if name == "catch_warnings" and any(keyword.arg == "record" for keyword in node.keywords):
             yield _FRAMES, "catch_warnings(record=True)"
-        if any(self._is(argument, "sys", "modules") for argument in arguments):
-            yield _IMPORTS, "all of sys.modules"
+
+    def _one_module(self, modules: ast.expr, key: ast.expr) -> Iterator[tuple[str, str]]:
+        """What `sys.modules[KEY]` stands for, where that can be seen."""
+        text = folded(key)[0]
+        if text is not None:
+            yield from _module(text)
+        match key:
+            case ast.Name(id="__name__") | ast.Attribute(attr="__module__" | "__name__"):
+                self._spoken_for.add(id(modules))
+            case _ if text is not None:
+                self._spoken_for.add(id(modules))
+
+    def _test(self, name: str) -> Iterator[tuple[str, str]]:
+        if not self._tests.isdisjoint(name.split(".")):
+            yield _TESTS, f"import {name}"
 
     def _stored(self, target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, str]]:
         """`builtins.x = …`, `math.isclose = …`, `sys.modules[…] = …`, `sys.path = …`, `__eq__ = lambda …`."""
@@ -302,11 +324,17 @@ class _Look:
                 yield _IMPORTS, "sys.path"
             case ast.Attribute(value=of, attr=name) if whose := self._foreign(of):
                 yield _IMPORTS, f"{whose}.{name} ="
-            case ast.Subscript(value=ast.Attribute() as space):
+            case ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[of])) if whose := self._foreign(
+                of
+            ):
+                yield _IMPORTS, f"vars({whose})[…] ="
+            case ast.Subscript(value=space):
                 if self._is(space, "sys", "modules"):
                     yield _IMPORTS, "sys.modules[…] ="
                 elif self._is(space, "sys", "path"):
                     yield _IMPORTS, "sys.path"
+                elif (whose := self._foreign(space)).endswith(".__dict__"):
+                    yield _IMPORTS, f"{whose}[…] ="
             case _:
                 pass
         match target, value:
@@ -329,6 +357,8 @@ class _Look:
         match node:
             case ast.Attribute(value=ast.Name(id=of), attr=attribute):
                 return attribute == name and self._modules.get(of) == module
+            case ast.Name(id=of):
+                return self._modules.get(of) == f"{module}.{name}"
         return False
 
     @staticmethod

@@ -203,7 +203,7 @@ async def prepare_tree(
     own = own_files(trees, protection)
     counts = [path for path in trees.model if protection.kind(path) is None]
     before, after = (
-        {path: sources.get(entry.id) for path in counts if (entry := side(path)) and entry.is_file}
+        {path: _source(path, entry, sources) for path in counts if (entry := side(path)) is not None}
         for side in (trees.base.get, trees.in_model)
     )
     return GradedTree(
@@ -219,6 +219,11 @@ async def prepare_tree(
     )
 
 
+def _source(path: str, entry: Entry, sources: Mapping[str, bytes]) -> bytes | None:
+    """A Python file of a patch; None where it was not read, or is a link; empty where it is no such file."""
+    return sources.get(entry.id) if path.endswith(".py") or not entry.is_file else b""
+
+
 def _too_long(root: str, trees: Trees) -> Iterator[str]:
     for path in trees.model:
         whole = f"{root}/{path}".encode(errors="surrogateescape")
@@ -230,7 +235,7 @@ _HASH = """
 cd -- "$1"
 paths=$(cat)
 files() { printf '%s\\n' "$paths" | while IFS= read -r path; do
-  if [ -f "$path" ] && ! [ -L "$path" ]; then echo "$1$path"; else echo "$2"; fi
+  if [ -f "$path" ] && ! [ -L "$path" ]; then printf '%s\\n' "$1$path"; else echo "$2"; fi
 done; }
 files + - | cut -c 1
 files ./ '' | grep . | git hash-object --no-filters --stdin-paths
@@ -245,6 +250,8 @@ async def changed_files(sandbox: Sandbox, files: Mapping[str, str], *, timeout: 
         SandboxDied: The sandbox is gone.
     """
     paths = [path for path in files if "\n" not in path]
+    if not paths:
+        return ()
     stdin = "".join(f"{path}\n" for path in paths).encode(errors="surrogateescape")
     try:
         await sandbox.kill_all()

@@ -101,25 +101,46 @@ def modules_of(tree):
     return frozenset(found)
 
 
-def literals(tree, names):
-    """Those of the names that a module binds once, to a constant: what each is. An empty list is there to be
-    filled."""
-    found, twice = {}, set()
-    for node in tree.body:
-        for target in node.targets if type(node).__name__ == "Assign" else ():
+def literals(body, names, where=""):
+    """Constants that a module, or a class in it, binds once: what each is, by qualified name; and the
+    defaults of functions, by the function's name and `.__defaults__`. An empty list is there to be filled.
+
+    Args:
+        names: Those of the module that are bound once and for all.
+    """
+    found, times = {}, {}
+    for node in body:
+        kind = type(node).__name__
+        for target in node.targets if kind == "Assign" else ():
             name = getattr(target, "id", None)
-            if name in names:
-                twice.update({name} & found.keys())
-                try:
-                    found[name] = ast.literal_eval(node.value)
-                except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                    twice.add(name)
-    filled = (list, dict, set)
+            times[name] = times.get(name, 0) + 1
+            value = constant(node.value)
+            if where or name in names:
+                found[where + str(name)] = value
+        if kind == "FunctionDef":
+            values = tuple(map(constant, node.args.defaults)) or None
+            if values is None or MISSING not in values:
+                found[where + node.name + ".__defaults__"] = values
+        elif kind == "ClassDef":
+            found.update(literals(node.body, names, where + node.name + "."))
     return {
         name: value
         for name, value in found.items()
-        if name not in twice and (value or type(value) not in filled)
+        if value is not MISSING
+        and times.get(name[len(where) :], 1) == 1
+        and (value or type(value) not in (list, dict, set))
     }
+
+
+def constant(node):
+    """The value of an expression that names nothing, such as `10 ** -6`; MISSING of another one."""
+    try:
+        code = compile(ast.Expression(node), "", "eval", 0, True)
+        if code.co_names or any(type(part) is CodeType for part in code.co_consts):
+            return MISSING
+        return eval(code, {"__builtins__": {}})
+    except (ArithmeticError, ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return MISSING
 
 
 def bound(tree):
@@ -180,7 +201,7 @@ def make_expected(known):
                 replaced=replaced,
                 parts=parts,
                 names=names,
-                constants=literals(tree, names),
+                constants=literals(tree.body, names),
                 modules=modules_of(tree),
             )
         return done[path, make]
@@ -214,35 +235,25 @@ def plain(source, path):
 
 def make_defined(root, known, *makes):
     """Functions: what a file of `known` has to define; whether a function is the one of this name in it, None
-    where it has no such one; and which names of a module of this file are another thing than the part of a
-    test runner that it imports, or than the constant.
+    where it has no such one, or where code under test decorates it; and which names of a module of this file
+    are another thing than the part of a test runner that it imports, or than the constant.
 
     Args:
         makes: The ways in which a module's code object may be made of its source.
     """
-    expected, honest = make_expected(known), {}
+    expected, honest, spaces = make_expected(known), {}, {}
 
     def defined_in(path):
         return expected(path, plain)
 
-    def is_wrapped(function, decorators):
-        """Whether something stands before a function that none of its decorators can be: code under test
-        which defines none of them, or no function."""
-        code = code_of(function)[0]
-        if code is not None and (not below(root, code.co_filename) or code.co_filename in known):
-            return False
-        inner = function
-        while getattr(inner, "__wrapped__", None) is not None:
-            inner = inner.__wrapped__
-        space = getattr(inner, "__globals__", {})
-        return not any(is_ours(space.get(name)) for name in decorators)
+    def is_product(place):
+        return below(root, place) and place not in known
 
     def is_ours(value):
         """Whether the code under test defines a decorator, or its module."""
         module = getattr(value, "__module__", None) or getattr(type(value), "__module__", "")
         module = value if type(value) is ModuleType else sys.modules.get(module)
-        place = getattr(module, "__file__", None) or ""
-        return below(root, place) and place not in known
+        return is_product(getattr(module, "__file__", None) or "")
 
     def is_defined(path, name, function):
         codes = code_of(function)
@@ -255,7 +266,9 @@ def make_defined(root, known, *makes):
             parts = name.split(".")
             above = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
             decorators = [decorator for one in above for decorator in replaced.get(one, ())]
-            if decorators and is_wrapped(function, decorators):
+            if any(is_ours(spaces.get(path, {}).get(one)) for one in decorators):
+                return None
+            if decorators and (codes[0] is None or is_product(codes[0].co_filename)):
                 return False
             for code in codes_within(function) if decorators else codes[:1]:
                 if any(same_code(code, one) for one in functions[name]):
@@ -265,8 +278,10 @@ def make_defined(root, known, *makes):
         return False
 
     def others_in(path, space):
+        spaces[path] = space
         for name, value in defined_in(path).constants.items():
-            if not same_constant(space.get(name, value), value):
+            now = entry_of(space, name)
+            if now is not MISSING and not same_constant(now, value):
                 yield name
         for name, module, part in defined_in(path).parts:
             right = (
@@ -276,6 +291,20 @@ def make_defined(root, known, *makes):
                 yield name
 
     return defined_in, is_defined, others_in
+
+
+def entry_of(space, name):
+    """What a module has by a qualified name; MISSING where something on the way is another thing."""
+    *above, last = name.split(".")
+    for part in above:
+        found = space.get(part)
+        if last == "__defaults__" and part is above[-1]:
+            function = raw_function(found)
+            return MISSING if function is None else function.__defaults__
+        if not isinstance(found, type):
+            return MISSING
+        space = vars(found)
+    return space.get(last, MISSING)
 
 
 def same_constant(one, other):

@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import os
 import sys
+from operator import is_
 from types import FunctionType
 
 __builtins__ = dict(vars(builtins))
@@ -161,12 +162,25 @@ def raw_code(value):
     return getattr(raw_function(value), "__code__", None)
 
 
+def makings(value):
+    """What the function behind an entry is made of: its code, its defaults. Empty where it is none."""
+    function = raw_function(value)
+    if function is None:
+        return ()
+    return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+def same(one, other):
+    """Whether two tuples have the same objects: what these say of that themselves may be a lie."""
+    return len(one) == len(other) and all(map(is_, one, other))
+
+
 def replaced(entries):
     """The names of those entries of classes and modules that are not what they were."""
     return [
         where
-        for where, space, name, value, code in entries
-        if space.get(name, MISSING) is not value or (code is not None and raw_code(value) is not code)
+        for where, space, name, value, made in entries
+        if space.get(name, MISSING) is not value or not same(makings(value), made)
     ]
 
 

@@ -7,6 +7,15 @@ import os
 import sys
 from types import ModuleType
 
+# What programs set up: pytest records warnings, and many have loggers of their own.
+REPLACED_BY_ALL = ("logging", "sys", "warnings")
+
+
+def is_code(key, value):
+    """Whether a name of Python's library is there to be called, and neither to be replaced nor private."""
+    code = callable(value) or isinstance(value, (property, staticmethod, classmethod))
+    return code and not key.endswith("hook") and (key[:1] != "_" or key[:2] == "__")
+
 
 def below(root, place):
     """Whether a file is the repository's, and not one of an environment that lies there."""
@@ -28,7 +37,7 @@ def make_imports(root, known, odd):
     for name, module in list(sys.modules.items()):
         place = getattr(module, "__file__", None) or library
         if type(module) is ModuleType and place.startswith(library) and "-packages/" not in place:
-            before[name] = module, dict(vars(module))
+            before[name] = module, [(where, space, dict(space)) for where, space in spaces_of(name, module)]
 
     def is_ours(value):
         code = raw_code(value)
@@ -37,16 +46,18 @@ def make_imports(root, known, odd):
     def inspect_imports(names):
         for name in names:
             module = sys.modules.get(name)
-            if type(module) is not ModuleType or below(root, getattr(module, "__file__", None) or ""):
-                continue
-            for where, space in spaces_of(name, module):
-                for key, value in list(space.items()):
-                    if is_ours(value):
-                        odd("replaced %s.%s" % (where, key))
-            first, space = before.get(name, (None, {}))
-            # pytest records warnings, and the hooks are there to be replaced.
-            for key, value in space.items() if first is module and name != "warnings" else ():
-                if callable(value) and vars(module).get(key) is not value and not key.endswith("hook"):
-                    odd("replaced %s.%s" % (name, key))
+            first, spaces = before.get(name, (module, None))
+            if first is not module:
+                odd("replaced %s" % name)
+            elif spaces is not None:
+                for where, space, was in spaces if name not in REPLACED_BY_ALL else ():
+                    for key, value in was.items():
+                        if space.get(key) is not value and is_code(key, value):
+                            odd("replaced %s.%s" % (where, key))
+            elif type(module) is ModuleType and not below(root, getattr(module, "__file__", None) or ""):
+                for where, space in spaces_of(name, module):
+                    for key, value in list(space.items()):
+                        if is_ours(value):
+                            odd("replaced %s.%s" % (where, key))
 
     return inspect_imports

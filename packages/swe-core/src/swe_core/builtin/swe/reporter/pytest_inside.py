@@ -49,10 +49,12 @@ def make_hooks(send, hold, flush, root, known):
     passed = []  # the id of a test, once for each of its phases that passed
     odd, look = make_look(send, watch)
     inspect, inspect_rest, is_of_tests, again_case, instance = make_files(root, known, odd, follow)
-    trust, remember, compare, judge_all = make_guard(root, known, odd, is_of_tests, again_case)
+    guard = make_guard(root, known, odd, is_of_tests, again_case)
+    trust, remember, compare, judge_all, before_setup, before_call = guard
+    made = {}
     on_canary = [False]
-    clock, looked = time.monotonic, [0.0]  # a look takes half a millisecond; the last is after all tests
-    written = [0.0]  # a write wakes up the host
+    begun = [0]  # a look takes a fifth of a millisecond
+    clock, written = time.monotonic, [0.0]  # a write wakes up the host
     ran = []
     reports = [0]
     runtestprotocol = runner.runtestprotocol
@@ -79,7 +81,8 @@ def make_hooks(send, hold, flush, root, known):
             for where, space in spaces_of(name, module) if type(module) is types.ModuleType else ():
                 for key, value in list(space.items()):
                     code = raw_code(value)
-                    if code is not None and code.co_filename.startswith((root, "<")):
+                    ours = code is not None and below(root, code.co_filename)
+                    if ours or (code is None and key.startswith("assert") and callable(value)):
                         odd("replaced %s.%s" % (where, key))
                 follow(where, space, [key for key, value in space.items() if raw_code(value) is not None])
 
@@ -135,11 +138,14 @@ def make_hooks(send, hold, flush, root, known):
         def hook(item):
             if phase != "teardown" and not on_canary[0]:
                 compare(item)
-                if phase == "setup" and clock() - looked[0] > 0.02:
-                    look()
-                    judge_all(item.config, tuple(vars(item.config.hook)))
-                    looked[0] = clock()
+                if phase == "setup":
+                    before_setup(item)
+                    if begun[0] % 16 == 0:  # not by the clock: what is seen must not hang on how fast code is
+                        look()
+                        judge_all(item.config, tuple(vars(item.config.hook)))
+                    begun[0] += 1
                 if phase == "call":
+                    before_call(item, made)
                     glance(item)
                     if isinstance(item, python.Function):
                         ran[:] = [item]
@@ -156,6 +162,12 @@ def make_hooks(send, hold, flush, root, known):
                 send("r", item.nodeid, phase)
 
         return hook
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_fixture_setup(fixturedef):
+        outcome = yield
+        if outcome.excinfo is None:
+            made[id(fixturedef)] = fixturedef, outcome.get_result()
 
     @pytest.hookimpl(hookwrapper=True, trylast=True)
     def pytest_runtest_makereport(item, call):
@@ -257,6 +269,7 @@ def make_hooks(send, hold, flush, root, known):
         "pytest_collection_finish": pytest_collection_finish,
         "pytest_xdist_node_collection_finished": pytest_xdist_node_collection_finished,
         "pytest_collectreport": pytest_collectreport,
+        "pytest_fixture_setup": pytest_fixture_setup,
         "pytest_runtest_setup": watched("setup"),
         "pytest_runtest_call": watched("call"),
         "pytest_runtest_teardown": watched("teardown"),
@@ -280,7 +293,7 @@ def is_remote(root, config):
     """Whether pytest-xdist runs the tests in other processes: it, and not whoever takes its name."""
     plugin = config.pluginmanager.getplugin("dsession")
     code = raw_code(getattr(type(plugin), "pytest_runtestloop", None))
-    return code is not None and not code.co_filename.startswith(root)
+    return code is not None and not below(root, code.co_filename)
 
 
 def shadowed(root):

@@ -10,6 +10,7 @@ import sys
 import types
 import unittest.case
 from itertools import chain
+from marshal import dumps
 from operator import attrgetter, is_, itemgetter, methodcaller
 
 import pytest
@@ -18,7 +19,7 @@ from _pytest.assertion.rewrite import rewrite_asserts
 WATCHED = (
     "_pytest.assertion _pytest.fixtures _pytest.nodes _pytest.outcomes _pytest.python _pytest.python_api "
     "_pytest.raises _pytest.recwarn _pytest.reports _pytest.runner _pytest.skipping _pytest.terminal "
-    "_pytest.unittest ast pluggy pytest unittest"
+    "_pytest.unittest ast functools inspect pluggy pytest unittest"
 ).split()
 WATCHED_ROOTS = tuple(root + "." for root in WATCHED)
 # What stands between a test function and its verdict: hooks, and attributes that an item may have itself.
@@ -58,6 +59,9 @@ UNCALLED = (
     *("call_extra", "__repr__", "__setattr__", "collect_one_node", "normalize_hookimpl_opts", "varnames"),
 )
 GROWING_OF_CASES = ("unittest.case.TestCase",)
+CODE = (types.FunctionType, type, property, staticmethod, classmethod)
+CONSTANT = (bool, int, float, str, bytes, tuple, frozenset)
+MADE_BY_CODE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: others cannot be changed
 BUILTINS = frozenset(name for name in vars(builtins) if not name.startswith("__"))
 OWN = ("ihook", "obj", "repr_failure", "runtest", "setup", "teardown", "callspec")
 SAID = ("config", "session", "parent", "name", "nodeid", "originalname", "_fixtureinfo")
@@ -70,25 +74,25 @@ COMPARING = (
 
 def make_quick_look(entries):
     """A function that says whether all entries are as they were, without a line of Python for each."""
-    get_code = attrgetter("__code__")
-    named, codes = {}, {}
+    get_makings = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+    named, made_of = {}, {}
     seen = set()
-    for _, space, name, value, code in entries:
+    for _, space, name, value, made in entries:
         if (id(space), name) in seen:  # a class that has two names, say
             continue
         seen.add((id(space), name))
         _, names, values = named.setdefault(id(space), (space, [], []))
         names.append(name)
         values.append(value)
-        if code is not None:
+        if made:
             function = raw_function(value)
-            codes[id(function), id(code)] = (function, code)
+            made_of[id(function)] = (function, made)
     # A getter of one name would not give a tuple.
     spaces = [
         (itemgetter(names[0], *names), space, values[:1] + values) for space, names, values in named.values()
     ]
-    functions = [function for function, _ in codes.values()]
-    codes = [code for _, code in codes.values()]
+    functions = [function for function, _ in made_of.values()]
+    parts = [part for _, made in made_of.values() for part in made]
 
     def unchanged():
         try:
@@ -97,7 +101,7 @@ def make_quick_look(entries):
                     return False
         except KeyError:
             return False
-        return all(map(is_, map(get_code, functions), codes))
+        return all(map(is_, chain.from_iterable(map(get_makings, functions)), parts))
 
     return unchanged
 
@@ -110,12 +114,17 @@ def make_watch():
     spaces = []  # of modules: a name in one of them would stand before the builtin of that name
     installed = {}  # functions of plugins, by their own name
 
-    def add(where, space):
+    def add(where, space, kinds=CODE):
         for name, value in list(space.items()):
-            plain = isinstance(value, (types.FunctionType, type, property, staticmethod, classmethod))
-            if plain and name != "_getini_unknown_type":
-                entries.append((where + "." + name, space, name, value, raw_code(value)))
+            if (isinstance(value, kinds) or callable(value)) and name != "_getini_unknown_type":
+                entries.append((where + "." + name, space, name, value, makings(value)))
 
+    def add_class(where, kind):
+        add(where, vars(kind), CODE + CONSTANT)
+        grown.append((where, vars(kind), set(vars(kind)), kind))
+        seen.add(id(kind))
+
+    seen = set()
     for module_name, module in list(sys.modules.items()):
         if module is None or not (module_name + ".").startswith(WATCHED_ROOTS):
             continue
@@ -124,13 +133,16 @@ def make_watch():
         add(module_name, space)
         for name, value in list(space.items()):
             if isinstance(value, type) and value.__module__ == module_name:
-                add(module_name + "." + name, vars(value))
-                grown.append((module_name + "." + name, vars(value), set(vars(value)), value))
+                add_class(module_name + "." + name, value)
+    for _, _, _, kind in list(grown):  # such as abc.ABC
+        for base in kind.__mro__ + type(kind).__mro__:
+            if id(base) not in seen and base.__flags__ & MADE_BY_CODE:
+                add_class(base.__module__ + "." + base.__name__, base)
     for name, value in vars(builtins).items():
         if name != "_":
-            entries.append(("builtins." + name, vars(builtins), name, value, None))
+            entries.append(("builtins." + name, vars(builtins), name, value, ()))
     for name in ("write", "_exit", "fork", "getpid"):
-        entries.append(("os." + name, vars(os), name, getattr(os, name), None))
+        entries.append(("os." + name, vars(os), name, getattr(os, name), ()))
 
     unchanged = {}  # by where the entries begin; each made when it is asked for, and again after a change
 
@@ -152,35 +164,35 @@ def make_watch():
         for plugin in plugins:
             for name, value in list(vars(plugin).items()) if isinstance(plugin, types.ModuleType) else ():
                 code = raw_code(value)
-                if code is not None and not code.co_filename.startswith(root):
+                if code is not None and not below(root, code.co_filename):
                     installed.setdefault(name.lstrip("_"), []).append((value, code))
         for place, entry in enumerate(entries):
             now = entry[1].get(entry[2], marker)
             if now is entry[3]:
                 continue
             code = raw_code(now)
-            if code is not None and not code.co_filename.startswith(root):
-                entries[place] = entry[:3] + (now, code)
+            if code is not None and not below(root, code.co_filename):
+                entries[place] = entry[:3] + (now, makings(now))
 
     def configured():
         """Take over what these plugins replaced or added since, as pytest-subtests does, by functions of
         theirs with the same name; code under test may be loaded by now."""
         for where, space, names, kind in grown:
             for name in space.keys() - names:
-                entry = (where + "." + name, space, name, space[name], raw_code(space[name]))
+                entry = (where + "." + name, space, name, space[name], makings(space[name]))
                 known = "original" in name and any(old[3] is entry[3] for old in entries)
                 function = raw_function(entry[3])
                 theirs = any(function is one for found in installed.values() for one, _ in found)
                 harmless = (known or theirs or entry[3] is False) and not any(
                     name in vars(base) for base in kind.__mro__[1:]
                 )
-                if harmless or entry[3:] in installed.get(name, ()):
+                if harmless or (entry[3], raw_code(entry[3])) in installed.get(name, ()):
                     entries.append(entry)
                     names.add(name)
         for place, entry in enumerate(entries):
             now = entry[1].get(entry[2], marker)
             if now is not entry[3] and (now, raw_code(now)) in installed.get(entry[2], ()):
-                entries[place] = entry[:3] + (now, raw_code(now))
+                entries[place] = entry[:3] + (now, makings(now))
         unchanged.clear()
 
     def follow(where, space, names):
@@ -188,7 +200,9 @@ def make_watch():
         for name in names:
             value = space.get(name, marker)
             if value is not marker:
-                entries.append((where + "." + name, space, name, value, raw_code(value)))
+                entries.append((where + "." + name, space, name, value, makings(value)))
+        if "__builtins__" in space:
+            spaces.append((where, space, BUILTINS.intersection(space)))
         unchanged.clear()
 
     def watch():
@@ -240,20 +254,25 @@ def make_files(root, known, odd, follow):
     def inspect_module(module, path):
         """Compare all that a module defines, and watch what it binds from now on."""
         functions, names = defined_in(path).functions, defined_in(path).names
-        for name in others_in(path, vars(module)):
-            odd("%s in %s is another one" % (name, path))
-        for name in functions:
+        compare_names(module, path)
+        for name in {**functions, **defined_in(path).constants}:
             *classes, last = name.split(".")
             space = vars(module)
             for kind in classes:
                 found = space.get(kind)
                 space = vars(found) if type(found) is type else {}
-            if last in space and raw_function(space[last]) is not None:
-                if is_defined(path, name, raw_function(space[last])) is False:
-                    odd("%s in %s is another one" % (name, path))
-                if classes:
-                    follow(path, space, [last])
+            if last not in space:
+                continue
+            function = raw_function(space[last])
+            if function is not None and is_defined(path, name, function) is False:
+                odd("%s in %s is another one" % (name, path))
+            if classes:
+                follow(path, space, [last])
         follow(path, vars(module), names)
+
+    def compare_names(module, path):
+        for name in others_in(path, vars(module)):
+            odd("%s in %s is another one" % (name, path))
 
     def inspect(item):
         config[0] = item.config
@@ -302,13 +321,15 @@ def make_files(root, known, odd, follow):
         it imports."""
         for module in list(sys.modules.values()):
             path = getattr(module, "__file__", None)
-            if type(module) is types.ModuleType and path in known and path not in inspected:
-                inspected.add(path)
+            if type(module) is types.ModuleType and type(path) is str and path in known:
                 try:
-                    inspect_module(module, path)
+                    if path in inspected:
+                        compare_names(module, path)
+                    else:
+                        inspected.add(path)
+                        inspect_module(module, path)
                 except Changed:
                     odd("the file %s on the disk is another one" % path)
-
         inspect_imports({name for path in inspected for name in defined_in(path).modules})
 
     return inspect, inspect_rest, is_of_tests, again_case, instance
@@ -316,12 +337,13 @@ def make_files(root, known, odd, follow):
 
 def make_guard(root, known, odd, is_of_tests, again_case):
     """Functions: `trust` what plugins are made of, `remember` what an item is when it is collected, `compare`
-    it and its hooks with that, `judge_all` hooks."""
+    it and its hooks with that, `judge_all` hooks, and two that look at its arguments."""
     items, kinds, judged, last, executes = {}, [], {}, {}, []
     modules, functions, classes = {}, {}, {}  # that are trusted, by id
     getters = {}  # of several hooks at once
     remembered = [None, None]  # the last function, and its codes
     get_function, get_code, get_hookexec = map(attrgetter, ("function", "__code__", "_hookexec"))
+    get_names = attrgetter("argnames")
     get_hookimpls = methodcaller("get_hookimpls")
     get_said = attrgetter(*SAID)
 
@@ -368,17 +390,58 @@ def make_guard(root, known, odd, is_of_tests, again_case):
             said = get_said(item)
         except AttributeError:  # no function, such as a doctest
             said = [getattr(item, name, MISSING) for name in SAID]
-        given = getattr(own.get("callspec"), "params", None) or {}
-        fixtures = getattr(own.get("_fixtureinfo"), "name2fixturedefs", None) or {}
-        functions = (getattr(one, "func", None) for many in fixtures.values() for one in many)
-        return [*map(own.get, OWN), *said, *given, *given.values(), *functions]
+        spec, info, given = own.get("callspec"), own.get("_fixtureinfo"), given_to(item)
+        fixtures = getattr(info, "name2fixturedefs", None) or {}
+        defs = [one for many in fixtures.values() for one in many]
+        functions = [getattr(one, "func", None) for one in defs]
+        kinds = map(type, (item, own, own.get("_request"), spec, info, *defs))
+        return [*map(own.get, OWN), *said, *given, *given.values(), *functions, *kinds]
+
+    def contents_of(item):
+        """What parameters hold that can be changed in place; None of what is no plain data."""
+        found = []
+        for value in given_to(item).values():
+            if type(value) in (list, dict, set):
+                try:
+                    found.append(dumps(value, 2))
+                except ValueError:
+                    found.append(None)
+        return found
+
+    def given_to(item):
+        spec = vars(item).get("callspec")
+        return {**(getattr(spec, "funcargs", None) or {}), **(getattr(spec, "params", None) or {})}
+
+    def before_setup(item):
+        """Say where somebody gave a test its arguments already."""
+        arguments = vars(item).get("funcargs")
+        if arguments is not None and (type(arguments) is not dict or arguments):
+            odd("somebody gave %s its arguments" % item.nodeid)
+
+    def before_call(item, made):
+        """Compare the arguments of a test with what its fixtures gave.
+
+        Args:
+            made: By id: a definition of a fixture, and what it gave.
+        """
+        arguments, given = vars(item).get("funcargs") or {}, given_to(item)
+        fixtures = getattr(vars(item).get("_fixtureinfo"), "name2fixturedefs", None) or {}
+        for name, value in arguments.items():
+            of = fixtures.get(name)
+            if not of:  # `request`
+                continue
+            right = made.get(id(of[-1]), (None, MISSING))[1]
+            if getattr(getattr(of[-1], "func", None), "__name__", "") == "get_direct_param_fixture_func":
+                right = given.get(name, right)
+            if value is not right or type(arguments) is not dict:
+                odd("the argument %s of %s is another one" % (name, item.nodeid))
 
     def remember(item):
         function = getattr(item, "obj", None)
         if function is not remembered[0]:  # which many parametrized tests have in common
             remembered[:] = [function, None if function is None else codes_within(function)]
         codes = remembered[1]
-        items.setdefault(id(item), (item, type(item), own_of(item), codes))
+        items.setdefault(id(item), (item, type(item), own_of(item), codes, contents_of(item)))
         if id(type(item)) not in classes:
             path = getattr(sys.modules.get(type(item).__module__), "__file__", None)
             if path not in known:
@@ -390,8 +453,15 @@ def make_guard(root, known, odd, is_of_tests, again_case):
         if names not in getters:
             getters[names] = attrgetter(*names)
         callers = getters[names](hooks)
-        found = list(map(get_function, chain.from_iterable(map(get_hookimpls, callers))))
-        return [*map(type, callers), *map(get_hookexec, callers), *found, *map(get_code, found)]
+        impls = list(chain.from_iterable(map(get_hookimpls, callers)))
+        found = list(map(get_function, impls))
+        return [
+            *map(type, callers),
+            *map(get_hookexec, callers),
+            *found,
+            *map(get_code, found),
+            *map(get_names, impls),
+        ]
 
     def judge(name, hook):
         """Say who is called by a hook that should not be."""
@@ -403,7 +473,7 @@ def make_guard(root, known, odd, is_of_tests, again_case):
         for one in hook.get_hookimpls():
             code = getattr(one.function, "__code__", None)
             before = judged.setdefault(id(one.function), (one.function, code))
-            if code is not before[1]:
+            if code is not before[1] or any(type(argument) is not str for argument in one.argnames):
                 odd("code of the hook %s" % name)
             elif not is_trusted(one.function):
                 inside = code is None or code.co_filename.startswith(root)
@@ -430,9 +500,8 @@ def make_guard(root, known, odd, is_of_tests, again_case):
         if found is None or found[0] is not item:
             odd("nobody saw that %s was collected" % item.nodeid)
             return
-        _, kind, own, codes = found
-        now = own_of(item)
-        if type(item) is not kind or len(now) != len(own) or not all(map(is_, now, own)):
+        _, kind, own, codes, contents = found
+        if type(item) is not kind or not same(own_of(item), own) or contents_of(item) != contents:
             odd("%s is another one" % item.nodeid)
             return
         if codes and codes[0] is not None and codes_within(item.obj)[: len(codes)] != codes:
@@ -445,4 +514,4 @@ def make_guard(root, known, odd, is_of_tests, again_case):
         if ihook is not item.config.hook:
             judge_all(item, CALLED)
 
-    return trust, remember, compare, judge_all
+    return trust, remember, compare, judge_all, before_setup, before_call

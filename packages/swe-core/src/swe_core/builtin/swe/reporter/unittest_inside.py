@@ -11,13 +11,13 @@ import atexit
 import builtins
 import os
 import sys
-import time
 import types
 
 __unittest = True  # unittest leaves frames of such modules out of the tracebacks that it prints
 
 NAME = "sitecustomize"
 GROWING = ("TestCase", "TestResult", "TextTestResult", "TestSuite", "TextTestRunner", "_Outcome")
+BUILTINS = frozenset(name for name in vars(builtins) if not name.startswith("__"))
 FEW = 100  # so many tests that nobody saw are named
 # What must fail, and at the end what must pass: failures, errors, what was raised.
 CANARIES = (
@@ -33,18 +33,19 @@ CANARIES = (
 
 def watcher():
     """A function that names what was replaced in unittest and the builtins since now."""
-    entries, grown = [], []
+    entries, grown, spaces = [], [], []
     kinds = (types.FunctionType, type, property, staticmethod, classmethod)
 
     def add(where, space, always=False):
         for name, value in list(space.items()):
             if (always and name != "_") or isinstance(value, kinds):
-                entries.append((where + "." + name, space, name, value, raw_code(value)))
+                entries.append((where + "." + name, space, name, value, makings(value)))
 
     for module_name, module in list(sys.modules.items()):
         if module is None or module_name.partition(".")[0] != "unittest":
             continue
         add(module_name, vars(module))
+        spaces.append((module_name, vars(module), BUILTINS.intersection(vars(module))))
         for name, value in list(vars(module).items()):
             if isinstance(value, type) and value.__module__ == module_name:
                 add(module_name + "." + name, vars(value))
@@ -52,16 +53,25 @@ def watcher():
                     grown.append((module_name + "." + name, vars(value), frozenset(vars(value))))
     add("builtins", vars(builtins), always=True)
     for name in ("write", "_exit", "fork", "getpid"):
-        entries.append(("os." + name, vars(os), name, getattr(os, name), None))
+        entries.append(("os." + name, vars(os), name, getattr(os, name), ()))
+
+    def follow(where, space):
+        """Watch the constants of a class or module, and that no name of it stands before a builtin's."""
+        for name, value in space.items():
+            if isinstance(value, (bool, int, float, str, bytes, tuple)) and name[:1] != "_":
+                entries.append((where + "." + name, space, name, value, ()))
+        spaces.append((where, space, BUILTINS.intersection(space)))
 
     def watch():
         changed = replaced(entries)
+        for where, space, names in spaces:
+            changed += [where + "." + name for name in BUILTINS.intersection(space) - names]
         for where, space, names in grown:
             if len(space) != len(names):
                 changed += [where + "." + name for name in space if name not in names]
         return changed
 
-    return watch
+    return watch, follow
 
 
 def report(send, announce, root, known):
@@ -75,10 +85,10 @@ def report(send, announce, root, known):
     case, outcomes, skipped = unittest.case.TestCase, unittest.result.TestResult, unittest.case.SkipTest
     successful, describe = outcomes.wasSuccessful, case.shortDescription
     running, parts, codes = [], {}, {}  # tests under way; by test: [phases that were seen, what was raised]
+    inspected, followed = {}, set()  # modules of tests, by path; classes
     imported = set()  # modules that the tests name
     unseen, counts = set(), {"t": 0, "failed": 0, "status": 0}
-    depth, on_canary, last, looked = [0], [False], [None], [0.0]
-    clock = time.monotonic
+    depth, on_canary, last, looked = [0], [False], [None], [0]
 
     def name_of(test):
         try:
@@ -97,6 +107,10 @@ def report(send, announce, root, known):
         except Exception:  # so may what it describes itself with
             return None
 
+    def compare_names(path):
+        for name in others_in(path, inspected[path]):
+            odd("%s in %s is another one" % (name, path))
+
     def inspect(test):
         """Say where a test is not what its file has to define."""
         kind, name = type(test), getattr(test, "_testMethodName", "")
@@ -107,8 +121,13 @@ def report(send, announce, root, known):
         try:
             if is_defined(path, "%s.%s" % (kind.__qualname__, name), method) is False:
                 odd("code of %s" % name_of(test))
-            for part in others_in(path, vars(sys.modules[kind.__module__])):
-                odd("%s in %s is another one" % (part, path))
+            if path not in inspected:
+                inspected[path] = vars(sys.modules[kind.__module__])
+                follow(path, inspected[path])
+            compare_names(path)
+            if kind not in followed:
+                followed.add(kind)
+                follow("%s.%s" % (path, kind.__name__), vars(kind))
             imported.update(defined_in(path).modules)
         except Changed:
             odd("the file %s on the disk is another one" % path)
@@ -164,9 +183,9 @@ def report(send, announce, root, known):
             parts[id(test)] = [0, "-"]
             if len(running) == 1 and not on_canary[0]:
                 last[0] = test
-                if clock() - looked[0] > 0.02:
+                if looked[0] % 16 == 0:  # not by the clock: what is seen must not hang on how fast code is
                     look()
-                    looked[0] = clock()
+                looked[0] += 1
                 again_case(type(test))
                 if codes.get(id(test), [None]) != [test, getattr(test, "_testMethodName", ""), code(test)]:
                     odd("nobody planned %s" % name_of(test))
@@ -237,6 +256,8 @@ def report(send, announce, root, known):
     def finish():
         """After the last test: was the test runner what it has to be?"""
         look()
+        for path in inspected:
+            compare_names(path)
         inspect_imports(imported)
         if last[0] is not None:
             for name, body, wanted in CANARIES:
@@ -285,7 +306,8 @@ def report(send, announce, root, known):
         replace(outcomes, name, ended(ending))
     replace(outcomes, "addSubTest", sub_test)
     replace(unittest.suite.TestSuite, "run", run_suite)
-    odd, look = make_look(send, watcher())
+    watch, follow = watcher()
+    odd, look = make_look(send, watch)
     defined_in, is_defined, others_in = make_defined(root, known, plain)
     inspect_imports = make_imports(root, known, odd)
     first_case, again_case, instance = make_cases(odd)
