@@ -257,7 +257,7 @@ def make_defined(root, known, *makes):
 
     def is_defined(path, name, function):
         codes = code_of(function)
-        if codes[0] is not None and honest.get(id(codes[0])) is codes[0]:
+        if codes[0] is not None and honest.get((path, name, id(codes[0]))) is codes[0]:
             return True
         for make in makes:
             functions, replaced = expected(path, make).functions, expected(path, make).replaced
@@ -272,8 +272,8 @@ def make_defined(root, known, *makes):
                 return False
             for code in codes_within(function) if decorators else codes[:1]:
                 if any(same_code(code, one) for one in functions[name]):
-                    if codes[0] is not None:
-                        honest[id(codes[0])] = codes[0]
+                    if codes[0] is not None and not decorators:
+                        honest[path, name, id(codes[0])] = codes[0]
                     return True
         return False
 

@@ -16,6 +16,7 @@ from _pytest.assertion import rewrite
 
 NAME = __name__
 
+UNTESTED = frozenset(("-V", "--version", "-h", "--help", "--markers"))  # with which no session begins
 PHASES = ("setup", "call", "teardown")
 ROOM = 4000  # so many characters of ids are one event; the host takes no line above 64 KiB
 # What must fail, and at the end what must pass, made like a test of the task's own.
@@ -140,9 +141,9 @@ def make_hooks(send, hold, flush, root, known):
                 compare(item)
                 if phase == "setup":
                     before_setup(item)
-                    if begun[0] % 16 == 0:  # not by the clock: what is seen must not hang on how fast code is
+                    if begun[0] % 32 == 0:  # not by the clock: what is seen must not hang on how fast code is
                         look()
-                        judge_all(item.config, tuple(vars(item.config.hook)))
+                        judge_all(item.config, tuple(vars(item.config.pluginmanager.hook)))
                     begun[0] += 1
                 if phase == "call":
                     before_call(item, made)
@@ -330,7 +331,7 @@ def begin():
     here = os.path.dirname(os.path.abspath(__file__))
     try:
         stream = take_stream(here)
-        if stream is None:
+        if stream is None or not UNTESTED.isdisjoint(sys.argv[1:]):
             return {}
         name, half, key = agree(here)
         say = make_send(name, key, stream)

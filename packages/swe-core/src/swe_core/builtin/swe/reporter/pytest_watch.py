@@ -2,7 +2,7 @@
 # runs in the image's own Python and pytest: nothing newer than Python 3.6 and pytest 3.10.
 #
 # mypy: ignore-errors
-# ruff: noqa: F821, RUF005, SIM905, UP031
+# ruff: noqa: B905, F821, RUF005, SIM905, UP031
 import ast  # noqa: F401 (so that it is watched, as is what follows it)
 import builtins
 import os
@@ -14,6 +14,7 @@ from marshal import dumps
 from operator import attrgetter, is_, itemgetter, methodcaller
 
 import pytest
+from _pytest import fixtures
 from _pytest.assertion.rewrite import rewrite_asserts
 
 WATCHED = (
@@ -61,6 +62,7 @@ UNCALLED = (
 GROWING_OF_CASES = ("unittest.case.TestCase",)
 CODE = (types.FunctionType, type, property, staticmethod, classmethod)
 CONSTANT = (bool, int, float, str, bytes, tuple, frozenset)
+SET_LATER = ("_getini_unknown_type", "_config", "_current")
 MADE_BY_CODE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: others cannot be changed
 BUILTINS = frozenset(name for name in vars(builtins) if not name.startswith("__"))
 OWN = ("ihook", "obj", "repr_failure", "runtest", "setup", "teardown", "callspec")
@@ -114,13 +116,14 @@ def make_watch():
     spaces = []  # of modules: a name in one of them would stand before the builtin of that name
     installed = {}  # functions of plugins, by their own name
 
-    def add(where, space, kinds=CODE):
+    def add(where, space, constants=()):
         for name, value in list(space.items()):
-            if (isinstance(value, kinds) or callable(value)) and name != "_getini_unknown_type":
+            theirs = isinstance(value, CODE) or type(value).__module__.startswith(("_pytest.", "unittest."))
+            if (theirs or (isinstance(value, constants) and name[:2] != "__")) and name not in SET_LATER:
                 entries.append((where + "." + name, space, name, value, makings(value)))
 
     def add_class(where, kind):
-        add(where, vars(kind), CODE + CONSTANT)
+        add(where, vars(kind), () if kind.__module__ in ("ast", "inspect") else CONSTANT)
         grown.append((where, vars(kind), set(vars(kind)), kind))
         seen.add(id(kind))
 
@@ -234,17 +237,44 @@ def make_watch():
     return watch, forgive, configured, follow, watch_core
 
 
+class Path(str):
+    """For pytest 4, which wants one of py.path."""
+
+    strpath = property(str)
+
+
+def make_defining():
+    """A function that gives what `@pytest.fixture` stands before, of what pytest before 8.4 makes of it."""
+    wrappers = [
+        code
+        for name, function in vars(fixtures).items()
+        if name.startswith("wrap_function_to_") and type(function) is types.FunctionType
+        for code in function.__code__.co_consts
+        if type(code) is types.CodeType
+    ]
+
+    def defining(function):
+        code = function.__code__
+        if not any(code is one for one in wrappers):
+            return function
+        inner = getattr(getattr(function, "__pytest_wrapped__", None), "obj", None)
+        called = dict(zip(code.co_freevars, function.__closure__ or ())).get("function")  # by pytest 3.10
+        return function if called is not None and called.cell_contents is not inner else inner
+
+    return defining
+
+
 def make_files(root, known, odd, follow):
     """A function that says what of an item, and of its module, is not what its file has to define."""
     with_source = "source" in rewrite_asserts.__code__.co_varnames[:2]
-    config, inspected = [None], set()
+    config, inspected, defining = [None], set(), make_defining()
 
     def rewritten(source, path):
         tree = compile(source, path, "exec", ONLY_TREE, True)
         if with_source:
             rewrite_asserts(tree, source, path, config[0])
         else:
-            rewrite_asserts(tree, path, config[0])
+            rewrite_asserts(tree, Path(path), config[0])
         return compile(tree, path, "exec", 0, True)
 
     defined_in, is_defined, others_in = make_defined(root, known, rewritten, plain)
@@ -264,7 +294,7 @@ def make_files(root, known, odd, follow):
             if last not in space:
                 continue
             function = raw_function(space[last])
-            if function is not None and is_defined(path, name, function) is False:
+            if function is not None and is_defined(path, name, defining(function)) is False:
                 odd("%s in %s is another one" % (name, path))
             if classes:
                 follow(path, space, [last])
@@ -291,8 +321,9 @@ def make_files(root, known, odd, follow):
             name = getattr(item, "originalname", None) or item.name.partition("[")[0]
             if is_defined(path, ".".join(classes + [name]), function) is False:
                 odd("code of %s" % item.nodeid)
-            above = item.parent.nodeid.replace("::()", "")
-            if item.name.partition("[")[0] != name or item.nodeid != "%s::%s" % (above, item.name):
+            above = item.parent.nodeid, item.parent.nodeid.replace("::()", "")  # the former before pytest 4
+            nodeids = [one + "::" + item.name for one in above]
+            if item.name.partition("[")[0] != name or item.nodeid not in nodeids:
                 odd("%s is not the test of that name" % item.nodeid)
             kind = getattr(item, "cls", None)
             if kind is not None and issubclass(kind, unittest.TestCase):
@@ -341,6 +372,7 @@ def make_guard(root, known, odd, is_of_tests, again_case):
     items, kinds, judged, last, executes = {}, [], {}, {}, []
     modules, functions, classes = {}, {}, {}  # that are trusted, by id
     getters = {}  # of several hooks at once
+    judged_fixtures = {}  # functions, by id
     remembered = [None, None]  # the last function, and its codes
     get_function, get_code, get_hookexec = map(attrgetter, ("function", "__code__", "_hookexec"))
     get_names = attrgetter("argnames")
@@ -388,8 +420,10 @@ def make_guard(root, known, odd, is_of_tests, again_case):
         own = vars(item)
         try:
             said = get_said(item)
-        except AttributeError:  # no function, such as a doctest
-            said = [getattr(item, name, MISSING) for name in SAID]
+        except (
+            AttributeError
+        ):  # no function, such as a doctest, whose fixtures are found later before pytest 8
+            return [*map(own.get, OWN), *(getattr(item, name, MISSING) for name in SAID[:-1])]
         spec, info, given = own.get("callspec"), own.get("_fixtureinfo"), given_to(item)
         fixtures = getattr(info, "name2fixturedefs", None) or {}
         defs = [one for many in fixtures.values() for one in many]
@@ -436,8 +470,25 @@ def make_guard(root, known, odd, is_of_tests, again_case):
             if value is not right or type(arguments) is not dict:
                 odd("the argument %s of %s is another one" % (name, item.nodeid))
 
+    def judge_fixtures(item):
+        """Say where the code under test defines a fixture."""
+        found = getattr(vars(item).get("_fixtureinfo"), "name2fixturedefs", None) or {}
+        for name, many in found.items():
+            for one in many:
+                function = getattr(one, "func", None)
+                if id(function) in judged_fixtures:
+                    continue
+                judged_fixtures[id(function)] = function
+                inner = getattr(function, "__func__", function)
+                code = raw_code(inner)
+                if code is None:
+                    odd("the fixture %s is no function" % name)
+                elif below(root, code.co_filename) and not is_of_tests(inner):
+                    odd("the fixture %s of the code under test" % name)
+
     def remember(item):
         function = getattr(item, "obj", None)
+        judge_fixtures(item)
         if function is not remembered[0]:  # which many parametrized tests have in common
             remembered[:] = [function, None if function is None else codes_within(function)]
         codes = remembered[1]
@@ -481,7 +532,9 @@ def make_guard(root, known, odd, is_of_tests, again_case):
 
     def judge_all(node, names):
         """Judge hooks of the configuration, or of an item, which may have others."""
-        place, hooks = (type(node), names), getattr(node, "hook", None) or node.ihook
+        config = getattr(node, "config", node)
+        # pytest 7 and 8 put something before the hooks of a configuration.
+        place, hooks = (type(node), names), config.pluginmanager.hook if node is config else node.ihook
         try:
             now = called(hooks, names)
         except AttributeError:  # one has no code
@@ -491,7 +544,6 @@ def make_guard(root, known, odd, is_of_tests, again_case):
             last[place] = now
             for name in names:
                 judge(name, getattr(hooks, name))
-        config = getattr(node, "config", node)
         if getattr(config.pluginmanager, "_inner_hookexec", None) is not executes[0]:
             odd("hooks are executed by another function")
 
@@ -511,7 +563,7 @@ def make_guard(root, known, odd, is_of_tests, again_case):
             again_case(case)
         ihook = item.ihook
         judge_all(item.config, CALLED)
-        if ihook is not item.config.hook:
+        if ihook is not item.config.pluginmanager.hook:
             judge_all(item, CALLED)
 
     return trust, remember, compare, judge_all, before_setup, before_call
