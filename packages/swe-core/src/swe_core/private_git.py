@@ -39,10 +39,14 @@ enter() {
   mkdir -p "$2"
   HOME=$(mktemp -d "$2/.swe-git-XXXXXXXX")
   printf '[safe]\n  directory = *\n' >"$HOME/.gitconfig"  # someone else's repository is what we came for
-  top=$(git rev-parse --show-toplevel 2>/dev/null) || quit 42 'not a git repository'
+  found=$(git rev-parse --show-toplevel 'HEAD^{commit}' --git-path objects 2>/dev/null) || found=
+  [ -n "$found" ] || top=$(git rev-parse --show-toplevel 2>/dev/null) || quit 42 'not a git repository'
+  { IFS= read -r top; IFS= read -r commit || :; IFS= read -r objects || :; } <<END
+${found:-$top}
+END
   [ "$(cd -- "$top" && pwd -P)" = "$root" ] || quit 42 "a directory inside the repository $top"
-  commit=$(git rev-parse --verify --quiet 'HEAD^{commit}') || quit 43 'no commit'
-  objects=$(cd -- "$(git rev-parse --git-path objects)" && pwd -P)
+  [ -n "$found" ] || quit 43 'no commit'
+  objects=$(cd -- "$objects" && pwd -P)
 }
 
 # new_git_dir DIR ID_LENGTH ALTERNATE...: make DIR a git directory of our own and use it.

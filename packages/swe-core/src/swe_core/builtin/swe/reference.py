@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,6 @@ from swe_core.builtin.swe.trees import (
     Entry,
     ancestors,
     index_info,
-    parse_blobs,
     parse_changes,
 )
 from swe_core.errors import GraderError
@@ -58,8 +58,6 @@ tests=$(git write-tree)
 if git_apply gold "$tests" 2>/dev/null; then whole=$(git write-tree); else whole=$tests; fi
 git diff-tree -r -z --no-renames "$base" "$tests" >tests
 git diff-tree -r -z --no-renames "$base" "$whole" >whole
-cat tests whole | tr '\0' '\n' | grep -a '^:' | cut -d ' ' -f 4 | sort -u | grep -v '^0*$' |
-  git cat-file --batch >blobs || :
 """
 )
 
@@ -149,7 +147,19 @@ def _make(
             parse_changes((place / name).read_text(errors="surrogateescape").split("\0")[:-1])
             for name in ("tests", "whole")
         )
-        return Reference(tests, whole, parse_blobs((place / "blobs").read_bytes()))
+        entries = {entry.id for side in (tests, whole) for entry in side.values() if entry is not None}
+        return Reference(tests, whole, dict(_loose(place / "objects", entries)))
+
+
+def _loose(objects: Path, ids: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """The contents of those of these files that lie in a directory of git's objects, each on its own, as git
+    writes them (gitformat-loose): deflated, `blob SIZE`, NUL, the content."""
+    for identity in ids:
+        path = objects / identity[:2] / identity[2:]
+        if path.is_file():
+            kind, _, content = zlib.decompress(path.read_bytes()).partition(b"\0")
+            if kind.startswith(b"blob "):
+                yield identity, content
 
 
 def _named(patch: bytes) -> Iterator[str]:

@@ -185,7 +185,8 @@ def replaced(entries):
 
 
 def make_look(send, watch):
-    """Functions: `odd` tells a thing once, `look` what `watch` names and who traces or profiles since now."""
+    """Functions: `odd` tells a thing once, `look` what `watch` names and who traces or profiles since now;
+    the `whole` is what takes longer too: the defaults of functions."""
     told = set()
     gettrace, getprofile = sys.gettrace, sys.getprofile
     tracers = (gettrace(), getprofile())
@@ -195,8 +196,8 @@ def make_look(send, watch):
             told.add(what)
             send("x", what)
 
-    def look():
-        for name in watch():
+    def look(whole=False):
+        for name in watch(whole):
             odd("replaced " + name)
         for now, before, what in ((gettrace(), tracers[0], "trace"), (getprofile(), tracers[1], "profile")):
             if now is not None and now is not before:

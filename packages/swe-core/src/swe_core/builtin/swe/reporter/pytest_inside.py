@@ -54,6 +54,7 @@ def make_hooks(send, hold, flush, root, known):
     trust, remember, compare, judge_all, before_setup, before_call = guard
     made = {}
     on_canary = [False]
+    collected = [None]  # whose tests are collected
     begun = [0]  # a look takes a fifth of a millisecond
     clock, written = time.monotonic, [0.0]  # a write wakes up the host
     ran = []
@@ -113,12 +114,15 @@ def make_hooks(send, hold, flush, root, known):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_itemcollected(item):
-        judge_all(item.config, COLLECTING)
+        if item.parent is not collected[0]:
+            collected[0] = item.parent
+            judge_all(item.config, COLLECTING)
         remember(item)
         inspect(item)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(session):
+        judge_all(session.config, COLLECTING)
         watch_comparing()
         inspect_rest()
         tell_collected([item.nodeid for item in session.items])
@@ -138,21 +142,20 @@ def make_hooks(send, hold, flush, root, known):
         @pytest.hookimpl(hookwrapper=True, trylast=True)
         def hook(item):
             if phase != "teardown" and not on_canary[0]:
-                compare(item)
                 if phase == "setup":
                     before_setup(item)
-                    if begun[0] % 32 == 0:  # not by the clock: what is seen must not hang on how fast code is
+                    if begun[0] % 64 == 0:  # not by the clock: what is seen must not hang on how fast code is
                         look()
                         judge_all(item.config, tuple(vars(item.config.pluginmanager.hook)))
                     begun[0] += 1
                 if phase == "call":
+                    compare(item)
                     before_call(item, made)
                     glance(item)
                     if isinstance(item, python.Function):
                         ran[:] = [item]
             outcome = yield
             if phase == "call" and not on_canary[0]:
-                glance(item)
                 test = getattr(getattr(item, "obj", None), "__self__", None)
                 if isinstance(test, unittest.TestCase):
                     instance(test, item.name)
@@ -243,7 +246,7 @@ def make_hooks(send, hold, flush, root, known):
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_sessionfinish(session):
         yield
-        look()
+        look(whole=True)
         inspect_rest()
         if not ran:
             return

@@ -19,7 +19,7 @@ from _pytest.assertion.rewrite import rewrite_asserts
 
 WATCHED = (
     "_pytest.assertion _pytest.fixtures _pytest.nodes _pytest.outcomes _pytest.python _pytest.python_api "
-    "_pytest.raises _pytest.recwarn _pytest.reports _pytest.runner _pytest.skipping _pytest.terminal "
+    "_pytest.raises _pytest.recwarn _pytest.reports _pytest.runner _pytest.skipping "
     "_pytest.unittest ast functools inspect pluggy pytest unittest"
 ).split()
 WATCHED_ROOTS = tuple(root + "." for root in WATCHED)
@@ -62,6 +62,7 @@ UNCALLED = (
 GROWING_OF_CASES = ("unittest.case.TestCase",)
 CODE = (types.FunctionType, type, property, staticmethod, classmethod)
 CONSTANT = (bool, int, float, str, bytes, tuple, frozenset)
+UNUSED = ("ast._Unparser", "unittest.loader", "unittest.main", "unittest.runner")  # by pytest
 SET_LATER = ("_getini_unknown_type", "_config", "_current")
 MADE_BY_CODE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: others cannot be changed
 BUILTINS = frozenset(name for name in vars(builtins) if not name.startswith("__"))
@@ -75,9 +76,10 @@ COMPARING = (
 
 
 def make_quick_look(entries):
-    """A function that says whether all entries are as they were, without a line of Python for each."""
-    get_makings = attrgetter("__code__", "__defaults__", "__kwdefaults__")
-    named, made_of = {}, {}
+    """A function that says whether all entries are as they were, without a line of Python for each; of
+    functions it sees the code alone."""
+    get_code = attrgetter("__code__")
+    named, codes = {}, {}
     seen = set()
     for _, space, name, value, made in entries:
         if (id(space), name) in seen:  # a class that has two names, say
@@ -88,13 +90,13 @@ def make_quick_look(entries):
         values.append(value)
         if made:
             function = raw_function(value)
-            made_of[id(function)] = (function, made)
+            codes[id(function)] = (function, made[0])
     # A getter of one name would not give a tuple.
     spaces = [
         (itemgetter(names[0], *names), space, values[:1] + values) for space, names, values in named.values()
     ]
-    functions = [function for function, _ in made_of.values()]
-    parts = [part for _, made in made_of.values() for part in made]
+    functions = [function for function, _ in codes.values()]
+    codes = [code for _, code in codes.values()]
 
     def unchanged():
         try:
@@ -103,7 +105,7 @@ def make_quick_look(entries):
                     return False
         except KeyError:
             return False
-        return all(map(is_, chain.from_iterable(map(get_makings, functions)), parts))
+        return all(map(is_, map(get_code, functions), codes))
 
     return unchanged
 
@@ -118,7 +120,9 @@ def make_watch():
 
     def add(where, space, constants=()):
         for name, value in list(space.items()):
-            theirs = isinstance(value, CODE) or type(value).__module__.startswith(("_pytest.", "unittest."))
+            of = getattr(raw_function(value) or value, "__module__", None) or ""
+            theirs = isinstance(value, CODE) and (of + ".").startswith(WATCHED_ROOTS + ("_pytest.",))
+            theirs = theirs or type(value).__module__.startswith(("_pytest.", "unittest."))
             if (theirs or (isinstance(value, constants) and name[:2] != "__")) and name not in SET_LATER:
                 entries.append((where + "." + name, space, name, value, makings(value)))
 
@@ -129,14 +133,15 @@ def make_watch():
 
     seen = set()
     for module_name, module in list(sys.modules.items()):
-        if module is None or not (module_name + ".").startswith(WATCHED_ROOTS):
+        if module is None or not (module_name + ".").startswith(WATCHED_ROOTS) or module_name in UNUSED:
             continue
         space = vars(module)
         spaces.append((module_name, space, BUILTINS.intersection(space)))
         add(module_name, space)
         for name, value in list(space.items()):
-            if isinstance(value, type) and value.__module__ == module_name:
-                add_class(module_name + "." + name, value)
+            where = module_name + "." + name
+            if isinstance(value, type) and value.__module__ == module_name and where not in UNUSED:
+                add_class(where, value)
     for _, _, _, kind in list(grown):  # such as abc.ABC
         for base in kind.__mro__ + type(kind).__mro__:
             if id(base) not in seen and base.__flags__ & MADE_BY_CODE:
@@ -208,9 +213,9 @@ def make_watch():
             spaces.append((where, space, BUILTINS.intersection(space)))
         unchanged.clear()
 
-    def watch():
+    def watch(whole):
         changed = []
-        if not quick(""):
+        if whole or not quick(""):
             changed = replaced(entries)
             if not changed:  # replacements were taken over
                 unchanged.clear()
@@ -374,8 +379,7 @@ def make_guard(root, known, odd, is_of_tests, again_case):
     getters = {}  # of several hooks at once
     judged_fixtures = {}  # functions, by id
     remembered = [None, None]  # the last function, and its codes
-    get_function, get_code, get_hookexec = map(attrgetter, ("function", "__code__", "_hookexec"))
-    get_names = attrgetter("argnames")
+    get_hookexec, get_impl = attrgetter("_hookexec"), attrgetter("function", "function.__code__", "argnames")
     get_hookimpls = methodcaller("get_hookimpls")
     get_said = attrgetter(*SAID)
 
@@ -444,7 +448,9 @@ def make_guard(root, known, odd, is_of_tests, again_case):
 
     def given_to(item):
         spec = vars(item).get("callspec")
-        return {**(getattr(spec, "funcargs", None) or {}), **(getattr(spec, "params", None) or {})}
+        earlier = getattr(spec, "funcargs", None)  # before pytest 8
+        given = getattr(spec, "params", None) or {}
+        return {**earlier, **given} if earlier else given
 
     def before_setup(item):
         """Say where somebody gave a test its arguments already."""
@@ -504,15 +510,8 @@ def make_guard(root, known, odd, is_of_tests, again_case):
         if names not in getters:
             getters[names] = attrgetter(*names)
         callers = getters[names](hooks)
-        impls = list(chain.from_iterable(map(get_hookimpls, callers)))
-        found = list(map(get_function, impls))
-        return [
-            *map(type, callers),
-            *map(get_hookexec, callers),
-            *found,
-            *map(get_code, found),
-            *map(get_names, impls),
-        ]
+        impls = chain.from_iterable(map(get_impl, chain.from_iterable(map(get_hookimpls, callers))))
+        return [*map(type, callers), *map(get_hookexec, callers), *impls]
 
     def judge(name, hook):
         """Say who is called by a hook that should not be."""
@@ -556,7 +555,8 @@ def make_guard(root, known, odd, is_of_tests, again_case):
         if type(item) is not kind or not same(own_of(item), own) or contents_of(item) != contents:
             odd("%s is another one" % item.nodeid)
             return
-        if codes and codes[0] is not None and codes_within(item.obj)[: len(codes)] != codes:
+        plain = len(codes or ()) == 1 and type(item.obj) is FunctionType and item.obj.__code__ is codes[0]
+        if not plain and codes and codes[0] is not None and codes_within(item.obj)[: len(codes)] != codes:
             odd("code of %s" % item.nodeid)
         case = getattr(item, "cls", None)
         if case is not None:

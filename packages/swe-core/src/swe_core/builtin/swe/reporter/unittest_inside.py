@@ -62,7 +62,7 @@ def watcher():
                 entries.append((where + "." + name, space, name, value, ()))
         spaces.append((where, space, BUILTINS.intersection(space)))
 
-    def watch():
+    def watch(whole):
         changed = replaced(entries)
         for where, space, names in spaces:
             changed += [where + "." + name for name in BUILTINS.intersection(space) - names]
@@ -183,7 +183,7 @@ def report(send, announce, root, known):
             parts[id(test)] = [0, "-"]
             if len(running) == 1 and not on_canary[0]:
                 last[0] = test
-                if looked[0] % 32 == 0:  # not by the clock: what is seen must not hang on how fast code is
+                if looked[0] % 64 == 0:  # not by the clock: what is seen must not hang on how fast code is
                     look()
                 looked[0] += 1
                 again_case(type(test))
