@@ -223,6 +223,21 @@ def test_warns(recwarn, caplog):
         warnings.warn("x")
 """
 
+LIFETIMES = """
+import gc, weakref, pytest
+class Thing: pass
+seen = []
+@pytest.fixture
+def thing(): return Thing()
+@pytest.fixture(scope="module")
+def one(): return Thing()
+@pytest.mark.parametrize("number", [1, 2])
+def test_use(thing, one, number): seen.append(weakref.ref(thing))
+def test_gone():
+    gc.collect()
+    assert [ref() for ref in seen] == [None, None]
+"""
+
 ZOO = {
     "plain": a_suite({"test_plain.py": PLAIN}),
     "plain, verbose": a_suite({"test_plain.py": PLAIN}, f"{PYTEST} -vv --tb=long -W ignore", plugins=True),
@@ -241,6 +256,7 @@ ZOO = {
     # pytest-subtests takes back what it replaced when the first pytest.main() of the process ends
     "nested": a_suite({"test_nested.py": NESTED}, f"{PYTEST} -s -p no:subtests"),
     "patched": a_suite({"test_patched.py": PATCHED}),
+    "lifetimes": a_suite({"test_lifetimes.py": LIFETIMES}),
     "doctest": a_suite(
         {"mod.py": '"""\n>>> 1 + 1\n3\n"""\ndef f():\n    """\n    >>> 2\n    2\n    """\n'},
         f"{PYTEST} --doctest-modules",

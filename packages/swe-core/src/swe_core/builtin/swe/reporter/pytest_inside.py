@@ -173,6 +173,10 @@ def make_hooks(send, hold, flush, root, known):
         if outcome.excinfo is None:
             made[id(fixturedef)] = fixturedef, outcome.get_result()
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_fixture_post_finalizer(fixturedef):
+        made.pop(id(fixturedef), None)  # what a fixture gave must not live longer than without us
+
     @pytest.hookimpl(hookwrapper=True, trylast=True)
     def pytest_runtest_makereport(item, call):
         yield
@@ -274,6 +278,7 @@ def make_hooks(send, hold, flush, root, known):
         "pytest_xdist_node_collection_finished": pytest_xdist_node_collection_finished,
         "pytest_collectreport": pytest_collectreport,
         "pytest_fixture_setup": pytest_fixture_setup,
+        "pytest_fixture_post_finalizer": pytest_fixture_post_finalizer,
         "pytest_runtest_setup": watched("setup"),
         "pytest_runtest_call": watched("call"),
         "pytest_runtest_teardown": watched("teardown"),

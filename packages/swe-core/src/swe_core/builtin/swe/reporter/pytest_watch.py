@@ -378,7 +378,7 @@ def make_guard(root, known, odd, is_of_tests, again_case):
     modules, functions, classes = {}, {}, {}  # that are trusted, by id
     getters = {}  # of several hooks at once
     judged_fixtures = {}  # functions, by id
-    remembered = [None, None]  # the last function, and its codes
+    remembered = [MISSING, None]  # the last function, and its codes; no method, which would hold its object
     get_hookexec, get_impl = attrgetter("_hookexec"), attrgetter("function", "function.__code__", "argnames")
     get_hookimpls = methodcaller("get_hookimpls")
     get_said = attrgetter(*SAID)
@@ -496,7 +496,8 @@ def make_guard(root, known, odd, is_of_tests, again_case):
         function = getattr(item, "obj", None)
         judge_fixtures(item)
         if function is not remembered[0]:  # which many parametrized tests have in common
-            remembered[:] = [function, None if function is None else codes_within(function)]
+            codes = None if function is None else codes_within(function)
+            remembered[:] = [function if type(function) is FunctionType else MISSING, codes]
         codes = remembered[1]
         items.setdefault(id(item), (item, type(item), own_of(item), codes, contents_of(item)))
         if id(type(item)) not in classes:
