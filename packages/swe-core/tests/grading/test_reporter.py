@@ -623,6 +623,20 @@ def test_a_quick_look_sees_each_change(change: str | None, tmp_path: Path) -> No
     assert unchanged() is (not inside["replaced"](entries))
 
 
+def test_what_fails_inside_is_told_and_the_run_goes_on() -> None:
+    inside: dict[str, Any] = {"__name__": "inside", "__file__": "inside.py"}
+    exec(source("pytest"), inside)
+    told: list[str] = []
+
+    def compare(item: object) -> object:
+        return {"an item": 1}[str(item)]
+
+    function = inside["guarded"](told.append, compare)
+    assert function("an item") == 1
+    assert function("another") is None
+    assert told == ["KeyError in compare"]
+
+
 def test_both_ends_agree() -> None:
     inside: dict[str, Any] = {"__name__": "inside"}
     exec((resources.files("swe_core.builtin.swe") / "reporter" / "common.py").read_text(), inside)

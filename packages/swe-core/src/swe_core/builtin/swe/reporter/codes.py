@@ -233,10 +233,10 @@ def plain(source, path):
     return compile(source, path, "exec", 0, True)
 
 
-def make_defined(root, known, *makes):
+def make_defined(root, known, odd, *makes):
     """Functions: what a file of `known` has to define; whether a function is the one of this name in it, None
-    where it has no such one, or where code under test decorates it; and which names of a module of this file
-    are another thing than the part of a test runner that it imports, or than the constant.
+    where it has no such one; and which names of a module of this file are another thing than the part of a
+    test runner that it imports, or than the constant.
 
     Args:
         makes: The ways in which a module's code object may be made of its source.
@@ -266,16 +266,26 @@ def make_defined(root, known, *makes):
             parts = name.split(".")
             above = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
             decorators = [decorator for one in above for decorator in replaced.get(one, ())]
+            within = codes_within(function) if decorators else codes[:1]
+            right = [code for code in within if any(same_code(code, one) for one in functions[name])]
+            if not right:
+                continue
             if any(is_ours(spaces.get(path, {}).get(one)) for one in decorators):
-                return None
-            if decorators and (codes[0] is None or is_product(codes[0].co_filename)):
+                tell_wrappers([code for code in within if code not in right])
+            elif decorators and (codes[0] is None or is_product(codes[0].co_filename)):
                 return False
-            for code in codes_within(function) if decorators else codes[:1]:
-                if any(same_code(code, one) for one in functions[name]):
-                    if codes[0] is not None and not decorators:
-                        honest[path, name, id(codes[0])] = codes[0]
-                    return True
+            elif not decorators:
+                honest[path, name, id(codes[0])] = codes[0]
+            return True
         return False
+
+    def tell_wrappers(codes):
+        """Say what of the code under test stands around tests that it decorates. The reference has the same."""
+        for code in codes:
+            if code is None:
+                odd("tests run in an object")
+            elif is_product(code.co_filename) or code.co_filename.startswith("<"):
+                odd("tests run in %s of %s" % (code.co_name, code.co_filename))
 
     def others_in(path, space):
         spaces[path] = space

@@ -51,7 +51,9 @@ def make_hooks(send, hold, flush, root, known):
     odd, look = make_look(send, watch)
     inspect, inspect_rest, is_of_tests, again_case, instance = make_files(root, known, odd, follow)
     guard = make_guard(root, known, odd, is_of_tests, again_case)
-    trust, remember, compare, judge_all, before_setup, before_call = guard
+    trust, remember, compare, judge_all, before_setup, before_call = (guarded(odd, one) for one in guard)
+    inspect, inspect_rest, instance = (guarded(odd, one) for one in (inspect, inspect_rest, instance))
+    forgive, configured, watch_core = (guarded(odd, one) for one in (forgive, configured, watch_core))
     made = {}
     on_canary = [False]
     collected = [None]  # whose tests are collected
@@ -89,9 +91,9 @@ def make_hooks(send, hold, flush, root, known):
                 follow(where, space, [key for key, value in space.items() if raw_code(value) is not None])
 
     def glance(item):
-        changed = watch_core(CORE)
+        changed = watch_core(CORE) or []
         if getattr(item, "cls", None) is not None:
-            changed += watch_core(CORE_OF_CASES)
+            changed += watch_core(CORE_OF_CASES) or []
         for name in changed:
             odd("replaced " + name)
 
@@ -287,6 +289,18 @@ def make_hooks(send, hold, flush, root, known):
         "pytest_sessionfinish": pytest_sessionfinish,
         "pytest_unconfigure": pytest_unconfigure,
     }
+
+
+def guarded(odd, function):
+    """A function that tells where it fails, as it may with another pytest, and lets the run go on."""
+
+    def call(*args):
+        try:
+            return function(*args)
+        except Exception as error:
+            odd("%s in %s" % (type(error).__name__, function.__name__))
+
+    return call
 
 
 def always_rewrite(known):

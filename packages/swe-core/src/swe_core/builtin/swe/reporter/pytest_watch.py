@@ -282,7 +282,7 @@ def make_files(root, known, odd, follow):
             rewrite_asserts(tree, Path(path), config[0])
         return compile(tree, path, "exec", 0, True)
 
-    defined_in, is_defined, others_in = make_defined(root, known, rewritten, plain)
+    defined_in, is_defined, others_in = make_defined(root, known, odd, rewritten, plain)
     first_case, again_case, instance = make_cases(odd)
     inspect_imports = make_imports(root, known, odd)
 

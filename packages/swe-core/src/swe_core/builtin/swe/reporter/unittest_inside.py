@@ -308,7 +308,7 @@ def report(send, announce, root, known):
     replace(unittest.suite.TestSuite, "run", run_suite)
     watch, follow = watcher()
     odd, look = make_look(send, watch)
-    defined_in, is_defined, others_in = make_defined(root, known, plain)
+    defined_in, is_defined, others_in = make_defined(root, known, odd, plain)
     inspect_imports = make_imports(root, known, odd)
     first_case, again_case, instance = make_cases(odd)
     atexit.register(end)
