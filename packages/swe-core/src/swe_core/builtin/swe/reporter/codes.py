@@ -280,7 +280,7 @@ def make_defined(root, known, odd, *makes):
         return False
 
     def tell_wrappers(codes):
-        """Say what of the code under test stands around tests that it decorates. The reference has the same."""
+        """Say what code under test stands around tests that it decorates: the reference has the same."""
         for code in codes:
             if code is None:
                 odd("tests run in an object")
