@@ -240,6 +240,13 @@ def makeitem(collector, name, obj):
     if name == "test_decorated": setattr(collector.obj, name, functools.wraps(obj)(lambda: None))
 register(pycollect_makeitem=makeitem)
 """),
+    "a wrapper without a file": ("test_decorated", HERE + """
+def makeitem(collector, name, obj):
+    space = {"functools": functools, "test": obj}
+    exec("test = functools.wraps(test)(lambda: None)", space)
+    if name == "test_decorated": setattr(collector.obj, name, space["test"])
+register(pycollect_makeitem=makeitem)
+"""),
     "what a decorator of the tests calls": ("test_decorated", """
 import functools
 honest = functools.wraps

@@ -7,7 +7,7 @@ import ast
 import hashlib
 import sys
 from itertools import chain
-from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import CodeType, FunctionType, MethodType, SimpleNamespace
 
 OPTIMIZED, ONLY_TREE = 1, 1024  # CO_OPTIMIZED, PyCF_ONLY_AST
 RUNNERS = ("pytest", "unittest", "unittest.case", "unittest.mock")
@@ -50,8 +50,8 @@ def same_code(one, other):
 
 
 def decorated(body, pytests, where=""):
-    """The qualified names of the functions in a list of statements that a decorator may have replaced, each
-    with the name that the decorator begins with. Those of pytest give the function itself.
+    """The qualified names of the functions in a list of statements that a decorator may have replaced. Those
+    of pytest give the function itself.
 
     Args:
         pytests: What pytest and parts of it are called there.
@@ -64,7 +64,7 @@ def decorated(body, pytests, where=""):
                 while type(decorator).__name__ in ("Call", "Attribute"):
                     decorator = decorator.func if type(decorator).__name__ == "Call" else decorator.value
                 if getattr(decorator, "id", "") not in pytests:
-                    yield name, getattr(decorator, "id", "")
+                    yield name
         inner = node.name + "." if kind == "ClassDef" else ""
         if kind not in ("FunctionDef", "AsyncFunctionDef"):
             for part in ("body", "orelse", "finalbody"):
@@ -162,7 +162,7 @@ def bound(tree):
 
 def make_expected(known):
     """A function that gives what a file of `known` has to define: `functions`, their code objects by
-    qualified name; `replaced`, what these are decorated with; `parts`, what it imports of test runners;
+    qualified name; `replaced`, those that are decorated; `parts`, what it imports of test runners;
     `names` that it binds, `constants` among them; `modules` that it imports. None of a file that is not
     known. It raises Changed where the disk holds another file."""
     read, done = {}, {}
@@ -192,13 +192,11 @@ def make_expected(known):
             source, found = source_of(path), {}
             tree = compile(source, path, "exec", ONLY_TREE, True)
             collect(make(source, path), "", found)
-            parts, names, replaced = tuple(imported(tree.body)), bound(tree), {}
+            parts, names = tuple(imported(tree.body)), bound(tree)
             pytests = {name for name, module, _ in parts if module == "pytest"}
-            for name, decorator in decorated(tree.body, pytests):
-                replaced.setdefault(name, []).append(decorator)
             done[path, make] = SimpleNamespace(
                 functions=found,
-                replaced=replaced,
+                replaced=frozenset(decorated(tree.body, pytests)),
                 parts=parts,
                 names=names,
                 constants=literals(tree.body, names),
@@ -241,19 +239,10 @@ def make_defined(root, known, odd, *makes):
     Args:
         makes: The ways in which a module's code object may be made of its source.
     """
-    expected, honest, spaces = make_expected(known), {}, {}
+    expected, honest = make_expected(known), {}
 
     def defined_in(path):
         return expected(path, plain)
-
-    def is_product(place):
-        return below(root, place) and place not in known
-
-    def is_ours(value):
-        """Whether the code under test defines a decorator, or its module."""
-        module = getattr(value, "__module__", None) or getattr(type(value), "__module__", "")
-        module = value if type(value) is ModuleType else sys.modules.get(module)
-        return is_product(getattr(module, "__file__", None) or "")
 
     def is_defined(path, name, function):
         codes = code_of(function)
@@ -264,31 +253,31 @@ def make_defined(root, known, odd, *makes):
             if name not in functions:
                 return None
             parts = name.split(".")
-            above = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-            decorators = [decorator for one in above for decorator in replaced.get(one, ())]
-            within = codes_within(function) if decorators else codes[:1]
+            may_differ = any(".".join(parts[:end]) in replaced for end in range(1, len(parts) + 1))
+            within = codes_within(function) if may_differ else codes[:1]
             right = [code for code in within if any(same_code(code, one) for one in functions[name])]
             if not right:
                 continue
-            if any(is_ours(spaces.get(path, {}).get(one)) for one in decorators):
+            if may_differ:
                 tell_wrappers([code for code in within if code not in right])
-            elif decorators and (codes[0] is None or is_product(codes[0].co_filename)):
-                return False
-            elif not decorators:
+            else:
                 honest[path, name, id(codes[0])] = codes[0]
             return True
         return False
 
     def tell_wrappers(codes):
-        """Say what code under test stands around tests that it decorates: the reference has the same."""
+        """Say what code under test, or of no file, stands around decorated tests. Where that is the project's
+        own way, the reference has the same."""
         for code in codes:
             if code is None:
                 odd("tests run in an object")
-            elif is_product(code.co_filename) or code.co_filename.startswith("<"):
-                odd("tests run in %s of %s" % (code.co_name, code.co_filename))
+            elif code.co_filename.startswith("<") or (
+                below(root, code.co_filename) and code.co_filename not in known
+            ):
+                place = "".join(part for part in code.co_filename if not part.isdigit())  # that are counted
+                odd("tests run in %s of %s" % (code.co_name, place))
 
     def others_in(path, space):
-        spaces[path] = space
         for name, value in defined_in(path).constants.items():
             now = entry_of(space, name)
             if now is not MISSING and not same_constant(now, value):
