@@ -36,13 +36,11 @@ within() {
 keep_only() {
   dir=$1
   shift
-  for entry in "$dir"/* "$dir"/.[!.]* "$dir"/..?*; do
-    { [ -e "$entry" ] || [ -L "$entry" ]; } || continue
-    for name; do
-      case ${entry##*/} in $name) continue 2 ;; esac
-    done
-    rm -rf -- "$entry"
+  for name; do
+    set -- "$@" ! -name "$name"
+    shift
   done
+  [ ! -d "$dir" ] || find "$dir/." -mindepth 1 -maxdepth 1 "$@" -exec rm -rf {} +
 }
 
 # clean_objects DIR: remove all files of a directory of objects that are neither objects nor packs.
@@ -54,7 +52,7 @@ clean_objects() {
 
 # drop_remotes CONFIG: remove its remotes; of one that has objects still to send, its name stays.
 drop_remotes() {
-  [ -e "$1" ] || return 0
+  grep -q -i -e remote -e branch -- "$1" 2>/dev/null || return 0
   promisors=$(git config --file "$1" --name-only --get-regexp '^remote\..*\.promisor$' || :)
   git config --file "$1" --name-only --get-regexp '^(remote|branch)\..*\.' >"$HOME/keys" || :
   sed 's/\.[^.]*$//' "$HOME/keys" | sort -u >"$HOME/sections"
@@ -74,10 +72,10 @@ cut_at_head() (
   branch=$(real symbolic-ref --quiet HEAD || :)
   store=$common/objects
   notes=$(mktemp -d "$HOME/cut-XXXXXXXX")
+  : >"$notes/tags" >"$notes/alternates"
 
   if [ -z "$head" ]; then  # a submodule without a commit: nothing of it is used
     keep_only "$store"
-    : >"$notes/tags"
   else
     set -- "$store"
     if [ -f "$store/info/alternates" ]; then  # git takes a relative one only from the repository itself
@@ -94,16 +92,20 @@ cut_at_head() (
     for file in "$store"/pack/*.promisor; do  # a partial clone lacks objects, and may
       if [ -e "$file" ]; then missing=--missing=allow-any; fi
     done
-    git rev-list "$head" >"$notes/commits"
     real for-each-ref --format='%(objectname) %(refname)' refs/tags >"$notes/all-tags" 2>/dev/null
-    sed 's/ .*/^{commit}/' "$notes/all-tags" | git cat-file --batch-check='%(objectname)' >"$notes/peeled"
-    paste -d ' ' "$notes/peeled" "$notes/all-tags" |
-      awk 'NR == FNR { old[$1]; next } NF == 3 && $1 in old { print $2, $3 }' \
-        "$notes/commits" - >"$notes/tags"
+    if [ -s "$notes/all-tags" ]; then
+      git rev-list "$head" >"$notes/commits"
+      sed 's/ .*/^{commit}/' "$notes/all-tags" | git cat-file --batch-check='%(objectname)' >"$notes/peeled"
+      paste -d ' ' "$notes/peeled" "$notes/all-tags" |
+        awk 'NR == FNR { old[$1]; next } NF == 3 && $1 in old { print $2, $3 }' \
+          "$notes/commits" - >"$notes/tags"
+    fi
     { echo "$head"; cut -d ' ' -f 1 "$notes/tags"; } |
       git rev-list --objects --indexed-objects $missing --stdin >"$notes/kept"
     git cat-file --batch-all-objects --batch-check='%(objectname)' >"$notes/all"
-    git count-objects -v | sed -n 's/^alternate: //p' | grep -Fxv -- "$store" >"$notes/alternates" || :
+    if [ -f "$store/info/alternates" ]; then
+      git count-objects -v | sed -n 's/^alternate: //p' | grep -Fxv -- "$store" >"$notes/alternates" || :
+    fi
     if [ -s "$notes/alternates" ] ||
       cut -d ' ' -f 1 "$notes/kept" | LC_ALL=C sort | LC_ALL=C comm -13 - "$notes/all" | grep -q .; then
       # On the same disk, so that it can take the place of the old one.

@@ -40,6 +40,7 @@ _DESCEND = r"""
 enter "$1" "$2"
 trap 'rm -rf "$HOME"' EXIT
 wanted=$3
+[ "$wanted" != "$commit" ] || exit 0
 real=$(cd -- "$(git rev-parse --git-dir)" && pwd -P)
 common=$(cd -- "$(git rev-parse --git-common-dir)" && pwd -P)
 if [ "$4" = no ]; then  # a repository that is not the sandbox's own is refused later, and stays as it is

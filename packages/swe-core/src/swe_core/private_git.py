@@ -90,11 +90,11 @@ END
 take_all() {
   # git would take a repository inside the work tree as a link to a commit, without its files. A directory
   # that has an entry in the index counts as an ordinary one, so give each an entry; `add` removes it again.
-  empty=$(git hash-object -w --stdin </dev/null)
   while :; do
     git ls-files --others --exclude-standard >"$GIT_DIR/others"
     sed -n -e 's|/$|/.swe-core|p' -e 's|/"$|/.swe-core"|p' "$GIT_DIR/others" >"$GIT_DIR/nested"
     [ -s "$GIT_DIR/nested" ] || break
+    empty=$(git hash-object -w --stdin </dev/null)
     sed "s|^|100644 $empty	|" "$GIT_DIR/nested" | git update-index --index-info
   done
   rm -f "$GIT_DIR/others" "$GIT_DIR/nested"

@@ -29,10 +29,10 @@ from swe_core.private_git import NO_GIT, last_line, run_here
 from swe_core.task import Task
 
 GIT_APPLY = r"""
-# git_apply NAME TREE: bring NAME.index to TREE with NAME.patch; NAME.how says what applied it.
+# git_apply NAME INDEX: bring NAME.index to INDEX with NAME.patch; NAME.how says what applied it.
 git_apply() {
   export GIT_INDEX_FILE="$GIT_DIR/$1.index"
-  git read-tree "$2" || return
+  cp -- "$GIT_DIR/$2" "$GIT_INDEX_FILE" || return
   patch="$GIT_DIR/$1.patch" how='git apply'
   if [ -s "$patch" ] && ! git apply --cached --whitespace=nowarn "$patch"; then
     how='git apply --3way'
@@ -53,11 +53,10 @@ new_git_dir "$1" "$2"
 if [ -s paths ]; then git hash-object -w --no-filters --stdin-paths <paths >/dev/null; fi
 git update-index -z --index-info <slim
 base=$(git write-tree)
-git_apply tests "$base" || exit 52
-tests=$(git write-tree)
-if git_apply gold "$tests" 2>/dev/null; then whole=$(git write-tree); else whole=$tests; fi
-git diff-tree -r -z --no-renames "$base" "$tests" >tests
-git diff-tree -r -z --no-renames "$base" "$whole" >whole
+git_apply tests index || exit 52
+git diff-index --cached -z --no-renames "$base" >tests
+git_apply gold tests.index 2>/dev/null || export GIT_INDEX_FILE="$GIT_DIR/tests.index"
+git diff-index --cached -z --no-renames "$base" >whole
 """
 )
 

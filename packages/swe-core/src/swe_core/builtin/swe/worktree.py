@@ -80,7 +80,7 @@ in_a_copy() {
     echo 'patch --fuzz=5' >"$GIT_DIR/model.how"
 }
 
-model=$({ git_apply model "$tree" || in_a_copy >/dev/null 2>&1; } && git write-tree) || model=$tree
+model=$({ git_apply model index || in_a_copy >/dev/null 2>&1; } && git write-tree) || model=$tree
 git diff-tree -r --no-renames "$tree" "$model" | grep '\.py"\{0,1\}$' | cut -d ' ' -f 3,4 | tr ' ' '\n' |
   sort -u | grep -v '^0*$' | contents LARGEST >"$GIT_DIR/sources" || :
 wc -c <"$GIT_DIR/sources"
