@@ -358,10 +358,12 @@ def _descendants(command: bytes) -> list[int]:
     """Processes of this machine below this one that run `command`."""
     todo, found = [os.getpid()], []
     while todo:
-        for children in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
-            with suppress(OSError):  # it ended meanwhile
-                todo += (pids := [int(pid) for pid in children.read_text().split()])
-                found += [p for p in pids if command in Path(f"/proc/{p}/cmdline").read_bytes()]
+        with suppress(OSError):  # one ended meanwhile
+            for children in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
+                for pid in map(int, children.read_text().split()):
+                    todo.append(pid)
+                    if command in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        found.append(pid)
     return found
 
 

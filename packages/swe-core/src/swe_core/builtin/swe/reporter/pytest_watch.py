@@ -273,6 +273,7 @@ def make_files(root, known, odd, follow):
     """A function that says what of an item, and of its module, is not what its file has to define."""
     with_source = "source" in rewrite_asserts.__code__.co_varnames[:2]
     config, inspected, defining = [None], set(), make_defining()
+    place = [None]  # where the last item stands: its parent, and what that says
 
     def rewritten(source, path):
         tree = compile(source, path, "exec", ONLY_TREE, True)
@@ -310,33 +311,30 @@ def make_files(root, known, odd, follow):
             odd("%s in %s is another one" % (name, path))
 
     def inspect(item):
-        config[0] = item.config
-        module = item.getparent(pytest.Module)
+        if item.parent is not place[0]:
+            config[0] = item.config
+            module = item.getparent(pytest.Module)
+            path = "" if module is None else str(getattr(module, "path", None) or module.fspath)
+            classes = [node.name + "." for node in item.listchain() if isinstance(node, pytest.Class)]
+            above = item.parent.nodeid, item.parent.nodeid.replace("::()", "")  # the former before pytest 4
+            place[:] = item.parent, module, path, "".join(classes), [one + "::" for one in above]
+        _, module, path, classes, above = place
         function = getattr(item, "obj", None)
-        if module is None or function is None:
-            return
-        path = str(getattr(module, "path", None) or module.fspath)
-        if path not in known:
+        if path not in known or function is None:
             return
         try:
             if path not in inspected:
                 inspected.add(path)
                 inspect_module(module.obj, path)
-            classes = [node.name for node in item.listchain() if isinstance(node, pytest.Class)]
             name = getattr(item, "originalname", None) or item.name.partition("[")[0]
-            if is_defined(path, ".".join(classes + [name]), function) is False:
+            if is_defined(path, classes + name, function) is False:
                 odd("code of %s" % item.nodeid)
-            above = item.parent.nodeid, item.parent.nodeid.replace("::()", "")  # the former before pytest 4
-            nodeids = [one + "::" + item.name for one in above]
-            if item.name.partition("[")[0] != name or item.nodeid not in nodeids:
+            if item.name.partition("[")[0] != name or item.nodeid not in [one + item.name for one in above]:
                 odd("%s is not the test of that name" % item.nodeid)
             kind = getattr(item, "cls", None)
             if kind is not None and issubclass(kind, unittest.TestCase):
                 for one in vars(kind):
-                    if (
-                        one.startswith("assert")
-                        and ".".join(classes + [one]) not in defined_in(path).functions
-                    ):
+                    if one.startswith("assert") and classes + one not in defined_in(path).functions:
                         odd("%s of %s is another one" % (one, item.nodeid))
                 first_case(kind)
         except Changed:
@@ -420,25 +418,23 @@ def make_guard(root, known, odd, is_of_tests, again_case):
             return function.__code__ is found[1]
         return is_of_tests(function)
 
-    def own_of(item):
+    def own_of(item, given):
         own = vars(item)
         try:
             said = get_said(item)
-        except (
-            AttributeError
-        ):  # no function, such as a doctest, whose fixtures are found later before pytest 8
+        except AttributeError:  # no function: a doctest, say, whose fixtures pytest before 8 finds later
             return [*map(own.get, OWN), *(getattr(item, name, MISSING) for name in SAID[:-1])]
-        spec, info, given = own.get("callspec"), own.get("_fixtureinfo"), given_to(item)
+        spec, info = own.get("callspec"), own.get("_fixtureinfo")
         fixtures = getattr(info, "name2fixturedefs", None) or {}
         defs = [one for many in fixtures.values() for one in many]
         functions = [getattr(one, "func", None) for one in defs]
         kinds = map(type, (item, own, own.get("_request"), spec, info, *defs))
         return [*map(own.get, OWN), *said, *given, *given.values(), *functions, *kinds]
 
-    def contents_of(item):
+    def contents_of(given):
         """What parameters hold that can be changed in place; None of what is no plain data."""
         found = []
-        for value in given_to(item).values():
+        for value in given.values():
             if type(value) in (list, dict, set):
                 try:
                     found.append(dumps(value, 2))
@@ -499,7 +495,8 @@ def make_guard(root, known, odd, is_of_tests, again_case):
             codes = None if function is None else codes_within(function)
             remembered[:] = [function if type(function) is FunctionType else MISSING, codes]
         codes = remembered[1]
-        items.setdefault(id(item), (item, type(item), own_of(item), codes, contents_of(item)))
+        given = given_to(item)
+        items.setdefault(id(item), (item, type(item), own_of(item, given), codes, contents_of(given)))
         if id(type(item)) not in classes:
             path = getattr(sys.modules.get(type(item).__module__), "__file__", None)
             if path not in known:
@@ -553,7 +550,8 @@ def make_guard(root, known, odd, is_of_tests, again_case):
             odd("nobody saw that %s was collected" % item.nodeid)
             return
         _, kind, own, codes, contents = found
-        if type(item) is not kind or not same(own_of(item), own) or contents_of(item) != contents:
+        given = given_to(item)
+        if type(item) is not kind or not same(own_of(item, given), own) or contents_of(given) != contents:
             odd("%s is another one" % item.nodeid)
             return
         plain = len(codes or ()) == 1 and type(item.obj) is FunctionType and item.obj.__code__ is codes[0]
