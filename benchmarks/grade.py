@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -33,6 +34,8 @@ from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.builtin.swe.parsers import parse_pytest
+from swe_core.builtin.swe.reference import as_patch
+from swe_core.builtin.swe.testrun import test_script
 from swe_core.sandbox import SandboxProvider, SandboxSpec
 from swe_core.task import Task
 
@@ -40,6 +43,7 @@ SHARE_LIMIT, PARSE_LIMIT = 0.5, 5.0
 LOG_BYTES, LOG_TESTS = 357 * 1024, 759
 COMMAND = "python -m pytest -rA -p no:cacheprovider"
 SETUP = "export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONDONTWRITEBYTECODE=1"
+_FILE = re.compile(r"^\+\+\+ b/(\S+)$", re.MULTILINE)
 _SIDES = {
     "graded": "grading",
     "bare": "bare test run",
@@ -105,9 +109,10 @@ async def bare(task: Task, provider: SandboxProvider, spec: SandboxSpec) -> tupl
         await sandbox.exec(["true"])
         opened = time.perf_counter() - started
         for patch in (task.patch, task.test_patch):
-            await sandbox.exec(["git", "apply", "-"], stdin=patch.encode())
+            await sandbox.exec(["git", "apply", "-"], stdin=as_patch(patch))
+        script = test_script(task, sandbox.spec.workdir, _FILE.findall(task.test_patch), "")
         begun = time.perf_counter()
-        await sandbox.exec(["bash", "-c", f"{SETUP}\n{COMMAND} test_calc.py 2>&1"])
+        await sandbox.exec(["bash", "-c", f"exec 2>&1\n{script}"])
         seconds = time.perf_counter() - begun
         closing = time.perf_counter()
     return seconds, opened + time.perf_counter() - closing

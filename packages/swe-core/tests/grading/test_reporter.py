@@ -223,6 +223,40 @@ def test_warns(recwarn, caplog):
         warnings.warn("x")
 """
 
+DEFAULTS = """
+import contextlib, functools
+
+ONE = 1
+
+def kept(f):
+    @functools.wraps(f)
+    def wrapper(*args): return f(*args)
+    return wrapper
+
+def lost(f):
+    def wrapper(a=2): return f()
+    return wrapper
+
+@contextlib.contextmanager
+def near(tolerance=1e-6, seen=[]):
+    seen.append(1)
+    yield tolerance
+
+@kept
+def check(a=1): assert a == 1
+
+@lost
+def also_check(a=1): assert a == 1
+
+def test_fills(n=[], one=ONE): n.append(one)
+
+def test_calls():
+    check()
+    also_check()
+    with near() as tolerance:
+        assert tolerance < 1
+"""
+
 LIFETIMES = """
 import gc, weakref, pytest
 class Thing: pass
@@ -257,6 +291,7 @@ ZOO = {
     "nested": a_suite({"test_nested.py": NESTED}, f"{PYTEST} -s -p no:subtests"),
     "patched": a_suite({"test_patched.py": PATCHED}),
     "lifetimes": a_suite({"test_lifetimes.py": LIFETIMES}),
+    "defaults": a_suite({"test_defaults.py": DEFAULTS}),
     "doctest": a_suite(
         {"mod.py": '"""\n>>> 1 + 1\n3\n"""\ndef f():\n    """\n    >>> 2\n    2\n    """\n'},
         f"{PYTEST} --doctest-modules",

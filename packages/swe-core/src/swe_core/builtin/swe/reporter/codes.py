@@ -103,7 +103,7 @@ def modules_of(tree):
 
 def literals(body, names, where=""):
     """Constants that a module, or a class in it, binds once: what each is, by qualified name; and the
-    defaults of functions, by the function's name and `.__defaults__`. An empty list is there to be filled.
+    defaults of functions, by the function's name and `.__defaults__`, MISSING for one that is no constant.
 
     Args:
         names: Those of the module that are bound once and for all.
@@ -118,27 +118,25 @@ def literals(body, names, where=""):
             if where or name in names:
                 found[where + str(name)] = value
         if kind == "FunctionDef":
-            values = tuple(map(constant, node.args.defaults)) or None
-            if values is None or MISSING not in values:
-                found[where + node.name + ".__defaults__"] = values
+            found[where + node.name + ".__defaults__"] = tuple(map(constant, node.args.defaults)) or None
         elif kind == "ClassDef":
             found.update(literals(node.body, names, where + node.name + "."))
     return {
         name: value
         for name, value in found.items()
-        if value is not MISSING
-        and times.get(name[len(where) :], 1) == 1
-        and (value or type(value) not in (list, dict, set))
+        if value is not MISSING and times.get(name[len(where) :], 1) == 1
     }
 
 
 def constant(node):
-    """The value of an expression that names nothing, such as `10 ** -6`; MISSING of another one."""
+    """The value of an expression that names nothing, such as `10 ** -6`; MISSING of another one, and of an
+    empty list, which is there to be filled."""
     try:
         code = compile(ast.Expression(node), "", "eval", 0, True)
         if code.co_names or any(type(part) is CodeType for part in code.co_consts):
             return MISSING
-        return eval(code, {"__builtins__": {}})
+        value = eval(code, {"__builtins__": {}})
+        return value if value or type(value) not in (list, dict, set) else MISSING
     except (ArithmeticError, ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return MISSING
 
@@ -299,7 +297,10 @@ def entry_of(space, name):
         found = space.get(part)
         if last == "__defaults__" and part is above[-1]:
             function = raw_function(found)
-            return MISSING if function is None else function.__defaults__
+            while hasattr(function, "__wrapped__"):
+                function = raw_function(function.__wrapped__)
+            own = function is not None and function.__code__.co_name == part  # and no decorator's
+            return function.__defaults__ if own else MISSING
         if not isinstance(found, type):
             return MISSING
         space = vars(found)
@@ -307,7 +308,10 @@ def entry_of(space, name):
 
 
 def same_constant(one, other):
-    """Whether two values of builtin types are the same, also where code under test made one of them."""
+    """Whether two values of builtin types are the same, also where code under test made one of them; MISSING
+    stands for any."""
+    if other is MISSING:
+        return True
     if type(one) is not type(other):
         return False
     if type(one) is dict:
