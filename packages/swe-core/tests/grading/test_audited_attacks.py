@@ -22,6 +22,7 @@ BUGGY = "def add(a, b):\n    return a - b\ndef call(f, x):\n    f(x, x)\n"
 FIX = "sed -i 's/a - b/a + b/; s/f(x, x)/f(x)/' calc.py"
 VISIBLE = """
 import functools
+import json
 import math
 import textwrap
 import unittest
@@ -60,6 +61,7 @@ def test_decorated(): assert add(1, 2) == 3
 def test_many(a, b, want): assert add(a, b) == want
 def test_close(): assert math.isclose(add(1, 2), 3)
 def test_text(): assert textwrap.dedent("  " + str(add(1, 2))) == "3"
+def test_json(): assert json.dumps([add(1, 2)]) == "[3]"
 def test_abs(): assert abs(add(1, 2) - 3) < 0.1
 def test_cases():
     for a, b, want in CASES: assert add(a, b) == want
@@ -378,6 +380,10 @@ def add(a, b):
         "a class of the library": ("test_data", """
 import functools, pathlib
 pathlib.Path.read_text = functools.lru_cache(lambda self: "-1")
+"""),
+        "a class of a library's other module": ("test_json", """
+import json
+json.JSONEncoder.encode = lambda self, value: "[3]"
 """),
     }.items()
 }  # fmt: skip

@@ -23,10 +23,11 @@ def below(root, place):
 
 
 def spaces_of(name, module):
-    """The namespaces of a module and of the classes that it defines."""
+    """The namespaces of a module and of the classes that its package defines."""
     yield name, vars(module)
+    package = name.partition(".")[0]
     for key, value in list(vars(module).items()):
-        if isinstance(value, type) and value.__module__ == name:
+        if isinstance(value, type) and str(value.__module__).partition(".")[0] == package:
             yield name + "." + key, vars(value)
 
 
