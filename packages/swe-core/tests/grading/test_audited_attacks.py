@@ -426,6 +426,12 @@ tests.helpers.LIMIT = 1e9
 import tests.helpers
 tests.helpers.check.__defaults__ = (1e9,)
 """),
+    "defaults of helpers, right ones beside": ("test_helper", """
+import tests.helpers
+def check(got, wanted, tolerance=0): pass
+tests.helpers.check.__wrapped__ = check
+tests.helpers.check.__defaults__ = (1e9,)
+"""),
     "a module of the library": ("test_data", """
 import sys
 class Fake:

@@ -297,10 +297,11 @@ def entry_of(space, name):
         found = space.get(part)
         if last == "__defaults__" and part is above[-1]:
             function = raw_function(found)
-            while hasattr(function, "__wrapped__"):
-                function = raw_function(function.__wrapped__)
-            own = function is not None and function.__code__.co_name == part  # and no decorator's
-            return function.__defaults__ if own else MISSING
+            for _ in range(10):
+                if function is not None and function.__code__.co_name == part:
+                    return function.__defaults__
+                function = raw_function(getattr(function, "__wrapped__", None))  # of a decorator's
+            return MISSING
         if not isinstance(found, type):
             return MISSING
         space = vars(found)
