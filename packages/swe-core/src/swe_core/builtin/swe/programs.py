@@ -11,7 +11,10 @@ Runner = Literal["pytest", "unittest"]
 """The test runner that a program is for."""
 
 _PARTS: Mapping[Runner, Sequence[str]] = {
-    "pytest": ("common.py", "codes.py", "modules.py", "pytest_watch.py", "pytest_inside.py"),
+    "pytest": (
+        *("common.py", "codes.py", "modules.py"),
+        *("pytest_watch.py", "pytest_items.py", "pytest_inside.py"),
+    ),
     "unittest": ("common.py", "codes.py", "modules.py", "unittest_inside.py"),
 }
 # Pytest makes Python objects of a plugin's whole syntax tree before it compiles that. Here it is one string.

@@ -33,12 +33,8 @@ _MAX_TOKENS, _MAX_TOKENS_OF_ALL = 250_000, 1_000_000  # ast.parse takes half a s
 _FRAMES, _OBJECTS, _IMPORTS = "frame access", "all objects of the interpreter", "import machinery"
 _RUNNER, _CODE, _END = "test runner", "code objects", "end of the process"
 _MEMORY, _PROCESS, _GRADER, _TEXT = "memory", "process", "grader", "code from text"
-_EQUAL, _TESTS, _UNSEEN, _BINARY = (
-    "equal to everything",
-    "name of a test",
-    "not looked at",
-    "code in a binary",
-)
+_EQUAL, _TESTS = "equal to everything", "name of a test"
+_UNSEEN, _BINARY = "not looked at", "code in a binary"
 
 _NAMES: Mapping[str, str] = {
     **dict.fromkeys(

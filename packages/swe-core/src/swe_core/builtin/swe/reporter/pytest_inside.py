@@ -1,4 +1,4 @@
-# What tells the host how each test ended; it goes on from `pytest_watch.py`. Nothing newer than Python 3.6
+# What tells the host how each test ended; it goes on from `pytest_items.py`. Nothing newer than Python 3.6
 # and pytest 3.10.
 #
 # mypy: ignore-errors
