@@ -12,10 +12,10 @@ Runner = Literal["pytest", "unittest"]
 
 _PARTS: Mapping[Runner, Sequence[str]] = {
     "pytest": (
-        *("common.py", "codes.py", "modules.py"),
+        *("common.py", "sources.py", "codes.py", "modules.py"),
         *("pytest_watch.py", "pytest_items.py", "pytest_inside.py"),
     ),
-    "unittest": ("common.py", "codes.py", "modules.py", "unittest_inside.py"),
+    "unittest": ("common.py", "sources.py", "codes.py", "modules.py", "unittest_inside.py"),
 }
 # Pytest makes Python objects of a plugin's whole syntax tree before it compiles that. Here it is one string.
 _UNSEEN = '"""PYTEST_DONT_REWRITE"""\nexec(compile({source!r}, __file__, "exec"))\n'

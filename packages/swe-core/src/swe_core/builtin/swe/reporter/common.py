@@ -35,6 +35,7 @@ PRIME = int(  # RFC 3526, group 14; its generator is 2
     16,
 )
 MISSING = object()
+BUILTINS = frozenset(name for name in vars(builtins) if not name.startswith("__"))
 
 
 def agree(here):
@@ -166,8 +167,9 @@ def makings(value):
     """What the function behind an entry is made of: its code, its defaults. Empty where it is none."""
     function = raw_function(value)
     if function is None:
-        return ()
-    return function.__code__, function.__defaults__, function.__kwdefaults__
+        return []
+    named = function.__kwdefaults__
+    return [function.__code__, function.__defaults__, named, *(named or {}).values()]
 
 
 def same(one, other):

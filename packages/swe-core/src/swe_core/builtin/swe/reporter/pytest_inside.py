@@ -43,14 +43,15 @@ def kind_of(error, expected=pytest.xfail.Exception, skipped=pytest.skip.Exceptio
 
 def make_hooks(send, hold, flush, root, known):
     """The plugin's hooks."""
-    always_rewrite(known)
+    executions = always_rewrite(known)
     watch, forgive, configured, follow, watch_core = make_watch()
     sessions = []
     ended = {}
     passed = []  # the id of a test, once for each of its phases that passed
     odd, look = make_look(send, watch)
-    inspect, inspect_rest, is_of_tests, again_case, instance = make_files(root, known, odd, follow)
-    guard = make_guard(root, known, odd, is_of_tests, again_case)
+    executed, inspect, inspect_rest, is_of_tests, *rest, instance = make_files(root, known, odd, follow)
+    guard = make_guard(root, known, odd, is_of_tests, *rest)
+    executions.append(guarded(odd, executed))
     trust, remember, compare, judge_all, before_setup, before_call = (guarded(odd, one) for one in guard)
     inspect, inspect_rest, instance = (guarded(odd, one) for one in (inspect, inspect_rest, instance))
     forgive, configured, watch_core = (guarded(odd, one) for one in (forgive, configured, watch_core))
@@ -304,12 +305,25 @@ def guarded(odd, function):
 
 
 def always_rewrite(known):
-    """Have pytest compile the task's own files, whatever lies in `__pycache__`, where anybody can write."""
+    """Have pytest compile the task's own files, whatever lies in `__pycache__`, where anybody can write.
+    Returns a list of what to call with each module right after pytest has executed it."""
     honest = getattr(rewrite, "_read_pyc", None)
     if honest is not None:
         rewrite._read_pyc = lambda source, *rest, **more: (
             None if str(source) in known else honest(source, *rest, **more)
         )
+    executions, execute = [], getattr(rewrite.AssertionRewritingHook, "exec_module", None)
+
+    def exec_module(self, module):
+        __tracebackhide__ = True  # of an error in the module
+        origin = getattr(module.__spec__, "origin", None)
+        execute(self, module)
+        for executed in executions:
+            executed(module, origin, self.config)
+
+    if execute is not None:  # before pytest 5 there is another one
+        rewrite.AssertionRewritingHook.exec_module = exec_module
+    return executions
 
 
 def is_remote(root, config):

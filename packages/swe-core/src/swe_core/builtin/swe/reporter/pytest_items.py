@@ -63,7 +63,7 @@ def make_defining():
 def make_files(root, known, odd, follow):
     """A function that says what of an item, and of its module, is not what its file has to define."""
     with_source = "source" in rewrite_asserts.__code__.co_varnames[:2]
-    config, inspected, defining = [None], set(), make_defining()
+    config, inspected, defining = [None], {}, make_defining()  # modules, by path and id
     place = [None]  # where the last item stands: its parent, and what that says
 
     def rewritten(source, path):
@@ -74,12 +74,28 @@ def make_files(root, known, odd, follow):
             rewrite_asserts(tree, Path(path), config[0])
         return compile(tree, path, "exec", 0, True)
 
-    defined_in, is_defined, others_in = make_defined(root, known, odd, rewritten, plain)
-    first_case, again_case, instance = make_cases(odd)
+    defined_in, is_defined, others_in, wraps_product = make_defined(root, known, odd, rewritten, plain)
+    first_case, again_case, instance, undefined = make_cases(odd)
     inspect_imports = make_imports(root, known, odd)
+
+    def executed(module, origin, its_config):
+        """Inspect a module of the tests right after its body has run, which imports code under test."""
+        if origin not in known:
+            return
+        config[0] = its_config
+        if type(module) is not types.ModuleType or vars(module).get("__file__") != origin:
+            odd("the module of %s is another one" % origin)
+            return
+        try:
+            inspect_module(module, origin)
+        except Changed:
+            odd("the file %s on the disk is another one" % origin)
 
     def inspect_module(module, path):
         """Compare all that a module defines, and watch what it binds from now on."""
+        if (path, id(module)) in inspected:
+            return
+        inspected[path, id(module)] = module
         functions, names = defined_in(path).functions, defined_in(path).names
         compare_names(module, path)
         for name in {**functions, **defined_in(path).constants}:
@@ -91,11 +107,20 @@ def make_files(root, known, odd, follow):
             if last not in space:
                 continue
             function = raw_function(space[last])
-            if function is not None and is_defined(path, name, defining(function)) is False:
+            if function is not None and is_defined(path, name, defining(function), vars(module)) is False:
                 odd("%s in %s is another one" % (name, path))
             if classes:
                 follow(path, space, [last])
         follow(path, vars(module), names)
+        for value in list(vars(module).values()):
+            if issubclass(type(value), type) and issubclass(value, unittest.TestCase):
+                inspect_case(value, path)
+
+    def inspect_case(kind, path):
+        """Say what of a class of unittests its file does not define."""
+        for name in undefined(kind, defined_in(path).words):
+            odd("%s of %s in %s is another one" % (name, kind.__name__, path))
+        first_case(kind)
 
     def compare_names(module, path):
         for name in others_in(path, vars(module)):
@@ -108,17 +133,18 @@ def make_files(root, known, odd, follow):
             path = "" if module is None else str(getattr(module, "path", None) or module.fspath)
             classes = [node.name + "." for node in item.listchain() if isinstance(node, pytest.Class)]
             above = item.parent.nodeid, item.parent.nodeid.replace("::()", "")  # the former before pytest 4
+            suffix = "/" + item.nodeid.partition("::")[0]
+            if not path.endswith(suffix) and any(one.endswith(suffix) for one in known):
+                odd("%s is said to be in another file" % item.nodeid)
             place[:] = item.parent, module, path, "".join(classes), [one + "::" for one in above]
         _, module, path, classes, above = place
         function = getattr(item, "obj", None)
         if path not in known or function is None:
             return
         try:
-            if path not in inspected:
-                inspected.add(path)
-                inspect_module(module.obj, path)
+            inspect_module(module.obj, path)
             name = getattr(item, "originalname", None) or item.name.partition("[")[0]
-            if is_defined(path, classes + name, function) is False:
+            if is_defined(path, classes + name, function, vars(module.obj), True) is False:
                 odd("code of %s" % item.nodeid)
             if item.name.partition("[")[0] != name or item.nodeid not in [one + item.name for one in above]:
                 odd("%s is not the test of that name" % item.nodeid)
@@ -136,7 +162,7 @@ def make_files(root, known, odd, follow):
         path = function.__code__.co_filename
         name = getattr(function, "__qualname__", "").replace(".<locals>", "")
         try:
-            return path in known and bool(is_defined(path, name, function))
+            return path in known and bool(is_defined(path, name, function)) and not wraps_product(function)
         except Changed:
             odd("the file %s on the disk is another one" % path)
             return False
@@ -146,25 +172,27 @@ def make_files(root, known, odd, follow):
         it imports."""
         for module in list(sys.modules.values()):
             path = getattr(module, "__file__", None)
+            origin = getattr(getattr(module, "__spec__", None), "origin", None)
+            if origin != path and type(origin) is str and origin in known:
+                odd("the module of %s is another one" % origin)
             if type(module) is types.ModuleType and type(path) is str and path in known:
                 try:
-                    if path in inspected:
+                    if (path, id(module)) in inspected:
                         compare_names(module, path)
-                    else:
-                        inspected.add(path)
-                        inspect_module(module, path)
+                    inspect_module(module, path)
                 except Changed:
                     odd("the file %s on the disk is another one" % path)
-        inspect_imports({name for path in inspected for name in defined_in(path).modules})
+        inspect_imports({name for path, _ in inspected for name in defined_in(path).modules})
 
-    return inspect, inspect_rest, is_of_tests, again_case, instance
+    return executed, inspect, inspect_rest, is_of_tests, wraps_product, again_case, instance
 
 
-def make_guard(root, known, odd, is_of_tests, again_case):
+def make_guard(root, known, odd, is_of_tests, wraps_product, again_case):
     """Functions: `trust` what plugins are made of, `remember` what an item is when it is collected, `compare`
     it and its hooks with that, `judge_all` hooks, and two that look at its arguments."""
     items, kinds, judged, last, executes = {}, [], {}, {}, []
     modules, functions, classes = {}, {}, {}  # that are trusted, by id
+    places = set()  # their files
     getters = {}  # of several hooks at once
     judged_fixtures = {}  # functions, by id
     remembered = [MISSING, None]  # the last function, and its codes; no method, which would hold its object
@@ -188,6 +216,7 @@ def make_guard(root, known, odd, is_of_tests, again_case):
             if theirs and (not place.startswith(root) or "/site-packages/" in place):
                 modules[id(vars(module))] = module
         for module in modules.values():
+            places.add(getattr(module, "__file__", None))
             spaces = [vars(module)]
             for value in vars(module).values():
                 if isinstance(value, type):
@@ -276,8 +305,12 @@ def make_guard(root, known, odd, is_of_tests, again_case):
                 code = raw_code(inner)
                 if code is None:
                     odd("the fixture %s is no function" % name)
-                elif below(root, code.co_filename) and not is_of_tests(inner):
+                elif is_trusted(inner):
+                    continue
+                elif below(root, code.co_filename) or wraps_product(inner):
                     odd("the fixture %s of the code under test" % name)
+                elif code.co_filename not in places:
+                    odd("the fixture %s of %s" % (name, code.co_filename))
 
     def remember(item):
         function = getattr(item, "obj", None)

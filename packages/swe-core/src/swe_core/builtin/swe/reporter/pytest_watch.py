@@ -44,7 +44,6 @@ CONSTANT = (bool, int, float, str, bytes, tuple, frozenset)
 UNUSED = ("ast._Unparser", "unittest.loader", "unittest.main", "unittest.runner")  # by pytest
 SET_LATER = ("_getini_unknown_type", "_config", "_current")
 MADE_BY_CODE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: others cannot be changed
-BUILTINS = frozenset(name for name in vars(builtins) if not name.startswith("__"))
 # Modules that tests compare values with, and that may be loaded after the watch was made.
 COMPARING = (
     *("unittest.mock", "numpy.testing", "numpy.testing._private.utils", "pandas._testing"),

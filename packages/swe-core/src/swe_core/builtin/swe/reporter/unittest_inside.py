@@ -17,7 +17,6 @@ __unittest = True  # unittest leaves frames of such modules out of the traceback
 
 NAME = "sitecustomize"
 GROWING = ("TestCase", "TestResult", "TextTestResult", "TestSuite", "TextTestRunner", "_Outcome")
-BUILTINS = frozenset(name for name in vars(builtins) if not name.startswith("__"))
 FEW = 100  # so many tests that nobody saw are named
 # What must fail, and at the end what must pass: failures, errors, what was raised.
 CANARIES = (
@@ -119,14 +118,17 @@ def report(send, announce, root, known):
         if path not in known or method is None:
             return
         try:
-            if is_defined(path, "%s.%s" % (kind.__qualname__, name), method) is False:
+            space = vars(sys.modules[kind.__module__])
+            if is_defined(path, "%s.%s" % (kind.__qualname__, name), method, space, True) is False:
                 odd("code of %s" % name_of(test))
             if path not in inspected:
-                inspected[path] = vars(sys.modules[kind.__module__])
+                inspected[path] = space
                 follow(path, inspected[path])
             compare_names(path)
             if kind not in followed:
                 followed.add(kind)
+                for one in undefined(kind, defined_in(path).words):
+                    odd("%s of %s in %s is another one" % (one, kind.__name__, path))
                 follow("%s.%s" % (path, kind.__name__), vars(kind))
             imported.update(defined_in(path).modules)
         except Changed:
@@ -308,9 +310,9 @@ def report(send, announce, root, known):
     replace(unittest.suite.TestSuite, "run", run_suite)
     watch, follow = watcher()
     odd, look = make_look(send, watch)
-    defined_in, is_defined, others_in = make_defined(root, known, odd, plain)
+    defined_in, is_defined, others_in, _ = make_defined(root, known, odd, plain)
     inspect_imports = make_imports(root, known, odd)
-    first_case, again_case, instance = make_cases(odd)
+    first_case, again_case, instance, undefined = make_cases(odd)
     atexit.register(end)
     announce()
     send("s", "unittest", "%d.%d" % sys.version_info[:2], "local")
