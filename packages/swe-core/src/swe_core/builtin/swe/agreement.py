@@ -1,6 +1,6 @@
 """Agreement: one secret key for each session of the test runner, over a stream that all inside can read.
 
-Diffie and Hellman's key agreement in the group 14 of RFC 3526: each side makes a secret number and gives away
+Diffie and Hellman's key agreement in the group 5 of RFC 3526: each side makes a secret number and gives away
 its *half*, 2 to the power of that number. Whoever knows one of the numbers and both halves has the key.
 `reporter/common.py` is the other side. So no key is on a disk, and what is there helps nobody.
 """
@@ -10,16 +10,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 
-PRIME = int(  # RFC 3526, group 14; its generator is 2
+PRIME = int(  # RFC 3526, group 5; its generator is 2
     "ffffffffffffffffc90fdaa22168c234c4c6628b80dc1cd129024e088a67cc74020bbea63b139b22514a08798e3404dd"
     "ef9519b3cd3a431b302b0a6df25f14374fe1356d6d51c245e485b576625e7ec6f44c42e9a637ed6b0bff5cb6f406b7ed"
     "ee386bfb5a899fa5ae9f24117c4b1fe649286651ece45b3dc2007cb8a163bf0598da48361c55d39a69163fa8fd24cf5f"
-    "83655d23dca3ad961c62f356208552bb9ed529077096966d670c354e4abc9804f1746c08ca18217c32905e462e36ce3b"
-    "e39e772c180e86039b2783a2ec07a28fb5c55df06f4c52c9de2bcbf6955817183995497cea956ae515d2261898fa0510"
-    "15728e5a8aacaa68ffffffffffffffff",
+    "83655d23dca3ad961c62f356208552bb9ed529077096966d670c354e4abc9804f1746c08ca237327ffffffffffffffff",
     16,
 )
-HALF_BYTES = 256
+HALF_BYTES = 192
 
 
 class Agreement:

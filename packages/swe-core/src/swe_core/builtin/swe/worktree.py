@@ -81,8 +81,8 @@ in_a_copy() {
 }
 
 model=$({ git_apply model index || in_a_copy >/dev/null 2>&1; } && git write-tree) || model=$tree
-git diff-tree -r --no-renames "$tree" "$model" | grep '\.py"\{0,1\}$' | cut -d ' ' -f 3,4 | tr ' ' '\n' |
-  sort -u | grep -v '^0*$' | contents LARGEST >"$GIT_DIR/sources" || :
+git diff-tree -r --no-renames "$tree" "$model" | awk '/\.py"?$/ { print $3; print $4 }' |
+  contents LARGEST >"$GIT_DIR/sources" || :
 wc -c <"$GIT_DIR/sources"
 cat "$GIT_DIR/sources"
 cat "$GIT_DIR/model.how" 2>/dev/null || echo none

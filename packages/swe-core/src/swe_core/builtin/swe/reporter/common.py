@@ -25,13 +25,11 @@ __builtins__ = dict(vars(builtins))
 
 FD = 9
 HIGH = 500
-PRIME = int(  # RFC 3526, group 14; its generator is 2
+PRIME = int(  # RFC 3526, group 5; its generator is 2
     "ffffffffffffffffc90fdaa22168c234c4c6628b80dc1cd129024e088a67cc74020bbea63b139b22514a08798e3404dd"
     "ef9519b3cd3a431b302b0a6df25f14374fe1356d6d51c245e485b576625e7ec6f44c42e9a637ed6b0bff5cb6f406b7ed"
     "ee386bfb5a899fa5ae9f24117c4b1fe649286651ece45b3dc2007cb8a163bf0598da48361c55d39a69163fa8fd24cf5f"
-    "83655d23dca3ad961c62f356208552bb9ed529077096966d670c354e4abc9804f1746c08ca18217c32905e462e36ce3b"
-    "e39e772c180e86039b2783a2ec07a28fb5c55df06f4c52c9de2bcbf6955817183995497cea956ae515d2261898fa0510"
-    "15728e5a8aacaa68ffffffffffffffff",
+    "83655d23dca3ad961c62f356208552bb9ed529077096966d670c354e4abc9804f1746c08ca237327ffffffffffffffff",
     16,
 )
 MISSING = object()
@@ -43,8 +41,8 @@ def agree(here):
     with open(os.path.join(here, "half")) as file:
         theirs = int(file.read(), 16)
     mine = int.from_bytes(os.urandom(32), "big")
-    half = pow(2, mine, PRIME).to_bytes(256, "big")
-    key = hashlib.sha256(pow(theirs, mine, PRIME).to_bytes(256, "big")).digest()
+    half = pow(2, mine, PRIME).to_bytes(192, "big")
+    key = hashlib.sha256(pow(theirs, mine, PRIME).to_bytes(192, "big")).digest()
     return hashlib.sha256(half).hexdigest()[:16], half, key
 
 

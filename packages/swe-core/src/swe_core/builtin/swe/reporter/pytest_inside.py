@@ -77,7 +77,7 @@ def make_hooks(send, hold, flush, root, known):
         configured()
         where = "remote" if is_remote(root, session.config) else "local"
         send("s", pytest.__version__, "%d.%d" % sys.version_info[:2], where)
-        look()
+        look(whole=True)
 
     def watch_comparing():
         """Watch what tests compare values with, as far as it was loaded since."""

@@ -224,7 +224,7 @@ def make_guard(root, known, odd, is_of_tests, wraps_product, again_case):
                     spaces.append(vars(value))
             for space in spaces:
                 for value in space.values():
-                    function = raw_function(value)
+                    function = value if type(value) is FunctionType else raw_function(value)
                     if function is not None:
                         functions[id(function)] = function, function.__code__
 
