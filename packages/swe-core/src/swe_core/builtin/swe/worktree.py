@@ -14,10 +14,12 @@ is left of somebody else's patch without some of its hunks is a patch that nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
+import anyio
 import anyio.to_thread
 
 from swe_core.builtin.swe.archive import packed
@@ -45,6 +47,8 @@ from swe_core.task import Task
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """The longest answer of git that is taken: some two million paths."""
+_A = TypeVar("_A")
+_B = TypeVar("_B")
 _MAX_NAME, _MAX_PATH = 255, 4095  # bytes, as Linux has them
 
 _ENTER = r"""
@@ -145,9 +149,7 @@ class References:
     def __init__(self) -> None:
         self._made: dict[tuple[str, str], Reference] = {}
 
-    async def of(
-        self, sandbox: Sandbox, base: Base, task: Task, listing: Mapping[str, Entry], timeout: float
-    ) -> Reference:
+    async def of(self, sandbox: Sandbox, base: Base, task: Task, timeout: float) -> Reference:
         """That of a task whose base this is, made with what `sandbox` has of it.
 
         Raises:
@@ -156,6 +158,10 @@ class References:
         """
         key = task.digest, base.tree
         if key not in self._made:
+            done = await _git(sandbox, base, 'git ls-tree -r -z "$tree"', b"", timeout)
+            if done.exit_code != 0 or done.truncated:
+                raise _unreadable(task, done)
+            listing = parse_listing(done.stdout.decode(errors="surrogateescape").split("\0")[:-1])
             read = partial(_blobs, sandbox, base, timeout)
             self._made[key] = await make_reference(task, listing, len(base.tree), read)
         return self._made[key]
@@ -180,8 +186,11 @@ async def prepare_tree(
     """
     if len(patch) > MAX_PATCH_BYTES:
         raise PatchDoesNotApply(f"the patch has {len(patch)} bytes; at most {MAX_PATCH_BYTES} are graded")
-    applied_with, trees, sources, said = await _apply(sandbox, base, task, patch, timeout)
-    reference = await references.of(sandbox, base, task, trees.base, timeout)
+    # Both take a while, and neither needs the other.
+    (applied_with, trees, sources, said), reference = await _both(
+        partial(_apply, sandbox, base, task, patch, timeout),
+        partial(references.of, sandbox, base, task, timeout),
+    )
     if not applied_with:
         raise PatchDoesNotApply(f"the patch does not apply to the task's base: {said}")
     if (long := next(_too_long(base.root, trees), None)) is not None:
@@ -269,6 +278,35 @@ async def changed_files(sandbox: Sandbox, files: Mapping[str, str], *, timeout: 
     return tuple(path for path in paths if found.get(path) != files[path])
 
 
+async def _both(first: Callable[[], Awaitable[_A]], second: Callable[[], Awaitable[_B]]) -> tuple[_A, _B]:
+    """What both return. Where both fail, the error of the first counts."""
+    others: list[_B | SweError] = []
+
+    async def beside() -> None:
+        try:
+            others.append(await second())
+        except SweError as error:
+            others.append(error)
+
+    error: SweError | None = None
+    async with anyio.create_task_group() as group:
+        group.start_soon(beside)
+        try:
+            one = await first()
+        except SweError as raised:  # and no group of errors
+            error = raised
+    if error is not None:
+        raise error
+    if isinstance(others[0], SweError):
+        raise others[0]
+    return one, others[0]
+
+
+def _unreadable(task: Task, done: ExecResult) -> GraderError:
+    why = "its listing is too long" if done.truncated else last_line(done)
+    return GraderError(f"the repository of the task {task.instance_id!r} could not be read: {why}")
+
+
 async def _apply(
     sandbox: Sandbox, base: Base, task: Task, patch: bytes, timeout: float
 ) -> tuple[str, Trees, Mapping[str, bytes], str]:
@@ -276,8 +314,7 @@ async def _apply(
     files of both that it changes, by id; the last word of git."""
     done = await _git(sandbox, base, _APPLY, patch if patch.strip() else b"", timeout)
     if done.exit_code != 0 or done.truncated:
-        why = "its listing is too long" if done.truncated else last_line(done)
-        raise GraderError(f"the repository of the task {task.instance_id!r} could not be read: {why}")
+        raise _unreadable(task, done)
     length, _, rest = done.stdout.partition(b"\n")
     sources, rest = parse_blobs(rest[: int(length)]), rest[int(length) :]
     sections: list[list[str]] = [[]]
