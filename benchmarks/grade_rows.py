@@ -1,10 +1,10 @@
 """Grading of real rows: what the program adds to their test runs in Docker.
 
-    python benchmarks/grade_rows.py ROWS [--runs N]
+    python benchmarks/grade_rows.py [ROWS] [--runs N]
 
-The gold patch of each row of the file ROWS is graded in containers of the row's image, in pairs with its test
-command on the same files in a container without the reporter. Each time has a grader of its own, so that
-nothing is known from the time before; the first pair of a row is not counted.
+The gold patch of each row of the file ROWS, or of each demo task, is graded in containers of the row's image,
+in pairs with its test command on the same files in a container without the reporter. Each time has a grader
+of its own, so that nothing is known from the time before; the first pair of a row is not counted.
 
     graded   grading, from the call to the grade
     bare     the test command alone
@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 
 import anyio
-from _common import Report, Target, give_up, median, shown
+from _common import Report, Target, give_up, median, shown, usable
 from grade import bare, grade
 from rich.table import Table
 
-from swe_core.builtin.rows import RowsConfig, swe_tasks
+from swe_core.builtin import demo, rows
 from swe_core.errors import SweError, sentence
 from swe_core.sandbox import SandboxProvider, SandboxSpec
 from swe_core.task import Task
@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("rows", type=Path, help="a file of SWE-Gym rows whose images the engine has")
+    parser.add_argument("rows", type=Path, nargs="?", help="a file of rows whose images the engine has")
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     try:
@@ -70,7 +70,13 @@ def main() -> None:
     try:
         component = next(iter(plugin.swe_sandboxes()))
         provider = component.create(component.config())
-        tasks = list(next(iter(swe_tasks())).create(RowsConfig(file=options.rows)).tasks())
+        if options.rows is None:
+            if (obstacle := usable(["docker"])["docker"]) is not None:
+                give_up(obstacle)
+            source = next(iter(demo.swe_tasks()))
+            tasks = list(source.create(source.config()).tasks())
+        else:
+            tasks = list(next(iter(rows.swe_tasks())).create(rows.RowsConfig(file=options.rows)).tasks())
         medians = anyio.run(measure, tasks, provider, options.runs)
     except SweError as error:
         give_up(sentence(error))
