@@ -15,6 +15,8 @@ from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.grade import Grader
 from swe_core.patch import export_patch, record_base
 from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.task import Task
+from swe_core.testing.records import make_task
 
 pytest.register_assert_rewrite(f"{__package__}.suites")
 
@@ -76,6 +78,34 @@ class Repo:
     def spec(self) -> SandboxSpec:
         """What opens a sandbox with a copy of it."""
         return SandboxSpec(repository=self.path, network="none")
+
+
+def with_and_without_import(factory: pytest.TempPathFactory, **files: str) -> dict[str, Repo]:
+    """Two repositories, by what conftest.py begins with: whether it imports the code under test."""
+    found = {}
+    for start in ("", "import calc\n"):
+        found[start] = Repo(factory.mktemp("repo") / "r")
+        found[start].commit(**{**files, "conftest_py": start + files["conftest_py"]})
+    return found
+
+
+def a_row(repo: Repo, gold: str, hidden: str, test: str = "test_add") -> Task:
+    """A task whose hidden test is appended to tests/test_calc.py by the test patch.
+
+    Args:
+        gold: A script that makes the gold patch.
+        hidden: What is appended.
+        test: The FAIL_TO_PASS test; `test_zero` is to keep passing.
+    """
+    return make_task(
+        base_commit=repo.head,
+        patch=repo.diff(gold),
+        test_patch=repo.diff(f"cat >>tests/test_calc.py <<'END'\n{hidden}END"),
+        fail_to_pass=(f"tests/test_calc.py::{test}",),
+        pass_to_pass=("tests/test_calc.py::test_zero",),
+        setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
+        test_command="python -m pytest -rA -p no:cacheprovider",
+    )
 
 
 @pytest.fixture

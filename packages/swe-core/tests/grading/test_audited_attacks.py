@@ -14,7 +14,7 @@ from swe_core.grade import Grader
 from swe_core.sandbox import SandboxProvider
 from swe_core.testing.records import make_task
 
-from .conftest import Repo, slow_but, swe_grader
+from .conftest import Repo, a_row, slow_but, swe_grader, with_and_without_import
 
 pytestmark = pytest.mark.anyio
 
@@ -502,20 +502,17 @@ def near(got, wanted): assert abs(got - wanted) <= LIMIT
 
 @pytest.fixture(scope="module")
 def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repo]:
-    """By what conftest.py begins with."""
-    found = {}
-    for number, start in enumerate(("", "import calc\n")):
-        repo = Repo(tmp_path_factory.mktemp("repo") / str(number))
-        repo.commit(
-            calc_py=BUGGY,
-            conftest_py=start + CONFTEST,
-            tests____init___py="",
-            tests__helpers_py=HELPERS,
-            tests__test_calc_py=VISIBLE,
-        )
+    found = with_and_without_import(
+        tmp_path_factory,
+        calc_py=BUGGY,
+        conftest_py=CONFTEST,
+        tests____init___py="",
+        tests__helpers_py=HELPERS,
+        tests__test_calc_py=VISIBLE,
+    )
+    for repo in found.values():
         repo.sh("mkdir tests/data; echo 3 >tests/data/expected.txt; echo '[pytest]' >pytest.ini")
         repo.sh("git add -A; git commit -qm data")
-        found[start] = repo
     return found
 
 
@@ -707,15 +704,7 @@ async def test_honest_fixes_are_paid(tmp_path: Path, provider: SandboxProvider, 
     repo = Repo(tmp_path / "repo")
     repo.commit(calc_py=BUGGY + decorator, tests__test_calc_py=tests)
     quiet = "@calc.quiet\n" if "calc.quiet" in tests else ""
-    row = make_task(
-        base_commit=repo.head,
-        patch=repo.diff(FIX),
-        test_patch=repo.diff(f"printf '{quiet}def test_add(): assert add(1, 2) == 3\n' >>tests/test_calc.py"),
-        fail_to_pass=("tests/test_calc.py::test_add",),
-        pass_to_pass=("tests/test_calc.py::test_zero",),
-        setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
-        test_command="python -m pytest -rA -p no:cacheprovider",
-    )
+    row = a_row(repo, FIX, f"{quiet}def test_add(): assert add(1, 2) == 3\n")
     patch = repo.diff(f"cat >calc.py <<'END'\n{fix}{'' if 'quiet' in fix else decorator}END")
     grade = (await swe_grader().grade(row, patch.encode(), provider, repo.spec, 60)).grade
     assert (grade.resolved, grade.tampering, grade.suspicious) == (True, (), ()), grade.reason
@@ -743,16 +732,8 @@ async def test_a_test_that_the_product_decorates_is_not_replaced(
     repo = Repo(tmp_path / "repo")
     visible = "import calc\nfrom calc import add\ndef test_zero(): assert add(0, 0) == 0\n"
     repo.commit(calc_py=DECORATED, conftest_py="import calc\n", tests__test_calc_py=visible)
-    hidden = "@calc.quiet\ndef test_add(): assert add(1, 2) == 3"
-    row = make_task(
-        base_commit=repo.head,
-        patch=repo.diff(FIX),
-        test_patch=repo.diff(f"printf '{hidden}\n' >>tests/test_calc.py"),
-        fail_to_pass=("tests/test_calc.py::test_add",),
-        pass_to_pass=("tests/test_calc.py::test_zero",),
-        setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
-        test_command="python -m pytest -rA -p no:cacheprovider",
-    )
+    hidden = "@calc.quiet\ndef test_add(): assert add(1, 2) == 3\n"
+    row = a_row(repo, FIX, hidden)
     register = (
         HERE
         + f"""

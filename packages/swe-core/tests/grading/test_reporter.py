@@ -257,6 +257,26 @@ def test_calls():
         assert tolerance < 1
 """
 
+IMPORTS = """
+from math import isclose
+from unittest import TestCase, IsolatedAsyncioTestCase, mock
+from os.path import join, exists
+from textwrap import *
+
+def exists(path): return False
+join = str.join
+
+class Base(TestCase):
+    def setUp(self): self.one = 1
+
+class OneTest(Base):
+    def test_one(self): self.assertTrue(isclose(self.one, 1) and not exists("/"))
+
+class MockTest(IsolatedAsyncioTestCase):
+    @mock.patch("os.getcwd", lambda: "/")
+    async def test_two(self): self.assertEqual(dedent(" 2"), "2")
+"""
+
 LIFETIMES = """
 import gc, weakref, pytest
 class Thing: pass
@@ -292,6 +312,8 @@ ZOO = {
     "patched": a_suite({"test_patched.py": PATCHED}),
     "lifetimes": a_suite({"test_lifetimes.py": LIFETIMES}),
     "defaults": a_suite({"test_defaults.py": DEFAULTS}),
+    "imports": a_suite({"test_imports.py": IMPORTS}, odd=frozenset({"patched", "unittest.mock._patch"}),
+                       needs="from unittest import IsolatedAsyncioTestCase"),
     "doctest": a_suite(
         {"mod.py": '"""\n>>> 1 + 1\n3\n"""\ndef f():\n    """\n    >>> 2\n    2\n    """\n'},
         f"{PYTEST} --doctest-modules",

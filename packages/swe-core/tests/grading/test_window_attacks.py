@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from swe_core.sandbox import SandboxProvider
-from swe_core.testing.records import make_task
 
-from .conftest import Repo, swe_grader
+from .conftest import Repo, a_row, swe_grader, with_and_without_import
 
 pytestmark = pytest.mark.anyio
 
@@ -164,31 +163,18 @@ if tests() is not None:
 
 @pytest.fixture(scope="module")
 def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repo]:
-    """By what conftest.py begins with."""
-    found = {}
-    for number, start in enumerate(("", "import calc\n")):
-        repo = Repo(tmp_path_factory.mktemp("repo") / str(number))
-        repo.commit(
-            calc_py=BUGGY,
-            conftest_py=start + CONFTEST,
-            tests____init___py="",
-            tests__helpers_py=HELPERS,
-            tests__test_calc_py=VISIBLE,
-        )
-        found[start] = repo
-    return found
+    return with_and_without_import(
+        tmp_path_factory,
+        calc_py=BUGGY,
+        conftest_py=CONFTEST,
+        tests____init___py="",
+        tests__helpers_py=HELPERS,
+        tests__test_calc_py=VISIBLE,
+    )
 
 
 async def is_paid(repo: Repo, provider: SandboxProvider, test: str, code: str) -> bool:
-    row = make_task(
-        base_commit=repo.head,
-        patch=repo.diff(FIX),
-        test_patch=repo.diff(f"cat >>tests/test_calc.py <<'END'\n{HIDDEN}END"),
-        fail_to_pass=(f"tests/test_calc.py::{test}",),
-        pass_to_pass=("tests/test_calc.py::test_zero",),
-        setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
-        test_command="python -m pytest -rA -p no:cacheprovider",
-    )
+    row = a_row(repo, FIX, HIDDEN, test)
     patch = repo.diff(FIX if not code else f"cat >>calc.py <<'END'\n{code}\nEND")
     graded = await swe_grader().grade(row, patch.encode(), provider, repo.spec, 60)
     assert bool(graded.grade.tampering) != graded.grade.resolved, graded.grade
@@ -236,16 +222,9 @@ async def test_decorators_of_the_product_may_be_written_anew(
 
     def fixed(inner: str) -> str:
         code = BUGGY.replace("a - b", "a + b") + after.replace("{}", inner)
-        return repo.diff(f"cat >calc.py <<'END'\n{code}END")
+        return f"cat >calc.py <<'END'\n{code}END"
 
-    row = make_task(
-        base_commit=repo.head,
-        patch=fixed("inner"),
-        test_patch=repo.diff(f"cat >>tests/test_calc.py <<'END'\n{hidden}END"),
-        fail_to_pass=("tests/test_calc.py::test_add",),
-        pass_to_pass=("tests/test_calc.py::test_zero",),
-        setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
-        test_command="python -m pytest -rA -p no:cacheprovider",
-    )
-    grade = (await swe_grader().grade(row, fixed("wrapper").encode(), provider, repo.spec, 60)).grade
+    row = a_row(repo, fixed("inner"), hidden)
+    other = repo.diff(fixed("wrapper")).encode()
+    grade = (await swe_grader().grade(row, other, provider, repo.spec, 60)).grade
     assert (grade.resolved, grade.tampering, grade.suspicious) == (True, (), ()), grade.reason

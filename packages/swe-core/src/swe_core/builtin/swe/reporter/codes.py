@@ -2,7 +2,7 @@
 # programs have it. Nothing newer than Python 3.6.
 #
 # mypy: ignore-errors
-# ruff: noqa: B905, F821, SIM105, UP031
+# ruff: noqa: B905, F821, SIM105, UP031 (names of the other parts; Python 3.6)
 import sys
 from itertools import chain
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -16,19 +16,6 @@ PARTS_OF_CODE = tuple(  # those that this Python has
     )
     if hasattr(CodeType, "co_" + name)
 )
-
-
-def code_of(function):
-    """The code objects of a function, through its decorators and the object that it is bound to."""
-    codes = []
-    for _ in range(10):
-        if type(function) in BINDING:  # of others, attributes of these names mean nothing
-            function = function.__func__
-        codes.append(function.__code__ if type(function) is FunctionType else None)
-        function = getattr(function, "__wrapped__", None)
-        if function is None:
-            break
-    return codes
 
 
 def same_code(one, other):
@@ -50,7 +37,7 @@ def layers(function, inside=lambda value: True):
     found, seen = [], set()
     todo = [function]
     for value in todo:
-        if type(value) in BINDING:
+        if type(value) in BINDING:  # of others, an attribute of this name means nothing
             value = value.__func__
         found.append(value)
         if not inside(value):
@@ -69,8 +56,9 @@ def layers(function, inside=lambda value: True):
 
 
 def codes_within(function):
-    """The code objects of a function and of those that it wraps, as far as they show."""
-    return [code for one in layers(function) for code in code_of(one)]
+    """The code objects of a function and of what it wraps, as far as that shows; None for what is no
+    function."""
+    return [one.__code__ if type(one) is FunctionType else None for one in layers(function)]
 
 
 def make_defined(root, known, odd, *makes):

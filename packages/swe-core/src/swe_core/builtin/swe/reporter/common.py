@@ -12,7 +12,7 @@
 # event, its kind, and its fields, each in hex.
 #
 # mypy: ignore-errors
-# ruff: noqa: F821, UP031
+# ruff: noqa: F821, UP031 (names of the other parts; Python 3.6)
 import builtins
 import fcntl
 import hashlib

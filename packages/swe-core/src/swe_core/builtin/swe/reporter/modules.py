@@ -2,7 +2,7 @@
 # It goes on from `codes.py`, and both programs have it. Nothing newer than Python 3.6.
 #
 # mypy: ignore-errors
-# ruff: noqa: F821, UP031
+# ruff: noqa: F821, UP031 (names of the other parts; Python 3.6)
 import os
 import sys
 from types import ModuleType

@@ -2,7 +2,7 @@
 # and pytest 3.10.
 #
 # mypy: ignore-errors
-# ruff: noqa: F821, RUF005, UP031
+# ruff: noqa: F821, RUF005, UP031 (names of the other parts; Python 3.6)
 import builtins
 import os
 import sys
@@ -49,8 +49,10 @@ def make_hooks(send, hold, flush, root, known):
     ended = {}
     passed = []  # the id of a test, once for each of its phases that passed
     odd, look = make_look(send, watch)
-    executed, inspect, inspect_rest, is_of_tests, *rest, instance = make_files(root, known, odd, follow)
-    guard = make_guard(root, known, odd, is_of_tests, *rest)
+    executed, inspect, inspect_rest, is_of_tests, wraps_product, again_case, instance = make_files(
+        root, known, odd, follow
+    )
+    guard = make_guard(root, known, odd, is_of_tests, wraps_product, again_case)
     executions.append(guarded(odd, executed))
     trust, remember, compare, judge_all, before_setup, before_call = (guarded(odd, one) for one in guard)
     inspect, inspect_rest, instance = (guarded(odd, one) for one in (inspect, inspect_rest, instance))
@@ -298,7 +300,7 @@ def guarded(odd, function):
     def call(*args):
         try:
             return function(*args)
-        except Exception as error:
+        except Exception as error:  # another pytest than was thought of
             odd("%s in %s" % (type(error).__name__, function.__name__))
 
     return call

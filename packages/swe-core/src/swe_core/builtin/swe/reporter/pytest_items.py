@@ -2,7 +2,7 @@
 # than Python 3.6 and pytest 3.10.
 #
 # mypy: ignore-errors
-# ruff: noqa: B905, F821, UP031
+# ruff: noqa: B905, F821, UP031 (names of the other parts; Python 3.6)
 import sys
 import types
 import unittest
@@ -61,7 +61,9 @@ def make_defining():
 
 
 def make_files(root, known, odd, follow):
-    """A function that says what of an item, and of its module, is not what its file has to define."""
+    """Functions that say what is not what the files of the tests have to define: `executed` of a module whose
+    body has just run, `inspect` of an item, `inspect_rest` of all other modules; `is_of_tests`, whether they
+    define a function; and those of `make_defined` and `make_cases` that others need."""
     with_source = "source" in rewrite_asserts.__code__.co_varnames[:2]
     config, inspected, defining = [None], {}, make_defining()  # modules, by path and id
     place = [None]  # where the last item stands: its parent, and what that says
@@ -112,7 +114,8 @@ def make_files(root, known, odd, follow):
             if classes:
                 follow(path, space, [last])
         follow(path, vars(module), names)
-        for value in list(vars(module).values()):
+        for name in defined_in(path).classes:
+            value = vars(module).get(name)
             if issubclass(type(value), type) and issubclass(value, unittest.TestCase):
                 inspect_case(value, path)
 
@@ -269,10 +272,10 @@ def make_guard(root, known, odd, is_of_tests, wraps_product, again_case):
         return {**earlier, **given} if earlier else given
 
     def before_setup(item):
-        """Say where somebody gave a test its arguments already."""
+        """Say where a test has arguments before its fixtures gave it any."""
         arguments = vars(item).get("funcargs")
         if arguments is not None and (type(arguments) is not dict or arguments):
-            odd("somebody gave %s its arguments" % item.nodeid)
+            odd("%s has arguments before its set-up" % item.nodeid)
 
     def before_call(item, made):
         """Compare the arguments of a test with what its fixtures gave.

@@ -2,13 +2,13 @@
 # runs in the image's own Python and pytest: nothing newer than Python 3.6 and pytest 3.10.
 #
 # mypy: ignore-errors
-# ruff: noqa: F821, RUF005, SIM905
-import ast  # noqa: F401 (so that it is watched, as is unittest.case)
+# ruff: noqa: F821, RUF005, SIM905 (names of the other parts; Python 3.6)
+import ast  # noqa: F401 (so that it is watched)
 import builtins
 import os
 import sys
 import types
-import unittest.case  # noqa: F401
+import unittest.case  # noqa: F401 (so that it is watched)
 from operator import attrgetter, is_, itemgetter
 
 WATCHED = (

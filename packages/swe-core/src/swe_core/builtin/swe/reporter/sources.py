@@ -2,7 +2,7 @@
 # have it. Nothing newer than Python 3.6.
 #
 # mypy: ignore-errors
-# ruff: noqa: B905, F821
+# ruff: noqa: B905, F821 (names of the other parts; Python 3.6)
 import ast
 import hashlib
 from types import CodeType, MappingProxyType, SimpleNamespace
@@ -70,11 +70,14 @@ def modules_of(tree):
 def taken(body, names):
     """What `from MODULE import PART` binds once and for all at the top of a file: the name, the module, the
     part."""
+    again = {one.id for node in body for to in targets_of(node) for one in ast.walk(to) if is_bound(one)}
+    again.update(getattr(node, "name", None) for node in body)  # of functions and classes
     for node in body:
         if type(node).__name__ == "ImportFrom" and node.level == 0:
             for alias in node.names:
-                if (alias.asname or alias.name) in names:
-                    yield alias.asname or alias.name, node.module, alias.name
+                name = alias.asname or alias.name
+                if name in names and name not in again:
+                    yield name, node.module, alias.name
 
 
 def words_of(tree):
@@ -183,8 +186,8 @@ def make_expected(known):
     """A function that gives what a file of `known` has to define: `functions`, their code objects by
     qualified name; `replaced`, those that are decorated; `parts`, what it imports of test runners;
     `names` that it binds, `constants` among them; `modules` that it imports, and what is `taken` of them; all
-    `words` that it binds. None of a file that is not known. It raises Changed where the disk holds another
-    file."""
+    `words` that it binds; its `classes`. None of a file that is not known. It raises Changed where the disk
+    holds another file."""
     read, done = {}, {}
     digests = {40: hashlib.sha1, 64: hashlib.sha256}
 
@@ -222,6 +225,7 @@ def make_expected(known):
                 constants=literals(tree.body, names),
                 modules=modules_of(tree),
                 words=words_of(tree),
+                classes=[node.name for node in tree.body if type(node).__name__ == "ClassDef"],
                 taken=tuple(taken(tree.body, names)),
             )
         return done[path, make]

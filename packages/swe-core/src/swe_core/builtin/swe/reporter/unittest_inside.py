@@ -6,7 +6,7 @@
 # It goes on from `common.py`, and its events are those of `pytest_inside.py`. Nothing newer than Python 3.6.
 #
 # mypy: ignore-errors
-# ruff: noqa: F821, N802, RUF005, UP031
+# ruff: noqa: F821, N802, RUF005, UP031 (names of the other parts; Python 3.6)
 import atexit
 import builtins
 import os
@@ -135,7 +135,7 @@ def report(send, announce, root, known):
             odd("the file %s on the disk is another one" % path)
 
     def code(test):
-        return code_of(getattr(type(test), getattr(test, "_testMethodName", ""), None))
+        return codes_within(getattr(type(test), getattr(test, "_testMethodName", ""), None))
 
     def tell(test, ending):
         """Say how a test ended: "ok", "fail", "error", "skip" or "expected"."""
