@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 Delta = Mapping[str, Any]
 """A piece of an assistant message as in a chat-completions chunk: `choices[0].delta`."""
 Emit = Callable[[Delta], Awaitable[None]]
-"""Called with each piece while the engine generates; awaiting it is the back-pressure."""
+"""Called with each piece while the engine generates; awaiting it is the back-pressure. A piece is read later,
+or never, and an engine may make it only then."""
 
 
 class Usage(BaseModel):
@@ -86,12 +87,25 @@ class Sampled:
     dropped: str | None = None
 
 
-@dataclass(slots=True)
 class Progress:
     """What a call has sampled so far. An engine keeps it current while it generates, so that the tokens of
-    a call that is aborted or fails are counted too."""
+    a call that is aborted or fails are counted too: it sets `sampled`, or says once how to make it."""
 
-    sampled: Sampled | None = None
+    def __init__(self) -> None:
+        self._make: Callable[[], Sampled | None] = lambda: None
+
+    @property
+    def sampled(self) -> Sampled | None:
+        """The tokens so far; None where there are none."""
+        return self._make()
+
+    @sampled.setter
+    def sampled(self, sampled: Sampled | None) -> None:
+        self._make = lambda: sampled
+
+    def follow(self, make: Callable[[], Sampled | None]) -> None:
+        """Have `sampled` made by `make` whenever it is read, which costs a token nothing."""
+        self._make = make
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +163,8 @@ class Engine(ABC):
 
     model: str
     """The model name that agents are told to ask for."""
+    unfit: str | None = None
+    """Why nothing that it answers is of use any more: a sentence, with which the run ends."""
     limits_context: bool = False
     """Whether it counts a prompt's tokens before it generates, and so can keep `ChatRequest.max_context`."""
 

@@ -111,6 +111,10 @@ class RecordingEngine(Engine):
     def context(self) -> int | None:
         return self._inner.context
 
+    @property
+    def unfit(self) -> str | None:  # type: ignore[override]  # read only
+        return self._inner.unfit
+
     async def check(self) -> None:
         await self._inner.check()
 

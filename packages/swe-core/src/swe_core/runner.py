@@ -68,7 +68,8 @@ class Runner:
         running rollouts as cancelled and closes them.
 
         Raises:
-            SweError: The run directory cannot be written any more; what is finished is kept.
+            SweError: The run directory cannot be written any more, or the engine says that it is unfit; what
+                is finished is kept.
         """
         finished = self.store.finished()
         left = [request for request in self.requests if request.id not in finished]
@@ -84,7 +85,7 @@ class Runner:
         """Run one rollout; it is recorded, whatever happens. How many run at once is the caller's to bound.
 
         Raises:
-            SweError: The run directory cannot be written any more.
+            SweError: The run directory cannot be written any more, or the engine says that it is unfit.
         """
         with self._writing():
             folder = self.store.folder(request.id)
@@ -101,6 +102,8 @@ class Runner:
                 await run_rollout(request, self._parts, folder, self._observer, done, lambda: running.why)
         finally:
             del self._running[request.id]
+        if self.engine is not None and self.engine.unfit is not None:
+            raise SweError(self.engine.unfit)
         return finished[0]
 
     def cancel(self, rollout_id: str, why: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +16,7 @@ from swe_core.messages import Message
 from swe_core.testing.tokenizer import family_tokens, make_tokenizer
 from swe_core.tokens.families import FAMILIES, FamilyRenderer
 from swe_core.tokens.probes import TOOLS, reply, result, user
+from swe_core.tokens.reading import Reader
 from swe_core.tokens.renderer import TAIL
 
 if TYPE_CHECKING:
@@ -121,6 +122,28 @@ def test_text_once_seen_stays(family: str, data: st.DataObject) -> None:
     for before, after in pairwise(seen):
         assert after.content.startswith(before.content)
         assert (after.reasoning or "").startswith(before.reasoning or "")
+
+
+@pytest.mark.parametrize("family", each({*MADE} - WHOLE))
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_what_is_read_while_it_grows_is_the_beginning_of_the_whole(family: str, data: st.DataObject) -> None:
+    renderer = made(family)
+    tail, completion = data.draw(prompts(family))[-TAIL:], data.draw(completions(family))
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    ids: list[int] = []
+    reader, sampled, seen = Reader(renderer, ids, tail, TOOLS), iter(completion), [("", "")]
+    for size in cycle(sizes):
+        if not (more := list(islice(sampled, size))):
+            break
+        ids += more
+        if reader.may_tell():
+            seen.append(reader.read())
+    whole = renderer.parse(completion, tail, TOOLS)
+    seen.append((whole.reasoning or "", whole.content))
+    for before, after in pairwise(seen):
+        assert after[0].startswith(before[0])
+        assert after[1].startswith(before[1])
 
 
 def test_all_families_stream_but_those_in_which_text_may_turn_into_a_call() -> None:

@@ -22,15 +22,27 @@ from .conftest import Qwen, ask, make_engine
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_good_server_passes_and_costs_two_tokens(
+async def test_a_good_server_passes_and_costs_few_tokens(
     qwen: Qwen, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with qwen.server() as server, make_engine(server.url, temperature=0.7) as engine:
         await engine.check()
         assert list(engine.notes()) == []
-    assert [probe["temperature"] for probe in server.probes] == [1.0, 2.0]
-    assert all(probe["max_tokens"] == 1 for probe in server.probes)
+    assert [probe.get("temperature") for probe in server.probes] == [1.0, 2.0, None]
+    assert [probe["max_tokens"] for probe in server.probes] == [1, 1, 9]
     assert caplog.records == []
+
+
+async def test_a_server_that_sends_each_token_by_itself_is_a_warning(
+    qwen: Qwen, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with qwen.server(piece=1) as server:
+        async with make_engine(server.url, stream_interval=1) as engine:
+            await engine.check()
+            assert caplog.records == []
+        async with make_engine(server.url) as engine:
+            await engine.check()
+    assert "start it with --stream-interval 8" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swe_core.engine import Sampled
+from swe_core.engine import ChatRequest, EngineSession, Sampled
 from swe_core.errors import (
     ConfigError,
     ContextOverflow,
@@ -50,11 +51,25 @@ def sampled_of(completion: Any) -> Sampled:
     return turn
 
 
+def heard_by(request: ChatRequest) -> Callable[[int], Awaitable[None]]:
+    """For `ScriptedVLLM.between`: wait until the engine has what was sent."""
+
+    async def heard(sent: int) -> None:
+        while request.progress.sampled is None or len(request.progress.sampled.completion_ids) < sent:
+            await anyio.lowlevel.checkpoint()
+
+    return heard
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_turn_keeps_the_ids_and_logprobs_that_the_server_sampled(qwen: Qwen, stream: bool) -> None:
     text = "Hello there, träveller!\n" * 5 + "Bye."
-    async with qwen.server(text) as server, make_engine(server.url) as engine:
-        completion, ear = await ask(engine, stream=stream)
+    request, ear = chat(), Ear()
+    async with (
+        qwen.server(text, between=heard_by(request)) as server,
+        make_engine(server.url) as engine,
+    ):
+        completion = await engine.complete(request, session(), ear if stream else None)
     turn, [asked] = sampled_of(completion), server.requests
     assert asked.prompt == turn.prompt_ids.tolist() == qwen.renderer.render(HELLO, None)
     assert turn.completion_ids.tolist() == asked.sent == [*qwen.encode(text), qwen.stop]
@@ -101,7 +116,6 @@ async def test_the_host_owns_the_sampling(qwen: Qwen) -> None:
             await ask(engine, temperature=0.0, top_p=0.1, seed=1)
     one, two = (asked.body for asked in server.requests)
     del one["prompt"], two["prompt"]
-    assert one.pop("seed") != two.pop("seed")
     assert one.pop("stop") == ["END"]
     assert one == two
     assert one == {
@@ -116,18 +130,20 @@ async def test_the_host_owns_the_sampling(qwen: Qwen) -> None:
         "stop_token_ids": sorted(qwen.renderer.stop_ids),
         "logprobs": 0,
         "return_token_ids": True,
-        "stream": False,
+        "stream": True,
+        "stream_interval": 8,
         "max_tokens": 32768 - len(qwen.renderer.render(HELLO, None)),
     }
     assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
 
 
 async def test_a_fixed_seed_gives_each_call_its_own_draws_again(qwen: Qwen) -> None:
+    """Two groups of a task are two rollouts of the same attempt."""
     seeds = []
     for _ in range(2):
         async with qwen.server("ok") as server, make_engine(server.url, seed=7) as engine:
-            for rollout in ("a", "a", "b"):
-                await ask(engine, rollout=rollout)
+            for rollout in ("task-g0-1", "task-g0-1", "task-g1-1"):
+                await engine.complete(chat(), EngineSession(rollout, "task", 1, "agent"))
         seeds.append([asked.body["seed"] for asked in server.requests])
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 3
@@ -277,9 +293,27 @@ async def test_a_garbage_event_is_a_protocol_error_and_what_was_sampled_is_known
 async def test_missing_logprobs_are_nan(qwen: Qwen, fault: VLLMFault, stream: bool) -> None:
     async with qwen.server("fine text", faults=[fault]) as server, make_engine(server.url) as engine:
         completion, _ = await ask(engine, stream=stream)
+        assert engine.unfit is None
     turn = sampled_of(completion)
     assert len(turn.logprobs) > 1
     assert all(map(math.isnan, turn.logprobs.tolist()))
+
+
+async def test_too_many_missing_logprobs_make_the_engine_unfit(qwen: Qwen) -> None:
+    """Nothing would be trained, and nobody told."""
+    faults: list[VLLMFault] = ["ok", "null-logprobs"]
+    async with qwen.server([7] * 63 + [qwen.stop], faults=faults) as server:
+        async with make_engine(server.url, max_missing_logprobs=0.4) as engine:
+            await ask(engine)
+            with pytest.raises(EngineProtocolError, match="no log-probability for 64 of 128 sampled tokens"):
+                await ask(engine)
+            assert engine.unfit is not None
+            assert "engine.vllm.max_missing_logprobs" in engine.unfit
+        server._faults = iter(faults)
+        async with make_engine(server.url, max_missing_logprobs=0.5) as engine:
+            await ask(engine)
+            await ask(engine)
+            assert engine.unfit is None
 
 
 async def test_a_stop_token_alone_is_an_honest_empty_reply(qwen: Qwen) -> None:
@@ -289,14 +323,14 @@ async def test_a_stop_token_alone_is_an_honest_empty_reply(qwen: Qwen) -> None:
     assert sampled_of(completion).completion_ids.tolist() == [qwen.stop]
 
 
-async def test_a_cancelled_call_aborts_the_request_and_its_tokens_are_known(qwen: Qwen) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_cancelled_call_aborts_the_request_and_its_tokens_are_known(qwen: Qwen, stream: bool) -> None:
     async with qwen.server("many tokens in here", then="stall", after=4) as server:
         async with make_engine(server.url) as engine:
-            request, ear = chat(), Ear()
+            request = chat()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(engine.complete, request, session(), ear)
-                while request.progress.sampled is None or len(request.progress.sampled.completion_ids) < 4:
-                    await anyio.lowlevel.checkpoint()
+                tasks.start_soon(engine.complete, request, session(), Ear() if stream else None)
+                await heard_by(request)(4)
                 tasks.cancel_scope.cancel()
             with anyio.fail_after(120):
                 await server.requests[0].finished.wait()
@@ -304,30 +338,34 @@ async def test_a_cancelled_call_aborts_the_request_and_its_tokens_are_known(qwen
     assert request.progress.sampled.completion_ids.tolist() == server.requests[0].sent
 
 
-async def test_tokens_carry_the_version_that_sampled_them(qwen: Qwen) -> None:
-    async with qwen.server("a b c d e f g h", piece=2) as server, make_engine(server.url) as engine:
-        whole, _ = await ask(engine)
-        engine.set_policy_version(1)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_token_whose_version_is_uncertain_carries_the_older_one(qwen: Qwen, stream: bool) -> None:
+    """The ids of the first event after an announcement may have been sampled before it."""
+    request = chat()
+    heard = heard_by(request)
 
-        async def newer(delta: Any) -> None:
+    async def between(sent: int) -> None:
+        await heard(sent)
+        if sent == 4:
             engine.set_policy_version(2)
 
-        streamed = await engine.complete(chat(), session(), newer)
+    async with qwen.server("a b c d e f g h", between=between) as server, make_engine(server.url) as engine:
+        engine.set_policy_version(1)
+        completion = await engine.complete(request, session(), Ear() if stream else None)
+        server._between = None
         after, _ = await ask(engine)
-    assert set(sampled_of(whole).versions.tolist()) == {0}
-    versions = sampled_of(streamed).versions.tolist()
-    assert versions[0] == 1
-    assert versions[-1] == 2
-    assert versions == sorted(versions)
+    versions = sampled_of(completion).versions.tolist()
+    assert len(versions) > 8
+    assert versions == [1] * 6 + [2] * (len(versions) - 6)
     assert set(sampled_of(after).versions.tolist()) == {2}
 
 
-async def test_a_whole_reply_keeps_the_older_version(qwen: Qwen) -> None:
+async def test_what_comes_at_once_keeps_the_version_that_it_was_asked_for(qwen: Qwen) -> None:
     def while_it_is_sampled(prompt: Any) -> list[int]:
         engine.set_policy_version(5)
         return [*qwen.encode("text"), qwen.stop]
 
-    async with qwen.server(while_it_is_sampled) as server, make_engine(server.url) as engine:
+    async with qwen.server(while_it_is_sampled, piece=64) as server, make_engine(server.url) as engine:
         during, _ = await ask(engine)
         after, _ = await ask(engine)
     assert set(sampled_of(during).versions.tolist()) == {0}
@@ -386,8 +424,7 @@ async def test_a_stop_text_counts_where_the_reply_breaks_off(
     assert completion.finish_reason == "stop"
     assert ear.text() == ("say " if stream else "")
     assert len(server.requests) == requests
-    if stream:
-        assert sampled_of(completion).completion_ids.tolist() == ids[: max(before, stopped)]
+    assert sampled_of(completion).completion_ids.tolist() == ids[: max(before, stopped)]
 
 
 async def test_rollouts_do_not_see_each_other_and_end_frees_them(qwen: Qwen) -> None:

@@ -21,16 +21,18 @@ pytestmark = pytest.mark.anyio
 
 class Letters(Renderer):
     """One id a character; what stands before the first "|" is reasoning. `takes_back` is a text that a
-    longer completion is read otherwise by."""
+    longer completion is read otherwise by; `splits` says that ids can be read in parts."""
 
     name = "letters"
     how = "bridge"
     stop_ids = frozenset({0})
     streams = True
+    marks = frozenset({ord("|")})
     finds_calls = True
 
-    def __init__(self, takes_back: str | None = None) -> None:
+    def __init__(self, takes_back: str | None = None, splits: bool = True) -> None:
         self.takes_back = takes_back
+        self.splits = splits
         self.parsed = 0
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
@@ -52,20 +54,21 @@ class Letters(Renderer):
         return Parsed(after, before) if bar else Parsed("", before)
 
     def text(self, ids: Sequence[int]) -> str:
-        raise NotImplementedError
+        self.parsed += len(ids)
+        return "".join(map(chr, ids))
 
 
 async def stream(
     renderer: Letters, text: str, sizes: Sequence[int] = (1,), stops: Sequence[str] = ()
 ) -> tuple[dict[str, Any], Ear]:
     ear = Ear()
-    streamer = Streamer(renderer, [], None, ear, stops)
-    ids = [ord(char) for char in text]
-    end, turn = 0, 0
-    while end < len(ids):
-        end += sizes[turn % len(sizes)]
+    ids: list[int] = []
+    streamer = Streamer(renderer, ids, [], None, ear, stops)
+    coming, turn = [ord(char) for char in text], 0
+    while len(ids) < len(coming):
+        ids += coming[len(ids) : len(ids) + sizes[turn % len(sizes)]]
         turn += 1
-        await streamer.add(ids[:end])
+        await streamer.grown()
     parsed = renderer.parse(ids, [], None)
     message: dict[str, Any] = {"role": "assistant", "content": cut(parsed.content, stops)}
     if parsed.reasoning:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable
 
+class EventParser:
+    """Finds the events of one stream, whatever pieces it comes in. An event that the end of the stream cuts
+    off is none."""
 
-async def events(stream: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """The data of each event in `stream`, whatever pieces it comes in; all else of it is left out.
+    def __init__(self) -> None:
+        self._data: list[bytes] = []
+        self._rest = b""
 
-    An event that the end of the stream cuts off is none.
-    """
-    data: list[bytes] = []
-    rest = b""
-    async for chunk in stream:
-        *lines, rest = (rest + chunk).split(b"\n")
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of each event that ends in `piece`, the next one of the stream; all else is left out."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        found = []
         for line in lines:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
-                data.append(line[5:].removeprefix(b" "))
-            elif not line and data:
-                yield b"\n".join(data)
-                data = []
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                found.append(b"\n".join(self._data))
+                self._data = []
+        return found

@@ -30,6 +30,7 @@ class Call:
         outcome: The whole reply, or why there is none; None while the engine generates.
         delivered: Whether a client was sent the whole reply.
         abandoned: Whether the last listener left before the end, upon which the generation is cancelled.
+        ended: Set at the end.
         ended_at: In `anyio.current_time()`; infinity before the end.
     """
 
@@ -38,6 +39,7 @@ class Call:
         self.outcome: Completion | Exception | None = None
         self.delivered = False
         self.abandoned = False
+        self.ended = anyio.Event()
         self.ended_at = math.inf
         self._pieces: list[Delta] = []
         self._listeners = 0
@@ -54,6 +56,7 @@ class Call:
         self.outcome = outcome
         self.ended_at = anyio.current_time()
         self._pieces = []  # who listens has them; who comes later is sent the completion whole
+        self.ended.set()
         self._tell()
 
     @contextmanager

@@ -44,6 +44,8 @@ ENGINE_FAILED = "the model behind this endpoint failed for good and answers no m
 ENDPOINT_FAILED = "this endpoint failed to answer the request"
 UNREADABLE = "the request body is not encoded as its headers say"
 _FIRST_KEEPALIVE = 1.0
+_PACE = 0.025
+"""Seconds between the events of a stream at least: more of them would cost more than they tell."""
 _NO_RETRY = {"x-should-retry": "false"}
 _RETRY_COUNTS = ("x-stainless-retry-count", "x-retry-count")
 _CLOSED = 499
@@ -216,18 +218,20 @@ class InterceptionServer:
         self, request: web.Request, dialect: Dialect, call: Call, listener: Listener, reply: Reply
     ) -> web.StreamResponse:
         events = EventStream(request)
-        patience = min(_FIRST_KEEPALIVE, self._keepalive)
+        due = anyio.current_time() + min(_FIRST_KEEPALIVE, self._keepalive)
         while True:
             pieces = None
-            with anyio.move_on_after(patience):
+            with anyio.CancelScope(deadline=due):
                 pieces = await listener.next()
-            if pieces:
-                await events.send(b"".join(map(reply.delta, pieces)))
-            elif pieces is None:
-                await events.send(dialect.keepalive)
-            else:
+            if pieces is not None and not pieces:
                 break
-            patience = self._keepalive
+            news = b"".join(reply.delta(delta) for piece in pieces or () if (delta := dict(piece)))
+            if news or pieces is None:
+                await events.send(news or dialect.keepalive)
+                due = anyio.current_time() + self._keepalive
+            if pieces:
+                with anyio.move_on_after(_PACE):
+                    await call.ended.wait()
         try:
             end = reply.end(_completed(call))
         except (EngineError, RolloutOver) as error:

@@ -83,7 +83,7 @@ class Ear:
     heard: list[Delta] = field(default_factory=list)
 
     async def __call__(self, delta: Delta) -> None:
-        self.heard.append(delta)
+        self.heard.append(dict(delta))
 
     def text(self, key: str = "content") -> str:
         """What was said, or what is below another key, such as `reasoning_content`."""

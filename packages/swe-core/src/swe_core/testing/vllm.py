@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -118,12 +118,14 @@ class ScriptedVLLM(LoopbackServer):
         then: See `faults`.
         after: After how many ids a fault strikes that strikes inside a reply.
         piece: Ids in a streamed chunk.
+        between: Awaited after each chunk, with how many ids of the reply were sent.
         models: The names that `/v1/models` lists; None answers it with 404.
         root: Where the served model lies, as `/v1/models` says.
         max_model_len: Tokens of the context, as `/v1/models` says.
         vocabulary: Ids from here on are refused in prompts; None refuses none.
         probe: How requests for one token with the top log-probabilities are answered, which is how a client
-            asks for their kind; they are kept in `probes` and use up no reply and no fault.
+            asks for their kind. They are kept in `probes` and use up no reply and no fault, and so are those
+            with `ignore_eos`, by which a client learns how many ids a chunk holds.
         processed: Whether logprobs are those after temperature, as with `--logprobs-mode processed_logprobs`.
         key: Where not None, another bearer token is answered with 401.
     """
@@ -138,6 +140,7 @@ class ScriptedVLLM(LoopbackServer):
         then: VLLMFault = "ok",
         after: int = 2,
         piece: int = 2,
+        between: Callable[[int], Awaitable[None]] | None = None,
         models: Sequence[str] | None = ("scripted",),
         root: str | None = None,
         max_model_len: int | None = 32768,
@@ -156,6 +159,7 @@ class ScriptedVLLM(LoopbackServer):
         self._faults = itertools.chain(faults, itertools.repeat(then))
         self._after = after
         self._piece = piece
+        self._between = between
         self._models = models
         self._root = root
         self._max_model_len = max_model_len
@@ -210,6 +214,9 @@ class ScriptedVLLM(LoopbackServer):
         if asked.body["max_tokens"] == 1 and asked.body["logprobs"]:
             self.probes.append(asked.body)
             return self._probe(asked.body)
+        if asked.body.get("ignore_eos"):
+            self.probes.append(asked.body)
+            return await self._stream(request, asked, "ok", [0] * asked.body["max_tokens"], "length")
         self.requests.append(asked)
         try:
             return await self._answer(request, asked, next(self._faults))
@@ -325,6 +332,8 @@ class ScriptedVLLM(LoopbackServer):
             choice = _choice(piece, _logprobs(piece), finish if last else None, prompt=prompt)
             await _send(response, {**head, "choices": [self._faulty(choice, fault)]})
             asked.begun.set()
+            if self._between is not None:
+                await self._between(number * self._piece + len(piece))
         if fault.startswith("drop") and request.transport is not None:
             request.transport.close()  # not abort: what was written is still delivered
             return response

@@ -16,7 +16,12 @@ _UNSETTLED = re.compile(r"[\s\ufffd]+\Z")
 def settled(text: str, ended: bool) -> str:
     """`text` without the white space around it. Where more may follow, also without what stands at its end
     for a character of which only some bytes are there."""
-    return text.strip() if ended else _UNSETTLED.sub("", text.lstrip())
+    return text.strip() if ended else lasting(text.lstrip())
+
+
+def lasting(text: str) -> str:
+    """`text` up to the white space and the unfinished character at its end, which more text may change."""
+    return _UNSETTLED.sub("", text)
 
 
 def listed(tools: Tools) -> list[dict[str, Any]] | None:

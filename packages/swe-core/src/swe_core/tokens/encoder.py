@@ -47,3 +47,11 @@ def encoder_for(tokenizer: PreTrainedTokenizerBase, family: str) -> Encoder | Pr
     """What the format `family` should encode with: an `Encoder`, or the tokenizer itself where it is not one
     of the package `tokenizers` or the format wants places."""
     return tokenizer if family in _PLACED or not tokenizer.is_fast else Encoder(tokenizer)
+
+
+def decodes_in_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether ids can be decoded in parts, as with byte-level tokenizers. Those that write a blank as part of
+    the next word leave it out where a part begins with it."""
+    ids = tokenizer.encode("Some words, and a blank before each one.", add_special_tokens=False)
+    parts = [tokenizer.decode([id_], skip_special_tokens=False) for id_ in ids]
+    return "".join(map(str, parts)) == str(tokenizer.decode(ids, skip_special_tokens=False))

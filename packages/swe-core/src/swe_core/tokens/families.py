@@ -23,7 +23,7 @@ from swe_core.tokens.convert import (
     with_arguments,
     with_tool_names,
 )
-from swe_core.tokens.encoder import encoder_for
+from swe_core.tokens.encoder import decodes_in_parts, encoder_for
 from swe_core.tokens.probes import MALFORMED, PROBES, reply, result, user
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
 
@@ -69,7 +69,7 @@ class FamilyRenderer(Renderer):
         self._tokenizer = tokenizer
         self._family = family
         self._format = _format(tokenizer, family, dict(template_kwargs or {}))
-        self._special = frozenset(tokenizer.get_added_vocab().values())
+        self.marks = frozenset(tokenizer.get_added_vocab().values())
         self.name = f"renderers/{family}"
         self._takes_text = True
         self._takes_text = self._renders(PROBES[MALFORMED])
@@ -78,6 +78,7 @@ class FamilyRenderer(Renderer):
         if not self._bridge_agrees():
             self.how = "full"
         self.streams = family not in _MAY_TURN_OUT and _marks_thinking(tokenizer, family)
+        self.splits = decodes_in_parts(tokenizer)
         self.finds_calls = True
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
@@ -132,7 +133,7 @@ class FamilyRenderer(Renderer):
         content, reasoning = found.content, found.reasoning_content or ""
         if ended:
             content = "\n".join(filter(None, [content, *self._nameless(found, completion)]))
-        elif completion and completion[0] in self._special:
+        elif completion and completion[0] in self.marks:
             header = self.text(completion[:1])  # of the reply, perhaps, and known as such once it is whole
             content, reasoning = ("" if text.startswith(header) else text for text in (content, reasoning))
         return Parsed(

@@ -44,6 +44,11 @@ class Renderer(ABC):
     streams: bool
     """Whether the text that `parse` finds in an unfinished completion only ever grows: more ids never change
     it or take it back."""
+    marks: frozenset[int]
+    """Ids that may change what the ids after them are: reasoning, content, part of a call."""
+    splits: bool
+    """Whether ids between marks can be decoded in parts: the texts of the parts are the text of the whole,
+    wherever no part ends inside a character."""
     finds_calls: bool
     """Whether `parse` knows what a tool call looks like; else every reply is text."""
 

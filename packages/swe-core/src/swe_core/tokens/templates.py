@@ -12,6 +12,7 @@ from swe_core.engine import Rendered
 from swe_core.errors import RequestRefused
 from swe_core.messages import Message
 from swe_core.tokens.convert import asking, listed, settled, with_arguments
+from swe_core.tokens.encoder import decodes_in_parts
 from swe_core.tokens.parsers import Parser, plain_parser
 from swe_core.tokens.probes import CHAT, PROBES, TOOLS, reply, result, user
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
@@ -230,6 +231,8 @@ class TemplateRenderer(Renderer):
         self.how: Rendered = "template" if self.proven else "full"
         self.stop_ids = frozenset(id_ for id_ in (self._end, tokenizer.eos_token_id) if isinstance(id_, int))
         self.streams = parser is None
+        self.marks: frozenset[int] = frozenset()  # what streams is text alone
+        self.splits = decodes_in_parts(tokenizer)
         self.finds_calls = parser is not None
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:

@@ -6,7 +6,6 @@ import difflib
 import io
 import logging
 import urllib.request
-from contextlib import aclosing
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +16,7 @@ from aiohttp.http_exceptions import ContentEncodingError
 
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.replies import StreamedReply, parse_models, parse_reply
-from swe_core.builtin.sse import events
+from swe_core.builtin.sse import EventParser
 from swe_core.builtin.upstream import BACKOFF, Refusals, Transient, attempted, final, key_from
 from swe_core.config import base_url
 from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession
@@ -127,10 +126,11 @@ class OpenAIEngine(Engine):
                     raise self._refusals.of(response.status, response.headers, await response.read())
                 if emit is None or response.content_type != "text/event-stream":
                     return parse_reply(await response.read(), response.headers, self.url, self._refusals)
-                async with aclosing(events(response.content.iter_any())) as stream:
-                    async for event in stream:
+                parser = EventParser()
+                async for piece in response.content.iter_any():
+                    for event in parser.feed(piece):
                         if await reply.add(event):
-                            break
+                            return reply.completion()
         except ContentEncodingError:
             raise EngineProtocolError(
                 f"the provider at {self.url!r} sent a reply whose encoding is broken"

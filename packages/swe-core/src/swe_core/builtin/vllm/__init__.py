@@ -51,7 +51,17 @@ class VLLMConfig(Config):
     min_p: float = Field(default=0.0, ge=0, le=1)
     max_tokens: int | None = Field(default=None, ge=1, description="tokens of one reply")
     seed: int | None = Field(
-        default=None, description="of every draw, with the task, the attempt and the call; unset is random"
+        default=None,
+        description="of every draw, with the rollout and the call; unset sends none, and vLLM samples faster",
+    )
+    max_missing_logprobs: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="share of sampled tokens without a log-probability beyond which the run ends",
+    )
+    stream_interval: int = Field(
+        default=8, ge=1, description="tokens that a server sends at once; 1 is each by itself"
     )
     timeout: float = Field(default=600.0, gt=0, description="seconds without a byte from a server")
     max_retries: int = Field(

@@ -17,6 +17,8 @@ _TOP = 5
 _RAW = 0.75
 """How much of its spread the top of a distribution keeps at temperature 2: half of it where log-probabilities
 are those after temperature, all of it where they are raw."""
+_FEW = 9
+"""Tokens that show whether several come at once."""
 _FLAT = 0.05
 """A spread below which the two cannot be told apart."""
 
@@ -60,12 +62,43 @@ async def ask_served(client: Client, model: str) -> Served:
 
 
 async def check_server(client: Client, model: str, renderer: Renderer, config: VLLMConfig) -> None:
-    """Sample one token twice, and look at what comes back.
+    """Sample one token twice and a few once, and look at what comes back.
 
     Raises:
         Transient | EngineError: The server cannot be used with these settings.
     """
     prompt = renderer.render([{"role": "user", "content": "hi"}], None)
+    await _check_logprobs(client, model, renderer, config, prompt)
+    if config.stream_interval > 1:
+        await _check_interval(client, model, prompt, config.stream_interval)
+
+
+async def _check_interval(client: Client, model: str, prompt: list[int], interval: int) -> None:
+    """Say so where each token comes by itself, as from a vLLM that knows no interval in requests."""
+    pieces = await client.pieces(
+        {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": _FEW,
+            "ignore_eos": True,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "stream": True,
+            "stream_interval": interval,
+        }
+    )
+    if len(pieces) == _FEW:
+        log.warning(
+            "%s sends each token by itself, which costs time on both sides: start it with "
+            "--stream-interval %d",
+            client.where,
+            interval,
+        )
+
+
+async def _check_logprobs(
+    client: Client, model: str, renderer: Renderer, config: VLLMConfig, prompt: list[int]
+) -> None:
     plain = await _top(client, model, renderer, prompt, 1.0)
     if _spread(plain) < _FLAT:
         return

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import orjson
 
-from swe_core.builtin.sse import events
+from swe_core.builtin.sse import EventParser
 from swe_core.builtin.upstream import Refusals, Transient
 from swe_core.builtin.vllm.replies import Card, Chunk, Replies
-from swe_core.errors import EngineProtocolError
+from swe_core.errors import EngineError, EngineProtocolError
 
 _CHECK_TIMEOUT = 10.0
 _CONNECT_TIMEOUT = 10.0
+_DONE = b"[DONE]"
 _IDLE = 4.0
 """Seconds that a connection is kept for the next request: vLLM closes it after 5."""
 
@@ -78,15 +79,30 @@ class Client:
         Raises:
             Transient | EngineError: It gave none.
         """
-        raw = b"".join([data async for data in self._events(orjson.dumps(body))])
-        chunk = self._replies.chunk(raw, orjson.dumps(body["prompt"])[1:-1])
-        if chunk is None:
+        chunk = Chunk()
+        async with self._asked(orjson.dumps(body)) as response:
+            raw = await response.read()
+        if not self._replies.add(chunk, raw, orjson.dumps(body["prompt"])[1:-1]):
             raise EngineProtocolError(f"{self.where} answered no completion (no choices)")
         return chunk, orjson.loads(raw)["choices"][0]
 
+    async def pieces(self, body: dict[str, Any]) -> list[Chunk]:
+        """The events of a streamed reply, each by itself.
+
+        Raises:
+            Transient | EngineError: They cannot be had.
+        """
+        chunks, parser = [], EventParser()
+        async with self._asked(orjson.dumps(body)) as response:
+            for event in parser.feed(await response.read()):
+                chunk = Chunk()
+                if event != _DONE and self._replies.add(chunk, event, None):
+                    chunks.append(chunk)
+        return chunks
+
     async def sample(self, body: bytes, sent: bytes) -> AsyncGenerator[Chunk, None]:
-        """The reply to the request `body` as it comes: in one chunk, or in many where the request streams.
-        Closing the generator closes the connection, upon which the server aborts the request.
+        """The reply to the request `body`, which streams, as it comes: in a chunk for each piece that the
+        network brings. Closing the generator closes the connection, upon which the server aborts the request.
 
         Args:
             sent: The ids of the request's prompt as JSON text.
@@ -95,27 +111,39 @@ class Client:
             Transient | EngineError: The reply cannot be had, or not whole.
         """
         expected: bytes | None = sent
-        async with aclosing(self._events(body)) as answers:
-            async for event in answers:
-                chunk = self._replies.chunk(event, expected)
-                if chunk is not None:
-                    expected = None
+        async with self._asked(body) as response:
+            if response.content_type != "text/event-stream":  # such as an error with the status 200
+                chunk = Chunk()
+                self._replies.add(chunk, await response.read(), sent)
+                yield chunk
+                return
+            parser = EventParser()
+            async for piece in response.content.iter_any():
+                chunk, problem, done = Chunk(), None, False
+                for event in parser.feed(piece):
+                    if done := event == _DONE:
+                        break
+                    try:
+                        if self._replies.add(chunk, event, expected):
+                            expected = None
+                    except (Transient, EngineError) as error:
+                        problem = error
+                        break
+                if chunk.ids or chunk.finish is not None:
                     yield chunk
+                if problem is not None:  # after what came before it, which was sampled
+                    raise problem
+                if done:
+                    return
 
-    async def _events(self, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The data of each event of a stream, or the one body of a reply that is none."""
+    @asynccontextmanager
+    async def _asked(self, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The response to a request, with status 200."""
         try:
             async with self._session.post(f"{self.url}/v1/completions", data=io.BytesIO(body)) as response:
                 if response.status != 200:
                     raise self._refusals.of(response.status, response.headers, await response.read())
-                if response.content_type != "text/event-stream":
-                    yield await response.read()
-                    return
-                async with aclosing(events(response.content.iter_any())) as found:
-                    async for data in found:
-                        if data == b"[DONE]":
-                            return
-                        yield data
+                yield response
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Transient(self._lost(error)) from None
 

@@ -41,6 +41,8 @@ _BACKOFF = BACKOFF
 _BASE = "what /v1/completions is appended to"
 _OVERFLOW = "maximum context length"
 """What vLLM says of a prompt that is too long."""
+_ENOUGH = 32
+"""Sampled tokens from which on a share of them says something."""
 FORCED = "forced"
 """Why tokens are not trained whose choice was not free."""
 
@@ -79,7 +81,8 @@ class _Call:
         name: What it draws its seeds by.
         stops: Texts that end the reply.
         constraint: Keys of the request that force the reply; None leaves it free.
-        streamer: None where the agent is told nothing before the end.
+        streamer: None where the agent is told nothing before the end. The server streams all the same, so
+            that what was sampled is known whenever the call ends.
     """
 
     name: str
@@ -115,6 +118,7 @@ class VLLMEngine(Engine):
         self._session: aiohttp.ClientSession | None = None
         self._clients: list[Client] = []
         self._servers = Servers([])
+        self._sampled = self._missing = 0
 
     async def __aenter__(self) -> VLLMEngine:
         key = self._key
@@ -150,9 +154,9 @@ class VLLMEngine(Engine):
                 raise refused.refusal() if isinstance(refused, AdapterUnknown) else refused from None
 
     def set_policy_version(self, version: int) -> None:
-        """See `Engine.set_policy_version`. Tokens that are streamed carry the version at which they came; a
-        reply that comes whole carries that at which it was asked for, the older one. So does each with an
-        adapter: a request keeps the one that it named."""
+        """See `Engine.set_policy_version`. Tokens carry the version that was known when those before them had
+        come, or, the first ones, when they were asked for: of two that may have sampled them, the older one.
+        With an adapter a request keeps the version that it named."""
         self._policy = replace(self._policy, version=version)
 
     def constraint(self, request: ChatRequest, session: EngineSession, call: int) -> Mapping[str, Any] | None:
@@ -203,32 +207,29 @@ class VLLMEngine(Engine):
             raise ContextOverflow(prompt.length, context)
         limits = (context - prompt.length, request.max_tokens, self._config.max_tokens)
         limit = min(limit for limit in limits if limit is not None)
+        generation = Generation(
+            prompt,
+            limit,
+            model.renderer.stop_ids,
+            request.progress,
+            stops,
+            model.renderer.text,
+            None if constraint is None else FORCED,
+        )
         streamer = None
         if emit is not None and model.renderer.streams:
-            streamer = Streamer(model.renderer, prompt.tail, tools, emit, stops)
-        call = _Call(
-            name=f"{session.task_id}:{session.attempt}:{number}",
-            requests=model.requests,
-            generation=Generation(
-                prompt,
-                limit,
-                model.renderer.stop_ids,
-                request.progress,
-                stops,
-                model.renderer.text,
-                None if constraint is None else FORCED,
-            ),
-            stops=stops,
-            constraint=constraint,
-            streamer=streamer,
-        )
+            streamer = Streamer(model.renderer, generation.ids, prompt.tail, tools, emit, stops)
+        # By the rollout, whose id has its group in it: two groups of one task are to differ.
+        name = f"{session.rollout_id}:{number}"
+        call = _Call(name, model.requests, generation, stops, constraint, streamer)
         try:
             await self._generate(rollout, call)
         except RequestRefused as refusal:
             if _OVERFLOW in str(refusal):
                 raise ContextOverflow(prompt.length, context) from None
             raise
-        ids, sampled = call.generation.ids, call.generation.sampled()
+        ids, sampled = generation.ids, generation.sampled()
+        self._count(generation)
         message = _message(model.renderer.parse(ids, prompt.tail, tools), stops)
         if streamer is not None:
             await streamer.finish(message)
@@ -236,7 +237,7 @@ class VLLMEngine(Engine):
         ended = "tool_calls" if "tool_calls" in message else "stop"
         return Completion(
             message=message,
-            finish_reason="length" if call.generation.finish == "length" else ended,
+            finish_reason="length" if generation.finish == "length" else ended,
             usage=Usage(prompt_tokens=prompt.length, completion_tokens=len(ids)),
             model=self.model,
             sampled=sampled,
@@ -269,6 +270,25 @@ class VLLMEngine(Engine):
             tool_parser=config.tool_parser,
             reasoning_parser=config.reasoning_parser,
         )
+
+    def _count(self, generation: Generation) -> None:
+        """Refuse a server that leaves out log-probabilities: what it samples cannot be trained.
+
+        Raises:
+            EngineProtocolError: Their share has passed the limit; the run ends.
+        """
+        self._sampled += len(generation.ids)
+        self._missing += generation.missing()
+        limit = self._config.max_missing_logprobs
+        if self.unfit is None and self._sampled >= _ENOUGH and self._missing > limit * self._sampled:
+            self.unfit = (
+                f"the servers of the model {self.model!r} gave no log-probability for {self._missing} of "
+                f"{self._sampled} sampled tokens, more than the share of {limit:g} that "
+                "engine.vllm.max_missing_logprobs allows: without them nothing can be trained, so check that "
+                "each server is vLLM and that no proxy in front of it leaves them out"
+            )
+        if self.unfit is not None:
+            raise EngineProtocolError(self.unfit)
 
     def _rollout(self, session: EngineSession, renderer: Renderer) -> _Rollout:
         rollout = self._rollouts.get(session.rollout_id)
@@ -309,25 +329,26 @@ class VLLMEngine(Engine):
             Transient: It brought no token.
         """
         generation, streamer, asked = call.generation, call.streamer, self._policy
+        version = asked.version
         before, prompt = len(generation.ids), generation.prompt()
         if before and call.constraint is not None:  # which would force the whole reply after its beginning
             raise EngineUnavailable(f"{client.where} broke a forced reply off, which cannot be gone on with")
-        keeps = streamer is None or asked.adapter is not None
         body = call.requests.body(
             prompt,
             model=asked.name,
             max_tokens=generation.room,
             stops=call.stops,
             constraint=call.constraint,
-            stream=streamer is not None,
             call=f"{call.name}:{before}",
         )
         try:
             async with aclosing(client.sample(body, prompt)) as chunks:
                 async for chunk in chunks:
-                    generation.add(chunk, (asked if keeps else self._policy).version)
+                    generation.add(chunk, version)
+                    if asked.adapter is None:  # what comes next is sampled from here on, or was already
+                        version = self._policy.version
                     if streamer is not None:
-                        await streamer.add(generation.ids)
+                        await streamer.grown()
                     if generation.finish is not None and chunk.finish is None:
                         break  # the server samples on: it does not see a stop text that the break cut in two
             if generation.finish is not None and len(generation.ids) == before:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from swe_core.builtin.vllm.replies import Chunk
 from swe_core.engine import Progress, Sampled
 from swe_core.tokens.conversation import Prompt
-
-_CAPACITY = 256
-_Number = TypeVar("_Number", np.int32, np.float32)
 
 
 class Generation:
@@ -30,7 +26,7 @@ class Generation:
     Args:
         limit: Ids at most.
         stop_ids: Ids that end a reply.
-        progress: Is kept current.
+        progress: Is made to follow.
         stops: Texts that end a reply. A server looks for them only in what it samples itself: those that
             were there before it broke off, or that it broke in two, are found here.
         text: What ids stand for.
@@ -52,15 +48,15 @@ class Generation:
         self._prompt = prompt
         self._limit = limit
         self._stop_ids = stop_ids
-        self._progress = progress
         self._stops = stops
         self._text = text
         self._dropped = dropped
         self._reach = max((len(stop.encode()) for stop in stops), default=0)  # ids of one, at most
         self._broken = -self._reach
-        self._ids: NDArray[np.int32] = np.empty(_CAPACITY, np.int32)
-        self._logprobs: NDArray[np.float32] = np.empty(_CAPACITY, np.float32)
-        self._versions: NDArray[np.int32] = np.empty(_CAPACITY, np.int32)
+        self._logprobs: list[float] = []
+        self._versions: list[int] = []
+        self._ends: list[int] = []  # of the ids that each of `_versions` sampled
+        progress.follow(self._so_far)
 
     @property
     def room(self) -> int:
@@ -75,17 +71,17 @@ class Generation:
 
     def add(self, chunk: Chunk, version: int) -> None:
         """Take what came, sampled by the policy `version`."""
-        start, end = len(self.ids), len(self.ids) + len(chunk.ids)
-        self._reserve(end)
-        self._ids[start:end] = chunk.ids
-        self._logprobs[start:end] = chunk.logprobs
-        self._versions[start:end] = version
+        start = len(self.ids)
         self.ids += chunk.ids
+        self._logprobs += chunk.logprobs
+        if self._versions[-1:] == [version]:
+            self._ends[-1] = len(self.ids)
+        else:
+            self._versions.append(version)
+            self._ends.append(len(self.ids))
         self.finish = chunk.finish if chunk.finish != "abort" else None
-        if start < self._broken + self._reach and self._has_stop(self._broken - self._reach):
-            self.finish = "stop"
-        if self.ids:
-            self._progress.sampled = self._view(end)
+        if start < self._broken + self._reach:
+            self._find_stop(start)
 
     def break_off(self) -> None:
         """The request is over before it said why the reply ended. The ids may say it."""
@@ -96,43 +92,35 @@ class Generation:
             self.finish = "length"
 
     def sampled(self) -> Sampled:
-        """The whole reply."""
-        whole = self._view(len(self.ids))
-        return Sampled(
-            whole.extends,
-            whole.prompt_ids,
-            whole.completion_ids.copy(),
-            whole.logprobs.copy(),
-            whole.versions.copy(),
-            whole.rendered,
-            whole.cause,
-            whole.dropped,
-        )
-
-    def _has_stop(self, start: int) -> bool:
-        text = self._text(self.ids[max(0, start) :]) if self._stops else ""
-        return any(stop in text for stop in self._stops)
-
-    def _view(self, end: int) -> Sampled:
-        """The first `end` tokens, not copied: what is appended later stands behind them."""
+        """The tokens so far."""
         return Sampled(
             extends=self._prompt.extends,
             prompt_ids=self._prompt.new_ids,
-            completion_ids=self._ids[:end],
-            logprobs=self._logprobs[:end],
-            versions=self._versions[:end],
+            completion_ids=np.array(self.ids, np.int32),
+            logprobs=np.array(self._logprobs, np.float32),
+            versions=np.repeat(np.array(self._versions, np.int32), np.diff(self._ends, prepend=0)),
             rendered=self._prompt.rendered,
             cause=self._prompt.cause,
             dropped=self._dropped,
         )
 
-    def _reserve(self, size: int) -> None:
-        if size <= len(self._ids):
-            return
-        self._ids = _grown(self._ids, size)
-        self._logprobs = _grown(self._logprobs, size)
-        self._versions = _grown(self._versions, size)
+    def missing(self) -> int:
+        """Ids without a log-probability."""
+        return sum(map(math.isnan, self._logprobs))
 
+    def _so_far(self) -> Sampled | None:
+        return self.sampled() if self.ids else None
 
-def _grown(array: NDArray[_Number], size: int) -> NDArray[_Number]:
-    return np.concatenate([array, np.empty(2 * size - len(array), array.dtype)])
+    def _find_stop(self, start: int) -> None:
+        """End the reply with the first id from `start` on that completes a stop text which the break cut in
+        two: the server, which did not see it, sampled on."""
+        for end in range(start + 1, len(self.ids) + 1):
+            if self._has_stop(self._broken - self._reach, end):
+                self.finish = "stop"
+                del self.ids[end:], self._logprobs[end:]
+                self._ends[-1] = end
+                return
+
+    def _has_stop(self, start: int, end: int | None = None) -> bool:
+        text = self._text(self.ids[max(0, start) : end]) if self._stops else ""
+        return any(stop in text for stop in self._stops)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
 
+import msgspec
 import orjson
 from pydantic import BaseModel, Field, ValidationError
 
@@ -14,10 +15,10 @@ from swe_core.builtin.upstream import Refusals
 from swe_core.errors import EngineProtocolError
 
 _PROMPT = b'"prompt_token_ids":['
-_HIGHEST = 2**31
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
     """Some of the ids of a reply, or all of them.
 
@@ -27,9 +28,9 @@ class Chunk:
         finish: Why the reply ended, None while it goes on.
     """
 
-    ids: list[int]
-    logprobs: list[float]
-    finish: str | None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: str | None = None
 
 
 class Card(BaseModel):
@@ -48,6 +49,25 @@ class Card(BaseModel):
 
 class _Cards(BaseModel):
     data: list[Card]
+
+
+class _Logprobs(msgspec.Struct):
+    token_logprobs: list[float | None] | None = None
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[_Id] | None = None
+    prompt_token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class _Reply(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    error: object = None
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
 
 
 class Replies:
@@ -74,8 +94,8 @@ class Replies:
                 f"{self._where} lists no models at /v1/models: check that the URL is that of a vLLM server"
             ) from None
 
-    def chunk(self, raw: bytes, sent: bytes | None) -> Chunk | None:
-        """One reply, or one event of a streamed one; None for an event without a choice.
+    def add(self, chunk: Chunk, raw: bytes, sent: bytes | None) -> bool:
+        """Add one reply, or one event of a streamed one, to `chunk`; False for an event without a choice.
 
         Args:
             sent: The prompt's ids as JSON text, where the reply should repeat them.
@@ -88,28 +108,32 @@ class Replies:
         if sent is not None:
             raw, repeated = _without_prompt(raw, sent)
         try:
-            body = orjson.loads(raw)
-        except orjson.JSONDecodeError:
+            reply = _decode(raw)
+        except msgspec.ValidationError as error:
+            raise self._wrong(str(error)) from None
+        except msgspec.DecodeError:
             raise self._wrong("invalid JSON") from None
-        if not isinstance(body, dict):
-            raise self._wrong("no object")
-        if body.get("error"):
-            raise self._refusals.in_reply(body)
-        choices = body.get("choices")
-        if choices == []:
-            return None
-        choice = choices[0] if isinstance(choices, list) else None
-        if not isinstance(choice, dict):
+        if reply.error:
+            raise self._refusals.in_reply(orjson.loads(raw))
+        if reply.choices is None:
             raise self._wrong("no choices")
+        if not reply.choices:
+            return False
+        choice = reply.choices[0]
         if sent is not None and not repeated:
-            self._compare(choice.get("prompt_token_ids"), sent)
-        finish = choice.get("finish_reason")
-        if not isinstance(finish, str | None):
-            raise self._wrong("finish_reason is no text")
-        ids = self._ids(choice)
-        return Chunk(ids, self._logprobs(choice, len(ids)), finish)
+            self._compare(choice.prompt_token_ids, sent)
+        if choice.token_ids is None:
+            raise EngineProtocolError(
+                f"{self._where} returns no token ids: it must be vLLM 0.10.2 or newer, which gives them "
+                "where a request sets return_token_ids"
+            )
+        logprobs = self._logprobs(choice.logprobs, len(choice.token_ids))
+        chunk.ids += choice.token_ids
+        chunk.logprobs += logprobs
+        chunk.finish = choice.finish_reason
+        return True
 
-    def _compare(self, prompt: object, sent: bytes) -> None:
+    def _compare(self, prompt: Sequence[int] | None, sent: bytes) -> None:
         """A stream may leave the prompt out; where it stands, it must be ours."""
         if prompt is not None and prompt != orjson.loads(b"[%b]" % sent):
             raise EngineProtocolError(
@@ -117,29 +141,13 @@ class Replies:
                 "plugin in front of it changes prompts"
             )
 
-    def _ids(self, choice: Mapping[str, Any]) -> list[int]:
-        ids = choice.get("token_ids")
-        if ids is None:
-            raise EngineProtocolError(
-                f"{self._where} returns no token ids: it must be vLLM 0.10.2 or newer, which gives them "
-                "where a request sets return_token_ids"
-            )
-        if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
-            raise self._wrong("token_ids is no list of integers")
-        if ids and not 0 <= min(ids) <= max(ids) < _HIGHEST:
-            raise self._wrong("a token id is out of range")
-        return ids
-
-    def _logprobs(self, choice: Mapping[str, Any], count: int) -> list[float]:
-        logprobs = choice.get("logprobs")
-        given = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else logprobs
+    def _logprobs(self, logprobs: _Logprobs | None, count: int) -> list[float]:
+        given = logprobs.token_logprobs if logprobs is not None else None
         if given is None:
             return [math.nan] * count
-        if not isinstance(given, list) or not set(map(type, given)) <= {float, int, type(None)}:
-            raise self._wrong("token_logprobs is no list of numbers")
         if len(given) != count:
             raise self._wrong(f"{len(given)} logprobs for {count} token ids")
-        return [math.nan if value is None else float(value) for value in given]
+        return [math.nan if value is None else value for value in given]
 
     def _wrong(self, why: str) -> EngineProtocolError:
         return EngineProtocolError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +43,8 @@ class Requests:
             "stop_token_ids": sorted(stop_ids),
             "logprobs": 0,
             "return_token_ids": True,
+            "stream": True,
+            "stream_interval": config.stream_interval,
         }
         self._fixed = orjson.dumps(fixed)[:-1]
 
@@ -55,7 +56,6 @@ class Requests:
         max_tokens: int,
         stops: Sequence[str],
         constraint: Mapping[str, Any] | None,
-        stream: bool,
         call: str,
     ) -> bytes:
         """One request.
@@ -67,23 +67,19 @@ class Requests:
             constraint: Keys of the body that force the reply; None leaves it free.
             call: What a fixed seed is made different by: each request needs its own draws.
         """
-        varied: dict[str, Any] = {
-            "model": model,
-            "max_tokens": max_tokens,
-            "seed": self._draw(call),
-            "stream": stream,
-        }
+        varied: dict[str, Any] = {"model": model, "max_tokens": max_tokens}
+        if self._seed is not None:  # vLLM samples requests that have one row by row
+            varied["seed"] = _seed(self._seed, call)
         if stops:
             varied["stop"] = stops
         if constraint is not None:
             varied |= constraint
         return b'%b,%b,"prompt":[%b]}' % (self._fixed, orjson.dumps(varied)[1:-1], prompt)
 
-    def _draw(self, call: str) -> int:
-        if self._seed is None:
-            return secrets.randbits(63)
-        digest = hashlib.blake2b(f"{self._seed}:{call}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest) >> 1
+
+def _seed(seed: int, call: str) -> int:
+    digest = hashlib.blake2b(f"{seed}:{call}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def offered_tools(request: ChatRequest) -> Tools:

@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from swe_core.deltas import whole
 from swe_core.engine import Emit
 from swe_core.errors import EngineError
+from swe_core.tokens.reading import Reader
 from swe_core.tokens.renderer import Renderer, Tools
 
-_STEP = 8
-"""Ids after which a reply is read again, at least; of a long one 5 %, so that all readings together cost
-some twenty times the last one."""
 _TEXTS = ("reasoning_content", "content")
 
 
 class Streamer:
     """Passes on the text of a reply as it grows, and its tool calls at the end.
 
+    A piece is made when it is read: who reads rarely gets long pieces, and an id that comes while one waits
+    costs next to nothing.
+
     Args:
+        ids: What was sampled, a list that grows.
         tail: The end of the prompt, as `Renderer.parse` takes it.
         stops: Texts at which the visible text ends. What may be the beginning of one is held back.
     """
 
     def __init__(
-        self, renderer: Renderer, tail: Sequence[int], tools: Tools, emit: Emit, stops: Sequence[str]
+        self,
+        renderer: Renderer,
+        ids: Sequence[int],
+        tail: Sequence[int],
+        tools: Tools,
+        emit: Emit,
+        stops: Sequence[str],
     ) -> None:
-        self._renderer = renderer
-        self._tail = tail
-        self._tools = tools
+        self._reader = Reader(renderer, ids, tail, tools)
+        self._name = renderer.name
         self._emit = emit
         self._stops = stops
         self._held = max(map(len, stops), default=1) - 1
         self._sent = dict.fromkeys(_TEXTS, "")
-        self._read = 0
+        self._waiting: _Piece | None = None
 
-    async def add(self, ids: Sequence[int]) -> None:
-        """Take all ids so far."""
-        if len(ids) - self._read < max(_STEP, len(ids) // 20):
-            return
-        self._read = len(ids)
-        parsed = self._renderer.parse(ids, self._tail, self._tools, ended=False)
-        await self._grow("reasoning_content", parsed.reasoning or "")
-        await self._grow("content", parsed.content)
+    async def grown(self) -> None:
+        """There are more ids."""
+        if self._waiting is None and self._reader.may_tell():
+            self._waiting = _Piece(self)
+            await self._emit(self._waiting)
 
     async def finish(self, message: dict[str, Any]) -> None:
         """Send what is missing of the whole `message`.
@@ -56,23 +60,52 @@ class Streamer:
             text, sent = message.get(key) or "", self._sent[key]
             if not text.startswith(sent):
                 raise EngineError(
-                    f"the renderer {self._renderer.name!r} took back {key} that the agent was sent already: "
+                    f"the renderer {self._name!r} took back {key} that the agent was sent already: "
                     "it must say that it does not stream"
                 )
             if len(text) > len(sent):
                 delta[key] = text[len(sent) :]
         if "tool_calls" in message:
             delta["tool_calls"] = whole(message)["tool_calls"]
-        if delta:
+        if self._waiting is not None:  # nobody has read it: it is the rest
+            self._waiting.made = delta
+        elif delta:
             await self._emit(delta)
 
-    async def _grow(self, key: str, text: str) -> None:
-        text = cut(text, self._stops)
-        text = text[: len(text) - self._held] if self._held else text
-        sent = self._sent[key]
-        if len(text) > len(sent) and text.startswith(sent):
-            self._sent[key] = text
-            await self._emit({key: text[len(sent) :]})
+    def read(self) -> dict[str, Any]:
+        """The text that was not read before."""
+        self._waiting = None
+        delta = {}
+        for key, text in zip(_TEXTS, self._reader.read(), strict=True):
+            text = cut(text, self._stops)
+            text = text[: len(text) - self._held] if self._held else text
+            sent = self._sent[key]
+            if len(text) > len(sent) and text.startswith(sent):
+                self._sent[key] = text
+                delta[key] = text[len(sent) :]
+        return delta
+
+
+class _Piece(Mapping[str, Any]):
+    """A delta of all text from the piece before it up to when it is read first."""
+
+    def __init__(self, streamer: Streamer) -> None:
+        self.made: dict[str, Any] | None = None
+        self._streamer = streamer
+
+    def _whole(self) -> dict[str, Any]:
+        if self.made is None:
+            self.made = self._streamer.read()
+        return self.made
+
+    def __getitem__(self, key: str) -> Any:
+        return self._whole()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole())
+
+    def __len__(self) -> int:
+        return len(self._whole())
 
 
 def cut(text: str, stops: Sequence[str]) -> str:

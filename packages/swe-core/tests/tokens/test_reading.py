@@ -1,0 +1,92 @@
+"""Reader: a reply that grows is read in parts, and says the same as if it were read whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+
+from swe_core.testing.tokenizer import QWEN3_TOKENS, make_tokenizer
+from swe_core.tokens.families import FamilyRenderer
+from swe_core.tokens.reading import Reader
+from swe_core.tokens.renderer import Parsed, Tools
+
+THOUGHT = "<think>\nI look at ünïcode 🎉 first.\n\nThen at the rest.\n</think>\n\n"
+CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+TEXT = "Some words, line\nby line,\n\n  indented 修复 👩‍💻.\n"
+
+
+class Counting(FamilyRenderer):
+    """Counts the ids that it parses and decodes."""
+
+    parsed = 0
+    decoded = 0
+
+    def parse(
+        self, completion: Sequence[int], tail: Sequence[int], tools: Tools, *, ended: bool = True
+    ) -> Parsed:
+        self.parsed += len(completion)
+        return super().parse(completion, tail, tools, ended=ended)
+
+    def text(self, ids: Sequence[int]) -> str:
+        self.decoded += len(ids)
+        return super().text(ids)
+
+
+@cache
+def tokenizer() -> object:
+    return make_tokenizer(QWEN3_TOKENS)
+
+
+@pytest.fixture
+def renderer() -> Counting:
+    return Counting(tokenizer(), "qwen3")  # type: ignore[arg-type]
+
+
+def readings(renderer: Counting, text: str, step: int = 1) -> tuple[list[tuple[str, str]], Parsed]:
+    """What is read after each `step` ids, and the whole."""
+    sampled = renderer._tokenizer.encode(text, add_special_tokens=False)
+    whole = renderer.parse(sampled, [], None)
+    renderer.parsed = renderer.decoded = 0
+    ids: list[int] = []
+    reader, seen = Reader(renderer, ids, [], None), []
+    while len(ids) < len(sampled):
+        ids += sampled[len(ids) : len(ids) + step]
+        if reader.may_tell():
+            seen.append(reader.read())
+    return seen, whole
+
+
+@pytest.mark.parametrize("step", [1, 3, 64])
+def test_the_last_reading_is_the_whole_reply(renderer: Counting, step: int) -> None:
+    seen, whole = readings(renderer, THOUGHT + TEXT, step)
+    assert seen[-1] == (whole.reasoning, whole.content)
+
+
+def test_each_id_shows_as_soon_as_its_character_is_whole(renderer: Counting) -> None:
+    seen, _ = readings(renderer, TEXT)
+    ids = renderer._tokenizer.encode(TEXT, add_special_tokens=False)
+    for end, (_, content) in enumerate(seen, 1):
+        assert content == renderer.parse(ids[:end], [], None, ended=False).content
+
+
+def test_a_long_text_is_decoded_once(renderer: Counting) -> None:
+    seen, _ = readings(renderer, THOUGHT + TEXT * 100)
+    assert renderer.parsed < 500
+    assert renderer.decoded < 2 * len(seen)
+
+
+def test_what_a_call_says_is_read_at_its_end(renderer: Counting) -> None:
+    text = "On it.\n" + CALL.replace("ls", "ls " * 1000)
+    seen, whole = readings(renderer, text)
+    assert seen[-1] == ("", whole.content) == ("", "On it.")
+    assert renderer.parsed + renderer.decoded < len(renderer._tokenizer.encode(text)) + 100
+
+
+def test_ids_that_cannot_be_decoded_in_parts_are_parsed_whole_and_rarely(renderer: Counting) -> None:
+    renderer.splits = False
+    seen, whole = readings(renderer, TEXT * 100)
+    assert whole.content.startswith(seen[-1][1])
+    assert len(seen[-1][1]) > 0.9 * len(whole.content)
+    assert renderer.parsed < 25 * len(seen)
