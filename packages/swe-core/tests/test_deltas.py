@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.deltas import cut, join, whole
+from swe_core.deltas import cut, join, merge, whole
 
 _calls = st.lists(
     st.fixed_dictionaries(
@@ -98,3 +98,16 @@ def test_a_provider_that_repeats_name_and_id_in_each_piece() -> None:
 def test_a_tool_call_of_another_shape_is_an_error(calls: object) -> None:
     with pytest.raises(ValueError, match="tool"):
         join([{"tool_calls": calls}])
+
+
+def test_text_in_a_row_is_merged_and_nothing_else() -> None:
+    call = {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}
+    pieces = [{"content": "a"}, {}, {"content": "b", "reasoning_content": "c"}, call, call, {"content": "d"}]
+    found = list(merge(pieces))
+    assert found == [{"content": "ab", "reasoning_content": "c"}, call, call, {"content": "d"}]
+    assert join(found) == join(pieces)
+
+
+def test_what_is_no_text_is_not_merged() -> None:
+    pieces = [{"content": "a"}, {"content": None}, {"role": "assistant", "content": "b"}]
+    assert list(merge(pieces)) == pieces

@@ -65,6 +65,20 @@ async def test_a_cancelled_rollout_frees_its_sandbox_and_is_recorded_as_what_it_
     bench.accounted()
 
 
+async def test_an_engine_that_is_unfit_ends_the_run_with_its_sentence(bench: Bench) -> None:
+    """The rollout that found it out is recorded, and so are those that run."""
+    bench.agent.staying = {bench.second.task.instance_id}
+
+    def unfit(rollout: Rollout) -> None:
+        bench.engine.unfit = "the servers gave no log-probabilities: check them"
+
+    bench.witness.on_finished = unfit
+    with pytest.raises(SweError, match="the servers gave no log-probabilities: check them"):
+        await bench.runner.run_all()
+    found = {rollout.id: rollout.outcome for rollout in bench.run.rollouts()}
+    assert found == {bench.first.id: "resolved", bench.second.id: "cancelled"}
+
+
 async def test_a_rollout_can_be_cancelled_before_its_sandbox_is_open(bench: Bench) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(bench.runner.run, bench.first)

@@ -10,6 +10,8 @@ from typing import Any
 
 from swe_core.engine import Delta
 
+_TEXTS = frozenset({"content", "reasoning", "reasoning_content"})
+
 
 def whole(message: Mapping[str, Any]) -> Delta:
     """`message` as one delta: the same, with the index that each streamed tool call carries."""
@@ -47,6 +49,22 @@ def join(deltas: Iterable[Delta]) -> dict[str, Any]:
     for delta in deltas:
         joiner.add(delta)
     return joiner.message()
+
+
+def merge(deltas: Iterable[Delta]) -> Iterator[Delta]:
+    """The same pieces, fewer of them: texts in a row as one, and none that says nothing."""
+    texts: dict[str, str] = {}
+    for delta in deltas:
+        if delta.keys() <= _TEXTS and all(isinstance(text, str) for text in delta.values()):
+            for key, text in delta.items():
+                texts[key] = texts.get(key, "") + text
+            continue
+        if texts:
+            yield texts
+            texts = {}
+        yield delta
+    if texts:
+        yield texts
 
 
 class Joiner:

@@ -16,12 +16,13 @@ from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.builtin.replay import ReplayConfig
 from swe_core.builtin.replay.engine import ReplayEngine
 from swe_core.engine import Completion, Usage
+from swe_core.interception import server as server_module
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Turn
 from swe_core.testing.provider import ScriptedProvider, call_tool, say
 from swe_core.turns import requests
 
-from .helpers import HELLO, TOOLS, Plugin, by_hand, relay, sdk, stream, who
+from .helpers import HELLO, TOOLS, Plugin, Typist, by_hand, relay, sdk, stream, who
 
 pytestmark = pytest.mark.anyio
 
@@ -87,6 +88,20 @@ async def test_two_servers_in_a_chain(server: InterceptionServer, tmp_path: Any)
     assert whole.choices[0].message.content == text
     assert (counted.prompt_tokens, counted.completion_tokens, counted.total_tokens) == (7, 9, 16)
     assert gate.usage == Usage(prompt_tokens=14, completion_tokens=18)
+
+
+async def test_pieces_that_come_at_once_are_one_event_and_the_end_waits_for_nothing(
+    server: InterceptionServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_PACE", 3600.0)
+    async with Typist("abcdef") as engine, server.session(engine, who(), list[Turn]().append) as gate:
+        async with by_hand(server, gate) as http:
+            with anyio.fail_after(60):
+                raw = (await http.post("/chat/completions", json={"messages": HELLO, "stream": True})).text
+    events = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
+    said = [event["choices"][0]["delta"].get("content") for event in events]
+    assert "".join(filter(None, said)) == "abcdef"
+    assert len(events) <= 3  # the first piece, what follows, the reason for the end
 
 
 async def test_an_engine_that_cannot_stream_is_streamed_as_one_piece(server: InterceptionServer) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from swe_core.builtin.vllm.streaming import Streamer, cut
 from swe_core.deltas import join
+from swe_core.engine import Delta
 from swe_core.errors import EngineError
 from swe_core.messages import Message
 from swe_core.testing.provider import Ear
@@ -93,6 +94,41 @@ async def test_pieces_come_before_the_end() -> None:
     _, ear = await stream(Letters(), "thinking it over|and saying it at length")
     assert len(ear.heard) > 3
     assert "reasoning_content" in ear.heard[0]
+
+
+async def test_a_piece_that_nobody_reads_before_the_end_is_all_that_there_is() -> None:
+    """Who comes late, or reads rarely, makes no work in between."""
+    emitted: list[Delta] = []
+
+    async def keep(delta: Delta) -> None:
+        emitted.append(delta)
+
+    renderer, ids = Letters(), list[int]()
+    streamer = Streamer(renderer, ids, [], None, keep, ())
+    for char in "a thought|and the text":
+        ids.append(ord(char))
+        await streamer.grown()
+    assert renderer.parsed == 0
+    message = {"role": "assistant", "content": "and the text", "reasoning_content": "a thought"}
+    await streamer.finish(message)
+    assert len(emitted) == 1
+    assert join(emitted) == message
+    assert renderer.parsed == 0
+
+
+async def test_a_piece_that_is_read_before_the_end_has_the_text_so_far() -> None:
+    """As where a budget of time cuts the call."""
+    emitted: list[Delta] = []
+
+    async def keep(delta: Delta) -> None:
+        emitted.append(delta)
+
+    ids = list[int]()
+    streamer = Streamer(Letters(), ids, [], None, keep, ())
+    for char in "|and the te":
+        ids.append(ord(char))
+        await streamer.grown()
+    assert join(emitted)["content"] == "and the te"
 
 
 async def test_reading_a_long_reply_again_and_again_stays_near_linear() -> None:

@@ -27,6 +27,7 @@ from aiohttp.http import HttpProcessingError
 from anyio.abc import TaskGroup
 
 from swe_core.config import Budgets
+from swe_core.deltas import merge
 from swe_core.engine import Completion, Engine, EngineSession
 from swe_core.errors import ConfigError, ContextOverflow, EngineError, RequestRefused, sentence
 from swe_core.interception.calls import Call, Listener, RolloutOver
@@ -225,7 +226,7 @@ class InterceptionServer:
                 pieces = await listener.next()
             if pieces is not None and not pieces:
                 break
-            news = b"".join(reply.delta(delta) for piece in pieces or () if (delta := dict(piece)))
+            news = b"".join(map(reply.delta, merge(pieces or ())))
             if news or pieces is None:
                 await events.send(news or dialect.keepalive)
                 due = anyio.current_time() + self._keepalive
@@ -237,8 +238,8 @@ class InterceptionServer:
         except (EngineError, RolloutOver) as error:
             if events.response is None:
                 raise
-            return await events.send(reply.failed(_problem(error)))
-        response = await events.send(end)
+            return await events.end(reply.failed(_problem(error)))
+        response = await events.end(end)
         call.delivered = True
         return response
 

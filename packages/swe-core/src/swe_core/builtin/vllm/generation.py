@@ -55,7 +55,7 @@ class Generation:
         self._broken = -self._reach
         self._logprobs: list[float] = []
         self._versions: list[int] = []
-        self._ends: list[int] = []  # of the ids that each of `_versions` sampled
+        self._counts: list[int] = []  # of the ids that each of `_versions` sampled
         progress.follow(self._so_far)
 
     @property
@@ -75,10 +75,10 @@ class Generation:
         self.ids += chunk.ids
         self._logprobs += chunk.logprobs
         if self._versions[-1:] == [version]:
-            self._ends[-1] = len(self.ids)
+            self._counts[-1] += len(chunk.ids)
         else:
             self._versions.append(version)
-            self._ends.append(len(self.ids))
+            self._counts.append(len(chunk.ids))
         self.finish = chunk.finish if chunk.finish != "abort" else None
         if start < self._broken + self._reach:
             self._find_stop(start)
@@ -98,7 +98,7 @@ class Generation:
             prompt_ids=self._prompt.new_ids,
             completion_ids=np.array(self.ids, np.int32),
             logprobs=np.array(self._logprobs, np.float32),
-            versions=np.repeat(np.array(self._versions, np.int32), np.diff(self._ends, prepend=0)),
+            versions=np.repeat(np.array(self._versions, np.int32), self._counts),
             rendered=self._prompt.rendered,
             cause=self._prompt.cause,
             dropped=self._dropped,
@@ -118,7 +118,7 @@ class Generation:
             if self._has_stop(self._broken - self._reach, end):
                 self.finish = "stop"
                 del self.ids[end:], self._logprobs[end:]
-                self._ends[-1] = end
+                self._counts[-1] = end - sum(self._counts[:-1])
                 return
 
     def _has_stop(self, start: int, end: int | None = None) -> bool:
