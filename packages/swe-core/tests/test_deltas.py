@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -106,6 +107,12 @@ def test_text_in_a_row_is_merged_and_nothing_else() -> None:
     found = list(merge(pieces))
     assert found == [{"content": "ab", "reasoning_content": "c"}, call, call, {"content": "d"}]
     assert join(found) == join(pieces)
+
+
+def test_pieces_of_any_mapping_become_dicts() -> None:
+    """JSON is written of dicts alone."""
+    pieces = [MappingProxyType({"content": "a"}), MappingProxyType({"tool_calls": []})]
+    assert [type(piece) for piece in merge(pieces)] == [dict, dict]
 
 
 def test_what_is_no_text_is_not_merged() -> None:

@@ -51,8 +51,8 @@ def join(deltas: Iterable[Delta]) -> dict[str, Any]:
     return joiner.message()
 
 
-def merge(deltas: Iterable[Delta]) -> Iterator[Delta]:
-    """The same pieces, fewer of them: texts in a row as one, and none that says nothing."""
+def merge(deltas: Iterable[Delta]) -> Iterator[dict[str, Any]]:
+    """The same pieces as dicts, fewer of them: texts in a row as one, and none that says nothing."""
     texts: dict[str, str] = {}
     for delta in deltas:
         if delta.keys() <= _TEXTS and all(isinstance(text, str) for text in delta.values()):
@@ -62,7 +62,7 @@ def merge(deltas: Iterable[Delta]) -> Iterator[Delta]:
         if texts:
             yield texts
             texts = {}
-        yield delta
+        yield dict(delta)
     if texts:
         yield texts
 
