@@ -3,8 +3,14 @@
     /v1/models   /v1/chat/completions   /v1/completions   /inference/v1/generate
 
 The last two are vLLM's token-in, token-out endpoints; /v1/completions gives back exactly the ids that it was
-sent, as vLLM does with `return_token_ids`. HTTP is spoken by hand, so that on a machine with few cores the
-mock takes as little as possible from the proxy that is measured.
+sent, as vLLM does with `return_token_ids`. A stream has an event a token, or fewer with vLLM's
+`stream_interval`; by itself all of it is sent at once. HTTP is spoken by hand, so that on a machine with few
+cores the mock takes as little as possible from the proxy that is measured.
+
+    POST /mode   {"replies", "interval", "pace"} which replies are given from now on, how many tokens an event
+                 of a stream holds at most, and seconds from one token to the next
+    /sent        by the reply's text, of each token of the paced streams since then: the characters up to its
+                 end, and when it was sampled, seconds of the machine's monotonic clock
 """
 
 from __future__ import annotations
@@ -13,78 +19,89 @@ import asyncio
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-LOGPROB = -0.0123456789
+LOGPROB = -0.012345679104328156
 Body = dict[str, Any]
 Reply = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Stream:
+    """A streamed answer.
+
+    Args:
+        events: Each with the texts of the tokens that it holds.
+        pace: Seconds from one token to the next.
+        sent: Where a token's end and time are written.
+    """
+
+    events: Sequence[tuple[Body, Sequence[str]]]
+    pace: float
+    sent: list[tuple[int, float]] = field(default_factory=list)
+
+
+Answer = Body | Stream
+
+
 class Replies:
-    """The answers of each endpoint, whole or as the events of a stream."""
+    """The answers of each endpoint, whole or as a stream."""
 
     def __init__(self, config: Body) -> None:
         self.model = config["model"]
         self.max_model_len = config["max_model_len"]
-        self._replies = itertools.cycle(config["replies"])
+        self._all: dict[str, list[Reply]] = config["replies"]
         self._number = itertools.count()
+        self.mode({"replies": next(iter(self._all)), "interval": 1, "pace": 0.0})
+
+    def mode(self, body: Body) -> Body:
+        self._replies = itertools.cycle(self._all[body["replies"]])
+        self._interval: int = body["interval"]
+        self._pace: float = body["pace"]
+        self._sent: dict[str, list[tuple[int, float]]] = {}
+        return {}
+
+    def sent(self, body: Body) -> Body:
+        return self._sent
 
     def models(self, body: Body) -> Body:
         card = {"id": self.model, "object": "model", "created": 0, "owned_by": "mock"}
         return {"object": "list", "data": [{**card, "root": self.model, "max_model_len": self.max_model_len}]}
 
-    def chat(self, body: Body) -> Body | Iterable[Body]:
+    def chat(self, body: Body) -> Answer:
         reply, number = next(self._replies), next(self._number)
         call = {
-            "id": f"call_{number}",
+            "id": f"chatcmpl-tool-{number:032x}",
             "type": "function",
             "function": {"name": "bash", "arguments": reply["arguments"]},
         }
         usage = _usage(0, len(reply["ids"]))
-        head = {"id": f"chatcmpl-{number}", "created": 0, "model": self.model}
+        head = {"id": f"chatcmpl-{number:032x}", "created": int(time.time()), "model": self.model}
         if body.get("stream"):
-            chunk = {**head, "object": "chat.completion.chunk"}
-            pieces = [
-                {"role": "assistant", "content": reply["content"]},
-                {"tool_calls": [{"index": 0, **call}]},
-            ]
-            events = [_chunk(chunk, {"delta": piece, "finish_reason": None}) for piece in pieces]
-            events.append(_chunk(chunk, {"delta": {}, "finish_reason": "tool_calls"}))
-            return [*events, {**chunk, "choices": [], "usage": usage}]
+            head = {**head, "object": "chat.completion.chunk"}
+            return self._stream(body, head, usage, reply, self._deltas(body, reply, call))
         message = {"role": "assistant", "content": reply["content"], "tool_calls": [call]}
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
         return {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
 
-    def completion(self, body: Body) -> Body | Iterable[Body]:
+    def completion(self, body: Body) -> Answer:
         reply, prompt = next(self._replies), body["prompt"]
-        ids = reply["ids"]
-        head = {"id": f"cmpl-{next(self._number)}", "object": "text_completion", "created": 0}
-        head["model"] = self.model
+        ids, pieces = reply["ids"], reply.get("pieces", [])
+        head = {"id": f"cmpl-{next(self._number):032x}", "object": "text_completion"}
+        head |= {"created": int(time.time()), "model": self.model}
         usage = _usage(len(prompt), len(ids))
         if body.get("stream"):
-            events = [
-                _chunk(
-                    head,
-                    {
-                        "text": reply["pieces"][at],
-                        "logprobs": _logprobs(1),
-                        "finish_reason": "stop" if at == len(ids) - 1 else None,
-                        "stop_reason": None,
-                        "token_ids": [token],
-                        "prompt_token_ids": prompt if at == 0 else None,
-                    },
-                )
-                for at, token in enumerate(ids)
-            ]
-            return [*events, {**head, "choices": [], "usage": usage}]
+            return self._stream(body, head, usage, reply, self._parts(body, reply, prompt))
         choice = {
             "index": 0,
             "text": reply["text"],
-            "logprobs": _logprobs(len(ids)),
+            "logprobs": _logprobs(pieces or ["x"] * len(ids), 0),
             "finish_reason": "stop",
             "stop_reason": None,
             "token_ids": ids,
@@ -101,34 +118,86 @@ class Replies:
         choice = {"index": 0, "logprobs": {"content": logprobs}, "finish_reason": "stop", "token_ids": ids}
         return {"request_id": str(next(self._number)), "choices": [choice], "prompt_logprobs": None}
 
+    def _stream(
+        self, body: Body, head: Body, usage: Body, reply: Reply, choices: Iterator[tuple[Body, Sequence[str]]]
+    ) -> Stream:
+        events = [({**head, "choices": [{"index": 0, **choice}]}, held) for choice, held in choices]
+        if (body.get("stream_options") or {}).get("include_usage"):
+            events.append(({**head, "choices": [], "usage": usage}, ()))
+        return Stream(events, self._pace, self._sent.setdefault(reply["content"], []))
+
+    def _deltas(self, body: Body, reply: Reply, call: Body) -> Iterator[tuple[Body, Sequence[str]]]:
+        """The choices of a chat's stream."""
+        content, arguments = reply["content_pieces"], reply["arguments_pieces"]
+
+        def choice(delta: Body) -> Body:
+            return {"delta": delta, "logprobs": None, "finish_reason": None, "token_ids": None}
+
+        yield choice({"role": "assistant", "content": ""}), ()
+        for start, end in self._spans(body, len(content)):
+            yield choice({"content": "".join(content[start:end])}), content[start:end]
+        function = {**call, "function": {"name": "bash"}}
+        yield choice({"tool_calls": [{"index": 0, **function}]}), ()
+        for start, end in self._spans(body, len(arguments)):
+            function = {"arguments": "".join(arguments[start:end])}
+            yield choice({"tool_calls": [{"index": 0, "function": function}]}), arguments[start:end]
+        yield {"delta": {}, "logprobs": None, "finish_reason": "tool_calls", "stop_reason": None}, ()
+
+    def _parts(self, body: Body, reply: Reply, prompt: list[int]) -> Iterator[tuple[Body, Sequence[str]]]:
+        """The choices of a completion's stream."""
+        ids, pieces, offset = reply["ids"], reply["pieces"], 0
+        for start, end in self._spans(body, len(ids)):
+            held = pieces[start:end]
+            text = "".join(held)
+            choice = {
+                "text": text,
+                "logprobs": _logprobs(held, offset),
+                "finish_reason": "stop" if end == len(ids) else None,
+                "stop_reason": None,
+                "prompt_token_ids": prompt if start == 0 else None,
+                "token_ids": ids[start:end],
+            }
+            yield choice, held
+            offset += len(text)
+
+    def _spans(self, body: Body, count: int) -> Iterator[tuple[int, int]]:
+        """Where each event's tokens begin and end: the first holds one, those after it the interval's."""
+        interval = max(self._interval, body.get("stream_interval") or 1)
+        start = 0
+        for end in itertools.chain(range(1, count, interval), [count]):
+            yield start, end
+            start = end
+
 
 def _usage(prompt: int, completion: int) -> Body:
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
 
 
-def _logprobs(count: int) -> Body:
+def _logprobs(pieces: Sequence[str], offset: int) -> Body:
+    offsets = list(itertools.accumulate(map(len, pieces[:-1]), initial=offset))
     return {
-        "text_offset": [0] * count,
-        "token_logprobs": [LOGPROB] * count,
-        "tokens": ["x"] * count,
-        "top_logprobs": [{"x": LOGPROB}] * count,
+        "text_offset": offsets,
+        "token_logprobs": [LOGPROB] * len(pieces),
+        "tokens": pieces,
+        "top_logprobs": [{piece: LOGPROB} for piece in pieces],
     }
-
-
-def _chunk(head: Body, choice: Body) -> Body:
-    return {**head, "choices": [{"index": 0, **choice}]}
 
 
 class Http(asyncio.Protocol):
     """HTTP/1.1 with keep-alive, for clients that send a Content-Length."""
 
-    def __init__(self, routes: dict[bytes, Callable[[Body], Body | Iterable[Body]]]) -> None:
+    def __init__(self, routes: dict[bytes, Callable[[Body], Answer]]) -> None:
         self._routes = routes
         self._data = bytearray()
         self._transport: asyncio.Transport | None = None
+        self._sending: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -151,13 +220,26 @@ class Http(asyncio.Protocol):
         if isinstance(answer, dict):
             self._send(b"200 OK", orjson.dumps(answer))
             return
-        self._write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-        )
-        for event in (*map(orjson.dumps, answer), b"[DONE]"):
-            data = b"data: " + event + b"\n\n"
-            self._write(b"%x\r\n%b\r\n" % (len(data), data))
-        self._write(b"0\r\n\r\n")
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        if answer.pace:
+            self._write(head)
+            self._sending = asyncio.create_task(self._pace(answer))
+        else:
+            self._write(b"".join([head, *(_event(orjson.dumps(event)) for event, _ in answer.events), _END]))
+
+    async def _pace(self, stream: Stream) -> None:
+        """Send each event when its last token is sampled."""
+        started, tokens, end = time.monotonic(), 0, 0
+        for event, pieces in stream.events:
+            tokens += len(pieces)
+            data = _event(orjson.dumps(event))
+            await asyncio.sleep(started + tokens * stream.pace - time.monotonic())
+            now = time.monotonic()
+            self._write(data)
+            for later, piece in zip(range(len(pieces) - 1, -1, -1), pieces, strict=True):
+                end += len(piece)
+                stream.sent.append((end, now - later * stream.pace))
+        self._write(_END)
 
     def _send(self, status: bytes, body: bytes) -> None:
         head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -168,9 +250,20 @@ class Http(asyncio.Protocol):
             self._transport.write(data)
 
 
+def _event(content: bytes) -> bytes:
+    """One event, as a chunk of HTTP."""
+    data = b"data: " + content + b"\n\n"
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+_END = _event(b"[DONE]") + b"0\r\n\r\n"
+
+
 async def serve(replies: Replies) -> None:
     """Answer until the process is ended."""
-    routes: dict[bytes, Callable[[Body], Body | Iterable[Body]]] = {
+    routes: dict[bytes, Callable[[Body], Answer]] = {
+        b"/mode": replies.mode,
+        b"/sent": replies.sent,
         b"/v1/models": replies.models,
         b"/v1/chat/completions": replies.chat,
         b"/v1/completions": replies.completion,

@@ -17,6 +17,8 @@ from typing import Any
 MODEL = "policy"
 MAX_MODEL_LEN = 131_072
 REPLIES = 50
+LONG_REPLY, PACED_REPLY = 4_000, 50
+"""Ids of text of the long replies and of those that come at a pace; a call follows."""
 LONG_TURNS, LONG_TOKENS = 100, 74_000
 TOOLS = [
     {
@@ -97,18 +99,36 @@ def characters_of(tokenizer: Any, ids: int) -> int:
     return round(ids * len(sample) / len(tokenizer.encode(sample)))
 
 
-def replies(tokenizer: Any) -> list[dict[str, Any]]:
-    """What the mock engine answers, in turns: a command each, as message and as tokens."""
+def replies(tokenizer: Any, count: int = REPLIES, length: int | None = None) -> list[dict[str, Any]]:
+    """What the mock engine answers, in turns: a text and a command each, as message and as tokens.
+
+    Args:
+        length: Ids of the text; None makes it 60 characters.
+    """
     texts, made = Texts(seed=1), []
-    for number in range(REPLIES):
+    for number in range(count):
         arguments = json.dumps({"command": f"sed -n {number},80p src/module_{number}.py | head -c 2048"})
-        words = " ".join(texts.piece(60).split())
+        if length is None:
+            words = " ".join(texts.piece(60).split())
+        else:
+            piece = texts.piece(10 * length).encode("ascii", "ignore")  # so that each id is whole characters
+            words = tokenizer.decode(tokenizer.encode(piece.decode())[:length]).strip()
         call = f'<tool_call>\n{{"name": "bash", "arguments": {arguments}}}\n</tool_call>'
         text = f"{words}\n{call}<|im_end|>"
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        pieces = [tokenizer.decode([token]) for token in ids]
-        made.append({"content": words, "arguments": arguments, "text": text, "ids": ids, "pieces": pieces})
+        reply = {"content": words, "arguments": arguments, "text": text}
+        for key, part in (("", text), ("content_", words), ("arguments_", arguments)):
+            ids = tokenizer.encode(part, add_special_tokens=False)
+            reply |= {f"{key}ids": ids, f"{key}pieces": [tokenizer.decode([token]) for token in ids]}
+        made.append(reply)
     return made
+
+
+def longer_replies(tokenizer: Any) -> dict[str, list[dict[str, Any]]]:
+    """Other replies, by name: `long` ones, and those that are `paced`."""
+    return {
+        "long": replies(tokenizer, 5, LONG_REPLY),
+        "paced": replies(tokenizer, 8, PACED_REPLY),
+    }
 
 
 def long_result(tokenizer: Any, answers: Sequence[Mapping[str, Any]]) -> int:
@@ -117,17 +137,18 @@ def long_result(tokenizer: Any, answers: Sequence[Mapping[str, Any]]) -> int:
     return characters_of(tokenizer, round(LONG_TOKENS / LONG_TURNS - replied - _FRAME))
 
 
-def request(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def request(messages: Sequence[Mapping[str, Any]], streamed: bool = False) -> dict[str, Any]:
     """A chat-completions body."""
-    return {"model": MODEL, "messages": messages, "max_tokens": 1024, "tools": TOOLS}
+    body = {"model": MODEL, "messages": messages, "max_tokens": 8192, "tools": TOOLS}
+    return {**body, "stream": True, "stream_options": {"include_usage": True}} if streamed else body
 
 
-def unrelated(count: int, size: int, seed: int) -> Iterator[bytes]:
+def unrelated(count: int, size: int, seed: int, streamed: bool = False) -> Iterator[bytes]:
     """Bodies of about `size` bytes that have nothing but the system prompt in common."""
     texts = Texts(seed)
-    left = size - len(json.dumps(request(opening(""))))
+    left = size - len(json.dumps(request(opening(""), streamed)))
     for _ in range(count):
-        yield json.dumps(request(opening(texts.piece(left)))).encode()
+        yield json.dumps(request(opening(texts.piece(left)), streamed)).encode()
 
 
 def opening(task: str) -> list[dict[str, Any]]:

@@ -16,6 +16,11 @@ another. The proxies take turns:
 All record what they record in a run: ours appends every turn to the rollout's folder. The requests are those
 of an agent with one tool: unrelated ones of 2 KB; a session that grows by a reply and a tool result of 2 KB a
 turn for 40 turns; one that grows to 74k tokens in 100 turns; unrelated ones on eight connections at once.
+
+Streamed cells ask for streams. The engine sends an event a token, as vLLM does, or one for 8 tokens, as with
+its `--stream-interval 8`, all at once; replies have some 60 tokens, or 4,000. In the paced cell eight
+connections are answered at once, a token each 20 ms, so that the proxy reads few events at a time. There the
+longest delay is measured too, from when a token is sampled until its text is at the client.
 """
 
 from __future__ import annotations
@@ -30,12 +35,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import orjson
+from _client import Answer, Client, MockEngine
 from _common import Report, Target, give_up, median, ratio, shown
 from _peers import LITELLM, VERIFIERS
 from _proxies import HERE, Proxy, litellm, process, swe_core, verifiers
@@ -43,12 +46,9 @@ from _workload import (
     LONG_TURNS,
     MAX_MODEL_LEN,
     MODEL,
-    Texts,
     long_result,
-    opening,
+    longer_replies,
     replies,
-    request,
-    results,
     unrelated,
     write_tokenizer,
 )
@@ -60,16 +60,56 @@ KILOBYTES = 2048
 SESSION_TURNS = 40
 CONNECTIONS = 8
 IDLE = 1000
-REQUESTS, PARALLEL_REQUESTS = 200, 800
+REQUESTS, PARALLEL_REQUESTS, LONG_REQUESTS = 200, 800, 5
+PACE = 0.02
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Some requests that are measured together.
+
+    Args:
+        requests: "unrelated" ones, those of a "session" or a "long" one, or unrelated ones in "parallel".
+        replies: Which ones the engine gives.
+        streamed: Whether they ask for streams.
+        interval: How many tokens an event of the engine's streams holds at most.
+        pace: Seconds from one token to the next.
+    """
+
+    title: str
+    requests: str
+    replies: str = "short"
+    streamed: bool = False
+    interval: int = 1
+    pace: float = 0.0
+
+
+_TURNS = f"{SESSION_TURNS} turns × 2 KB"
 CELLS = {
-    "unrelated": "2 KB requests",
-    "session": f"{SESSION_TURNS} turns × 2 KB",
-    "long": f"{LONG_TURNS} turns to 74k tokens",
-    "parallel": f"2 KB requests, {CONNECTIONS} at once",
+    "unrelated": Cell("2 KB requests", "unrelated"),
+    "session": Cell(_TURNS, "session"),
+    "long": Cell(f"{LONG_TURNS} turns to 74k tokens", "long"),
+    "parallel": Cell(f"2 KB requests, {CONNECTIONS} at once", "parallel"),
+    "streamed": Cell("2 KB requests, streamed", "unrelated", streamed=True),
+    "streamed_session": Cell(f"{_TURNS}, streamed", "session", streamed=True),
+    "streamed_8": Cell("2 KB requests, 8 tokens an event", "unrelated", streamed=True, interval=8),
+    "streamed_session_8": Cell(f"{_TURNS}, 8 tokens an event", "session", streamed=True, interval=8),
+    "streamed_long": Cell("4,000 tokens streamed", "unrelated", "long", streamed=True),
+    "paced": Cell(f"{CONNECTIONS} streams at once, paced", "parallel", "paced", streamed=True, pace=PACE),
 }
-RATE, MEMORY = "requests_per_s", "idle_mb"
+RATE, DELAY, MEMORY = "requests_per_s", "delay_ms", "idle_mb"
+DELAYED = "longest delay of a token, paced"
 RELAY, IDS = "swe_core_relay", "swe_core_ids"
-LIMITS = {"unrelated": (RELAY, 1.0), "session": (IDS, 3.0), "long": (IDS, 8.0)}
+LIMITS = {
+    "unrelated": (RELAY, 1.0),
+    "session": (IDS, 3.0),
+    "long": (IDS, 8.0),
+    "streamed": (IDS, 3.0),
+    "streamed_session": (IDS, 4.0),
+    "streamed_8": (IDS, 2.0),
+    "streamed_session_8": (IDS, 3.0),
+    "streamed_long": (IDS, 25.0),
+}
 TITLES = {
     RELAY: "swe-core, relay",
     IDS: "swe-core, ids",
@@ -79,58 +119,17 @@ TITLES = {
 }
 
 
-class Client:
-    """One agent: a connection that is kept, an endpoint and its key."""
-
-    def __init__(self, url: str, key: str) -> None:
-        parts = urlsplit(url)
-        self._connection = HTTPConnection(parts.hostname or "", parts.port, timeout=120)
-        self._path = f"{parts.path}/chat/completions"
-        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-
-    def ask(self, body: bytes) -> dict[str, Any]:
-        """The reply to one request.
-
-        Raises:
-            SweError: It is an error.
-        """
-        try:
-            self._connection.request("POST", self._path, body, self._headers)
-            response = self._connection.getresponse()
-            content = response.read()
-        except (OSError, HTTPException) as error:
-            raise SweError(f"a request failed: {sentence(error)}") from None
-        if response.status != 200:
-            raise SweError(f"it answered {response.status}: {content[:200].decode(errors='replace')}")
-        reply: dict[str, Any] = orjson.loads(content)
-        return reply
-
-    def ask_all(self, bodies: Iterator[bytes]) -> None:
-        """One after the other."""
-        for body in bodies:
-            self.ask(body)
-
-    def converse(self, turns: int, size: int, seed: int) -> int:
-        """A session of `turns` calls in which every tool result has `size` characters; the last prompt's
-        tokens, where the proxy knows them."""
-        texts, tokens = Texts(seed), 0
-        messages = opening(texts.piece(size))
-        for _ in range(turns):
-            reply = self.ask(orjson.dumps(request(messages)))
-            messages += results(reply["choices"][0]["message"], texts.piece(size))
-            tokens = reply["usage"]["prompt_tokens"]
-        return tokens
-
-
 @dataclass
 class Side:
-    """One proxy and what was measured of it: milliseconds of processor time per request, by cell."""
+    """One proxy and what was measured of it: milliseconds of processor time per request, by cell; requests a
+    second; milliseconds of the longest delay of each round; MB."""
 
     start: Callable[[], AbstractContextManager[Proxy]]
     proxy: Proxy | None = None
     problem: str | None = None
     cpu: dict[str, list[float]] = field(default_factory=lambda: {cell: [] for cell in CELLS})
     rate: list[float] = field(default_factory=list)
+    delay: list[float] = field(default_factory=list)
     idle: float | None = None
     tokens: int = 0
 
@@ -167,6 +166,7 @@ class Sizes:
     """How much is asked of each proxy in a round."""
 
     unrelated: int
+    long_replies: int
     session_turns: int
     long_turns: int
     long_characters: int
@@ -174,32 +174,49 @@ class Sizes:
     idle: int
 
 
-def measure(side: Side, sizes: Sizes, cell: str, seed: int) -> None:
+def measure(side: Side, mock: MockEngine, sizes: Sizes, name: str, seed: int) -> None:
     """One cell of one side, once.
 
     Raises:
         SweError: A request failed.
     """
-    if cell == "parallel":
-        each = sizes.parallel // CONNECTIONS
-        bodies = [list(unrelated(each, KILOBYTES, seed * CONNECTIONS + n)) for n in range(CONNECTIONS)]
-        clients = side.clients(CONNECTIONS)
-        with ThreadPoolExecutor(CONNECTIONS) as pool:
-            work = lambda: list(pool.map(Client.ask_all, clients, map(iter, bodies)))  # noqa: E731 (used once)
-            side.spend(cell, each * CONNECTIONS, work)
+    cell = CELLS[name]
+    mock.set(cell.replies, cell.interval, cell.pace)
+    if cell.requests == "parallel":
+        answers = ask_at_once(side, name, 1 if cell.pace else sizes.parallel // CONNECTIONS, seed)
+        if cell.pace:
+            sampled = mock.sampled()
+            side.delay.append(max(answer.longest_delay(sampled) for answer in answers))
         return
     (client,) = side.clients(1)
-    if cell == "unrelated":
-        prepared = list(unrelated(sizes.unrelated, KILOBYTES, seed))
-        side.spend(cell, sizes.unrelated, lambda: client.ask_all(iter(prepared)))
+    if cell.requests == "unrelated":
+        count = sizes.unrelated if cell.replies == "short" else sizes.long_replies
+        prepared = list(unrelated(count, KILOBYTES, seed, cell.streamed))
+        side.spend(name, count, lambda: client.ask_all(prepared))
         return
-    turns = sizes.session_turns if cell == "session" else sizes.long_turns
-    size = KILOBYTES if cell == "session" else sizes.long_characters
+    turns = sizes.session_turns if cell.requests == "session" else sizes.long_turns
+    size = KILOBYTES if cell.requests == "session" else sizes.long_characters
 
     def converse() -> None:
-        side.tokens = client.converse(turns, size, seed)
+        side.tokens = client.converse(turns, size, seed, cell.streamed)
 
-    side.spend(cell, turns, converse)
+    side.spend(name, turns, converse)
+
+
+def ask_at_once(side: Side, name: str, each: int, seed: int) -> list[Answer]:
+    """The answers to `each` requests on each of the connections."""
+    answers: list[Answer] = []
+    seeds = range(seed * CONNECTIONS, (seed + 1) * CONNECTIONS)
+    bodies = [list(unrelated(each, KILOBYTES, one, CELLS[name].streamed)) for one in seeds]
+    clients = side.clients(CONNECTIONS)
+
+    def ask() -> None:
+        for came in pool.map(Client.ask_all, clients, bodies):
+            answers.extend(came)
+
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        side.spend(name, each * CONNECTIONS, ask)
+    return answers
 
 
 def peers(report: Report, mock: str, tokenizer: Path, scratch: Path, core: set[int]) -> dict[str, Side]:
@@ -241,15 +258,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="swe-bench-") as scratch, ExitStack() as stack:
         folder = Path(scratch)
         tokenizer, config, characters = prepare(folder)
-        mock = stack.enter_context(engine(config, others))
+        mock = MockEngine(stack.enter_context(engine(config, others)))
         sides = {
-            side: Side(lambda name=name: swe_core(name, mock, tokenizer, folder / name, core))
+            side: Side(lambda name=name: swe_core(name, mock.url, tokenizer, folder / name, core))
             for side, name in ((RELAY, "openai"), (IDS, "vllm"))
         }
         if not options.no_peers:
-            sides |= peers(report, mock, tokenizer, folder, core)
+            sides |= peers(report, mock.url, tokenizer, folder, core)
         sides = {name: side for name, side in sides.items() if not options.side or name in options.side}
-        run(sides, scaled(options.share, characters), options.runs, stack)
+        run(sides, mock, scaled(options.share, characters), options.runs, stack)
     report.notes += [
         f"{TITLES[name]} is skipped: {side.problem}"
         for name, side in sides.items()
@@ -266,7 +283,8 @@ def prepare(folder: Path) -> tuple[Path, Path, int]:
     path, config = folder / "tokenizer", folder / "replies.json"
     tokenizer = write_tokenizer(path)
     answers = replies(tokenizer)
-    config.write_text(json.dumps({"model": MODEL, "max_model_len": MAX_MODEL_LEN, "replies": answers}))
+    given = {"short": answers, **longer_replies(tokenizer)}
+    config.write_text(json.dumps({"model": MODEL, "max_model_len": MAX_MODEL_LEN, "replies": given}))
     return path, config, long_result(tokenizer, answers)
 
 
@@ -285,6 +303,7 @@ def scaled(share: float, long_characters: int) -> Sizes:
 
     return Sizes(
         unrelated=some(REQUESTS),
+        long_replies=some(LONG_REQUESTS),
         session_turns=some(SESSION_TURNS),
         long_turns=some(LONG_TURNS),
         long_characters=long_characters,
@@ -293,7 +312,7 @@ def scaled(share: float, long_characters: int) -> Sizes:
     )
 
 
-def run(sides: dict[str, Side], sizes: Sizes, rounds: int, stack: ExitStack) -> None:
+def run(sides: dict[str, Side], mock: MockEngine, sizes: Sizes, rounds: int, stack: ExitStack) -> None:
     """Start all sides and measure them in turns; the first problem of a side ends it."""
 
     def each(work: Callable[[Side], None]) -> None:
@@ -307,7 +326,8 @@ def run(sides: dict[str, Side], sizes: Sizes, rounds: int, stack: ExitStack) -> 
     def start(side: Side) -> None:
         side.proxy = stack.enter_context(side.start())
         (client,) = side.clients(1)
-        client.ask_all(unrelated(20, KILOBYTES, seed=0))  # connections, caches, tokenizers
+        for streamed in (False, True):  # connections, caches, tokenizers
+            client.ask_all(unrelated(10, KILOBYTES, 0, streamed))
 
     def hold(side: Side) -> None:
         side.hold_idle(sizes.idle)
@@ -316,7 +336,7 @@ def run(sides: dict[str, Side], sizes: Sizes, rounds: int, stack: ExitStack) -> 
     each(hold)
     for number in range(1, rounds + 1):
         for cell in CELLS:
-            each(lambda side, cell=cell, number=number: measure(side, sizes, cell, number))
+            each(lambda side, cell=cell, number=number: measure(side, mock, sizes, cell, number))
 
 
 def fill(report: Report, sides: dict[str, Side]) -> None:
@@ -325,17 +345,19 @@ def fill(report: Report, sides: dict[str, Side]) -> None:
     known = {name: sides.get(name, nothing) for name in TITLES}
     medians = {cell: {name: median(side.cpu[cell]) for name, side in known.items()} for cell in CELLS}
     rates = {name: median(side.rate) for name, side in known.items()}
+    delays = {name: median(side.delay) for name, side in known.items()}
     report.medians = {f"{cell}_ms": figures for cell, figures in medians.items()}
-    report.medians |= {RATE: rates, MEMORY: {name: side.idle for name, side in known.items()}}
+    report.medians |= {RATE: rates, DELAY: delays, MEMORY: {name: side.idle for name, side in known.items()}}
     for cell, figures in medians.items():
         for peer in ("verifiers_relay", "litellm"):
             report.ratios[f"{cell}_{peer}_to_relay"] = ratio(figures[peer], figures[RELAY])
         report.ratios[f"{cell}_verifiers_train_to_ids"] = ratio(figures["verifiers_train"], figures[IDS])
     report.targets = [
-        Target(f"{TITLES[name]}: {CELLS[cell]}", medians[cell][name], limit, "ms")
+        Target(f"{TITLES[name]}: {CELLS[cell].title}", medians[cell][name], limit, "ms")
         for cell, (name, limit) in LIMITS.items()
     ]
-    what = f"{TITLES[RELAY]}: {CELLS['parallel']}"
+    report.targets.append(Target(f"{TITLES[IDS]}: {DELAYED}", delays[IDS], 50, "ms"))
+    what = f"{TITLES[RELAY]}: {CELLS['parallel'].title}"
     report.targets.append(Target(what, rates[RELAY], 500, "/s", at_least=True))
     report.targets += [
         Target(f"{TITLES[name]}: {IDLE} idle rollouts", known[name].idle, 200, "MB") for name in (RELAY, IDS)
@@ -348,8 +370,12 @@ def table(report: Report, sides: dict[str, Side]) -> Table:
     shown_table.add_column("")
     for name in sides:
         shown_table.add_column(TITLES[name], justify="right")
-    units = {f"{cell}_ms": (title, "ms") for cell, title in CELLS.items()}
-    units |= {RATE: (f"requests/s, {CONNECTIONS} at once", "/s"), MEMORY: (f"{IDLE} idle rollouts", "MB")}
+    units = {f"{name}_ms": (cell.title, "ms") for name, cell in CELLS.items()}
+    units |= {
+        DELAY: (DELAYED, "ms"),
+        RATE: (f"requests/s, {CONNECTIONS} at once", "/s"),
+        MEMORY: (f"{IDLE} idle rollouts", "MB"),
+    }
     for key, (title, unit) in units.items():
         figures: Any = report.medians[key]
         shown_table.add_row(title, *(shown(figures[name], unit) for name in sides))

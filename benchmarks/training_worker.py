@@ -116,7 +116,9 @@ def bench() -> Iterator[Bench]:
             text = " ".join(texts.piece(REPLY_CHARACTERS).split()) + "<|im_end|>"
             replies.append({"text": text, "ids": tokenizer.encode(text, add_special_tokens=False)})
         engine, statements = folder / "replies.json", folder / "statements.json"
-        engine.write_text(json.dumps({"model": MODEL, "max_model_len": MAX_MODEL_LEN, "replies": replies}))
+        engine.write_text(
+            json.dumps({"model": MODEL, "max_model_len": MAX_MODEL_LEN, "replies": {"short": replies}})
+        )
         statements.write_text(json.dumps([texts.piece(PROMPT_BYTES) for _ in range(PROMPTS)]))
         command = [sys.executable, str(HERE / "_mock_engine.py"), str(engine)]
         with process(command, os.sched_getaffinity(0)) as running:
