@@ -72,10 +72,10 @@ class Client:
         """
         try:
             self._connection.request("POST", self._path, body, self._headers)
-            response = self._connection.getresponse()
-            if response.status == 200 and response.headers.get_content_type() == "text/event-stream":
-                return _joined(response)
-            content = response.read()
+            with self._connection.getresponse() as response:
+                if response.status == 200 and response.headers.get_content_type() == "text/event-stream":
+                    return _joined(response)
+                content = response.read()
         except (OSError, HTTPException) as error:
             raise SweError(f"a request failed: {sentence(error)}") from None
         if response.status != 200:
@@ -151,7 +151,7 @@ class MockEngine:
     def sampled(self) -> dict[str, list[tuple[int, float]]]:
         """By its text, of each token of the paced replies since it was set: the characters up to its end, and
         when it was sampled."""
-        return {text: [(end, at) for end, at in tokens] for text, tokens in self._ask("/sent", {}).items()}
+        return {text: [(end, at) for end, at in tokens] for text, tokens in self._ask("/sampled", {}).items()}
 
     def _ask(self, path: str, body: dict[str, Any]) -> Any:
         with urllib.request.urlopen(self.url + path, orjson.dumps(body), timeout=10) as response:

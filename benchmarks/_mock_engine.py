@@ -3,13 +3,14 @@
     /v1/models   /v1/chat/completions   /v1/completions   /inference/v1/generate
 
 The last two are vLLM's token-in, token-out endpoints; /v1/completions gives back exactly the ids that it was
-sent, as vLLM does with `return_token_ids`. A stream has an event a token, or fewer with vLLM's
+sent, as vLLM does with `return_token_ids`. Chat completions with `return_token_ids` bring ids too: a prompt
+goes on with those of the one before it. A stream has an event a token, or fewer with vLLM's
 `stream_interval`; by itself all of it is sent at once. HTTP is spoken by hand, so that on a machine with few
 cores the mock takes as little as possible from the proxy that is measured.
 
     POST /mode   {"replies", "interval", "pace"} which replies are given from now on, how many tokens an event
-                 of a stream holds at most, and seconds from one token to the next
-    /sent        by the reply's text, of each token of the paced streams since then: the characters up to its
+                 of a stream holds at most, and seconds from one token to the next, for whole replies too
+    /sampled     by the reply's text, of each token of the paced replies since then: the characters up to its
                  end, and when it was sampled, seconds of the machine's monotonic clock
 """
 
@@ -20,8 +21,9 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +34,56 @@ Body = dict[str, Any]
 Reply = dict[str, Any]
 
 
+Event = tuple[Body, Sequence[str]]
+"""What is sent at once, and the texts of the tokens in it."""
+
+
 @dataclass(frozen=True)
-class Stream:
-    """A streamed answer.
+class Answer:
+    """What a request is answered.
 
     Args:
-        events: Each with the texts of the tokens that it holds.
+        events: Of a stream, or the one body of a whole answer.
         pace: Seconds from one token to the next.
-        sent: Where a token's end and time are written.
+        sampled: Where each token's end and time are written.
     """
 
-    events: Sequence[tuple[Body, Sequence[str]]]
-    pace: float
-    sent: list[tuple[int, float]] = field(default_factory=list)
+    events: Sequence[Event]
+    streamed: bool = False
+    pace: float = 0.0
+    sampled: list[tuple[int, float]] = field(default_factory=list)
 
 
-Answer = Body | Stream
+class Ids:
+    """Prompts of chats as ids.
+
+    Args:
+        file: The tokenizer, as the library `tokenizers` reads it.
+        replies: What assistant messages may be.
+    """
+
+    def __init__(self, file: str, replies: Iterable[Reply]) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(file)
+        self._replies = {(reply["content"], reply["arguments"]): reply["ids"] for reply in replies}
+        self._known: dict[str, list[int]] = {}
+
+    def of(self, body: Body) -> list[int]:
+        """The prompt of a request: what the same messages were before, and the new ones."""
+        ids = [*self._encoded(orjson.dumps(body.get("tools")).decode())]
+        for message in body["messages"]:
+            ids += self._encoded(f"<|im_start|>{message['role']}\n")
+            calls = message.get("tool_calls") or [{"function": {"arguments": ""}}]
+            said = message.get("content") or "", calls[0]["function"]["arguments"]
+            ids += self._replies.get(said) or self._encoded(f"{said[0]}<|im_end|>")
+            ids += self._encoded("\n")
+        return ids + self._encoded("<|im_start|>assistant\n")
+
+    def _encoded(self, text: str) -> list[int]:
+        if text not in self._known:
+            self._known[text] = self._tokenizer.encode(text).ids
+        return self._known[text]
 
 
 class Replies:
@@ -57,22 +93,30 @@ class Replies:
         self.model = config["model"]
         self.max_model_len = config["max_model_len"]
         self._all: dict[str, list[Reply]] = config["replies"]
+        self._tokenizer: str | None = config.get("tokenizer")
         self._number = itertools.count()
         self.mode({"replies": next(iter(self._all)), "interval": 1, "pace": 0.0})
 
-    def mode(self, body: Body) -> Body:
+    def mode(self, body: Body) -> Answer:
         self._replies = itertools.cycle(self._all[body["replies"]])
         self._interval: int = body["interval"]
         self._pace: float = body["pace"]
-        self._sent: dict[str, list[tuple[int, float]]] = {}
-        return {}
+        self._sampled: dict[str, list[tuple[int, float]]] = {}
+        return Answer([({}, ())])
 
-    def sent(self, body: Body) -> Body:
-        return self._sent
+    def sampled(self, body: Body) -> Answer:
+        return Answer([(self._sampled, ())])
 
-    def models(self, body: Body) -> Body:
+    def models(self, body: Body) -> Answer:
         card = {"id": self.model, "object": "model", "created": 0, "owned_by": "mock"}
-        return {"object": "list", "data": [{**card, "root": self.model, "max_model_len": self.max_model_len}]}
+        card |= {"root": self.model, "max_model_len": self.max_model_len}
+        return Answer([({"object": "list", "data": [card]}, ())])
+
+    @cached_property
+    def _ids(self) -> Ids:
+        if self._tokenizer is None:
+            raise ValueError("the configuration has no tokenizer, so that no chat can be answered with ids")
+        return Ids(self._tokenizer, itertools.chain(*self._all.values()))
 
     def chat(self, body: Body) -> Answer:
         reply, number = next(self._replies), next(self._number)
@@ -81,14 +125,20 @@ class Replies:
             "type": "function",
             "function": {"name": "bash", "arguments": reply["arguments"]},
         }
-        usage = _usage(0, len(reply["ids"]))
         head = {"id": f"chatcmpl-{number:032x}", "created": int(time.time()), "model": self.model}
         if body.get("stream"):
-            head = {**head, "object": "chat.completion.chunk"}
-            return self._stream(body, head, usage, reply, self._deltas(body, reply, call))
+            head |= {"object": "chat.completion.chunk"}
+            return self._stream(
+                body, head, _usage(0, len(reply["ids"])), reply, self._deltas(body, reply, call)
+            )
         message = {"role": "assistant", "content": reply["content"], "tool_calls": [call]}
-        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
-        return {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls"}
+        whole, prompt = {**head, "object": "chat.completion", "choices": [choice]}, []
+        if body.get("return_token_ids"):
+            prompt = self._ids.of(body)
+            choice |= {"logprobs": {"content": _entries(reply)}, "token_ids": reply["ids"]}
+            whole["prompt_token_ids"] = prompt
+        return self._whole({**whole, "usage": _usage(len(prompt), len(reply["ids"]))}, reply)
 
     def completion(self, body: Body) -> Answer:
         reply, prompt = next(self._replies), body["prompt"]
@@ -107,26 +157,26 @@ class Replies:
             "token_ids": ids,
             "prompt_token_ids": prompt,
         }
-        return {**head, "choices": [choice], "usage": usage}
+        return self._whole({**head, "choices": [choice], "usage": usage}, reply)
 
-    def generate(self, body: Body) -> Body:
-        ids = next(self._replies)["ids"]
-        logprobs = [
-            {"token": f"token_id:{token}", "logprob": LOGPROB, "bytes": None, "top_logprobs": []}
-            for token in ids
-        ]
-        choice = {"index": 0, "logprobs": {"content": logprobs}, "finish_reason": "stop", "token_ids": ids}
-        return {"request_id": str(next(self._number)), "choices": [choice], "prompt_logprobs": None}
+    def generate(self, body: Body) -> Answer:
+        reply = next(self._replies)
+        choice = {"index": 0, "logprobs": {"content": _entries(reply)}, "finish_reason": "stop"}
+        choice["token_ids"] = reply["ids"]
+        whole = {"request_id": str(next(self._number)), "choices": [choice], "prompt_logprobs": None}
+        return self._whole(whole, reply)
 
-    def _stream(
-        self, body: Body, head: Body, usage: Body, reply: Reply, choices: Iterator[tuple[Body, Sequence[str]]]
-    ) -> Stream:
+    def _whole(self, body: Body, reply: Reply) -> Answer:
+        sampled = self._sampled.setdefault(reply.get("content", ""), [])
+        return Answer([(body, reply.get("pieces", ()))], False, self._pace, sampled)
+
+    def _stream(self, body: Body, head: Body, usage: Body, reply: Reply, choices: Iterator[Event]) -> Answer:
         events = [({**head, "choices": [{"index": 0, **choice}]}, held) for choice, held in choices]
         if (body.get("stream_options") or {}).get("include_usage"):
             events.append(({**head, "choices": [], "usage": usage}, ()))
-        return Stream(events, self._pace, self._sent.setdefault(reply["content"], []))
+        return Answer(events, True, self._pace, self._sampled.setdefault(reply["content"], []))
 
-    def _deltas(self, body: Body, reply: Reply, call: Body) -> Iterator[tuple[Body, Sequence[str]]]:
+    def _deltas(self, body: Body, reply: Reply, call: Body) -> Iterator[Event]:
         """The choices of a chat's stream."""
         content, arguments = reply["content_pieces"], reply["arguments_pieces"]
 
@@ -143,7 +193,7 @@ class Replies:
             yield choice({"tool_calls": [{"index": 0, "function": function}]}), arguments[start:end]
         yield {"delta": {}, "logprobs": None, "finish_reason": "tool_calls", "stop_reason": None}, ()
 
-    def _parts(self, body: Body, reply: Reply, prompt: list[int]) -> Iterator[tuple[Body, Sequence[str]]]:
+    def _parts(self, body: Body, reply: Reply, prompt: list[int]) -> Iterator[Event]:
         """The choices of a completion's stream."""
         ids, pieces, offset = reply["ids"], reply["pieces"], 0
         for start, end in self._spans(body, len(ids)):
@@ -183,6 +233,14 @@ def _logprobs(pieces: Sequence[str], offset: int) -> Body:
     }
 
 
+def _entries(reply: Reply) -> list[Body]:
+    """The log-probabilities of a chat, as with `--return-tokens-as-token-ids`."""
+    return [
+        {"token": f"token_id:{token}", "logprob": LOGPROB, "bytes": list(piece.encode()), "top_logprobs": []}
+        for token, piece in zip(reply["ids"], reply["pieces"], strict=True)
+    ]
+
+
 class Http(asyncio.Protocol):
     """HTTP/1.1 with keep-alive, for clients that send a Content-Length."""
 
@@ -217,29 +275,32 @@ class Http(asyncio.Protocol):
             self._send(b"404 Not Found", orjson.dumps({"error": {"message": "no such path", "code": 404}}))
             return
         answer = route(orjson.loads(body) if body else {})
-        if isinstance(answer, dict):
-            self._send(b"200 OK", orjson.dumps(answer))
-            return
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         if answer.pace:
-            self._write(head)
             self._sending = asyncio.create_task(self._pace(answer))
+        elif answer.streamed:
+            self._write(b"".join([_HEAD, *(_event(orjson.dumps(event)) for event, _ in answer.events), _END]))
         else:
-            self._write(b"".join([head, *(_event(orjson.dumps(event)) for event, _ in answer.events), _END]))
+            self._send(b"200 OK", orjson.dumps(answer.events[0][0]))
 
-    async def _pace(self, stream: Stream) -> None:
+    async def _pace(self, answer: Answer) -> None:
         """Send each event when its last token is sampled."""
         started, tokens, end = time.monotonic(), 0, 0
-        for event, pieces in stream.events:
+        if answer.streamed:
+            self._write(_HEAD)
+        for event, pieces in answer.events:
             tokens += len(pieces)
-            data = _event(orjson.dumps(event))
-            await asyncio.sleep(started + tokens * stream.pace - time.monotonic())
+            data = orjson.dumps(event)
+            await asyncio.sleep(started + tokens * answer.pace - time.monotonic())
             now = time.monotonic()
-            self._write(data)
+            if answer.streamed:
+                self._write(_event(data))
+            else:
+                self._send(b"200 OK", data)
             for later, piece in zip(range(len(pieces) - 1, -1, -1), pieces, strict=True):
                 end += len(piece)
-                stream.sent.append((end, now - later * stream.pace))
-        self._write(_END)
+                answer.sampled.append((end, now - later * answer.pace))
+        if answer.streamed:
+            self._write(_END)
 
     def _send(self, status: bytes, body: bytes) -> None:
         head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -256,6 +317,7 @@ def _event(content: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 _END = _event(b"[DONE]") + b"0\r\n\r\n"
 
 
@@ -263,7 +325,7 @@ async def serve(replies: Replies) -> None:
     """Answer until the process is ended."""
     routes: dict[bytes, Callable[[Body], Answer]] = {
         b"/mode": replies.mode,
-        b"/sent": replies.sent,
+        b"/sampled": replies.sampled,
         b"/v1/models": replies.models,
         b"/v1/chat/completions": replies.chat,
         b"/v1/completions": replies.completion,

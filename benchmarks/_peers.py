@@ -69,4 +69,5 @@ class Peer:
 
 
 VERIFIERS = Peer("verifiers", "verifiers==0.4.0")
+OPENENV = Peer("openenv", "openenv==0.10.0")
 LITELLM = Peer("litellm", "litellm[proxy]==1.106.2")

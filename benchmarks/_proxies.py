@@ -153,6 +153,14 @@ def verifiers(
 
 
 @contextmanager
+def openenv(python: Path, upstream: str, cores: Collection[int]) -> Iterator[Proxy]:
+    """OpenEnv's capture server."""
+    script = str(HERE / "_proxy_openenv.py")
+    with process([str(python), script, upstream], cores) as measured:
+        yield Proxy(measured)
+
+
+@contextmanager
 def litellm(python: Path, upstream: str, folder: Path, cores: Collection[int]) -> Iterator[Proxy]:
     """litellm's proxy.
 

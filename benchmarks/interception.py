@@ -1,4 +1,4 @@
-"""What one LLM call costs in the proxy between agent and engine: ours, verifiers' and litellm's.
+"""What one LLM call costs in the proxy between agent and engine: ours, and other people's.
 
     python benchmarks/interception.py [--runs N] [--no-peers] [--side S]... [--share F]
 
@@ -11,6 +11,8 @@ another. The proxies take turns:
     swe-core, ids       the engine `vllm`: tokenises what is new, sends ids, keeps ids and logprobs
     verifiers, relay    the same as our relay, and records a trace
     verifiers, train    tokenises and keeps ids as ours does: the fair peer of `ids`
+    OpenEnv capture     keeps ids and logprobs (its level "tokens"); the engine renders and tokenises each
+                        prompt whole, which is not counted, and sends it back
     litellm             a relay
 
 All record what they record in a run: ours appends every turn to the rollout's folder. The requests are those
@@ -40,8 +42,8 @@ from typing import Any
 
 from _client import Answer, Client, MockEngine
 from _common import Report, Target, give_up, median, ratio, shown
-from _peers import LITELLM, VERIFIERS
-from _proxies import HERE, Proxy, litellm, process, swe_core, verifiers
+from _peers import LITELLM, OPENENV, VERIFIERS
+from _proxies import HERE, Proxy, litellm, openenv, process, swe_core, verifiers
 from _workload import (
     LONG_TURNS,
     MAX_MODEL_LEN,
@@ -115,6 +117,7 @@ TITLES = {
     IDS: "swe-core, ids",
     "verifiers_relay": "verifiers, relay",
     "verifiers_train": "verifiers, train",
+    "openenv": "OpenEnv capture",
     "litellm": "litellm",
 }
 
@@ -222,7 +225,7 @@ def ask_at_once(side: Side, name: str, each: int, seed: int) -> list[Answer]:
 def peers(report: Report, mock: str, tokenizer: Path, scratch: Path, core: set[int]) -> dict[str, Side]:
     """The peers that can be installed here."""
     sides: dict[str, Side] = {}
-    for peer in (VERIFIERS, LITELLM):
+    for peer in (VERIFIERS, OPENENV, LITELLM):
         try:
             peer.install()
         except SweError as error:
@@ -231,11 +234,13 @@ def peers(report: Report, mock: str, tokenizer: Path, scratch: Path, core: set[i
         python = peer.python
         if peer is LITELLM:
             sides["litellm"] = Side(lambda python=python: litellm(python, mock, scratch, core))
-            continue
-        for mode in ("relay", "train"):
-            sides[f"verifiers_{mode}"] = Side(
-                lambda python=python, mode=mode: verifiers(python, mode, mock, tokenizer, core)
-            )
+        elif peer is OPENENV:
+            sides["openenv"] = Side(lambda python=python: openenv(python, mock, core))
+        else:
+            for mode in ("relay", "train"):
+                sides[f"verifiers_{mode}"] = Side(
+                    lambda python=python, mode=mode: verifiers(python, mode, mock, tokenizer, core)
+                )
     return sides
 
 
@@ -284,7 +289,8 @@ def prepare(folder: Path) -> tuple[Path, Path, int]:
     tokenizer = write_tokenizer(path)
     answers = replies(tokenizer)
     given = {"short": answers, **longer_replies(tokenizer)}
-    config.write_text(json.dumps({"model": MODEL, "max_model_len": MAX_MODEL_LEN, "replies": given}))
+    settings = {"model": MODEL, "max_model_len": MAX_MODEL_LEN, "tokenizer": str(path / "tokenizer.json")}
+    config.write_text(json.dumps({**settings, "replies": given}))
     return path, config, long_result(tokenizer, answers)
 
 
@@ -351,7 +357,8 @@ def fill(report: Report, sides: dict[str, Side]) -> None:
     for cell, figures in medians.items():
         for peer in ("verifiers_relay", "litellm"):
             report.ratios[f"{cell}_{peer}_to_relay"] = ratio(figures[peer], figures[RELAY])
-        report.ratios[f"{cell}_verifiers_train_to_ids"] = ratio(figures["verifiers_train"], figures[IDS])
+        for peer in ("verifiers_train", "openenv"):
+            report.ratios[f"{cell}_{peer}_to_ids"] = ratio(figures[peer], figures[IDS])
     report.targets = [
         Target(f"{TITLES[name]}: {CELLS[cell].title}", medians[cell][name], limit, "ms")
         for cell, (name, limit) in LIMITS.items()
@@ -369,7 +376,7 @@ def table(report: Report, sides: dict[str, Side]) -> Table:
     shown_table = Table(title=f"Processor time of the proxy per request, medians of {report.runs} rounds")
     shown_table.add_column("")
     for name in sides:
-        shown_table.add_column(TITLES[name], justify="right")
+        shown_table.add_column(TITLES[name].replace(" ", "\n"), justify="right")
     units = {f"{name}_ms": (cell.title, "ms") for name, cell in CELLS.items()}
     units |= {
         DELAY: (DELAYED, "ms"),
