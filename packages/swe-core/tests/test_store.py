@@ -84,14 +84,29 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path, run: RunDirectory) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "not a run directory"), ("{", "not JSON"), ('{"format": 99}', "format 99"), ("[]", "format None"),
-     ('{"format": 1}', "format 1, and .* reads 4: read it with the version that wrote it"),
-     ('{"format": 4}', "damaged")],
+     ('{"format": 1}', "format 1, and .* reads 4 and 5: read it with the version that wrote it"),
+     ('{"format": 5}', "damaged")],
 )  # fmt: skip
 def test_what_is_not_a_run_directory(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(UsageError, match=message):
         RunDirectory.open(tmp_path)
+
+
+def test_a_run_of_the_format_before_is_read_and_gone_on_with(run: RunDirectory) -> None:
+    file, folder = run.path / "run.json", run.folder("a")
+    old = run.info.model_copy(update={"format": 4})
+    file.write_text(old.model_dump_json())
+    turns = [make_turn(0), make_turn(1, kept=1)]
+    lines = [turn.model_dump_json(exclude={"after"}) + "\n" for turn in turns]
+    (folder.path / "turns.jsonl").write_text("".join(lines))
+    run.append(rollout("a"))
+    again = RunDirectory.open(run.path)
+    assert (again.info, again.turns("a")) == (old, turns)
+    gone_on = RunDirectory.resume(run.path, Redactor())
+    assert RunDirectory.open(run.path).info == gone_on.info == run.info
+    assert gone_on.turns("a") == turns
 
 
 def test_no_secret_reaches_the_disk_but_the_patch_is_exact(run: RunDirectory) -> None:

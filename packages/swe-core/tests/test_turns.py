@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_core import turns as module
+from swe_core.errors import UsageError
 from swe_core.record import Turn
 from swe_core.testing.records import make_turn
 from swe_core.turns import RequestDiff, requests
 
-_message = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "tool"]), "content": st.text("ab", max_size=2)}
+_message = st.builds(
+    lambda role, content: {"role": role, "content": content},
+    st.sampled_from(["user", "tool"]),
+    st.text("ab", max_size=2),
 )
 _tools = st.sampled_from([[], [{"type": "function", "function": {"name": "bash"}}], [{"type": "other"}]])
 _body = st.fixed_dictionaries(
@@ -25,15 +33,44 @@ def _turns(bodies: list[dict[str, Any]]) -> list[Turn]:
     diff = RequestDiff()
     turns = []
     for index, body in enumerate(bodies):
-        kept, messages, params = diff.added(body)
-        turn = make_turn(index, kept=kept, messages=messages, params=params)
+        turn = make_turn(index, **diff.added(index, body)._asdict())
         turns.append(Turn.model_validate_json(turn.model_dump_json()))
     return turns
 
 
-@given(st.lists(_body, max_size=6))
-def test_requests_come_back_whatever_their_history(bodies: list[dict[str, Any]]) -> None:
-    assert list(requests(_turns(bodies))) == bodies
+@st.composite
+def _agents(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Requests of agents that take turns: each goes on with a history, whole or cut, its own or another's."""
+    bodies: list[dict[str, Any]] = []
+    for _ in range(draw(st.integers(1, 12))):
+        before = draw(st.sampled_from([{"messages": []}, *bodies]))
+        end = draw(st.integers(0, 3))
+        history = before["messages"][: -end or None]
+        body = {**before, "messages": [*history, *draw(st.lists(_message, min_size=1, max_size=2))]}
+        bodies.append({**body, "tools": draw(_tools)} if draw(st.booleans()) else body)
+        if draw(st.integers(0, 5)) == 0:
+            bodies[-1].pop("tools", None)
+    return bodies
+
+
+@given(_agents() | st.lists(_body, max_size=6))
+def test_requests_come_back_and_add_as_little_as_possible(bodies: list[dict[str, Any]]) -> None:
+    turns = _turns(bodies)
+    assert list(requests(turns)) == bodies
+    for index, turn in enumerate(turns):
+        messages = bodies[index]["messages"]
+        shared = [_shared(earlier["messages"], messages) for earlier in bodies[:index]]
+        assert turn.kept == max(shared, default=0)
+
+
+@given(_agents())
+def test_requests_come_back_where_beginnings_were_forgotten(bodies: list[dict[str, Any]]) -> None:
+    with mock.patch.object(module, "_KNOWN", 3):
+        assert list(requests(_turns(bodies))) == bodies
+
+
+def _shared(one: list[Any], other: list[Any]) -> int:
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
 
 
 def test_a_growing_conversation_is_stored_once() -> None:
@@ -52,3 +89,57 @@ def test_tools_that_go_away_are_gone() -> None:
     turns = _turns(bodies)
     assert turns[1].params == {"tools": None}
     assert list(requests(turns)) == bodies
+
+
+def test_agents_that_take_turns_are_stored_as_those_that_come_one_after_another() -> None:
+    each = [list(_talk(agent)) for agent in range(4)]
+    one_after_another = [body for bodies in each for body in bodies]
+    taking_turns = [body for bodies in zip(*each, strict=True) for body in bodies]
+    assert list(requests(_turns(taking_turns))) == taking_turns
+    assert _size(taking_turns) < 1.3 * _size(one_after_another)
+
+
+def _talk(agent: int) -> Iterator[dict[str, Any]]:
+    """100 requests of an agent with its own tools and the prompt that all have."""
+    tools = [{"type": "function", "function": {"name": f"tool-{agent}", "description": "d" * 4000}}]
+    messages = [{"role": "system", "content": "s" * 4000}, {"role": "user", "content": f"part {agent}"}]
+    for turn in range(100):
+        yield {"messages": list(messages), "tools": tools}
+        messages += [{"role": role, "content": f"{agent} {turn} " * 50} for role in ("assistant", "tool")]
+
+
+def _size(bodies: list[dict[str, Any]]) -> int:
+    return sum(len(turn.model_dump_json()) for turn in _turns(bodies))
+
+
+def test_a_prompt_that_changes_each_time_does_not_repeat_the_tools_of_its_agent() -> None:
+    tools = [[{"type": "function", "function": {"name": name}}] for name in "ab"]
+    bodies = [
+        {"messages": [{"role": "system", "content": f"it is {time}"}], "tools": tools[time % 2]}
+        for time in range(6)
+    ]
+    turns = _turns(bodies)
+    assert [turn.kept for turn in turns] == [0] * 6
+    assert ["tools" in turn.params for turn in turns] == [True] * 2 + [False] * 4
+    assert list(requests(turns)) == bodies
+
+
+def test_what_is_known_stays_bounded() -> None:
+    diff = RequestDiff()
+    with mock.patch.object(module, "_KNOWN", 100):
+        for index in range(1000):
+            diff.added(index, {"messages": [{"role": "user", "content": str(index)}] * 2})
+            assert len(diff._known) <= 103
+
+
+def test_a_turn_that_names_none_goes_on_from_the_one_before() -> None:
+    """As all did in format 4."""
+    messages = [{"role": "user", "content": text} for text in "abc"]
+    turns = [make_turn(index, kept=index, messages=[messages[index]]) for index in range(3)]
+    assert [body["messages"] for body in requests(turns)] == [messages[:1], messages[:2], messages]
+
+
+def test_a_turn_that_goes_on_from_none_that_is_there_is_told() -> None:
+    turns = _turns([{"messages": [{"role": "user", "content": "a"}]}] * 3)
+    with pytest.raises(UsageError, match="turn 1 goes on from turn 0, which is not among those before it"):
+        list(requests(turns[1:]))

@@ -11,7 +11,9 @@ from swe_core.engine import ForkCause, Rendered, Usage
 from swe_core.errors import Boundary
 from swe_core.grade import Grade
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
+READABLE = (4, FORMAT_VERSION)
+"""Formats that are read: in 4 no turn has `after`."""
 Budget = Literal["turns", "completion_tokens", "context", "wall"]
 Outcome = Literal["resolved", "unresolved", "error", "cancelled"]
 Purpose = Literal["agent", "grade"]
@@ -63,15 +65,18 @@ class Ledger(Record):
 
 class Turn(Record):
     """One LLM call. `messages` holds only what this request added: the first `kept` messages are those of
-    the turn before it, so that a file of turns grows linearly with the conversation."""
+    the turn `after`, so that a file of turns grows linearly with the conversations in it."""
 
     index: int = Field(ge=0)
     started_at: datetime
     seconds: float = Field(ge=0)
-    kept: int = Field(ge=0, description="messages taken over from the previous turn's request")
+    after: int | None = Field(
+        default=None, description="index of the turn whose request this one adds to; null: the turn before"
+    )
+    kept: int = Field(ge=0, description="messages taken over from the request of `after`")
     messages: list[dict[str, Any]]
     params: dict[str, Any] = Field(
-        description="the rest of the request body; `tools` only where they changed"
+        description="the rest of the request body; `tools` only where they are not those of `after`"
     )
     reply: dict[str, Any] | None = Field(description="the assistant message; None when the call failed")
     finish_reason: str | None = None

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from swe_core.agent import AgentEvent
 from swe_core.appended_file import AppendedFile
 from swe_core.errors import UsageError
-from swe_core.record import FORMAT_VERSION, Outcome, Record, Rollout, Turn
+from swe_core.record import FORMAT_VERSION, READABLE, Outcome, Record, Rollout, Turn
 from swe_core.redact import Redactor
 from swe_core.run_lock import LOCK_FILE, locked
 
@@ -37,7 +37,7 @@ MAX_LOG = 32 * 1024 * 1024
 
 
 class RunInfo(Record):
-    """`run.json`: what this run is. Written once, when it starts."""
+    """`run.json`: what this run is. Written when it starts; going on with it changes `format` at most."""
 
     format: int = FORMAT_VERSION
     created_at: datetime
@@ -164,10 +164,11 @@ class RunDirectory:
         except orjson.JSONDecodeError as error:
             raise UsageError(f"{str(path / RUN_FILE)!r} is not JSON: {error}") from None
         found = raw.get("format") if isinstance(raw, dict) else None
-        if found != FORMAT_VERSION:
+        if found not in READABLE:
+            formats = " and ".join(map(str, READABLE))
             raise UsageError(
                 f"the run directory {str(path)!r} has format {found!r}, and this version of swe-core reads "
-                f"{FORMAT_VERSION}: read it with the version that wrote it, which {RUN_FILE} names"
+                f"{formats}: read it with the version that wrote it, which {RUN_FILE} names"
             )
         try:
             info = RunInfo.model_validate(raw)
@@ -199,6 +200,9 @@ class RunDirectory:
             for folder in (path / FOLDERS).iterdir():
                 if folder.name not in finished:
                     shutil.rmtree(folder)
+            if run.info.format != FORMAT_VERSION:  # which is what is written from here on
+                run.info = run.info.model_copy(update={"format": FORMAT_VERSION})
+                _write_whole(path / RUN_FILE, _pretty(run.info, redactor))
         except OSError as error:
             raise UsageError(
                 f"the run directory {str(path)!r} cannot be gone on with: {error.strerror or error}"

@@ -1,60 +1,112 @@
-"""Requests as turns and back: each turn keeps only what its request added to the one before."""
+"""Requests as turns and back: each turn keeps only what its request added to that of an earlier one."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import orjson
+
+from swe_core.errors import UsageError
 from swe_core.record import Turn
+
+_KNOWN = 2**16
+"""Beginnings of requests that are known at most, in about 10 MB. With more all are forgotten, and each of the
+sub-agents that are at work writes its next request whole: seldom, and far less than was written meanwhile."""
 
 
 class Added(NamedTuple):
-    """What one request added: the fields `kept`, `messages` and `params` of its turn."""
+    """What one request added: the fields `after`, `kept`, `messages` and `params` of its turn."""
 
+    after: int | None
     kept: int
     messages: list[dict[str, Any]]
     params: dict[str, Any]
 
 
+class _Earlier(NamedTuple):
+    """A turn whose request later ones may go on from.
+
+    Args:
+        turn: Its index; None stands for no turn, which has no message and no tools.
+        tools: The digest of its tools.
+    """
+
+    turn: int | None
+    tools: bytes
+
+
 class RequestDiff:
-    """Follows the requests of one rollout. Keeps the last one only."""
+    """Follows the requests of one rollout, in which sub-agents may take turns. Keeps digests, no messages."""
 
     def __init__(self) -> None:
-        self._messages: list[dict[str, Any]] = []
-        self._tools: object = None
+        self._last = _Earlier(None, _digest(None))
+        self._known: dict[bytes, _Earlier] = {}
+        """Digest of a request's first messages, or of tools → the first turn whose request had them."""
 
-    def added(self, body: Mapping[str, Any]) -> Added:
-        """What the request `body` adds to the one given before."""
+    def added(self, index: int, body: Mapping[str, Any]) -> Added:
+        """What the request `body` of the turn `index` adds to the one that it shares most messages with.
+
+        Where it shares none, that is one with the same tools, else the one given before.
+        """
         messages: list[dict[str, Any]] = list(body["messages"])
-        kept = _common_prefix(self._messages, messages)
-        params = {key: value for key, value in body.items() if key not in ("messages", "tools")}
         tools = body.get("tools")
-        if tools != self._tools:
+        this = _Earlier(index, _digest(tools))
+        beginnings = list(_beginnings(messages))
+        earlier, kept = self._known.get(this.tools, self._last), 0
+        for beginning in beginnings:
+            if beginning not in self._known:
+                break
+            earlier, kept = self._known[beginning], kept + 1
+        params = {key: value for key, value in body.items() if key not in ("messages", "tools")}
+        if this.tools != earlier.tools:
             params["tools"] = tools  # null says that there are none any more
-        self._messages, self._tools = messages, tools
-        return Added(kept, messages[kept:], params)
+        if len(self._known) > _KNOWN:
+            self._known.clear()
+        for known in (this.tools, *beginnings):
+            self._known.setdefault(known, this)
+        self._last = this
+        return Added(earlier.turn, kept, messages[kept:], params)
 
 
 def requests(turns: Iterable[Turn]) -> Iterator[dict[str, Any]]:
     """The request bodies that `turns`, all of a rollout in their order, were recorded from.
 
     A `tools` that was null comes back as absent.
+
+    Raises:
+        UsageError: A turn goes on from one that is not among those before it.
     """
-    messages: list[dict[str, Any]] = []
-    tools: object = None
-    for turn in turns:
+    turns = list(turns)
+    before = [None, *(turn.index for turn in turns)]
+    earlier = [last if turn.after is None else turn.after for last, turn in zip(before, turns, strict=False)]
+    needed = {index: place for place, index in enumerate(earlier)}  # until its last reader
+    known: dict[int | None, tuple[list[dict[str, Any]], object]] = {None: ([], None)}
+    for place, (turn, index) in enumerate(zip(turns, earlier, strict=True)):
+        if index not in known:
+            raise UsageError(
+                f"turn {turn.index} goes on from turn {index}, which is not among those before it: "
+                "its file has lost lines"
+            )
+        messages, tools = known[index] if needed[index] > place else known.pop(index)
         messages = [*messages[: turn.kept], *turn.messages]
         tools = turn.params.get("tools", tools)
+        if turn.index in needed:
+            known[turn.index] = messages, tools
         body = {**turn.params, "messages": messages, "tools": tools}
         if tools is None:
             del body["tools"]
         yield body
 
 
-def _common_prefix(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> int:
-    kept = 0
-    for before, after in zip(old, new, strict=False):
-        if before != after:
-            break
-        kept += 1
-    return kept
+def _beginnings(messages: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    """A digest of the first message, of the first two, and so on."""
+    digest = hashlib.blake2b(digest_size=16)
+    for message in messages:
+        digest.update(orjson.dumps(message))
+        yield digest.digest()
+
+
+def _digest(value: object) -> bytes:
+    return hashlib.blake2b(orjson.dumps(value), digest_size=16).digest()

@@ -58,6 +58,7 @@ async def test_a_tool_task_with_the_sdk_streaming_and_not(server: InterceptionSe
         assert gate.turns == len(turns) == 4
         assert gate.usage.prompt_tokens == 40
     assert [turn.reply for turn in turns] == [reply.message for reply in script]
+    assert [turn.after for turn in turns] == [None, 0, 1, 2]
     assert [turn.kept for turn in turns] == [0, 1, 3, 4]
     assert [turn.index for turn in turns] == [0, 1, 2, 3]
     sent = [{**body, "model": "any"} for body in (seen.body for seen in provider.requests)]

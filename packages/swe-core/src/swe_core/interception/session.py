@@ -254,7 +254,7 @@ class Gate:
         self.turns += 1
 
     def _turn(self, ended: _Ended, request: ChatRequest, started_at: datetime, seconds: float) -> Turn:
-        added = self._diff.added(request.body)
+        added = self._diff.added(self.turns, request.body)
         completion = ended.outcome if isinstance(ended.outcome, Completion) else None
         tokens, error = None, ended.error
         if ended.sampled is not None:
@@ -267,6 +267,7 @@ class Gate:
             index=self.turns,
             started_at=started_at,
             seconds=round(seconds, 6),
+            after=added.after,
             kept=added.kept,
             messages=added.messages,
             params=added.params,
