@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -9,13 +10,14 @@ import anyio
 
 from swe_core.agent import AgentContext, AgentExit, AgentSpec
 from swe_core.agent_output import AgentOutput
+from swe_core.apart import closed
 from swe_core.engine import EngineSession
-from swe_core.errors import AgentError, NoLLMCall
+from swe_core.errors import AgentError, NoLLMCall, SandboxError, raised_as
 from swe_core.interception.session import Gate
 from swe_core.prompt import build_prompt
 from swe_core.record import Turn
 from swe_core.request import Observer, Parts, RolloutRequest
-from swe_core.sandbox import Sandbox
+from swe_core.sandbox import Process, Sandbox, Stream
 from swe_core.store import RolloutFolder
 
 
@@ -59,8 +61,9 @@ async def run_agent(
             gate = await stack.enter_async_context(server.session(engine, who, on_turn, request.budget))
             run.gate = gate
             parts.redactor.add(gate.token)
-            origin = await stack.enter_async_context(sandbox.reach(server.url))
-            base_url = origin + gate.path
+            with raised_as(SandboxError):
+                origin = await stack.enter_async_context(sandbox.reach(server.url))
+                base_url = origin + gate.path
             api_key = gate.token
         ctx = AgentContext(
             task=request.task,
@@ -108,18 +111,32 @@ def _cause(gate: Gate, likely: str) -> str:
 
 async def _run_process(agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput) -> int:
     for path, content in agent.files(ctx).items():
-        await sandbox.write(path, content, mode=0o600)
-    process = await sandbox.start(
-        agent.command(ctx), cwd=ctx.workdir, env=agent.env(ctx), stdin=agent.stdin(ctx)
-    )
+        with raised_as(SandboxError):
+            await sandbox.write(path, content, mode=0o600)
+    command, env, stdin = list(agent.command(ctx)), dict(agent.env(ctx)), agent.stdin(ctx)
+    with raised_as(SandboxError):
+        process = await sandbox.start(command, cwd=ctx.workdir, env=env, stdin=stdin)
     try:
-        async for stream, chunk in process.output():
+        async for stream, chunk in _printed(process):
             output.feed(stream, chunk)
-        return await process.wait()
+        with raised_as(SandboxError):
+            exit_code = await process.wait()
+        if not isinstance(exit_code, int):
+            raise SandboxError(f"the agent's process ended with {exit_code!r}, expected an exit code")
+        return exit_code
     finally:
-        output.close()
-        with anyio.CancelScope(shield=True):
-            await process.kill()
+        try:
+            with raised_as(SandboxError):
+                await closed(process.kill, "the end of the agent's process", SandboxError)
+        finally:
+            output.close()
+
+
+async def _printed(process: Process) -> AsyncIterator[tuple[Stream, bytes]]:
+    """What the process prints; what goes wrong with it is the sandbox's failure."""
+    with raised_as(SandboxError):
+        async for stream, chunk in process.output():
+            yield stream, chunk
 
 
 async def _watched(

@@ -208,7 +208,8 @@ class Engine(ABC):
     async def end(self, session: EngineSession) -> None:  # noqa: B027 (most engines keep nothing)
         """The rollout of `session` is over and asks no more: free what is kept for it, write what is due.
 
-        Called once per session that was opened, after its last `complete` returned, whatever its outcome.
+        Called once per session that was opened, whatever its outcome, after its last `complete` has ended or
+        was left to itself. It is not waited for longer than for a call that is cancelled.
 
         Raises:
             EngineError: What was due could not be done; the rollout fails with it.
@@ -220,9 +221,12 @@ class Engine(ABC):
     ) -> Completion:
         """Answer one request with a whole completion; cancelling the call aborts the generation.
 
+        A call that is cancelled and does not end is left to itself after `swe_core.apart.CLOSING` seconds.
+
         Args:
             emit: Where to send pieces while they are generated, when the agent streams. An engine that
-                cannot stream need not call it: the server sends the whole completion as one piece.
+                cannot stream need not call it: the server sends the whole completion as one piece. It raises
+                `EngineProtocolError` for what is no mapping.
 
         Raises:
             ContextOverflow: The prompt leaves no room; the agent is told so in its dialect and may compact.

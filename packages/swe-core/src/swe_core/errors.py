@@ -29,6 +29,8 @@ branches are the *boundaries* of a rollout. A plugin may raise any exception: th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 Boundary = Literal["sandbox", "agent", "engine", "grader"]
@@ -164,9 +166,24 @@ def boundary_of(error: BaseException, default: Boundary) -> Boundary:
     return next((name for kind, name in _BRANCH if isinstance(error, kind)), default)
 
 
+@contextmanager
+def raised_as(kind: type[SweError]) -> Iterator[None]:
+    """Raise what a plugin raises in the context as a `kind`, the one that its contract names."""
+    try:
+        yield
+    except kind:
+        raise
+    except Exception as error:
+        raise kind(sentence(error)) from error
+
+
 def sentence(error: BaseException) -> str:
-    """The text of `error` for people: our own sentence as it is, any other exception with its type."""
-    text = " ".join(str(error).split())
+    """The text of `error` for people: our own sentence as it is, any other exception with its type. It can be
+    written as UTF-8, also where `error` quotes a file name that cannot."""
+    try:
+        text = " ".join(str(error).split()).encode(errors="backslashreplace").decode()
+    except Exception:  # a plugin's exception may fail even at this
+        text = ""
     if isinstance(error, SweError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

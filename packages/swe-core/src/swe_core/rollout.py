@@ -20,8 +20,9 @@ from datetime import UTC, datetime
 import anyio
 
 from swe_core.agent_run import run_agent
-from swe_core.errors import GraderError, SandboxBroken, SandboxError, boundary_of, sentence
-from swe_core.grade import Grade
+from swe_core.apart import nobody_cancelled
+from swe_core.errors import GraderError, SandboxBroken, SandboxError, boundary_of, raised_as, sentence
+from swe_core.grade import Grade, Graded
 from swe_core.patch import PatchUnavailable, export_patch
 from swe_core.prepare import prepare_repository
 from swe_core.record import Outcome, Rollout
@@ -67,8 +68,6 @@ async def run_rollout(
             ended = await _try(request, parts, folder, notes)
         outcome = ended
     finally:
-        if notes.grade is not None:
-            folder.put("grade.json", notes.grade.model_dump_json(indent=2).encode() + b"\n")
         folder.close()
         notes.cancelled_as = cancelled_as()
         done(notes.record(outcome, started_at, time.monotonic() - started))
@@ -79,17 +78,25 @@ async def run_rollout(
 async def _try(request: RolloutRequest, parts: Parts, folder: RolloutFolder, notes: Notes) -> Outcome:
     """From wherever the rollout is to its outcome."""
     try:
-        if not notes.collected:
-            await _collect_patch(request, parts, folder, notes)
-        await _grade(request, parts, folder, notes)
-    except PatchUnavailable as error:  # the policy's own deed, so a verdict and not an error
-        notes.grade = Grade(resolved=False, reason=sentence(error))
+        try:
+            if not notes.collected:
+                await _collect_patch(request, parts, folder, notes)
+            grade = await _grade(request, parts, folder, notes)
+        except PatchUnavailable as error:  # the policy's own deed, so a verdict and not an error
+            grade = Grade(resolved=False, reason=sentence(error))
+        folder.put("grade.json", grade.model_dump_json(indent=2).encode() + b"\n")
+        notes.grade = grade
     except Exception as error:  # the boundary that records: a bad rollout is data
         if folder.failure is not None:  # say, a full disk: no fault of the rollout, and it can be run again
             raise folder.failure from error
         notes.fail(error, notes.boundary)
         return "error"
-    return "resolved" if notes.grade and notes.grade.resolved else "unresolved"
+    except anyio.get_cancelled_exc_class():
+        if not nobody_cancelled():
+            raise
+        notes.fail(RuntimeError("it ended as if it had been cancelled, which nobody did"), notes.boundary)
+        return "error"
+    return "resolved" if grade.resolved else "unresolved"
 
 
 async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutFolder, notes: Notes) -> None:
@@ -112,7 +119,8 @@ async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutF
             boundary = notes.boundary
             try:
                 with notes.phase("export"):
-                    await sandbox.kill_all()  # nothing that the agent left behind changes files from here on
+                    with raised_as(SandboxError):  # nothing that the agent left behind changes files after it
+                        await sandbox.kill_all()
                     notes.patch = await export_patch(sandbox, base, timeout=limits.prepare)
                 folder.put_patch(notes.patch)
                 notes.collected = agent_failure is None
@@ -125,17 +133,20 @@ async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutF
             if agent_failure is not None:
                 notes.boundary = boundary
                 raise agent_failure
+            notes.boundary = "sandbox"  # which is closed now
     if opening.cancelled_caught:
         raise SandboxError(f"the sandbox did not open within its budget of {limits.open:g} s (limits.open)")
 
 
-async def _grade(request: RolloutRequest, parts: Parts, folder: RolloutFolder, notes: Notes) -> None:
+async def _grade(request: RolloutRequest, parts: Parts, folder: RolloutFolder, notes: Notes) -> Grade:
     limits = request.limits
     spec = request.spec.model_copy(update=_FRESH)
     with notes.phase("grade"), _budget("grade", limits.verdict, GraderError):
         graded = await parts.grader.grade(request.task, notes.patch, notes.opens["grade"], spec, limits.grade)
+    if not isinstance(graded, Graded):
+        raise GraderError(f"the grader returned {graded!r} instead of Graded")
     folder.put("test.log", graded.log)
-    notes.grade = graded.grade
+    return graded.grade
 
 
 @contextmanager

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import anyio
 
 from swe_core.engine import Engine
-from swe_core.errors import SweError
+from swe_core.errors import SweError, sentence
 from swe_core.record import Rollout, Turn
 from swe_core.redact import forgetting
 from swe_core.request import Observer, Parts, Phase, RolloutRequest
 from swe_core.rollout import run_rollout
 from swe_core.store import RunDirectory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +144,7 @@ class Runner:
 
 
 class _Observers:
-    """Several observers as one."""
+    """Several observers as one. What one of them raises is logged: no rollout is worse for being watched."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._all = list(observers)
@@ -150,17 +153,20 @@ class _Observers:
         self._all.append(observer)
 
     def started(self, request: RolloutRequest) -> None:
-        for observer in self._all:
-            observer.started(request)
+        self._tell(lambda observer: observer.started(request))
 
     def phase(self, rollout_id: str, phase: Phase) -> None:
-        for observer in self._all:
-            observer.phase(rollout_id, phase)
+        self._tell(lambda observer: observer.phase(rollout_id, phase))
 
     def turn(self, rollout_id: str, turn: Turn) -> None:
-        for observer in self._all:
-            observer.turn(rollout_id, turn)
+        self._tell(lambda observer: observer.turn(rollout_id, turn))
 
     def finished(self, rollout: Rollout) -> None:
+        self._tell(lambda observer: observer.finished(rollout))
+
+    def _tell(self, call: Callable[[Observer], None]) -> None:
         for observer in self._all:
-            observer.finished(rollout)
+            try:
+                call(observer)
+            except Exception as error:  # the boundary to who only looks on
+                logger.error("an observer of the run failed: %s", sentence(error), exc_info=error)

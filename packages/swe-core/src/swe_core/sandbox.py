@@ -14,6 +14,7 @@ from typing import Literal, Protocol, runtime_checkable
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
+from swe_core.apart import closed
 from swe_core.errors import SandboxError, SandboxTimeout
 from swe_core.owner import OwnerState
 
@@ -241,8 +242,7 @@ class Sandbox(ABC):
             ) from None
         finally:
             if exit_code is None:  # timed out, cancelled or failed: nothing of it may live on
-                with anyio.CancelScope(shield=True):
-                    await process.kill()
+                await closed(process.kill, f"the end of the command {argv[0]!r}", SandboxError)
         return ExecResult(
             exit_code, bytes(captured.parts["stdout"]), bytes(captured.parts["stderr"]), captured.truncated
         )
@@ -316,6 +316,9 @@ class SandboxProvider(Protocol):
 
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """Open one sandbox; leaving the context destroys it, shielded from cancellation.
+
+        A rollout opens it in a task of its own, and waits `swe_core.apart.SANDBOX_CLOSING` seconds at most for
+        its end.
 
         Everything opened is closed, also when a later step of opening fails.
 

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
+from swe_core.apart import SANDBOX_CLOSING, held
+from swe_core.errors import SandboxError
 from swe_core.record import Purpose, SandboxTime
 from swe_core.sandbox import Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
 
@@ -34,10 +36,16 @@ class TimedProvider:
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        """See `SandboxProvider.open`."""
+        """See `SandboxProvider.open`. It waits `SANDBOX_CLOSING` seconds for a sandbox to close.
+
+        Raises:
+            SandboxError: It did not, or has a flavor that is no name.
+        """
         opened: tuple[str | None, float] | None = None
         try:
-            async with self._inner.open(spec) as sandbox:
+            async with held(self._inner.open(spec), "the sandbox", SANDBOX_CLOSING, SandboxError) as sandbox:
+                if not isinstance(sandbox.flavor, str | None):
+                    raise SandboxError(f"the flavor of a sandbox is {sandbox.flavor!r}, expected a name")
                 opened = sandbox.flavor, monotonic()
                 yield sandbox
         finally:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from types import ModuleType
+from typing import Any
 
 import anyio
 import httpx
 import pytest
 
+from swe_core.config import Budgets
 from swe_core.engine import ChatRequest, Completion, Emit, EngineSession
-from swe_core.errors import EngineError, EngineRefused, EngineUnavailable, LedgerError
+from swe_core.errors import EngineError, EngineProtocolError, EngineRefused, EngineUnavailable, LedgerError
 from swe_core.interception.server import ENDPOINT_FAILED, InterceptionServer
 from swe_core.record import Turn
 from swe_core.testing.provider import Fault, ScriptedProvider, say
@@ -235,6 +237,7 @@ async def test_what_no_route_expects_is_told_in_the_dialect_and_asked_once(
     (record,) = (record for record in caplog.records if record.levelno == logging.ERROR)
     assert record.exc_info is not None
     assert gate.token not in caplog.text
+    assert isinstance(gate.failure, EngineProtocolError)
     assert b'route="/rollout/{id}/v1/chat/completions",status="500"} 1.0' in server._metrics.text()
 
 
@@ -270,5 +273,39 @@ async def test_a_stream_that_cannot_go_on_is_broken_off(
                     await listen(reply)
     assert text.count("data: ") == 1
     assert "HTTP/1.1" not in text
+    assert "a reply of the engine cannot be told" in str(gate.failure)
     assert b'status="500"} 1.0' in server._metrics.text()
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+
+
+@pytest.mark.parametrize(
+    "piece", [{"tool_calls": "none"}, {"tool_calls": [{"function": {"arguments": 1}}]}, "text"]
+)
+async def test_a_malformed_piece_ends_its_own_rollout_only_also_when_time_runs_out(
+    server: InterceptionServer, piece: Any
+) -> None:
+    """The pieces so far are joined to what the agent is given then."""
+
+    class Malformed(Plugin):
+        async def complete(
+            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+        ) -> Completion:
+            assert emit is not None
+            request.progress.sampled = sampled("abc")
+            await emit(piece)
+            return await anyio.sleep_forever()
+
+    good, turns = Plugin(Completion({"role": "assistant", "content": "fine"})), list[Turn]()
+    async with server.session(good, who("good"), lambda _: None) as other:
+        async with server.session(Malformed(None), who(), turns.append, Budgets(wall=0.1)) as gate:
+            gate.start()
+            async with by_hand(server, gate) as http:
+                await http.post("/chat/completions", json={"messages": HELLO, "stream": True})
+        async with by_hand(server, other) as http:
+            assert "fine" in (await http.post("/chat/completions", json={"messages": HELLO})).text
+    assert isinstance(gate.failure, EngineProtocolError)
+    assert other.failure is None
+    (turn,) = turns
+    assert turn.error == str(gate.failure)
+    assert turn.tokens is not None
+    assert turn.tokens.dropped == "failed"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import anyio
 
 from swe_core.engine import Completion, Delta
+from swe_core.errors import EngineProtocolError
 
 OVER = "the rollout ended before the reply was complete"
 JUST_FINISHED = 5.0
@@ -47,9 +48,18 @@ class Call:
 
     async def emit(self, delta: Delta) -> None:
         """Take a piece of the reply; see `Engine.complete`. Slow listeners hold nothing up: they find it in
-        the log later, and no reply is longer than the model's context."""
-        self._pieces.append(delta)
-        self._tell()
+        the log later, and no reply is longer than the model's context. After the end nothing is taken.
+
+        Raises:
+            EngineProtocolError: It is none.
+        """
+        if not isinstance(delta, Mapping):
+            raise EngineProtocolError(
+                f"the engine sent {type(delta).__name__} as a piece of a reply, expected a mapping"
+            )
+        if self.outcome is None:
+            self._pieces.append(delta)
+            self._tell()
 
     def end(self, outcome: Completion | Exception) -> None:
         """There are no more pieces."""

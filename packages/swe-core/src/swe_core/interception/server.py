@@ -15,8 +15,8 @@ import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -26,10 +26,19 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from anyio.abc import TaskGroup
 
+from swe_core.apart import closed
 from swe_core.config import Budgets
 from swe_core.deltas import merge
 from swe_core.engine import Completion, Engine, EngineSession
-from swe_core.errors import ConfigError, ContextOverflow, EngineError, RequestRefused, sentence
+from swe_core.errors import (
+    ConfigError,
+    ContextOverflow,
+    EngineError,
+    EngineProtocolError,
+    RequestRefused,
+    raised_as,
+    sentence,
+)
 from swe_core.interception.calls import Call, Listener, RolloutOver
 from swe_core.interception.dialects import DIALECTS
 from swe_core.interception.dialects.base import BadRequest, Dialect, Problem, Reply
@@ -165,12 +174,8 @@ class InterceptionServer:
             del self._gates[session.rollout_id]
             with anyio.CancelScope(shield=True):
                 await gate.close()
-                try:
-                    await engine.end(session)
-                except EngineError:
-                    raise
-                except Exception as error:  # whatever a plugin's engine raises is the engine's failure
-                    raise EngineError(sentence(error)) from error
+            with raised_as(EngineError):
+                await closed(partial(engine.end, session), "the end of the engine's session", EngineError)
 
     def _running(self) -> TaskGroup:
         if self._tasks is None:
@@ -191,8 +196,8 @@ class InterceptionServer:
             asked = dialect.parse(raw)
             key = hashlib.sha256(raw).digest()
             call = gate.ask(key, asked, retried=_is_retry(request))
-            reply = dialect.reply(asked, gate.engine.model)
-            with call.listen() as listener:
+            with call.listen() as listener, _telling(gate):
+                reply = dialect.reply(asked, gate.engine.model)
                 if asked.stream:
                     return await self._stream(request, dialect, call, listener, reply)
                 return await self._whole(request, call, listener, reply)
@@ -319,6 +324,18 @@ def _bears(request: web.Request, expected: str) -> bool:
     scheme, _, offered = request.headers.get("Authorization", "").partition(" ")
     token = offered.strip().encode("utf-8", "surrogateescape")
     return hmac.compare_digest(token, expected.encode()) and scheme.lower() == "bearer"
+
+
+@contextmanager
+def _telling(gate: Gate) -> Iterator[None]:
+    """Tell a reply in the context: where it cannot be told, the rollout has failed."""
+    try:
+        yield
+    except (EngineError, RolloutOver, ConnectionError):
+        raise
+    except Exception as error:  # a dialect trusts in the engine's pieces, and those may be anything
+        gate.fail(EngineProtocolError(f"a reply of the engine cannot be told: {sentence(error)}"))
+        raise
 
 
 def _is_retry(request: web.Request) -> bool:

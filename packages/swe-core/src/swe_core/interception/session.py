@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import anyio
 from anyio.abc import TaskGroup
 
+from swe_core.apart import apart
 from swe_core.config import Budgets
 from swe_core.deltas import join
-from swe_core.engine import ChatRequest, Completion, Engine, EngineSession, Sampled, Usage
+from swe_core.engine import ChatRequest, Completion, Delta, Engine, EngineSession, Sampled, Usage
 from swe_core.errors import (
     ContextOverflow,
     EngineError,
@@ -28,7 +31,7 @@ from swe_core.interception.budgets import Allowance
 from swe_core.interception.calls import OVER, Call, Calls, RolloutOver
 from swe_core.interception.dialects.base import Asked
 from swe_core.interception.tools import Tools
-from swe_core.record import Budget, Turn
+from swe_core.record import Budget, Turn, TurnTokens
 from swe_core.tokens.book import TokenBook
 from swe_core.turns import RequestDiff
 
@@ -131,6 +134,12 @@ class Gate:
         if clock.cancelled_caught:
             self._run_out("wall")
 
+    def fail(self, failure: EngineError) -> None:
+        """End the rollout with `failure`; of several, the first one counts."""
+        if self.failure is None:
+            self.failure = failure
+            self._failed.set()
+
     def submit(self) -> None:
         """The agent's work is done: refuse further calls."""
         self.submitted = True
@@ -183,7 +192,8 @@ class Gate:
         return call
 
     async def close(self) -> None:
-        """Refuse new calls, cancel those in flight and wait for their ends. Only the server calls it."""
+        """Refuse new calls, cancel those in flight and wait for their ends, which come in time whatever an
+        engine does (`swe_core.apart`). Only the server calls it."""
         self._closing = anyio.Event()
         for call in self._in_flight:
             call.scope.cancel()
@@ -198,7 +208,8 @@ class Gate:
         try:
             with self._metrics.in_flight.track_inprogress(), call.scope:
                 emit = call.emit if asked.stream else None
-                outcome = _checked(await self.engine.complete(request, self.session, emit))
+                work = partial(self.engine.complete, request, self.session, emit)
+                outcome = _checked(await apart(work, "a call of the engine"))
         except Exception as error:  # the boundary that records: whatever a plugin's engine raises
             outcome = error
         finally:  # also where the server itself is cancelled: what was sampled is recorded
@@ -225,20 +236,21 @@ class Gate:
             return _Ended(outcome, sampled, "failed", sentence(outcome))
         if call.scope.cancel_called:
             self._run_out("wall")
-            usage = Usage(completion_tokens=_length(sampled))
-            message = join(call.pieces())
-            message["content"] = message["content"] or ""  # there are no pieces where nobody streams
-            return _Ended(Completion(message, "length", usage), sampled, "wall")
+            try:
+                return _Ended(_cut(call.pieces(), sampled), sampled, "wall")
+            except Exception as error:  # a plugin's pieces and tokens
+                outcome = EngineProtocolError(f"what the engine said so far is no reply: {sentence(error)}")
         if outcome is None:
             return _Ended(RolloutOver(OVER), sampled, "aborted", OVER)
         failure = outcome if isinstance(outcome, EngineError) else EngineError(sentence(outcome))
         failure.__cause__ = outcome if failure is not outcome else failure.__cause__
-        self._fail(failure)
+        self.fail(failure)
         return _Ended(failure, sampled, "failed", sentence(failure))
 
     def _record(self, ended: _Ended, request: ChatRequest, started_at: datetime, seconds: float) -> None:
+        tokens, error = self._tokens(ended)
         try:
-            turn = self._turn(ended, request, started_at, seconds)
+            turn = self._turn(ended, request, started_at, seconds, tokens, error)
             self.usage = Usage(
                 prompt_tokens=self.usage.prompt_tokens + turn.usage.prompt_tokens,
                 completion_tokens=self.usage.completion_tokens + turn.usage.completion_tokens,
@@ -250,19 +262,53 @@ class Gate:
             self._metrics.call(turn)
             self._on_turn(turn)
         except Exception as problem:  # a disk that is full, say: the rollout is lost, and says why
-            self._fail(EngineError(f"call {self.turns} could not be recorded: {sentence(problem)}"))
+            failure = EngineError(f"call {self.turns} could not be recorded: {sentence(problem)}")
+            self.fail(failure)
+            if tokens is not None and not isinstance(problem, OSError):
+                self._record_tokens(tokens, started_at, seconds, sentence(failure))
         self.turns += 1
 
-    def _turn(self, ended: _Ended, request: ChatRequest, started_at: datetime, seconds: float) -> Turn:
+    def _record_tokens(self, tokens: TurnTokens, started_at: datetime, seconds: float, error: str) -> None:
+        """Record a call without what could not be written, so that the record accounts for its tokens."""
+        turn = Turn(
+            index=self.turns,
+            started_at=started_at,
+            seconds=round(seconds, 6),
+            kept=0,
+            messages=[],
+            params={},
+            reply=None,
+            error=error,
+            tokens=tokens,
+        )
+        with suppress(Exception):  # the rollout says already that its record is not whole
+            self._on_turn(turn)
+
+    def _tokens(self, ended: _Ended) -> tuple[TurnTokens | None, str | None]:
+        """The exact tokens of a call, and its error. Where they do not fit, nothing of the rollout can be
+        trained: it has failed."""
+        if ended.sampled is None:
+            return None, ended.error
+        try:
+            return self.book.add(self.turns, ended.sampled, ended.dropped), ended.error
+        except LedgerError as problem:
+            failure: EngineError = problem
+        except Exception as problem:  # what a plugin says are tokens
+            failure = EngineProtocolError(f"call {self.turns} has tokens that are none: {sentence(problem)}")
+        self.fail(failure)
+        return None, sentence(failure)
+
+    def _turn(
+        self,
+        ended: _Ended,
+        request: ChatRequest,
+        started_at: datetime,
+        seconds: float,
+        tokens: TurnTokens | None,
+        error: str | None,
+    ) -> Turn:
         added = self._diff.added(self.turns, request.body)
         completion = ended.outcome if isinstance(ended.outcome, Completion) else None
-        tokens, error = None, ended.error
-        if ended.sampled is not None:
-            try:
-                tokens = self.book.add(self.turns, ended.sampled, ended.dropped)
-            except LedgerError as problem:  # nothing of this rollout can be trained
-                self._fail(problem)
-                error = sentence(problem)
         return Turn(
             index=self.turns,
             started_at=started_at,
@@ -283,17 +329,23 @@ class Gate:
             self._spent = budget
             self._ending.set()
 
-    def _fail(self, failure: EngineError) -> None:
-        if self.failure is None:
-            self.failure = failure
-            self._failed.set()
-
 
 def _checked(completion: object) -> Completion:
     """What an engine returned: an engine is a plugin, and those have bad days."""
     if not isinstance(completion, Completion):
         raise EngineProtocolError(f"the engine returned {completion!r} instead of a Completion")
     return completion
+
+
+def _cut(pieces: Sequence[Delta], sampled: Sampled | None) -> Completion:
+    """A reply that the budget of time cut after `pieces`, of which there are none where nobody streams.
+
+    Raises:
+        ValueError: See `join`.
+    """
+    message = join(pieces)
+    message["content"] = message["content"] or ""
+    return Completion(message, "length", Usage(completion_tokens=_length(sampled)))
 
 
 def _length(sampled: Sampled | None) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import anyio
 from pydantic import BaseModel, ValidationError
 
 from swe_core.agent import HostTool
+from swe_core.apart import apart
 from swe_core.errors import AgentError
 from swe_core.interception.calls import OVER, RolloutOver
 
@@ -98,7 +100,7 @@ class Tools:
             self._closing.set()
 
     async def close(self) -> None:
-        """Refuse new calls, cancel those that run and wait for their ends."""
+        """Refuse new calls, cancel those that run and wait for their ends (`swe_core.apart`)."""
         self._closing = anyio.Event()
         for scope in self._running:
             scope.cancel()
@@ -108,7 +110,7 @@ class Tools:
 
 async def _run(tool: HostTool[Any], arguments: BaseModel) -> str:
     try:
-        return str(await tool.run(arguments))
+        return str(await apart(partial(tool.run, arguments), f"the host tool {tool.name!r}"))
     except Exception as error:  # whatever a plugin's tool raises is told to nobody but the host
         log.warning("the host tool %r failed", tool.name, exc_info=error)
         raise ToolFailed(f"the tool {tool.name!r} failed") from error

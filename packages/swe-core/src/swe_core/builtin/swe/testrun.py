@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import anyio
 
+from swe_core.apart import closed
 from swe_core.builtin.swe.parsers import log_reader
 from swe_core.builtin.swe.report import FD, NOTHING_REPORTED, Report, Reporter
+from swe_core.errors import SandboxError
 from swe_core.sandbox import Sandbox
 from swe_core.task import Task
 
@@ -121,6 +123,5 @@ async def run_tests(
             exit_code = await process.wait()
     finally:
         seconds = time.monotonic() - started
-        with anyio.CancelScope(shield=True):
-            await process.kill()
+        await closed(process.kill, "the end of the test run", SandboxError)
     return TestRun(exit_code, log.value(), seconds, reporter.report())

@@ -1,0 +1,156 @@
+"""Work that may never end: it is waited for as long as it is given, else it is as if awaited in place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import pytest
+
+from swe_core import apart as module
+from swe_core.apart import apart, closed, held
+from swe_core.errors import SandboxError
+
+WHAT = "the work"
+
+
+async def stubborn() -> None:
+    """Ends for nobody."""
+    while True:
+        with suppress(asyncio.CancelledError):
+            await anyio.sleep_forever()
+
+
+@pytest.mark.anyio
+async def test_it_returns_and_raises_what_the_work_does() -> None:
+    async def four() -> int:
+        return 4
+
+    async def fails() -> None:
+        raise KeyError("four")
+
+    assert await apart(four, WHAT) == 4
+    for awaited in (apart(fails, WHAT), closed(fails, WHAT, SandboxError)):
+        with pytest.raises(KeyError, match="four"):
+            await awaited
+
+
+@pytest.mark.anyio
+async def test_cancelled_it_cancels_the_work_and_waits_for_its_end() -> None:
+    said: list[str] = []
+
+    async def cleans_up() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.lowlevel.checkpoint()
+            said.append("clean")
+
+    async def ends_all_the_same() -> str:
+        with anyio.CancelScope(shield=True):
+            await over.wait()
+        return "done"
+
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await apart(cleans_up, WHAT)
+    assert scope.cancelled_caught
+    assert said == ["clean"]
+    over = anyio.Event()
+    with anyio.CancelScope() as scope:
+        asyncio.get_running_loop().call_soon(over.set)
+        scope.cancel()
+        said.append(await apart(ends_all_the_same, WHAT))
+    assert said == ["clean", "done"], "as it is where it is awaited in place"
+
+
+@pytest.mark.anyio
+async def test_a_cancellation_out_of_nowhere_is_an_error() -> None:
+    async def odd() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(RuntimeError, match="the work ended as if it had been cancelled, which nobody did"):
+        await apart(odd, WHAT)
+
+
+@pytest.mark.anyio
+async def test_what_is_closed_is_not_cancelled_with_what_is_around() -> None:
+    said: list[str] = []
+
+    async def close() -> None:
+        await anyio.lowlevel.checkpoint()
+        said.append("closed")
+
+    @asynccontextmanager
+    async def context() -> AsyncIterator[int]:
+        yield 1
+        await close()
+
+    with anyio.CancelScope() as scope:
+        async with held(context(), WHAT, 10, SandboxError) as value:
+            assert value == 1
+            scope.cancel()
+            await closed(close, WHAT, SandboxError)
+    assert said == ["closed", "closed"]
+
+
+@pytest.mark.anyio
+async def test_a_context_that_does_not_open_says_why() -> None:
+    @asynccontextmanager
+    async def context() -> AsyncIterator[None]:
+        raise SandboxError("no room")
+        yield
+
+    with pytest.raises(SandboxError, match="no room"):
+        async with held(context(), WHAT, 10, SandboxError):
+            pass
+
+
+@pytest.mark.anyio
+async def test_opening_can_be_cancelled_and_what_is_half_open_is_closed() -> None:
+    said: list[str] = []
+
+    @asynccontextmanager
+    async def context() -> AsyncIterator[None]:
+        try:
+            await anyio.sleep_forever()
+            yield
+        finally:
+            said.append("closed")
+
+    with anyio.CancelScope() as scope:
+        asyncio.get_running_loop().call_soon(scope.cancel)
+        async with held(context(), WHAT, 10, SandboxError):
+            pass
+    assert scope.cancelled_caught
+    assert said == ["closed"]
+
+
+def test_what_is_left_keeps_neither_its_caller_nor_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "CLOSING", 0.01)
+
+    @asynccontextmanager
+    async def context() -> AsyncIterator[None]:
+        yield
+        await stubborn()
+
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await apart(stubborn, "a call")
+        assert scope.cancelled_caught
+        with pytest.raises(SandboxError, match=r"a close took longer than 0\.01 s"):
+            await closed(stubborn, "a close", SandboxError)
+        with pytest.raises(SandboxError, match=r"a box did not close within 0\.01 s"):
+            async with held(context(), "a box", 0.01, SandboxError):
+                pass
+
+    anyio.run(main)
+    said = [record.message for record in caplog.records if record.name == module.__name__]
+    left = " did not end within 0.01 s, so it is left to itself"
+    assert said == [what + left for what in ("a call", "a close", "a box")]

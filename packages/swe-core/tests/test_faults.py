@@ -1,0 +1,142 @@
+"""Whatever a collaborator of a rollout does at any of its calls, that rollout alone bears it, and says so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swe_core import apart, sandbox_time
+from swe_core.tokens.audit import audit
+
+from .faulty_bench import BAD, BROKEN, Faults, Kind, comparable, run_three
+
+pytestmark = pytest.mark.anyio
+
+ENGINES = ("engine.", "reply.", "dialect.", "folder.")
+GOES_ON = ("observer.", "tool.")
+"""What these raise is logged, or told to the agent."""
+POINTS = [
+    "agent.command", "agent.env", "agent.failure", "agent.files", "agent.parse_event", "agent.stdin",
+    "agent.tools", "dialect.reply", "engine.complete", "engine.end", "engine.piece", "folder.add_turn",
+    "grader.grade", "observer.finished", "observer.phase", "observer.started", "observer.turn",
+    "process.kill", "process.output", "process.output-end", "process.wait", "provider.close", "provider.open",
+    "reply.body", "reply.delta", "reply.end", "sandbox.kill_all", "sandbox.reach", "sandbox.start",
+    "tool.run",
+]  # fmt: skip
+AWAITED = [
+    "engine.complete", "engine.end", "grader.grade", "process.kill", "process.output", "process.output-end",
+    "process.wait", "provider.close", "provider.open", "sandbox.kill_all", "sandbox.reach", "sandbox.start",
+    "tool.run",
+]  # fmt: skip
+SHIELDED = ["engine.complete", "engine.end", "process.kill", "provider.close", "tool.run"]
+CASES: list[tuple[str, Kind]] = [
+    *((point, "raises") for point in POINTS),
+    *((point, "wrong") for point in POINTS),
+    *((point, "odd") for point in POINTS),
+    *((point, "cancelled") for point in AWAITED),
+]
+BY_PHASE = {"open": "sandbox", "prepare": "sandbox", "agent": "agent", "export": "agent", "grade": "grader"}
+_undisturbed: list[tuple[dict[str, Any], Counter[str]]] = []
+
+
+@pytest.fixture
+async def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], Counter[str]]:
+    """The records of a run where nothing fails, and the calls that were made for `BAD`."""
+    if not _undisturbed:
+        faults = Faults()
+        run = await run_three(tmp_path / "undisturbed", faults, monkeypatch)
+        _undisturbed.append((comparable(run), faults.seen))
+    return _undisturbed[0]
+
+
+async def test_the_undisturbed_run_is_what_the_others_are_compared_with(
+    undisturbed: tuple[dict[str, Any], Counter[str]],
+) -> None:
+    records, seen = undisturbed
+    assert sorted(seen) == POINTS, "each point is one where something fails below"
+    for record in records.values():
+        assert (record["outcome"], record["failure"], record["turns"]) == ("resolved", None, 2)
+        assert record["ledger"]["trained"] == record["ledger"]["sampled"] > 0
+        assert [turn["tokens"]["base"] for turn in record["on disk"]] == [None, 0]
+
+
+def expected(point: str, kind: Kind, phase: str) -> str:
+    """The boundary that a failure in this phase belongs to."""
+    if point.startswith(ENGINES):
+        return "engine"
+    if kind == "cancelled" and point not in (
+        "process.kill",
+        "provider.close",
+    ):  # it does not say where it was
+        return BY_PHASE[phase]
+    if phase == "agent" and not point.startswith("agent."):
+        return "sandbox"
+    if phase == "export" and point in ("sandbox.kill_all", "provider.close"):
+        return "sandbox"
+    return BY_PHASE[phase]
+
+
+@pytest.mark.parametrize(
+    ("point", "kind"),
+    [pytest.param(point, kind, marks=() if kind == "raises" else pytest.mark.slow) for point, kind in CASES],
+)
+async def test_a_failure_ends_its_own_rollout_only(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    undisturbed: tuple[dict[str, Any], Counter[str]],
+    point: str,
+    kind: Kind,
+) -> None:
+    before, seen = undisturbed
+    for nth in range(seen[point]):
+        caplog.clear()
+        faults = Faults(point, nth, kind)
+        run = await run_three(tmp_path / str(nth), faults, monkeypatch)
+        assert faults.hit is not None
+        after = comparable(run)
+        bad, was = after.pop(BAD), before[BAD]
+        assert after == {name: record for name, record in before.items() if name != BAD}
+        assert audit(run, run.rollouts()).problems == ()
+        if point.startswith(GOES_ON) or (kind == "wrong" and bad["failure"] is None):
+            assert bad == was
+            assert point.startswith("tool.") or kind == "wrong" or "failed" in caplog.text
+            continue
+        assert (bad["outcome"], bad["reward"]) == ("error", None)
+        assert bad["failure"]["boundary"] == expected(point, kind, faults.hit), bad["failure"]
+        assert bad["failure"]["message"]
+        assert kind != "raises" or BROKEN in bad["failure"]["message"]
+        assert (bad["ledger"] or {"trained": 0})["trained"] == 0
+
+
+@pytest.mark.parametrize("point", SHIELDED)
+async def test_what_hangs_is_left_to_itself(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    undisturbed: tuple[dict[str, Any], Counter[str]],
+    point: str,
+) -> None:
+    """Though it ignores that it is cancelled, or is shielded from it."""
+    monkeypatch.setattr(apart, "CLOSING", 0.05)
+    monkeypatch.setattr(sandbox_time, "SANDBOX_CLOSING", 0.05)
+    before, seen = undisturbed
+    for nth in range(seen[point]):
+        caplog.clear()
+        faults = Faults(point, nth, "hangs")
+        run = await run_three(tmp_path / str(nth), faults, monkeypatch)
+        assert faults.hit is not None
+        after = comparable(run)
+        bad = after.pop(BAD)
+        assert after == {name: record for name, record in before.items() if name != BAD}
+        assert audit(run, run.rollouts()).problems == ()
+        assert "did not end within 0.05 s, so it is left to itself" in caplog.text
+        if point in ("engine.complete", "tool.run"):  # the budget of time has ended these
+            assert (bad["outcome"], bad["ended_by"]) == ("resolved", "wall")
+        else:
+            assert bad["outcome"] == "error"
+            assert bad["failure"]["boundary"] == ("engine" if point == "engine.end" else "sandbox")
+            assert "within 0.05 s" in bad["failure"]["message"] or "than 0.05 s" in bad["failure"]["message"]
