@@ -281,6 +281,7 @@ async def test_the_engine_vllm_on_bad_days(
     run = make_run(tmp_path / "run", rollouts)
     days = random.choices(list(VLLM_DAYS), list(VLLM_DAYS.values()), k=10_000)
     settings = {"model": "scripted", "max_retries": 2, "renderer": "qwen3", "tokenizer": str(tmp_path)}
+    settings["max_missing_logprobs"] = 1.0  # some days have none
     async with ScriptedVLLM([reply], encode=encode, faults=days, root=str(tmp_path)) as vllm:
         policy = engine.VLLMEngine(VLLMConfig(url=vllm.url, **settings))
         async with policy, InterceptionServer(max_body=MAX_BODY) as server, connections() as http:
