@@ -317,8 +317,8 @@ class SandboxProvider(Protocol):
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """Open one sandbox; leaving the context destroys it, shielded from cancellation.
 
-        A rollout opens it in a task of its own, and waits for its end `swe_core.apart.SANDBOX_CLOSING` seconds
-        at most.
+        A rollout opens it in a task of its own, and waits for its end at most so many seconds as
+        `swe_core.apart.SANDBOX_CLOSING` says.
 
         Everything opened is closed, also when a later step of opening fails.
 
