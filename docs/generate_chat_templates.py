@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from swe_core.errors import RequestRefused
 from swe_core.messages import Message, text_of
 from swe_core.testing.tokenizer import family_tokens, make_tokenizer
+from swe_core.tokens.comparison import Comparison
 from swe_core.tokens.families import FAMILIES
-from swe_core.tokens.load import recognise
 from swe_core.tokens.probes import PROBES, TOOLS, reply, result, user
 from swe_core.tokens.renderer import TAIL, Renderer
 from swe_core.tokens.templates import ChatTemplate, TemplateRenderer
@@ -71,6 +71,7 @@ class Row:
         template: Its file's name without the ending.
         thinking: False where `enable_thinking` is turned off.
         renderer: The name of the Renderer that is chosen for it.
+        differs: Where its prompts are not the template's.
         outcomes: By conversation.
         words: What it says where it refuses, by conversation.
     """
@@ -78,6 +79,7 @@ class Row:
     template: str
     thinking: bool
     renderer: str
+    differs: tuple[str, ...]
     outcomes: dict[str, str]
     words: dict[str, str]
 
@@ -115,9 +117,8 @@ def rows() -> Iterator[Row]:
 
 def _row(name: str, source: str, tokenizer: PreTrainedTokenizerFast, kwargs: dict[str, Any]) -> Row:
     template = ChatTemplate(tokenizer, source, kwargs)
-    renderer = recognise(tokenizer, source, kwargs) or TemplateRenderer(
-        tokenizer, source, template_kwargs=kwargs
-    )
+    comparison = Comparison(tokenizer, source, kwargs)
+    renderer = comparison.recognise() or TemplateRenderer(tokenizer, source, template_kwargs=kwargs)
     outcomes: dict[str, str] = {}
     words: dict[str, str] = {}
     for title, conversation in CONVERSATIONS.items():
@@ -126,7 +127,7 @@ def _row(name: str, source: str, tokenizer: PreTrainedTokenizerFast, kwargs: dic
         except RequestRefused as error:
             outcomes[title] = "refused"
             words[title] = str(error).partition(": ")[2]
-    return Row(name, not kwargs, renderer.name, outcomes, words)
+    return Row(name, not kwargs, renderer.name, comparison.differences(renderer), outcomes, words)
 
 
 def outcome(template: ChatTemplate, renderer: Renderer, conversation: Sequence[Message]) -> str:
@@ -201,13 +202,16 @@ def page(table: Sequence[Row]) -> str:
         "Where a template is not proven, its namesake ending in `_training` is used in its place if that one",
         "is proven and TRL is installed.",
         "",
-        "| template | renderer | " + " | ".join(str(n) for n in range(1, len(titles) + 1)) + " |",
-        "|---|---|" + "---|" * len(titles),
+        "`thinking` differs where the thinking of earlier replies, with thinking off its empty markers,",
+        "stays in the prompt as it was sampled, while the template drops it once a user message follows.",
+        "",
+        "| template | renderer | differs | " + " | ".join(str(n) for n in range(1, len(titles) + 1)) + " |",
+        "|---|---|---|" + "---|" * len(titles),
     ]
     for row in table:
         name = row.template if row.thinking else f"{row.template}, thinking off"
         marks = " | ".join(_MARKS[row.outcomes[title]] for title in titles)
-        lines.append(f"| {name} | {row.renderer} | {marks} |")
+        lines.append(f"| {name} | {row.renderer} | {', '.join(row.differs)} | {marks} |")
     lines += ["", "The conversations:", ""]
     lines += [f"{n}. {title}" for n, title in enumerate(titles, 1)]
     lines += ["", "## What templates say when they refuse", ""]

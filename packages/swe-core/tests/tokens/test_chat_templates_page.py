@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from swe_core.tokens.renderer import THINKING
+
 ROOT = Path(__file__).parents[4]
 
 
@@ -49,6 +51,11 @@ def test_every_template_is_there(generator: ModuleType, table: list) -> None:
 def test_what_is_proven_never_forks(table: list) -> None:
     """Nor on conversations that the proof did not see."""
     assert [row for row in table if "proven" in row.renderer and "forks" in row.outcomes.values()] == []
+
+
+@pytest.mark.slow
+def test_what_is_recognised_prints_what_the_template_prints(table: list) -> None:
+    assert [row for row in table if not {*row.differs} <= {THINKING}] == []
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ import pytest
 
 from swe_core.errors import ConfigError
 from swe_core.testing.tokenizer import family_tokens, make_tokenizer
-from swe_core.tokens.probes import TOOLS, user
-from swe_core.tokens.renderer import Renderer
+from swe_core.tokens.probes import TOOLS, reply, user
+from swe_core.tokens.renderer import THINKING, Renderer
 
 
 def load_renderer(tokenizer: str, **options: Any) -> Renderer:
@@ -28,7 +28,7 @@ def shipped(name: str) -> str:
 
 
 def model(directory: Path, template: str | None, *more: str) -> str:
-    """A directory with a tokenizer that has Qwen3's special tokens."""
+    """A directory with a tokenizer that has Qwen3's special tokens, and these."""
     special = [*family_tokens("qwen3"), *more]
     make_tokenizer(special, chat_template=template, eos_token="<|im_end|>").save_pretrained(directory)
     return str(directory)
@@ -58,16 +58,100 @@ def test_with_thinking_off_too(tmp_path: Path, option: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "renderer"),
-    [("qwen3_training", "template (proven)"), ("qwen3", "renderers/laguna-m.1")],
+    ("template", "renderer"), [("qwen3_training", "template (proven)"), ("qwen3", "renderers/qwen3")]
 )
 def test_a_family_whose_bridge_is_not_trusted_gives_way_to_a_proven_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, renderer: str
 ) -> None:
     without_trl(monkeypatch)
-    directory = model(tmp_path, shipped(template), *family_tokens("laguna-m.1")[3:])
-    known_as("laguna-m.1", directory, monkeypatch)
+    monkeypatch.setattr("swe_core.tokens.families.FamilyRenderer._bridge_agrees", lambda self: False)
+    directory = model(tmp_path, shipped(template))
+    known_as("qwen3", directory, monkeypatch)
     assert load_renderer(directory).name == renderer
+
+
+def said(made: Renderer) -> str:
+    """A past call as it is printed."""
+    call = ("call00001", "bash", '{"all": true, "limit": null}')
+    return made.text(made.render([user("Hello."), reply("", None, call), user("Go on.")], None))
+
+
+@pytest.mark.parametrize("options", [{}, {"enable_thinking": True}, {"enable_thinking": False}], ids=str)
+@pytest.mark.parametrize(
+    ("template", "name", "true"),
+    [("qwen3_5_think", "renderers/qwen3.5", "True"), ("qwen3_6", "renderers/qwen3.6", "true")],
+)
+def test_families_that_print_values_otherwise_are_told_apart(
+    tmp_path: Path, template: str, name: str, true: str, options: dict[str, bool]
+) -> None:
+    directory = model(tmp_path, shipped(template), *family_tokens("qwen3.6"))
+    made = load_renderer(directory, template_kwargs=options)
+    assert (made.name, made.how, made.differs) == (name, "bridge", (THINKING,))
+    assert f"<parameter=all>\n{true}\n</parameter>" in said(made)
+
+
+@pytest.mark.parametrize("template", ["qwen3_5_think_training", "qwen3_5_nothink_training"])
+def test_a_family_that_prints_values_otherwise_does_not_take_a_template_s_place(
+    tmp_path: Path, template: str
+) -> None:
+    """Qwen3.8's format prints all else of these two as they do with thinking off."""
+    directory = model(tmp_path, shipped(template), *family_tokens("qwen3.8"))
+    made = load_renderer(directory, template_kwargs={"enable_thinking": False})
+    assert (made.name, made.how, made.differs) == ("template (proven)", "template", ())
+    assert "<parameter=all>\nTrue\n</parameter>" in said(made)
+
+
+@pytest.mark.parametrize(
+    ("known", "template", "found"),
+    [
+        ("qwen3.5", "qwen3_6", "qwen3.6"),
+        ("qwen3", "qwen3_instruct_2507", "qwen3-vl"),  # the name that `renderers` 0.1.12 knows it by
+        ("nemotron-3.5", "nemotron_3_ultra", "nemotron-3.5"),  # which prints all as nemotron-3-ultra does
+    ],
+)
+def test_a_family_known_by_name_is_compared_with_the_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str, template: str, found: str
+) -> None:
+    directory = model(tmp_path, shipped(template), *family_tokens(known), *family_tokens(found))
+    known_as(known, directory, monkeypatch)
+    assert load_renderer(directory).name == f"renderers/{found}"
+
+
+def test_a_known_family_stands_where_no_renderer_extends_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If only its first prompt is the template's, and what differs is said."""
+    changed = shipped("qwen3").replace("<tool_response>\\n", "<tool_response>")
+    directory = model(tmp_path / "results", changed)
+    known_as("qwen3", directory, monkeypatch)
+    without_trl(monkeypatch)
+    made = load_renderer(directory)
+    assert made.name == "renderers/qwen3"
+    assert "tools" in made.differs
+    assert "chat" not in made.differs
+    opened = shipped("qwen3").replace(
+        "'<|im_start|>assistant\\n' }}", "'<|im_start|>assistant\\n<think>\\n' }}"
+    )
+    assert opened != shipped("qwen3")
+    directory = model(tmp_path / "prompt", opened)
+    known_as("qwen3", directory, monkeypatch)
+    assert load_renderer(directory).name == "template"
+
+
+@pytest.mark.parametrize("options", [{}, {"enable_thinking": False}], ids=str)
+def test_what_a_family_that_was_asked_for_prints_otherwise_is_known(
+    tmp_path: Path, options: dict[str, bool]
+) -> None:
+    directory = model(tmp_path, shipped("qwen3_6"), *family_tokens("qwen3.6"))
+    made = load_renderer(directory, renderer="qwen3.5", template_kwargs=options)
+    assert (made.name, made.differs) == ("renderers/qwen3.5", ("booleans and nulls in calls", THINKING))
+
+
+def test_thinking_that_the_template_keeps_is_no_difference(tmp_path: Path) -> None:
+    directory = model(tmp_path, shipped("qwen3_6"), *family_tokens("qwen3.6"))
+    for keeps in (True, False):  # False: each prompt after a new user message is rendered afresh
+        made = load_renderer(directory, template_kwargs={"preserve_thinking": keeps})
+        assert (made.name, made.differs) == ("renderers/qwen3.6", ())
 
 
 def test_a_model_is_known_by_its_exact_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,12 +164,12 @@ def test_no_vocabulary_is_fetched_to_recognise_a_family(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The format of gpt-oss loads one of its own over the network."""
-    from swe_core.tokens import load
+    from swe_core.tokens import comparison
 
     tried = []
-    made = load.FamilyRenderer
+    made = comparison.FamilyRenderer
     monkeypatch.setattr(
-        load, "FamilyRenderer", lambda t, name, kwargs: tried.append(name) or made(t, name, kwargs)
+        comparison, "FamilyRenderer", lambda t, name, kwargs: tried.append(name) or made(t, name, kwargs)
     )
     load_renderer(model(tmp_path, shipped("gptoss"), "<|start|>", "<|message|>", "<|end|>", "<|return|>"))
     assert "qwen3" in tried

@@ -15,7 +15,7 @@ from swe_core.builtin import vllm
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.errors import ConfigError, EngineError, EngineProtocolError, EngineRefused, EngineUnavailable
 from swe_core.testing.provider import ScriptedProvider, refusing_url
-from swe_core.tokens.renderer import Renderer
+from swe_core.tokens.renderer import THINKING, Renderer
 
 from .conftest import Qwen, ask, make_engine
 
@@ -141,11 +141,20 @@ async def test_calls_at_once_load_the_tokenizer_once(qwen: Qwen, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value", "setting"),
-    [("how", "full", "engine.vllm.chat_template"), ("finds_calls", False, "engine.vllm.tool_parser")],
+    ("attribute", "value", "said"),
+    [
+        ("how", "full", "engine.vllm.chat_template"),
+        ("finds_calls", False, "engine.vllm.tool_parser"),
+        (
+            "differs",
+            ("tools", "numbers in calls"),
+            "prints tools, numbers in calls otherwise than the model's",
+        ),
+        ("differs", (THINKING,), "leaves the thinking of earlier replies in the prompt as it was sampled"),
+    ],
 )
 async def test_what_the_chat_format_does_not_give_is_noted(
-    qwen: Qwen, monkeypatch: pytest.MonkeyPatch, attribute: str, value: object, setting: str
+    qwen: Qwen, monkeypatch: pytest.MonkeyPatch, attribute: str, value: object, said: str
 ) -> None:
     renderer = copy.copy(qwen.renderer)
     setattr(renderer, attribute, value)
@@ -154,7 +163,7 @@ async def test_what_the_chat_format_does_not_give_is_noted(
         assert list(engine.notes()) == []
         await engine.check()
         [note] = engine.notes()
-    assert setting in note
+    assert said in note
 
 
 def test_without_the_extra_the_command_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,9 @@ class FamilyRenderer(Renderer):
 
     `how` is "full" where the format's bridge and its rendering disagree, so that neither is trusted.
 
+    Attributes:
+        family: The format's name in `renderers`.
+
     Args:
         tokenizer: The model's tokenizer.
         family: The format's name in `renderers`, such as "qwen3".
@@ -67,7 +70,7 @@ class FamilyRenderer(Renderer):
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._family = family
+        self.family = family
         self._format = _format(tokenizer, family, dict(template_kwargs or {}))
         self.marks = frozenset(tokenizer.get_added_vocab().values())
         self.name = f"renderers/{family}"
@@ -83,7 +86,7 @@ class FamilyRenderer(Renderer):
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """See `Renderer.render`."""
-        if self._family in _NAMED:
+        if self.family in _NAMED:
             messages = with_tool_names(messages)
         try:
             return list(
@@ -103,7 +106,7 @@ class FamilyRenderer(Renderer):
         if self.how == "full":
             return None
         before = [*tail, *completion]
-        if self._family in _NAMED:
+        if self.family in _NAMED:
             names = [name for name, _, _ in self.parse(completion, tail, tools).calls]
             asked = asking(names, messages)
             if asked is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING, Any
 from renderers.base import MODEL_RENDERER_MAP
 from transformers import AutoTokenizer
 
-from swe_core.errors import ConfigError, RequestRefused
-from swe_core.messages import Message
+from swe_core.errors import ConfigError
+from swe_core.tokens.comparison import Comparison
 from swe_core.tokens.families import FAMILIES, FamilyRenderer
 from swe_core.tokens.parsers import Parser, named_parser, response_parser
-from swe_core.tokens.probes import CHAT, PROBES, TOOLS
-from swe_core.tokens.renderer import Renderer, Tools
-from swe_core.tokens.templates import ChatTemplate, TemplateRenderer
+from swe_core.tokens.probes import TOOLS
+from swe_core.tokens.renderer import Renderer
+from swe_core.tokens.templates import TemplateRenderer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_FETCHES = frozenset({"gpt-oss"})
-"""Families whose format loads a vocabulary of its own over the network: only where they are asked for."""
 
 
 def load_renderer(
@@ -56,21 +53,34 @@ def load_renderer(
         raise ConfigError(f"renderer {renderer!r} is not known: choose auto, template or {', '.join(near)}")
     loaded = load_tokenizer(tokenizer)
     kwargs = dict(template_kwargs or {})
-    if renderer in FAMILIES:
-        return FamilyRenderer(loaded, renderer, kwargs)
-    family: FamilyRenderer | None = None
-    if renderer == "auto" and chat_template is None and tokenizer in MODEL_RENDERER_MAP:
-        family = FamilyRenderer(loaded, MODEL_RENDERER_MAP[tokenizer], kwargs)
-        if family.how == "bridge":
-            return family
     source = _template(loaded, chat_template)
+    known = MODEL_RENDERER_MAP.get(tokenizer) if renderer == "auto" and chat_template is None else None
+    name = renderer if renderer in FAMILIES else known
+    named = FamilyRenderer(loaded, name, kwargs) if name is not None else None
+    if source is None:
+        if named is None:
+            raise ConfigError(
+                f"the tokenizer {tokenizer!r} has no chat template: pass a file that holds one, or the name "
+                "of a renderer"
+            )
+        return named
+    comparison = Comparison(loaded, source, kwargs)
+    family = named if renderer in FAMILIES else None
     if renderer == "auto":
-        family = family or recognise(loaded, source, kwargs)
-    if family is not None and family.how == "bridge":
-        return family
-    parser = named_parser(loaded, tool_parser, reasoning_parser) if tool_parser or reasoning_parser else None
-    own = template_renderer(loaded, source, kwargs, parser)
-    return own if own.proven or family is None else family
+        family = comparison.recognise(known)
+        if family is None and named is not None and comparison.starts(named):
+            family = named
+    made: Renderer
+    if family is not None and (renderer in FAMILIES or family.how == "bridge"):
+        made = family
+    else:
+        parser = (
+            named_parser(loaded, tool_parser, reasoning_parser) if tool_parser or reasoning_parser else None
+        )
+        own = template_renderer(loaded, source, kwargs, parser)
+        made = own if own.proven or family is None else family
+    made.differs = comparison.differences(made)
+    return made
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -87,72 +97,6 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             f"the tokenizer {name!r} cannot be loaded: pass a directory that holds the model's tokenizer "
             f"files, or its name on the Hugging Face Hub ({' '.join(str(error).split())})"
         ) from error
-
-
-def recognise(
-    tokenizer: PreTrainedTokenizerBase, source: str, kwargs: Mapping[str, Any]
-) -> FamilyRenderer | None:
-    """The family whose format gives the same ids as a chat template on every turn of `PROBES` that the
-    template takes; None where there is none.
-
-    With thinking on is enough: with thinking off some families print the empty thinking of each reply again,
-    where templates drop it. Then the first prompt says whether thinking is on.
-    """
-    thinking = [kwargs, {**kwargs, "enable_thinking": True}] if "enable_thinking" in source else [kwargs]
-    family = next(filter(None, (_family(tokenizer, source, options) for options in thinking)), None)
-    if family is None:
-        return None
-    template = ChatTemplate(tokenizer, source, kwargs)
-    first = template.ids(template.text(PROBES[CHAT][:1], None))
-    for options in (kwargs, {"enable_thinking": False, **kwargs}):
-        candidate = _candidate(tokenizer, family, options)
-        if candidate and candidate.render(PROBES[CHAT][:1], None) == first:
-            return candidate
-    return None
-
-
-def _family(tokenizer: PreTrainedTokenizerBase, source: str, kwargs: Mapping[str, Any]) -> str | None:
-    expected = list(_prompts(ChatTemplate(tokenizer, source, kwargs)))
-    for family in sorted(FAMILIES - _FETCHES):
-        candidate = _candidate(tokenizer, family, kwargs)
-        if candidate and expected and all(_agrees(candidate, *prompt) for prompt in expected):
-            return str(family)
-    return None
-
-
-def _candidate(
-    tokenizer: PreTrainedTokenizerBase, family: str, kwargs: Mapping[str, Any]
-) -> FamilyRenderer | None:
-    try:
-        return FamilyRenderer(tokenizer, family, kwargs)
-    except ConfigError:
-        return None
-
-
-def _agrees(candidate: FamilyRenderer, messages: list[Message], tools: Tools, expected: list[int]) -> bool:
-    """Whether the ids are the same. Where a reply has text and a call, the same text is enough: some formats
-    tokenise the two apart, which matters to no reply that was sampled."""
-    try:
-        ids = candidate.render(messages, tools)
-    except RequestRefused:
-        return False
-    if any(message["content"] and message.get("tool_calls") for message in messages):
-        return candidate.text(ids) == candidate.text(expected)
-    return ids == expected
-
-
-def _prompts(template: ChatTemplate) -> Iterator[tuple[list[Message], Tools, list[int]]]:
-    """The prompt of every turn of `PROBES`, with tools and without."""
-    for tools in (None, TOOLS):
-        for conversation in PROBES.values():
-            for turn in range(1, len(conversation) + 1):
-                if turn < len(conversation) and conversation[turn]["role"] != "assistant":
-                    continue
-                messages = conversation[:turn]
-                try:
-                    yield messages, tools, template.ids(template.text(messages, tools))
-                except RequestRefused:
-                    continue
 
 
 def template_renderer(
@@ -181,7 +125,8 @@ def template_renderer(
     return trained if trained.proven else own
 
 
-def _template(tokenizer: PreTrainedTokenizerBase, chat_template: Path | None) -> str:
+def _template(tokenizer: PreTrainedTokenizerBase, chat_template: Path | None) -> str | None:
+    """The template's text; None where the tokenizer has none and no file is given."""
     if chat_template is not None:
         try:
             return chat_template.read_text(encoding="utf-8")
@@ -189,11 +134,8 @@ def _template(tokenizer: PreTrainedTokenizerBase, chat_template: Path | None) ->
             raise ConfigError(f"the chat template {str(chat_template)!r} cannot be read: {error}") from error
     try:
         return str(tokenizer.get_chat_template(tools=TOOLS))
-    except ValueError as error:
-        raise ConfigError(
-            f"the tokenizer {tokenizer.name_or_path!r} has no chat template: pass a file that holds one, or "
-            "the name of a renderer"
-        ) from error
+    except ValueError:
+        return None
 
 
 def _knows_replies(tokenizer: PreTrainedTokenizerBase, source: str) -> bool:

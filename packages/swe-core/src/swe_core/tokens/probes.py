@@ -55,7 +55,20 @@ _NONE = ("call00003", "bash", "{}")
 _LAST = ("call00004", "bash", '{"command": "pytest"}')
 _LINE, _OTHER = "one line of output", "another line of output"
 
+
+def _calling(arguments: str) -> list[Message]:
+    """A call with these arguments, and its result."""
+    return [
+        user("Fix the bug."),
+        reply("", None, ("call00001", "bash", arguments)),
+        result("call00001", _LINE),
+    ]
+
+
+THOUGHT = "What is there?"
 CHAT = "chat"
+TOOLS_WITH_THINKING = "tools with thinking"
+INLINE_THINKING = "thinking inside text"
 MALFORMED = "arguments that are no JSON"
 PROBES: dict[str, list[Message]] = {
     CHAT: [
@@ -84,10 +97,10 @@ PROBES: dict[str, list[Message]] = {
         reply("", None, _LAST),
         result("call00004", "all passed"),
     ],
-    "tools with thinking": [
+    TOOLS_WITH_THINKING: [
         system("You fix bugs."),
         user("Fix the bug."),
-        reply("I look around.", "What is there?", _LS),
+        reply("I look around.", THOUGHT, _LS),
         result("call00001", _LINE),
         reply("", "I must read it.", _CAT),
         result("call00002", _OTHER),
@@ -106,7 +119,7 @@ PROBES: dict[str, list[Message]] = {
     ],
     "a user message after results": [
         user("Fix the bug."),
-        reply("I look around.", "What is there?", _LS),
+        reply("I look around.", THOUGHT, _LS),
         result("call00001", _LINE),
         user("Wait, do something else."),
         reply("As you say.", "Another task."),
@@ -140,5 +153,26 @@ PROBES: dict[str, list[Message]] = {
         reply("\nDone.\n\n"),
         user("\n\nThank you.\n"),
     ],
+    "blanks before text": [
+        user("  Fix it."),
+        reply("  I look around.", None, ("call00001", "bash", '{"command": "  ls ", "text": "\\n\\tx\\n"}')),
+        result("call00001", "  one line of output"),
+        reply(" Done."),
+        user(" Thank you."),
+    ],
+    "booleans and nulls in calls": _calling('{"all": true, "deep": false, "limit": null}'),
+    "numbers in calls": _calling(
+        '{"n": 3, "less": -7, "part": 2.5, "whole": 1.0, "tiny": 1e-07, "many": 1e+16}'
+    ),
+    "nested values in calls": _calling(
+        '{"edits": [{"old": "é <a> & \'b\'", "all": true, "lines": [1, 2.5, null]}], "none": {}, "empty": []}'
+    ),
+    INLINE_THINKING: [
+        user("Fix the bug."),
+        reply(f"<think>\n{THOUGHT}\n</think>\n\nI look around.", None, _LS),
+        result("call00001", _LINE),
+        reply("<think>That was it.</think> It is fixed."),
+        user("Thank you."),
+    ],
 }
-"""Each ends with what the agent sends, so that a prompt follows."""
+"""Each ends with what the agent sends, so that a prompt follows. The names are what users are told."""

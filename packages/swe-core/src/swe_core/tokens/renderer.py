@@ -13,6 +13,10 @@ from swe_core.messages import Message
 TAIL = 256
 """Ids of the end of a prompt that `extend` and `parse` are given: enough to hold every generation prompt."""
 
+THINKING = "thinking"
+"""Of earlier replies, as it was sampled: with thinking off, its empty markers. It stays in the prompt after a
+new user message, where the model's own chat template drops it."""
+
 Tools = Sequence[Mapping[str, Any]] | None
 
 
@@ -49,6 +53,9 @@ class Renderer(ABC):
     splits: bool
     """Whether ids between marks can be decoded in parts: the texts of the parts are the text of the whole,
     wherever no part ends inside a character."""
+    differs: tuple[str, ...] = ()
+    """Where its prompts are not those of the model's own chat template: names of `probes.PROBES`, and
+    `THINKING`."""
     finds_calls: bool
     """Whether `parse` knows what a tool call looks like; else every reply is text."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from swe_core.messages import Message
 from swe_core.tokens.convert import asking, listed, settled, with_arguments
 from swe_core.tokens.encoder import decodes_in_parts
 from swe_core.tokens.parsers import Parser, plain_parser
-from swe_core.tokens.probes import CHAT, PROBES, TOOLS, reply, result, user
+from swe_core.tokens.probes import CHAT, INLINE_THINKING, PROBES, TOOLS, reply, result, user
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
 
 if TYPE_CHECKING:
@@ -92,12 +93,18 @@ class ChatTemplate:
     def without_cue(self, messages: Sequence[Message], tools: Tools) -> str | None:
         """The conversation's text up to its generation prompt, which is that of any other conversation or,
         after tool results in some formats, none; None where it is neither."""
-        prompt = self.text([_HELLO], None)
-        cue = prompt[len(_shared(prompt, self.text([_HELLO], None, prompt=False))) :]
         whole, bare = self.text(messages, tools), self.text(messages, tools, prompt=False)
         if whole == bare:
             return whole
-        return whole.removesuffix(cue) if whole.endswith(cue) else None
+        return whole.removesuffix(self._cue) if whole.endswith(self._cue) else None
+
+    @cached_property
+    def _hello(self) -> str:
+        return self.text([_HELLO], None)
+
+    @cached_property
+    def _cue(self) -> str:
+        return self._hello[len(_shared(self._hello, self.text([_HELLO], None, prompt=False))) :]
 
     def following(self, asked: Message, messages: Sequence[Message]) -> Following | None:
         """What follows the reply `asked` when `messages` come next, in a conversation of these alone; None
@@ -109,11 +116,10 @@ class ChatTemplate:
         """
         if not self.tokenizer.is_fast:
             return None
-        opened = self.text([_HELLO], None)
         closed = self.text([_HELLO, asked], None, prompt=False)
         whole = self.text([_HELLO, asked, *messages], None)
         shared = _shared(closed, whole)
-        start = max(len(_shared(opened, closed)), shared.rfind(asked["content"] or "\0"))
+        start = max(len(_shared(self._hello, closed)), shared.rfind(asked["content"] or "\0"))
         ends = list(self._special.finditer(shared, start))
         if not ends:
             return None
@@ -169,6 +175,8 @@ def prove_prefix_preserving(template: ChatTemplate) -> bool:
         return False
     for tools in (None, TOOLS):
         for name, conversation in PROBES.items():
+            if name == INLINE_THINKING:
+                continue
             try:
                 if not _preserves(template, conversation, tools, first.end):
                     return False
@@ -222,6 +230,7 @@ class TemplateRenderer(Renderer):
         template_kwargs: Mapping[str, Any] | None = None,
         parser: Parser | None = None,
     ) -> None:
+        self.source = source
         self._template = ChatTemplate(tokenizer, source, template_kwargs or {})
         self._parser = parser or plain_parser(tokenizer)
         self.proven = prove_prefix_preserving(self._template)

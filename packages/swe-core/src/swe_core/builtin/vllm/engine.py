@@ -35,7 +35,7 @@ from swe_core.errors import (
 from swe_core.messages import Message
 from swe_core.tokens.conversation import Conversation
 from swe_core.tokens.load import load_renderer
-from swe_core.tokens.renderer import Parsed, Renderer
+from swe_core.tokens.renderer import THINKING, Parsed, Renderer
 
 _BACKOFF = BACKOFF
 _BASE = "what /v1/completions is appended to"
@@ -184,6 +184,18 @@ class VLLMEngine(Engine):
             notes.append(
                 f"the renderer {renderer.name!r} does not know this model's tool calls, so that agents are "
                 "told them as text: set engine.vllm.tool_parser, or engine.vllm.renderer to its family"
+            )
+        others = [name for name in renderer.differs if name != THINKING]
+        if others:
+            notes.append(
+                f"the renderer {renderer.name!r} prints {', '.join(others)} otherwise than the model's chat "
+                "template: set engine.vllm.renderer to 'template' where that must not be"
+            )
+        if THINKING in renderer.differs:
+            notes.append(
+                f"the renderer {renderer.name!r} leaves the thinking of earlier replies in the prompt as it "
+                "was sampled, where the model's chat template drops it once a user message follows: that is "
+                "on purpose, so that prompts extend"
             )
         return notes
 

@@ -1,0 +1,204 @@
+"""Comparison: a model's own chat template against the renderers that may take its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from swe_core.errors import ConfigError, RequestRefused
+from swe_core.messages import Message
+from swe_core.tokens.families import FAMILIES, FamilyRenderer
+from swe_core.tokens.probes import CHAT, INLINE_THINKING, PROBES, THOUGHT, TOOLS, TOOLS_WITH_THINKING, user
+from swe_core.tokens.renderer import THINKING, Renderer, Tools
+from swe_core.tokens.templates import ChatTemplate, TemplateRenderer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FETCHES = frozenset({"gpt-oss"})
+"""Families whose format loads a vocabulary of its own over the network: only where they are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """What the template makes of one turn.
+
+    Args:
+        probes: The probes that have this turn.
+    """
+
+    messages: list[Message]
+    tools: Tools
+    ids: list[int]
+    probes: list[str] = field(default_factory=list)
+
+
+class Comparison:
+    """A model's chat template against renderers, on every turn of `PROBES` that the template takes, with and
+    without tools.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        source: The template.
+        kwargs: Its options, such as `enable_thinking`.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, kwargs: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._source = source
+        self._kwargs = dict(kwargs)
+        self._on = {**kwargs, "enable_thinking": True}
+        self._can_think = "enable_thinking" in source and self._on != self._kwargs
+        # Renderers to the probes that they print otherwise, once known: as given, and with thinking on.
+        self._found: dict[Renderer, list[str]] = {}
+        self._found_on: dict[Renderer, list[str]] = {}
+
+    def recognise(self, known: str | None = None) -> FamilyRenderer | None:
+        """The family whose format is the template's; None where there is none.
+
+        That is one that gives the template's ids on every turn. Where none does, it is one that does so with
+        thinking on, and of these one with the template's first prompt that differs least: with thinking off
+        some families print the empty thinking of each reply again, where templates drop it.
+
+        Args:
+            known: The family that the model's name stands for: the first choice among equals.
+        """
+        families: list[str] = sorted(FAMILIES - _FETCHES)
+        if known is not None:
+            families.insert(0, known)
+        for family in families:
+            candidate = self._family(family, self._kwargs)
+            if candidate is not None and _agrees(candidate, self._prompts):
+                self._found[candidate] = []
+                return candidate
+        close = [candidate for family in families for candidate in self._close(family)]
+        return min(close, key=lambda candidate: len(self._differing(candidate)), default=None)
+
+    def differences(self, renderer: Renderer) -> tuple[str, ...]:
+        """What the renderer prints otherwise than the template: see `Renderer.differs`."""
+        names = self._differing(renderer)
+        on = self._differing_on(renderer) if names else names
+        others = [name for name in names if name in on]
+        kept = others != names or self._keeps_thinking(renderer)
+        return (*others, THINKING) if kept else tuple(others)
+
+    def starts(self, renderer: Renderer) -> bool:
+        """Whether the renderer gives the template's ids for the first prompt of a chat."""
+        first = PROBES[CHAT][:1]
+        return any(
+            _same(renderer, prompt)
+            for prompt in self._prompts
+            if prompt.messages == first and prompt.tools is None
+        )
+
+    def _close(self, family: str) -> Iterator[FamilyRenderer]:
+        thinking = self._family(family, self._on) if self._can_think else None
+        if thinking is None or not _agrees(thinking, self._prompts_on):
+            return
+        for options in (self._kwargs, {"enable_thinking": False, **self._kwargs}):
+            candidate = self._family(family, options)
+            if candidate is not None and self.starts(candidate):
+                self._found_on[candidate] = []
+                yield candidate
+
+    def _differing(self, renderer: Renderer) -> list[str]:
+        if isinstance(renderer, TemplateRenderer) and renderer.source == self._source:
+            return []
+        if renderer not in self._found:
+            self._found[renderer] = _differing(renderer, self._prompts)
+        return self._found[renderer]
+
+    def _differing_on(self, renderer: Renderer) -> list[str]:
+        """The same with thinking on; as given where it cannot be turned on or the first prompts differ."""
+        if renderer in self._found_on:
+            return self._found_on[renderer]
+        thinking = None
+        if self._can_think and isinstance(renderer, FamilyRenderer) and self.starts(renderer):
+            thinking = self._family(renderer.family, self._on)
+        return self._differing(renderer) if thinking is None else _differing(thinking, self._prompts_on)
+
+    def _family(self, family: str, kwargs: Mapping[str, Any]) -> FamilyRenderer | None:
+        try:
+            return FamilyRenderer(self._tokenizer, family, kwargs)
+        except ConfigError:
+            return None
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._tokenizer, self._source, self._kwargs)
+
+    @cached_property
+    def _prompts(self) -> list[_Prompt]:
+        return _prompts(self._template)
+
+    @cached_property
+    def _prompts_on(self) -> list[_Prompt]:
+        return _prompts(ChatTemplate(self._tokenizer, self._source, self._on))
+
+    def _keeps_thinking(self, renderer: Renderer) -> bool:
+        """Whether a prompt that a user message extends keeps thinking which the template drops then."""
+        if not any(self._drops_thinking(PROBES[name]) for name in (TOOLS_WITH_THINKING, INLINE_THINKING)):
+            return False
+        prompt = renderer.render(PROBES[CHAT][:1], None)
+        return any(
+            renderer.extend(prompt, [*self._template.ids(text), stop], [user("Thank you.")], None) is not None
+            for text, stop in product(("Good day.", "</think>Good day."), renderer.stop_ids)
+        )
+
+    def _drops_thinking(self, conversation: Sequence[Message]) -> bool:
+        """Whether the template prints the first reply's thinking at first, and no more in the end."""
+        try:
+            *texts, last = [self._template.text(messages, TOOLS) for messages in _turns(conversation)]
+        except RequestRefused:
+            return False
+        return any(THOUGHT in text for text in texts) and THOUGHT not in last
+
+
+def _prompts(template: ChatTemplate) -> list[_Prompt]:
+    prompts: dict[bytes, _Prompt] = {}
+    for tools, (name, conversation) in product((None, TOOLS), PROBES.items()):
+        for messages in _turns(conversation):
+            key = orjson.dumps([messages, tools])
+            if key not in prompts:
+                try:
+                    ids = template.ids(template.text(messages, tools))
+                except RequestRefused:
+                    continue
+                prompts[key] = _Prompt(messages, tools, ids)
+            prompts[key].probes.append(name)
+    return list(prompts.values())
+
+
+def _turns(conversation: Sequence[Message]) -> Iterator[list[Message]]:
+    """What the agent sends at each turn."""
+    for n, message in enumerate(conversation):
+        if message["role"] == "assistant":
+            yield list(conversation[:n])
+    yield list(conversation)
+
+
+def _agrees(renderer: Renderer, prompts: Sequence[_Prompt]) -> bool:
+    return bool(prompts) and all(_same(renderer, prompt) for prompt in prompts)
+
+
+def _differing(renderer: Renderer, prompts: Sequence[_Prompt]) -> list[str]:
+    """The probes with a turn that the renderer prints otherwise, in their order."""
+    found = {name for prompt in prompts if not _same(renderer, prompt) for name in prompt.probes}
+    return [name for name in PROBES if name in found]
+
+
+def _same(renderer: Renderer, prompt: _Prompt) -> bool:
+    """Whether the ids are the same. Where a reply has text and a call, the same text is enough: some formats
+    tokenise the two apart, which matters to no reply that was sampled."""
+    try:
+        ids = renderer.render(prompt.messages, prompt.tools)
+    except RequestRefused:
+        return False
+    if any(message["content"] and message.get("tool_calls") for message in prompt.messages):
+        return renderer.text(ids) == renderer.text(prompt.ids)
+    return ids == prompt.ids
