@@ -96,6 +96,44 @@ def test_what_no_engine_reads_is_refused(message: dict[str, Any], sentence: str)
 
 
 @pytest.mark.parametrize(
+    ("field", "sentence"),
+    [
+        (
+            {"logprobs": True},
+            "'logprobs' is not supported here: replies carry no log-probabilities; leave it out",
+        ),
+        ({"logprobs": False, "top_logprobs": 3}, "'top_logprobs' is not supported"),
+        ({"modalities": ["text", "audio"]}, "'modalities' is not supported here: replies are text"),
+        ({"audio": {"voice": "ash", "format": "wav"}}, "'audio' is not supported"),
+        ({"web_search_options": {}}, "'web_search_options' is not supported"),
+        ({"moderation": {"model": "m"}}, "'moderation' is not supported"),
+        ({"parallel_tool_calls": 0}, "'parallel_tool_calls' is a number; send true or false"),
+        ({"logit_bias": [1]}, "'logit_bias' is a list; send an object"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(field: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadRequest, match=sentence):
+        _parse({"role": "user", "content": ""}, **field)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": False, "top_logprobs": 0, "modalities": ["text"], "logit_bias": {"5": 1}},
+        {"parallel_tool_calls": False, "stream_options": {"include_usage": True}, "service_tier": "auto"},
+        dict.fromkeys(
+            ("logprobs", "top_logprobs", "modalities", "audio", "web_search_options", "moderation",
+             "parallel_tool_calls", "logit_bias")
+        ),
+        {"temperature": 0, "top_p": 1, "seed": 1, "user": "u", "store": False, "metadata": {},
+         "reasoning_effort": "high", "verbosity": "low", "prompt_cache_key": "k", "prediction": None},
+    ],
+)  # fmt: skip
+def test_what_agents_send_by_themselves_passes(fields: dict[str, Any]) -> None:
+    assert _parse({"role": "user", "content": ""}, **fields).body.items() >= fields.items()
+
+
+@pytest.mark.parametrize(
     ("limits", "wanted"),
     [
         ({}, None),

@@ -95,6 +95,15 @@ def test_a_call_that_failed_at_the_end_is_left_out_of_the_conversation(tmp_path:
     assert len(row["turns"]) == 2
 
 
+def test_a_call_that_would_be_refused_today_is_a_row_all_the_same(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run")
+    add(run, rollout("t-0"), tokens=False)
+    path = run.path / "rollouts" / "t-0" / "turns.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"model":"m"', b'"model":"m","logprobs":true'))
+    (row,) = rows(run)
+    assert len(row["messages"]) == 4
+
+
 def test_a_patch_of_other_bytes_than_text(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
     add(run, rollout("t-0"), patch=b"-caf\xe9\n")

@@ -109,6 +109,27 @@ async def test_a_tool_conversation_is_one_chain_of_exact_ids(qwen: Qwen, stream:
     assert "README.md" in qwen.text(turn.prompt_ids.tolist())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_agent_that_takes_one_call_at_a_time_is_told_the_first(qwen: Qwen, stream: bool) -> None:
+    """All that was sampled stays, and the conversation goes on from it."""
+    both = CALL + CALL.partition("</think>")[2].replace("ls", "pwd")
+    async with qwen.server(both, both, "Done.") as server, make_engine(server.url) as engine:
+        every, _ = await ask(engine, tools=TOOLS, stream=stream, parallel_tool_calls=True)
+        first, heard = await ask(engine, tools=TOOLS, stream=stream, parallel_tool_calls=False)
+        result: Message = {"role": "tool", "content": "README.md"}
+        second, _ = await ask(engine, [*HELLO, said(first), result], tools=TOOLS, parallel_tool_calls=False)
+    commands = [call["function"]["arguments"] for call in every.message["tool_calls"]]
+    assert commands == ['{"command": "ls"}', '{"command": "pwd"}']
+    [call] = first.message["tool_calls"]
+    assert call["function"] == {"name": "bash", "arguments": commands[0]}
+    assert first.finish_reason == "tool_calls"
+    if stream:
+        assert heard.heard[-1]["tool_calls"] == [{"index": 0, **call}]
+    assert sampled_of(first).completion_ids.tolist() == sampled_of(every).completion_ids.tolist()
+    assert sampled_of(second).extends is first.sampled
+    assert server.requests[2].prompt[: len(all_ids(first.sampled))] == all_ids(first.sampled)
+
+
 async def test_the_host_owns_the_sampling(qwen: Qwen) -> None:
     async with qwen.server("ok") as server:
         async with make_engine(server.url, temperature=0.5, top_k=20) as engine:
@@ -378,6 +399,7 @@ async def test_what_comes_at_once_keeps_the_version_that_it_was_asked_for(qwen: 
         ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
         ({"tool_choice": {"type": "function", "function": {"name": "bash"}}}, "is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"50256": -100}}, "logit_bias is not supported"),
         ({"stop": 3}, "stop is 3"),
         ({"stop": [""]}, "stop is .*none of them empty"),
     ],
@@ -390,7 +412,8 @@ async def test_what_would_bend_the_distribution_is_refused(qwen: Qwen, body: Any
 
 async def test_without_tool_choice_no_tools_are_offered(qwen: Qwen) -> None:
     async with qwen.server("x") as server, make_engine(server.url) as engine:
-        await ask(engine, tools=TOOLS, tool_choice="none", response_format={"type": "text"})
+        neutral = {"response_format": {"type": "text"}, "logit_bias": {}}
+        await ask(engine, tools=TOOLS, tool_choice="none", **neutral)
         await ask(engine)
     assert server.requests[0].prompt == server.requests[1].prompt
 

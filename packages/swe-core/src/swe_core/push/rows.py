@@ -136,7 +136,7 @@ def _conversation(turns: Sequence[Turn]) -> tuple[list[Mapping[str, Any]] | None
     """The conversation of the last call that was answered, with the answer, and its tools as JSON."""
     for turn, body in reversed(list(zip(turns, requests(turns), strict=True))):
         if turn.reply is not None:
-            whole = {**body, "messages": [*body["messages"], turn.reply]}
+            whole = {"messages": [*body["messages"], turn.reply], "tools": body.get("tools")}
             asked = ChatCompletions().parse(orjson.dumps(whole))
             return list(asked.messages), None if asked.tools is None else _json(asked.tools)
     return None, None

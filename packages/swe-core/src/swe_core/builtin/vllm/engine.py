@@ -19,7 +19,7 @@ from swe_core.builtin.vllm.check import ask_served, check_server
 from swe_core.builtin.vllm.client import Client, open_session
 from swe_core.builtin.vllm.generation import Generation
 from swe_core.builtin.vllm.policy import AdapterUnknown, Policy
-from swe_core.builtin.vllm.request import Requests, offered_tools, stop_texts
+from swe_core.builtin.vllm.request import Requests, most_calls, offered_tools, stop_texts
 from swe_core.builtin.vllm.servers import Server, Servers
 from swe_core.builtin.vllm.streaming import Streamer, cut
 from swe_core.config import base_url
@@ -242,7 +242,8 @@ class VLLMEngine(Engine):
             raise
         ids, sampled = generation.ids, generation.sampled()
         self._count(generation)
-        message = _message(model.renderer.parse(ids, prompt.tail, tools), stops)
+        parsed = model.renderer.parse(ids, prompt.tail, tools)
+        message = _message(parsed, stops, most_calls(request.body))
         if streamer is not None:
             await streamer.finish(message)
         rollout.conversation.add(prompt, sampled, {**message, "content": message["content"] or ""})
@@ -376,7 +377,7 @@ class VLLMEngine(Engine):
                 raise
 
 
-def _message(parsed: Parsed, stops: Sequence[str]) -> Message:
+def _message(parsed: Parsed, stops: Sequence[str], most_calls: int | None) -> Message:
     """What the agent is told."""
     content = cut(parsed.content, stops)
     message: Message = {"role": "assistant", "content": content}
@@ -390,7 +391,7 @@ def _message(parsed: Parsed, stops: Sequence[str]) -> Message:
                 "type": "function",
                 "function": {"name": name, "arguments": arguments},
             }
-            for name, arguments, id_ in parsed.calls
+            for name, arguments, id_ in parsed.calls[:most_calls]
         ]
     return message
 

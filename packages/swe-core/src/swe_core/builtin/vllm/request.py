@@ -86,8 +86,8 @@ def offered_tools(request: ChatRequest) -> Tools:
     """The tools that the model is shown.
 
     Raises:
-        RequestRefused: The agent wants a certain call or format, which would have to be forced upon the
-            policy.
+        RequestRefused: The agent wants a certain call, format or choice of words, which would have to be
+            forced upon the policy.
     """
     choice = request.body.get("tool_choice")
     if choice not in (None, "auto", "none"):
@@ -100,6 +100,11 @@ def offered_tools(request: ChatRequest) -> Tools:
         raise RequestRefused(
             f"response_format {wanted!r} is not supported: this endpoint samples from the policy as it is "
             "and forces no format; leave it out"
+        )
+    if request.body.get("logit_bias"):
+        raise RequestRefused(
+            "logit_bias is not supported: this endpoint samples from the policy as it is and makes no token "
+            "more or less likely; leave it out"
         )
     return (request.tools or None) if choice != "none" else None
 
@@ -115,3 +120,11 @@ def stop_texts(body: Mapping[str, Any]) -> list[str]:
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
         raise RequestRefused(f"stop is {stop!r}; send a text or a list of texts, none of them empty")
     return texts
+
+
+def most_calls(body: Mapping[str, Any]) -> int | None:
+    """How many calls of a reply, the first ones, the agent is told; None is all.
+
+    As vLLM's own server does it: the policy may sample more, and is not told what the agent wants.
+    """
+    return 1 if body.get("parallel_tool_calls") is False else None

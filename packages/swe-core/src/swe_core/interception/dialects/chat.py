@@ -27,6 +27,15 @@ _DEPTH = 128
 """Levels of objects and lists in a request. orjson writes 254, and a record wraps some around it."""
 _CONTAINERS = frozenset((dict, list))
 _DONE = b"data: [DONE]\n\n"
+_NOT_GIVEN: dict[str, tuple[Any, str]] = {
+    "logprobs": (False, "replies carry no log-probabilities"),
+    "top_logprobs": (0, "replies carry no log-probabilities"),
+    "modalities": (["text"], "replies are text"),
+    "audio": (None, "replies are text"),
+    "web_search_options": (None, "nothing is searched in the web"),
+    "moderation": (None, "nothing is moderated"),
+}
+"""What would change the form of replies → the value that asks for nothing, as null does, and the reason."""
 
 
 class ChatCompletions(Dialect):
@@ -47,6 +56,8 @@ class ChatCompletions(Dialect):
             ("stream", bool, "true or false"),
             ("stream_options", dict, "an object"),
             ("tools", list, "a list"),
+            ("parallel_tool_calls", bool, "true or false"),
+            ("logit_bias", dict, "an object"),
         ):
             if not isinstance(body.get(key), kind | None):
                 raise BadRequest(f"{key!r} is {_kind(body[key])}; send {wanted}")
@@ -56,6 +67,9 @@ class ChatCompletions(Dialect):
         n = body.get("n")
         if n is True or n not in (None, 1):
             raise BadRequest(f"'n' is {n!r}; this endpoint gives one choice a request")
+        for key, (nothing, why) in _NOT_GIVEN.items():
+            if body.get(key) not in (None, nothing):
+                raise BadRequest(f"{key!r} is not supported here: {why}; leave it out")
         for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
             if body.get(old):
                 raise BadRequest(f"{old!r} is deprecated and not supported here; send {new!r}")
