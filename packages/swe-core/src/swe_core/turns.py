@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -38,10 +38,13 @@ class _Earlier(NamedTuple):
 
 
 class RequestDiff:
-    """Follows the requests of one rollout, in which sub-agents may take turns. Keeps digests, no messages."""
+    """Follows the requests of one rollout, in which sub-agents may take turns. Keeps digests, and of messages
+    those of the last request, to which most requests add some."""
 
     def __init__(self) -> None:
         self._last = _Earlier(None, _digest(None))
+        self._messages: list[dict[str, Any]] = []
+        self._beginnings: list[bytes] = []
         self._known: dict[bytes, _Earlier] = {}
         """Digest of a request's first messages, or of tools → the first turn whose request had them."""
 
@@ -53,7 +56,7 @@ class RequestDiff:
         messages: list[dict[str, Any]] = list(body["messages"])
         tools = body.get("tools")
         this = _Earlier(index, _digest(tools))
-        beginnings = list(_beginnings(messages))
+        beginnings = self._digests(messages)
         earlier, kept = self._known.get(this.tools, self._last), 0
         for beginning in beginnings:
             if beginning not in self._known:
@@ -66,8 +69,19 @@ class RequestDiff:
             self._known.clear()
         for known in (this.tools, *beginnings):
             self._known.setdefault(known, this)
-        self._last = this
+        self._last, self._messages, self._beginnings = this, messages, beginnings
         return Added(earlier.turn, kept, messages[kept:], params)
+
+    def _digests(self, messages: Sequence[dict[str, Any]]) -> list[bytes]:
+        """A digest of the first message, of the first two, and so on. Comparing messages with those of the
+        last request costs far less than writing them."""
+        pairs = enumerate(zip(self._messages, messages, strict=False))
+        same = next((n for n, (old, new) in pairs if old != new), min(len(self._messages), len(messages)))
+        digests = self._beginnings[:same]
+        for message in messages[same:]:
+            before = digests[-1] if digests else b""
+            digests.append(hashlib.blake2b(before + orjson.dumps(message), digest_size=16).digest())
+        return digests
 
 
 def requests(turns: Iterable[Turn]) -> Iterator[dict[str, Any]]:
@@ -98,14 +112,6 @@ def requests(turns: Iterable[Turn]) -> Iterator[dict[str, Any]]:
         if tools is None:
             del body["tools"]
         yield body
-
-
-def _beginnings(messages: Iterable[dict[str, Any]]) -> Iterator[bytes]:
-    """A digest of the first message, of the first two, and so on."""
-    digest = hashlib.blake2b(digest_size=16)
-    for message in messages:
-        digest.update(orjson.dumps(message))
-        yield digest.digest()
 
 
 def _digest(value: object) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from swe_core.builtin.vllm.generation import Generation
 from swe_core.builtin.vllm.policy import AdapterUnknown, Policy
 from swe_core.builtin.vllm.request import Requests, most_calls, offered_tools, stop_texts
 from swe_core.builtin.vllm.servers import Server, Servers
-from swe_core.builtin.vllm.streaming import Streamer, cut
+from swe_core.builtin.vllm.streaming import Streamer, told
 from swe_core.config import base_url
 from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
 from swe_core.errors import (
@@ -32,10 +31,9 @@ from swe_core.errors import (
     EngineUnavailable,
     RequestRefused,
 )
-from swe_core.messages import Message
 from swe_core.tokens.conversation import Conversation
 from swe_core.tokens.load import load_renderer
-from swe_core.tokens.renderer import THINKING, Parsed, Renderer
+from swe_core.tokens.renderer import THINKING, Renderer
 
 _BACKOFF = BACKOFF
 _BASE = "what /v1/completions is appended to"
@@ -243,7 +241,7 @@ class VLLMEngine(Engine):
         ids, sampled = generation.ids, generation.sampled()
         self._count(generation)
         parsed = model.renderer.parse(ids, prompt.tail, tools)
-        message = _message(parsed, stops, most_calls(request.body))
+        message = told(parsed, stops, most_calls(request.body))
         if streamer is not None:
             await streamer.finish(message)
         rollout.conversation.add(prompt, sampled, {**message, "content": message["content"] or ""})
@@ -375,25 +373,6 @@ class VLLMEngine(Engine):
             generation.break_off()
             if generation.finish is None and len(generation.ids) == before:
                 raise
-
-
-def _message(parsed: Parsed, stops: Sequence[str], most_calls: int | None) -> Message:
-    """What the agent is told."""
-    content = cut(parsed.content, stops)
-    message: Message = {"role": "assistant", "content": content}
-    if parsed.reasoning:
-        message["reasoning_content"] = cut(parsed.reasoning, stops)
-    if parsed.calls:
-        message["content"] = content or None
-        message["tool_calls"] = [
-            {
-                "id": id_ or f"call_{secrets.token_hex(12)}",
-                "type": "function",
-                "function": {"name": name, "arguments": arguments},
-            }
-            for name, arguments, id_ in parsed.calls[:most_calls]
-        ]
-    return message
 
 
 def _required(config: VLLMConfig) -> tuple[list[str], str]:

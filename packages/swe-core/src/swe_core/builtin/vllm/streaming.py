@@ -1,15 +1,17 @@
-"""Streamer: what the agent is told while its reply is sampled."""
+"""Streamer, told: what the agent is told while its reply is sampled, and at the end."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from swe_core.deltas import whole
 from swe_core.engine import Emit
 from swe_core.errors import EngineError
+from swe_core.messages import Message
 from swe_core.tokens.reading import Reader
-from swe_core.tokens.renderer import Renderer, Tools
+from swe_core.tokens.renderer import Parsed, Renderer, Tools
 
 _TEXTS = ("reasoning_content", "content")
 
@@ -106,6 +108,25 @@ class _Piece(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._whole())
+
+
+def told(parsed: Parsed, stops: Sequence[str], most_calls: int | None) -> Message:
+    """What the agent is told."""
+    content = cut(parsed.content, stops)
+    message: Message = {"role": "assistant", "content": content}
+    if parsed.reasoning:
+        message["reasoning_content"] = cut(parsed.reasoning, stops)
+    if parsed.calls:
+        message["content"] = content or None
+        message["tool_calls"] = [
+            {
+                "id": id_ or f"call_{secrets.token_hex(12)}",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for name, arguments, id_ in parsed.calls[:most_calls]
+        ]
+    return message
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
