@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.engine import Sampled
-from swe_core.messages import Message
+from swe_core.messages import Message, message_key
 from swe_core.tokens.conversation import Conversation, Prompt
 from swe_core.tokens.renderer import TAIL, Parsed, Renderer, Tools
 
@@ -431,3 +431,30 @@ def test_a_long_conversation_keeps_its_ids_once() -> None:
     last = talk.prepare(history, TOOLS)
     assert len(node.text) == len(last.json) - len(orjson.dumps(last.new_ids.tolist())) + 1
     assert talk.renderer.rendered == 1
+
+
+def test_a_message_that_was_said_before_gets_no_key_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn costs what its new messages cost: clients send equal messages, not the same ones."""
+    talk, keyed = Talk(), []
+    monkeypatch.setattr(
+        "swe_core.tokens.conversation.message_key",
+        lambda message: keyed.append(message) or message_key(message),  # type: ignore[func-returns-value]
+    )
+    history: list[Message] = [say("system", "help"), USER]
+    for number in range(20):
+        keyed.clear()
+        _, _, reply = talk.ask(orjson.loads(orjson.dumps(history)), f"step {number}")
+        assert len(keyed) <= 6
+        history += [reply, say("tool", "done")]
+    assert talk.renderer.rendered == 1
+
+
+def test_agents_that_are_told_the_same_after_another_beginning_keep_their_own_chains() -> None:
+    talk = Talk()
+    turns = []
+    for name in ("first", "second"):
+        history = [say("user", name), say("user", "go")]
+        _, tokens, reply = talk.ask(history, "done")
+        turns.append((tokens, [*history, reply, USER]))
+    for tokens, history in turns:
+        assert talk.prepare(history, TOOLS).extends is tokens

@@ -51,8 +51,9 @@ class Place:
     Args:
         messages: The history.
         tools: The tools that it is rendered with.
-        node: The last node that it reaches.
-        keys: Of its messages after `node`.
+        root: Where histories with these tools begin.
+        path: Its messages that were said before, each with its node.
+        keys: Of its messages after `path`.
         turn: The deepest turn that it passes, None where it passes none.
         after: How many messages it has up to the end of `turn`.
         cause: Why it extends nothing, if so it turns out.
@@ -60,7 +61,8 @@ class Place:
 
     messages: Sequence[Message]
     tools: Tools
-    node: _Node
+    root: _Root
+    path: _Path
     keys: list[Hashable]
     turn: _Turn | None
     after: int
@@ -74,6 +76,17 @@ class _Node:
     children: dict[Hashable, _Node] = field(default_factory=dict)
     turns: list[_Turn] = field(default_factory=list)
     answered: bool = False
+
+
+_Path = Sequence[tuple[Message, _Node]]
+
+
+@dataclass(slots=True, eq=False)
+class _Root(_Node):
+    """Where histories begin, and the path of the last one: most histories are the last one and some more, and
+    comparing messages costs a fraction of their keys."""
+
+    last: _Path = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -101,13 +114,13 @@ class _Turn:
 class Conversation:
     """What one rollout's policy was asked and has answered: a tree of messages, equal by `message_key`.
 
-    Finding a history's turn costs one dict lookup a message, and making a prompt that extends a turn costs
-    its new messages and one copy of the JSON text.
+    Finding a history's turn costs one comparison or dict lookup a message, and making a prompt that extends a
+    turn costs its new messages and a copy of the JSON text.
     """
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._roots: dict[bytes, _Node] = {}
+        self._roots: dict[bytes, _Root] = {}
         self._answers: set[Hashable] = set()
 
     async def prepare(self, messages: Sequence[Message], tools: Tools) -> Prompt:
@@ -130,21 +143,30 @@ class Conversation:
     def find(self, messages: Sequence[Message], tools: Tools) -> Place:
         """The deepest turn that the history `messages` continues. Only turns with the same tools count: the
         tools stand at the beginning of a prompt."""
-        root = self._roots.setdefault(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS), _Node())
-        keys = [message_key(message) for message in messages]
-        node, reached, after = root, 0, 0
+        root = self._roots.setdefault(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS), _Root())
+        node: _Node = root
+        path: list[tuple[Message, _Node]] = []
+        last, after = root.last, 0
         turn: _Turn | None = None
-        for key in keys:
-            child = node.children.get(key)
-            if child is None:
-                break
-            node = child
-            reached += 1
+        for at, message in enumerate(messages):
+            if at < len(last) and last[at][0] == message:
+                step = last[at]
+            else:
+                last = ()  # what follows in it follows something else
+                child = node.children.get(message_key(message))
+                if child is None:
+                    break
+                step = message, child
+            path.append(step)
+            node = step[1]
             if node.turns:
-                turn, after = _choose(node.turns, messages[reached - 1], turn), reached
-        left = messages[reached]["role"] == "assistant" if reached < len(messages) else False
-        ours = turn is not None or (left and node.answered) or not self._answers.isdisjoint(keys)
-        return Place(messages, tools, node, keys[reached:], turn, after, "rewritten" if ours else "start")
+                turn, after = _choose(node.turns, message, turn), len(path)
+        root.last = path
+        new = messages[len(path) :]
+        ours = turn is not None or (bool(new) and new[0]["role"] == "assistant" and node.answered)
+        ours = ours or any(message_key(message) in self._answers for message in messages)
+        keys = [message_key(message) for message in new]
+        return Place(messages, tools, root, path, keys, turn, after, "rewritten" if ours else "start")
 
     def extend(self, place: Place) -> Prompt | None:
         """The prompt as the ids of the turn and those of the new messages, without rendering the rest.
@@ -164,7 +186,7 @@ class Conversation:
             extends=turn.sampled,
             new_ids=np.array(ids, dtype=np.int32),
             length=turn.length + len(ids),
-            json=b"%b,%b" % (turn.json, _json(ids)),
+            json=b",".join((turn.text[: turn.end], _json(ids))),
             rendered=self._renderer.how,
             cause=None,
             tail=tail,
@@ -200,14 +222,18 @@ class Conversation:
             sampled: The tokens of the reply, at least one.
             message: What the agent is told, as a canonical message.
         """
-        node = prompt.place.node
-        for key in prompt.place.keys:
+        place = prompt.place
+        path = [*place.path]
+        node: _Node = path[-1][1] if path else place.root
+        for said, key in zip(place.messages[len(path) :], place.keys, strict=True):
             node = node.children.setdefault(key, _Node())
+            path.append((said, node))
+        place.root.last = path
         node.answered = True
         key = message_key(message)
         self._answers.add(key)
         node = node.children.setdefault(key, _Node())
-        base = prompt.place.turn if prompt.extends is not None else None
+        base = place.turn if prompt.extends is not None else None
         if base is not None and len(base.text) == base.end:
             text = base.text
             text += prompt.json[base.end :]
@@ -216,7 +242,7 @@ class Conversation:
         completion = sampled.completion_ids.tolist()
         text += b"," + _json(completion)
         length = prompt.length + len(completion)
-        node.turns.append(_Turn(sampled, message, prompt.place.turn, length, prompt.tail, text, len(text)))
+        node.turns.append(_Turn(sampled, message, place.turn, length, prompt.tail, text, len(text)))
 
     def _cause(self, place: Place, ids: Sequence[int]) -> ForkCause:
         """Why `ids`, the whole history rendered, do not begin with those of its turn."""
