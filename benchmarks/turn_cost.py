@@ -6,7 +6,8 @@ A conversation with tool results grows to 74k tokens in 100 turns. Counted is th
 engine `vllm` does for a turn besides HTTP and the JSON of its requests: find the turn that the history
 continues, make the prompt's ids from it and the new messages, parse the reply's ids, and keep the turn. An
 early turn and the last one are medians over the turns around them, in all runs. The other side is
-transformers' `apply_chat_template` of the whole conversation, at the same turns of the same conversations.
+transformers' `apply_chat_template` of the whole conversation, at the same turns of the same conversations. It
+comes after each, since it empties the processor's caches, and the more so the longer the conversation is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import anyio
 import numpy as np
+import orjson
 from _common import Report, Target, median, ratio, shown
 from _workload import LONG_TURNS, TOOLS, Texts, long_result, opening, replies, results, write_tokenizer
 from numpy.typing import NDArray
@@ -70,7 +72,7 @@ class Session:
 
     async def grow(self, turns: int, size: int, seed: int, ours: Times, full: Times) -> int:
         """`turns` turns with tool results of `size` characters; the ids of the last prompt."""
-        texts, length = Texts(seed), 0
+        texts, length, afresh = Texts(seed), 0, []
         messages = opening(texts.piece(size))
         for turn in range(1, turns + 1):
             answer, ids, logprobs = self._answers[turn % len(self._answers)]
@@ -80,18 +82,20 @@ class Session:
                 "content": answer["content"],
                 "tool_calls": [{"id": f"call_{turn}", "type": "function", "function": call}],
             }
+            asked = orjson.loads(orjson.dumps(messages))  # each request is read anew
             started = time.process_time()
-            length = await self._turn(messages, ids, logprobs, reply)
+            length = await self._turn(asked, ids, logprobs, reply)
             used = since(started)
             kept = ours.of(turn, turns)
             if kept is not None:
                 kept.append(used)
-            afresh = full.of(turn, turns)
-            if afresh is not None and self._tokenizer.chat_template is not None:
-                started = time.process_time()
-                self._tokenizer.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True)
-                afresh.append(since(started))
+            if (kept := full.of(turn, turns)) is not None:
+                afresh.append((kept, [*messages]))
             messages += results(reply, texts.piece(size))
+        for kept, history in afresh if self._tokenizer.chat_template is not None else ():
+            started = time.process_time()
+            self._tokenizer.apply_chat_template(history, tools=TOOLS, add_generation_prompt=True)
+            kept.append(since(started))
         return length
 
     async def _turn(
