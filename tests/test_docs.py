@@ -30,7 +30,18 @@ from swe_core.agent import AgentEvent
 from swe_core.engine import ForkCause, Rendered, Sampled, Usage
 from swe_core.grade import Grade
 from swe_core.page.metrics import StepMetrics
-from swe_core.record import Failure, Ledger, Phases, Retried, Rollout, SandboxTime, Turn, TurnTokens
+from swe_core.record import (
+    UNDELIVERED,
+    Failure,
+    Ledger,
+    Phases,
+    Retried,
+    Rollout,
+    SandboxTime,
+    Turn,
+    TurnTokens,
+    Undelivered,
+)
 from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, RunInfo, new_run_info
 from swe_core.testing.records import make_rollout
@@ -400,6 +411,7 @@ def test_each_public_name_has_a_docstring(name: str) -> None:
         (Turn, "turns.jsonl"),
         (Usage, "turns.jsonl"),
         (TurnTokens, "turns.jsonl"),
+        (Undelivered, "turns.jsonl"),
         (StepMetrics, "metrics.jsonl"),
         (AgentEvent, "transcript.jsonl"),
     ],
@@ -416,7 +428,7 @@ def test_every_cause_of_a_fork_is_documented() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", TOKENS.read_text(), re.M)
     causes, rendered = get_args(ForkCause), get_args(Rendered)
     assert [row for row in rows if row in causes] == list(causes)
-    assert {NO_LOGPROBS, RETRIED, "error", "cancelled"} <= set(rows)
+    assert {NO_LOGPROBS, RETRIED, UNDELIVERED, "error", "cancelled"} <= set(rows)
     assert [how for how in rendered if f"`{how}` (" not in TOKENS.read_text()] == []
 
 

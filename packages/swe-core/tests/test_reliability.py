@@ -175,7 +175,9 @@ async def run_agents(
     async def rollout(name: str) -> None:
         who = EngineSession(name, "task", 0, "agent")
         with closing(run.folder(name)) as folder:
-            async with server.session(engine, who, folder.add_turn) as gate:
+            async with server.session(
+                engine, who, folder.add_turn, on_undelivered=folder.add_undelivered
+            ) as gate:
                 agent = Agent(name, server.url + gate.path, gate.token, Random(name), http, seen)
                 gates[name], agents[name] = gate, agent
                 async with anyio.create_task_group() as group:

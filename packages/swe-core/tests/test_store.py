@@ -9,7 +9,7 @@ import pytest
 
 from swe_core.agent import AgentEvent
 from swe_core.errors import SweError, UsageError
-from swe_core.record import Rollout
+from swe_core.record import Rollout, TurnTokens
 from swe_core.redact import Redactor
 from swe_core.run_lock import locked
 from swe_core.store import MAX_LOG, RunDirectory, new_run_info
@@ -67,6 +67,35 @@ def test_turns_are_read_back_and_a_torn_or_damaged_line_is_told(run: RunDirector
     assert run.turns("a") == turns
     file.write_bytes(file.read_bytes() + b"\n")
     with pytest.raises(UsageError, match=r"line 3 of '.*a/turns.jsonl' is not a recorded call"):
+        run.turns("a")
+
+
+def test_what_the_agent_never_had_is_read_back_as_dropped(run: RunDirectory) -> None:
+    """The line that says so may be missing, torn or damaged."""
+    tokens = TurnTokens(
+        base=None,
+        prompt=[1],
+        completion=[2],
+        logprobs=[-1.0],
+        versions=[(0, 1)],
+        rendered="full",
+        cause="start",
+    )
+    folder = run.folder("a")
+    turns = [make_turn(index, tokens=tokens) for index in range(3)]
+    for turn in turns:
+        folder.add_turn(turn)
+    folder.add_undelivered([0, 2])
+    folder.close()
+    dropped = [turn.tokens and turn.tokens.dropped for turn in run.turns("a")]
+    assert dropped == ["undelivered", None, "undelivered"]
+    file = folder.path / "turns.jsonl"
+    whole = file.read_bytes()
+    assert whole.endswith(b'{"undelivered":[0,2]}\n')
+    file.write_bytes(whole[:-3])
+    assert run.turns("a") == turns
+    file.write_bytes(whole[:-5] + b"\n")
+    with pytest.raises(UsageError, match=r"line 4 of '.*a/turns.jsonl' is not a list of calls"):
         run.turns("a")
 
 

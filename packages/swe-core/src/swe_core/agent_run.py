@@ -58,7 +58,9 @@ async def run_agent(
                 observer.turn(request.id, turn)
 
             who = EngineSession(request.id, request.task.instance_id, request.attempt, request.agent)
-            gate = await stack.enter_async_context(server.session(engine, who, on_turn, request.budget))
+            gate = await stack.enter_async_context(
+                server.session(engine, who, on_turn, request.budget, folder.add_undelivered)
+            )
             run.gate = gate
             parts.redactor.add(gate.token)
             with raised_as(SandboxError):

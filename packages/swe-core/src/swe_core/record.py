@@ -14,6 +14,8 @@ from swe_core.grade import Grade
 FORMAT_VERSION = 5
 READABLE = (4, FORMAT_VERSION)
 """Formats that are read: in 4 no turn has `after`."""
+UNDELIVERED = "undelivered"
+"""Why the ids of a reply are dropped that the agent never had."""
 Budget = Literal["turns", "completion_tokens", "context", "wall"]
 Outcome = Literal["resolved", "unresolved", "error", "cancelled"]
 Purpose = Literal["agent", "grade"]
@@ -83,6 +85,15 @@ class Turn(Record):
     usage: Usage = Field(default_factory=Usage)
     error: str | None = None
     tokens: TurnTokens | None = None
+
+
+class Undelivered(Record):
+    """The last line of a rollout's turns, written when it answers no more calls; missing where there is
+    nothing to say."""
+
+    undelivered: tuple[int, ...] = Field(
+        description="indices of the turns whose reply went out whole to nobody and is continued by no turn"
+    )
 
 
 class Phases(Record):

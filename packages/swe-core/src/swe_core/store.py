@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from swe_core.agent import AgentEvent
 from swe_core.appended_file import AppendedFile
 from swe_core.errors import UsageError
-from swe_core.record import FORMAT_VERSION, READABLE, Outcome, Record, Rollout, Turn
+from swe_core.record import FORMAT_VERSION, READABLE, UNDELIVERED, Outcome, Record, Rollout, Turn, Undelivered
 from swe_core.redact import Redactor
 from swe_core.run_lock import LOCK_FILE, locked
 
@@ -75,6 +75,11 @@ class RolloutFolder:
         """Append one LLM call to `turns.jsonl`."""
         with self._writing():
             self._turns.write(_line(turn))
+
+    def add_undelivered(self, indices: Sequence[int]) -> None:
+        """Say in `turns.jsonl`, as its last line, that the agent never had the replies of these calls."""
+        with self._writing():
+            self._turns.write(_line(Undelivered(undelivered=tuple(indices))))
 
     def add_event(self, event: AgentEvent) -> None:
         """Append one event to `transcript.jsonl`."""
@@ -249,7 +254,8 @@ class RunDirectory:
         return {rollout_id: outcome for rollout_id, outcome, _ in _heads(self.path / ROLLOUTS_FILE)}
 
     def turns(self, rollout_id: str, retried: str = "") -> list[Turn]:
-        """The LLM calls of one rollout, in the order in which they ended. A torn last line is left out.
+        """The LLM calls of one rollout, in the order in which they ended, those whose reply the agent never
+        had with that as why their tokens are dropped. A torn last line is left out.
         `swe_core.tokens.chains.chains_of` makes training rows of them.
 
         Args:
@@ -258,7 +264,13 @@ class RunDirectory:
         Raises:
             UsageError: A line in the middle is damaged; the message names it.
         """
-        return _read_lines(self.path / FOLDERS / rollout_id / retried / TURNS_FILE, Turn, "a recorded call")
+        path = self.path / FOLDERS / rollout_id / retried / TURNS_FILE
+        lines, lost = _whole_lines(path), frozenset[int]()
+        if lines and lines[-1].startswith(b'{"undelivered":'):
+            (last,) = _parsed(path, {len(lines): lines.pop()}, Undelivered, "a list of calls")
+            lost = frozenset(last.undelivered)
+        turns = _parsed(path, dict(enumerate(lines, 1)), Turn, "a recorded call")
+        return [_undelivered(turn) if turn.index in lost else turn for turn in turns]
 
     def events(self, rollout_id: str) -> list[AgentEvent]:
         """The transcript of one rollout, as far as the agent has one. A torn last line is left out.
@@ -324,8 +336,18 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 def _read_lines(path: Path, model: type[M], what: str) -> list[M]:
+    return _parsed(path, dict(enumerate(_whole_lines(path), 1)), model, what)
+
+
+def _undelivered(turn: Turn) -> Turn:
+    tokens = turn.tokens and turn.tokens.model_copy(update={"dropped": UNDELIVERED})
+    return turn.model_copy(update={"tokens": tokens})
+
+
+def _parsed(path: Path, lines: Mapping[int, bytes], model: type[M], what: str) -> list[M]:
+    """`lines` of the file `path`, by their numbers."""
     found: list[M] = []
-    for number, line in enumerate(_whole_lines(path), 1):
+    for number, line in lines.items():
         try:
             found.append(model.model_validate_json(line))
         except ValidationError:

@@ -182,6 +182,29 @@ def test_what_is_on_disk_gives_the_same(calls: list[Call], no_reward: str | None
 
 
 @LOADED
+@given(sessions(), st.sets(st.integers(0, 13)))
+def test_replies_that_the_agent_never_had_are_dropped_alike_in_memory_and_on_disk(
+    calls: list[Call], undelivered: set[int]
+) -> None:
+    """Those that a turn continues were had, even where that turn itself is dropped."""
+    book, records = record(calls)
+    asked = sorted(index for index in undelivered if index < len(calls) and calls[index].dropped is None)
+    lost = book.drop_undelivered(asked)
+    continued = {id(call.sampled.extends) for call in calls}
+    assert lost == [index for index in asked if id(calls[index].sampled) not in continued]
+    for index in lost:
+        records[index] = records[index].model_copy(update={"dropped": "undelivered"})
+    chains, turns = book.chains(), on_disk(records)
+    stored = chains_of(turns)
+    assert len(stored) == len(chains)
+    assert all(map(same, stored, chains))
+    assert [chain.cause for chain in stored] == [chain.cause for chain in chains]
+    assert recount(turns) == book.ledger()
+    trained = {turn for chain in chains for turn in chain.turns}
+    assert trained == {at for at, call in enumerate(calls) if call.dropped is None} - set(lost)
+
+
+@LOADED
 @given(sessions(empty=False))
 def test_an_engine_that_does_not_say_what_it_extends_gives_the_same_chains(calls: list[Call]) -> None:
     """What a prompt begins with is found by its ids."""

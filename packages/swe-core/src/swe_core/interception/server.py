@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
@@ -149,6 +149,7 @@ class InterceptionServer:
         session: EngineSession,
         on_turn: Callable[[Turn], None],
         budgets: Budgets | None = None,
+        on_undelivered: Callable[[Sequence[int]], None] = lambda indices: None,
     ) -> AsyncIterator[Gate]:
         """Register one rollout; leaving unregisters it and aborts what is in flight.
 
@@ -158,6 +159,8 @@ class InterceptionServer:
             on_turn: Called in the event loop with each call's record, before the agent has the whole reply,
                 and for aborted calls before the session is left. If it raises, the rollout fails.
             budgets: What its calls may use; None is no limit.
+            on_undelivered: Called on leaving with the indices of the turns that are not trained because the
+                agent never had their reply, where there are any. If it raises, the rollout fails.
 
         Raises:
             ValueError: A session with this `rollout_id` is open.
@@ -165,7 +168,9 @@ class InterceptionServer:
         """
         if session.rollout_id in self._gates:
             raise ValueError(f"the rollout {session.rollout_id!r} is registered already: ids are unique")
-        gate = Gate(engine, session, on_turn, self._running(), budgets or Budgets(), self._metrics)
+        gate = Gate(
+            engine, session, on_turn, on_undelivered, self._running(), budgets or Budgets(), self._metrics
+        )
         self._gates[session.rollout_id] = gate
         try:
             with self._metrics.rollouts.track_inprogress():

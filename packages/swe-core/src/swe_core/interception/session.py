@@ -78,6 +78,7 @@ class Gate:
         engine: Engine,
         session: EngineSession,
         on_turn: Callable[[Turn], None],
+        on_undelivered: Callable[[Sequence[int]], None],
         tasks: TaskGroup,
         budgets: Budgets,
         metrics: Metrics,
@@ -98,6 +99,7 @@ class Gate:
         self.refusals = 0
         self.refusal = ""
         self._on_turn = on_turn
+        self._on_undelivered = on_undelivered
         self._tasks = tasks
         self._allowance = Allowance(budgets)
         self._max_context = budgets.context
@@ -105,6 +107,7 @@ class Gate:
         self._diff = RequestDiff()
         self._calls = Calls()
         self._in_flight: set[Call] = set()
+        self._undelivered: dict[int, Call] = {}
         self._failed = anyio.Event()
         self._ending = anyio.Event()
         self._closing: anyio.Event | None = None
@@ -193,13 +196,24 @@ class Gate:
 
     async def close(self) -> None:
         """Refuse new calls, cancel those in flight and wait for their ends, which come in time whatever an
-        engine does (`swe_core.apart`). Only the server calls it."""
+        engine does (`swe_core.apart`). Then drop what the agent never had. Only the server calls it."""
         self._closing = anyio.Event()
         for call in self._in_flight:
             call.scope.cancel()
         if self._in_flight:
             await self._closing.wait()
         await self.tools.close()
+        try:
+            lost = self.book.drop_undelivered([*self._not_delivered()])
+            if lost:
+                self._on_undelivered(lost)
+        except Exception as problem:  # as in _record
+            self.fail(EngineError(f"what was not delivered could not be recorded: {sentence(problem)}"))
+
+    def _not_delivered(self) -> dict[int, Call]:
+        """The recorded calls with tokens to train whose reply has not gone out whole until now."""
+        self._undelivered = {at: call for at, call in self._undelivered.items() if not call.delivered}
+        return self._undelivered
 
     async def _generate(self, call: Call, request: ChatRequest, asked: Asked) -> None:
         """Have the engine answer, record it, and only then let the listeners hear the end."""
@@ -214,7 +228,7 @@ class Gate:
             outcome = error
         finally:  # also where the server itself is cancelled: what was sampled is recorded
             ended = self._ended(call, request, outcome)
-            self._record(ended, request, started_at, time.monotonic() - started)
+            self._record(call, ended, request, started_at, time.monotonic() - started)
             call.end(self.failure or ended.outcome)
             self._leave(call)
 
@@ -247,7 +261,9 @@ class Gate:
         self.fail(failure)
         return _Ended(failure, sampled, "failed", sentence(failure))
 
-    def _record(self, ended: _Ended, request: ChatRequest, started_at: datetime, seconds: float) -> None:
+    def _record(
+        self, call: Call, ended: _Ended, request: ChatRequest, started_at: datetime, seconds: float
+    ) -> None:
         tokens, error = self._tokens(ended)
         try:
             turn = self._turn(ended, request, started_at, seconds, tokens, error)
@@ -266,6 +282,8 @@ class Gate:
             self.fail(failure)
             if tokens is not None and not isinstance(problem, OSError):
                 self._record_tokens(tokens, started_at, seconds, sentence(failure))
+        if tokens is not None and tokens.dropped is None:
+            self._not_delivered()[self.turns] = call
         self.turns += 1
 
     def _record_tokens(self, tokens: TurnTokens, started_at: datetime, seconds: float, error: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from swe_core.engine import ForkCause, Sampled
 from swe_core.errors import LedgerError
-from swe_core.record import Ledger, TurnTokens
+from swe_core.record import UNDELIVERED, Ledger, TurnTokens
 from swe_core.tokens.chains import Chain, ChainBuilder, Step
 from swe_core.tokens.ledger import prove
 
@@ -72,6 +72,28 @@ class TokenBook:
         else:
             self._index[sampled] = index
         return _record(step, fork)
+
+    def drop_undelivered(self, indices: Collection[int]) -> list[int]:
+        """Drop those of these turns that no other turn continues, for the agent never had them: one that
+        continues a reply proves that the agent had it, whatever became of that turn itself. Called after the
+        last `add`.
+
+        Args:
+            indices: Turns that are not dropped for another reason, and whose reply went out whole to nobody.
+
+        Returns:
+            The indices of those that were dropped.
+        """
+        continued = {step.base for step in self._steps}
+        lost = [index for index in indices if index not in continued]
+        if lost:
+            self._chains = ChainBuilder()
+            self._steps = [
+                replace(step, dropped=UNDELIVERED) if step.index in lost else step for step in self._steps
+            ]
+            for step in self._steps:
+                self._chains.add(step)
+        return lost
 
     def ledger(self, no_reward: str | None = None) -> Ledger | None:
         """Where all tokens went; None where no turn had any.
