@@ -11,7 +11,6 @@ import pytest
 
 from swe_core.engine import ChatRequest, Completion, Emit, EngineSession
 from swe_core.errors import RequestRefused
-from swe_core.interception import calls as calls_module
 from swe_core.interception.calls import Call, Calls
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Turn
@@ -98,24 +97,21 @@ async def test_a_repeat_after_one_that_was_aborted_asks_again(server: Intercepti
     assert ledger.sampled == ledger.trained + sum(ledger.dropped.values())
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("later", "headers", "again"),
-    [
-        (False, {}, False),
-        (True, {"x-stainless-retry-count": "0"}, True),
-        (True, {"x-stainless-retry-count": "2"}, False),
-    ],
+    ("headers", "again"),
+    [({}, True), ({"x-stainless-retry-count": "0"}, True), ({"x-stainless-retry-count": "2"}, False)],
 )
-async def test_a_finished_call_is_sampled_again_only_where_nobody_retries(
-    server: InterceptionServer, monkeypatch: pytest.MonkeyPatch, later: bool, headers: Any, again: bool
+async def test_a_delivered_reply_is_given_again_only_where_the_client_says_that_it_retries(
+    server: InterceptionServer, stream: bool, headers: Any, again: bool
 ) -> None:
-    if later:
-        monkeypatch.setattr(calls_module, "JUST_FINISHED", 0.0)
+    """An agent that cannot use a reply asks the same again, at once, and needs another one."""
     engine, turns = Typist(), list[Turn]()
     async with server.session(engine, who(), turns.append) as gate, by_hand(server, gate) as http:
-        first = await http.post("/chat/completions", json={"messages": HELLO})
-        second = await http.post("/chat/completions", json={"messages": HELLO}, headers=headers)
-        other = await http.post("/chat/completions", json={"messages": HELLO, "seed": 1}, headers=headers)
+        body = {"messages": HELLO, "stream": stream}
+        first = await http.post("/chat/completions", json=body)
+        second = await http.post("/chat/completions", json=body, headers=headers)
+        other = await http.post("/chat/completions", json={**body, "seed": 1}, headers=headers)
     assert {_text(reply) for reply in (first, second, other)} == {"abcdef"}
     assert len(engine.asked) == len(turns) == 2 + again
 
@@ -152,8 +148,7 @@ async def test_only_the_latest_finished_calls_are_kept() -> None:
     assert calls.find(keys[1], retried=True) is None
 
 
-async def test_a_reply_that_did_not_go_out_whole_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls_module, "JUST_FINISHED", 0.0)
+async def test_a_reply_that_did_not_go_out_whole_is_given_again() -> None:
     calls, call = Calls(), Call()
     calls.add(b"key", call)
     call.end(Completion({"role": "assistant", "content": "said"}))

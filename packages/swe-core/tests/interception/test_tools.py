@@ -166,8 +166,9 @@ async def test_metrics_want_the_servers_own_token(server: InterceptionServer) ->
 
 async def test_metrics_count_what_happened(server: InterceptionServer) -> None:
     async with server.session(Typist(), who(), lambda _: None) as gate, by_hand(server, gate) as http:
-        for _ in range(2):
-            await http.post("/chat/completions", json={"messages": HELLO})
+        for retries in ("0", "1"):
+            headers = {"x-stainless-retry-count": retries}
+            await http.post("/chat/completions", json={"messages": HELLO}, headers=headers)
         await http.post("/chat/completions", content=b"{")
         reply = await http.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {server.token}"})
     found: dict[tuple[str, ...], float] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,8 +12,6 @@ from swe_core.engine import Completion, Delta
 from swe_core.errors import EngineProtocolError
 
 OVER = "the rollout ended before the reply was complete"
-JUST_FINISHED = 5.0
-"""Seconds for which the same request again means the same reply again."""
 _KEPT = 8
 """Finished calls of a rollout that are kept for repeats: sub-agents may have several answers under way."""
 
@@ -32,7 +29,6 @@ class Call:
         delivered: Whether a client was sent the whole reply.
         abandoned: Whether the last listener left before the end, upon which the generation is cancelled.
         ended: Set at the end.
-        ended_at: In `anyio.current_time()`; infinity before the end.
     """
 
     def __init__(self) -> None:
@@ -41,7 +37,6 @@ class Call:
         self.delivered = False
         self.abandoned = False
         self.ended = anyio.Event()
-        self.ended_at = math.inf
         self._pieces: list[Delta] = []
         self._listeners = 0
         self._news = anyio.Event()
@@ -64,7 +59,6 @@ class Call:
     def end(self, outcome: Completion | Exception) -> None:
         """There are no more pieces."""
         self.outcome = outcome
-        self.ended_at = anyio.current_time()
         self._pieces = []  # who listens has them; who comes later is sent the completion whole
         self.ended.set()
         self._tell()
@@ -118,7 +112,8 @@ class Calls:
         self._calls: OrderedDict[bytes, Call] = OrderedDict()
 
     def find(self, key: bytes, *, retried: bool) -> Call | None:
-        """The call that answers another request of the same bytes.
+        """The call that answers another request of the same bytes. A client that was sent a reply whole and
+        asks again without a word has its reasons, such as a reply that it cannot use: it gets another one.
 
         Args:
             retried: Whether the client says that it asks again.
@@ -126,9 +121,7 @@ class Calls:
         call = self._calls.get(key)
         if call is None or call.abandoned or isinstance(call.outcome, Exception):
             return None
-        if call.outcome is None or retried or not call.delivered:
-            return call
-        return call if anyio.current_time() - call.ended_at < JUST_FINISHED else None
+        return call if retried or not call.delivered else None
 
     def add(self, key: bytes, call: Call) -> None:
         """Keep `call`, and of the finished ones the latest only."""
