@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from renderers.base import MODEL_RENDERER_MAP
-from transformers import AutoTokenizer
 
 from swe_core.errors import ConfigError
 from swe_core.tokens.comparison import Comparison
@@ -18,6 +17,7 @@ from swe_core.tokens.parsers import Parser, named_parser, response_parser
 from swe_core.tokens.probes import TOOLS
 from swe_core.tokens.renderer import Renderer
 from swe_core.tokens.templates import TemplateRenderer
+from swe_core.tokens.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,22 +81,6 @@ def load_renderer(
         made = own if own.proven or family is None else family
     made.differs = comparison.differences(made)
     return made
-
-
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a directory or of a model on the Hub.
-
-    Raises:
-        ConfigError: It cannot be loaded.
-    """
-    try:
-        # Cleaned-up spaces would change text that was streamed already, as in "do" + " n't".
-        return AutoTokenizer.from_pretrained(name, clean_up_tokenization_spaces=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the tokenizer {name!r} cannot be loaded: pass a directory that holds the model's tokenizer "
-            f"files, or its name on the Hugging Face Hub ({' '.join(str(error).split())})"
-        ) from error
 
 
 def template_renderer(
