@@ -168,7 +168,8 @@ class VLLMEngine(Engine):
         return None
 
     def notes(self) -> Sequence[str]:
-        """What the model's chat format does not give, if anything; known once a server was asked."""
+        """What the model's chat format does not give, and where its prompts are not those of the model's own
+        chat template, if anything; known once a server was asked."""
         if self._model is None:
             return ()
         renderer, notes = self._model.renderer, []
@@ -187,7 +188,7 @@ class VLLMEngine(Engine):
         if others:
             notes.append(
                 f"the renderer {renderer.name!r} prints {', '.join(others)} otherwise than the model's chat "
-                "template: set engine.vllm.renderer to 'template' where that must not be"
+                "template does"
             )
         if THINKING in renderer.differs:
             notes.append(
