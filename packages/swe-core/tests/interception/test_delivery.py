@@ -103,16 +103,16 @@ async def rollout(path: Path, server: InterceptionServer, engine: Engine) -> Asy
 
 def broken(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """The connection breaks before the last event of a stream, so many times."""
-    send, left = EventStream.send, times
+    end, left = EventStream.end, times
 
     async def breaking(self: EventStream, data: bytes) -> web.StreamResponse:
         nonlocal left
-        if b"[DONE]" in data and left:
+        if left:
             left -= 1
             raise ConnectionResetError("the client is gone")
-        return await send(self, data)
+        return await end(self, data)
 
-    monkeypatch.setattr(EventStream, "send", breaking)
+    monkeypatch.setattr(EventStream, "end", breaking)
 
 
 async def ask(http: httpx.AsyncClient, *said: str, **headers: str) -> str:
