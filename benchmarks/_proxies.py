@@ -51,9 +51,16 @@ class Measured:
 
     def memory(self) -> float:
         """What it holds of the machine's memory, MB."""
+        return self._status("VmRSS")
+
+    def peak(self) -> float:
+        """The most that it ever held of the machine's memory, MB."""
+        return self._status("VmHWM")
+
+    def _status(self, name: str) -> float:
         lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
-        (resident,) = [line for line in lines if line.startswith("VmRSS")]
-        return int(resident.split()[1]) / 1024
+        (found,) = [line for line in lines if line.startswith(name)]
+        return int(found.split()[1]) / 1024
 
     def say(self, line: str) -> None:
         """Write one line to its standard input."""

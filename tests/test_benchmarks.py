@@ -103,6 +103,17 @@ def test_interception() -> None:
     assert set(result["ratios"].values()) == {None}
 
 
+def test_hostile_body() -> None:
+    args = ("--runs", "1", "--seconds", "1", "--cell", "alone", "--cell", "ids_8")
+    result = last_line("hostile_body", *args)
+    assert result["notes"] == []
+    for name in ("alone", "ids_8"):
+        assert result["medians"][name]["longest_wait_ms"] > 0
+    attacked = result["medians"]["ids_8"]["growth_mb"]
+    assert attacked < 300  # what is held has bounds, however slow the machine is
+    assert result["medians"]["relay_31"] == {"growth_mb": None, "longest_wait_ms": None}
+
+
 def test_turn_cost() -> None:
     result = last_line("turn_cost", "--runs", "1", "--turns", "12")
     assert result["medians"]["swe_core_turn_12_ms"] > 0

@@ -91,6 +91,7 @@ TOO_LATE = "within 2 s (limits.first_call).*another endpoint.*cannot reach this 
         ("only-submit", "budget.turns=9", "did not get as far as that, or is configured to call another one"),
         ("late", "budget.wall=1", "did not get as far as that, or is configured to call another one"),
         ("image", "budget.turns=9", "its only request was refused: messages[0]: "),
+        ("image", "server.max_body=9", "its only request was refused: Maximum request body size 9 exceeded"),
         pytest.param(
             *("image-late", "limits.first_call=10", "each of its 2 requests was refused: messages[0]: "),
             marks=pytest.mark.slow,

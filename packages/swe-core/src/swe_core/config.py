@@ -26,6 +26,8 @@ from swe_core.sandbox import Network
 
 PREFIX = "SWE_"
 NESTED = "__"
+MAX_BODY = 32 * 1024 * 1024
+"""Bytes of a request, unless `server.max_body` says otherwise."""
 
 ComponentOptions = dict[str, dict[str, Any]]
 """Component name → its own settings, validated by the component's `config` model."""
@@ -102,6 +104,7 @@ class Server(Config):
     """`[server]`: the host's endpoint for the agents' LLM calls; it listens on loopback only."""
 
     port: int = Field(default=0, ge=0, le=65535, description="0 is any free port")
+    max_body: int = Field(default=MAX_BODY, ge=1, description="bytes of a request at most")
 
 
 def _repository(name: str) -> str:

@@ -124,13 +124,15 @@ class ContextOverflow(RequestRefused):
     Args:
         prompt_tokens: Tokens of the prompt.
         limit: Tokens of the context.
+        or_more: Whether it was refused before all its tokens were counted.
     """
 
-    def __init__(self, prompt_tokens: int, limit: int) -> None:
+    def __init__(self, prompt_tokens: int, limit: int, *, or_more: bool = False) -> None:
         # The words that agents look for in OpenAI's and vLLM's own message.
+        found = f"{prompt_tokens} tokens{' or more' if or_more else ''}"
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, your messages resulted in "
-            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+            f"{found}. Please reduce the length of the messages.",
             400,
         )
         self.prompt_tokens = prompt_tokens

@@ -170,7 +170,8 @@ async def _model_side(
         )
     if plan.settings.run.record is not None:
         engine = RecordingEngine(engine, plan.settings.run.record)
-    async with engine, InterceptionServer(port=plan.settings.server.port) as server:
+    settings = plan.settings.server
+    async with engine, InterceptionServer(port=settings.port, max_body=settings.max_body) as server:
         redactor.add(server.token)
         yield (server, engine), None, plan.model_side.name, engine.model
 

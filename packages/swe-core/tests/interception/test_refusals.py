@@ -10,9 +10,10 @@ import anyio
 import httpx
 import pytest
 
+from swe_core.config import MAX_BODY
 from swe_core.engine import Completion
 from swe_core.errors import EngineError
-from swe_core.interception.server import MAX_BODY, UNREADABLE, InterceptionServer
+from swe_core.interception.server import UNREADABLE, InterceptionServer
 
 from .helpers import HELLO, Plugin, by_hand, who
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
+import anyio
 import numpy as np
 import orjson
 import pytest
@@ -13,8 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.engine import Sampled
+from swe_core.errors import ContextOverflow
 from swe_core.messages import Message, message_key
+from swe_core.testing.waiting import until
 from swe_core.tokens.conversation import Conversation, Prompt
+from swe_core.tokens.counting import counted
 from swe_core.tokens.renderer import TAIL, Parsed, Renderer, Tools
 
 STOP, THINK, AB, LONG = 1, 2, 3, 4
@@ -330,6 +334,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "bash", "arguments":
         ([say("tool", "short")], False, [("extend", True), ("render", True)]),
         ([{**say("assistant", ""), "tool_calls": [CALL]}, say("tool", "")], True, [("render", False)]),
         ([say("assistant", "", reasoning_content=LENGTHY), say("user", "")], True, [("render", False)]),
+        ([say("tool", "")] * 1000, True, [("extend", False)]),
     ],
 )
 @pytest.mark.anyio
@@ -343,6 +348,54 @@ async def test_long_messages_hold_up_nobody_else(
     prompt = await talk.conversation.prepare([USER, reply, *new], TOOLS)
     prompt_ids(prompt)
     assert renderer.done == done
+
+
+@pytest.mark.anyio
+async def test_long_tools_hold_up_nobody_else() -> None:
+    talk = Talk(Placed())
+    tools = [{"type": "function", "function": {"name": LENGTHY}}]
+    prompt_ids(await talk.conversation.prepare([USER], tools))
+    assert cast(Placed, talk.renderer).done == [("render", False)]
+
+
+class Counted(Placed):
+    """Counts what it renders, as encoders do, and waits for `free` where that is a million characters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = threading.Event()
+        self.begun: list[str] = []
+
+    def encode(self, text: str) -> list[int]:
+        if len(text) > 1_000_000:
+            self.begun.append(text[-1])
+            assert self.free.wait(30)
+        return counted(text, super().encode, len)
+
+
+@pytest.mark.anyio
+async def test_a_long_prompt_that_cannot_fit_is_given_up() -> None:
+    talk = Talk(Counted())
+    with pytest.raises(ContextOverflow, match=r"is 5000 tokens.* or more"):
+        await talk.conversation.prepare([USER, say("tool", LENGTHY)], TOOLS, 5000)
+    prompt_ids(await talk.conversation.prepare([USER, say("tool", LENGTHY)], TOOLS, 30_000))
+
+
+@pytest.mark.anyio
+async def test_huge_prompts_leave_threads_to_the_others() -> None:
+    renderer, huge = Counted(), anyio.CapacityLimiter(1)
+    rollouts = [Conversation(renderer, huge) for _ in range(3)]
+    async with anyio.create_task_group() as group:
+        for conversation, last in zip(rollouts[:2], "xy", strict=True):
+            group.start_soon(conversation.prepare, [say("user", "." * 1_000_001 + last)], None)
+        await until(lambda: renderer.begun and huge.statistics().tasks_waiting)
+        try:
+            with anyio.fail_after(20):
+                await rollouts[2].prepare([say("user", LENGTHY)], None)
+            assert len(renderer.begun) == 1
+        finally:
+            renderer.free.set()
+    assert sorted(renderer.begun) == ["x", "y"]
 
 
 def test_a_history_that_ends_with_our_reply_is_rendered() -> None:

@@ -1,4 +1,4 @@
-"""Encoder: the same ids as the tokenizer itself gives, in every format."""
+"""Encoder: the same ids as the tokenizer itself gives, in every format, and no more than can fit."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from hypothesis import strategies as st
 from renderers import create_renderer
 from renderers.configs import config_from_name
 
+from swe_core.errors import ContextOverflow
 from swe_core.testing.tokenizer import family_tokens, make_tokenizer
+from swe_core.tokens.counting import at_most
 from swe_core.tokens.encoder import Encoder
+from swe_core.tokens.families import FamilyRenderer
 from swe_core.tokens.probes import PROBES, TOOLS, result, user
+from swe_core.tokens.templates import TemplateRenderer
 
 from .test_families import MADE, each
 
@@ -52,3 +56,58 @@ def test_formats_give_the_same_ids(family: str) -> None:
             ]
             before, after = (None if bridge is None else bridge.token_ids for bridge in bridges)
             assert before == after
+
+
+class Watched(Encoder):
+    """Notes how long the texts are that are tokenised."""
+
+    def __init__(self) -> None:
+        super().__init__(make_tokenizer(("<think>", "</think>")))
+        self.sizes: list[int] = []
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        self.sizes.append(len(text))
+        return super()._encode(text, add_special_tokens)
+
+
+def test_a_text_that_cannot_fit_is_not_tokenised_whole() -> None:
+    encoder = Watched()
+    with pytest.raises(ContextOverflow, match=r"is 1000 tokens.* tokens or more") as caught, at_most(1000):
+        encoder.encode("wörd " * 1_000_000)
+    assert caught.value.prompt_tokens > 1000
+    assert sum(encoder.sizes) < 200_000
+    encoder.encode("wörd " * 100_000)  # nobody asks here how many fit
+    assert encoder.sizes[-1] == 500_000
+
+
+def test_texts_are_counted_together() -> None:
+    encoder = Watched()
+    with pytest.raises(ContextOverflow), at_most(1000):
+        list(map(encoder.encode, ["wörd " * 500] * 20))
+    assert len(encoder.sizes) < 20
+
+
+@pytest.mark.parametrize("text", ["wörd " * 5_000, " " * 70_000, "x" * 20_000, "\n" * 5_000, "🎉" * 3_000])
+def test_a_text_that_fits_has_all_its_ids(text: str) -> None:
+    encoder = Watched()
+    ids = encoder.encode(text)
+    for limit in (len(ids), len(ids) - 1):  # which of the two fits is not for the count to say
+        with at_most(limit):
+            assert encoder.encode(text) == ids
+
+
+@pytest.mark.parametrize("family", ["qwen3", "hy3"])
+def test_formats_stop_at_what_cannot_fit(family: str) -> None:
+    """With places and without."""
+    renderer = FamilyRenderer(make_tokenizer(family_tokens(family)), family)
+    renderer.render([user("word " * 100_000)], None)
+    with pytest.raises(ContextOverflow), at_most(1000):
+        renderer.render([user("word " * 100_000)], None)
+
+
+def test_templates_stop_at_what_cannot_fit() -> None:
+    template = "{% for m in messages %}<think>{{ m.content }}</think>{% endfor %}"
+    renderer = TemplateRenderer(make_tokenizer(("<think>", "</think>")), template)
+    renderer.render([user("word " * 100_000)], None)
+    with pytest.raises(ContextOverflow), at_most(1000):
+        renderer.render([user("word " * 100_000)], None)

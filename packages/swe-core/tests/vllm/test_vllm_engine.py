@@ -202,6 +202,8 @@ async def test_a_prompt_that_fills_the_context_is_an_overflow(qwen: Qwen) -> Non
     async with qwen.server("ok") as server, make_engine(server.url) as engine:
         with pytest.raises(ContextOverflow):
             await ask(engine, max_context=size)
+        with pytest.raises(ContextOverflow, match=r"is 500 tokens.* tokens or more"):  # not all are counted
+            await ask(engine, [{"role": "user", "content": "word " * 100_000}], max_context=500)
         assert server.requests == []
 
 

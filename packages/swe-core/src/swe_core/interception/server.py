@@ -11,7 +11,6 @@ engine's own names hosts and accounts, and belongs into the rollout's record, no
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import logging
 import secrets
@@ -27,7 +26,7 @@ from aiohttp.http import HttpProcessingError
 from anyio.abc import TaskGroup
 
 from swe_core.apart import closed
-from swe_core.config import Budgets
+from swe_core.config import MAX_BODY, Budgets
 from swe_core.deltas import merge
 from swe_core.engine import Completion, Engine, EngineSession
 from swe_core.errors import (
@@ -39,6 +38,7 @@ from swe_core.errors import (
     raised_as,
     sentence,
 )
+from swe_core.interception.bodies import Bodies
 from swe_core.interception.calls import Call, Listener, RolloutOver
 from swe_core.interception.dialects import DIALECTS
 from swe_core.interception.dialects.base import BadRequest, Dialect, Problem, Reply
@@ -49,7 +49,6 @@ from swe_core.interception.tools import BadArguments, ToolFailed, UnknownTool
 from swe_core.record import Turn
 from swe_core.serve import serve
 
-MAX_BODY = 32 * 1024 * 1024
 ENGINE_FAILED = "the model behind this endpoint failed for good and answers no more calls of this rollout"
 ENDPOINT_FAILED = "this endpoint failed to answer the request"
 UNREADABLE = "the request body is not encoded as its headers say"
@@ -92,7 +91,7 @@ class InterceptionServer:
     def __init__(self, *, port: int = 0, max_body: int = MAX_BODY, keepalive: float = 3.0) -> None:
         self.token = secrets.token_urlsafe(32)
         self._port = port
-        self._max_body = max_body
+        self._bodies = Bodies(max_body)
         self._keepalive = keepalive
         self._gates: dict[str, Gate] = {}
         self._decoy = secrets.token_urlsafe(32)
@@ -105,7 +104,7 @@ class InterceptionServer:
         """Raises:
         ConfigError: The port is taken.
         """
-        app = web.Application(client_max_size=self._max_body, middlewares=[self._told])
+        app = web.Application(middlewares=[self._told])
         for dialect in DIALECTS:
             app.router.add_post(f"/rollout/{{id}}/v1{dialect.path}", partial(self._generate, dialect))
         app.router.add_get("/rollout/{id}/v1/models", self._models)
@@ -190,22 +189,19 @@ class InterceptionServer:
     async def _generate(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         gate = self._authorised(request)
         try:
-            raw = await request.read()
-        except web.HTTPRequestEntityTooLarge as error:
+            async with self._bodies.asked(request, gate, dialect) as (key, asked):
+                call = gate.ask(key, asked, retried=_is_retry(request))
+                with call.listen() as listener, _telling(gate):
+                    reply = dialect.reply(asked, gate.engine.model)
+                    if asked.stream:
+                        return await self._stream(request, dialect, call, listener, reply)
+                    return await self._whole(request, call, listener, reply)
+        except (web.HTTPRequestEntityTooLarge, web.HTTPRequestTimeout) as error:
             gate.refuse(error.text or error.reason)
             raise
         except web.RequestPayloadError:
             gate.refuse(UNREADABLE)
             raise
-        try:
-            asked = dialect.parse(raw)
-            key = hashlib.sha256(raw).digest()
-            call = gate.ask(key, asked, retried=_is_retry(request))
-            with call.listen() as listener, _telling(gate):
-                reply = dialect.reply(asked, gate.engine.model)
-                if asked.stream:
-                    return await self._stream(request, dialect, call, listener, reply)
-                return await self._whole(request, call, listener, reply)
         except BadRequest as error:
             gate.refuse(str(error))
             return _error(dialect, Problem(400, "invalid_request", str(error)))
@@ -262,10 +258,11 @@ class InterceptionServer:
     async def _run_tool(self, request: web.Request) -> web.StreamResponse:
         gate = self._authorised(request)
         try:
-            content = await gate.tools.run(request.match_info["name"], await request.read())
+            async with self._bodies.whole(request, gate) as arguments:
+                content = await gate.tools.run(request.match_info["name"], arguments)
         except UnknownTool as error:
             return _error(DIALECTS[0], Problem(404, "invalid_request", str(error.args[0])))
-        except BadArguments as error:
+        except (BadArguments, BadRequest) as error:
             return _error(DIALECTS[0], Problem(400, "invalid_request", str(error)))
         except ToolFailed as error:
             return _error(DIALECTS[0], Problem(500, "tool", str(error)))

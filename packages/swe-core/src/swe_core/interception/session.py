@@ -119,6 +119,12 @@ class Gate:
         """The budget that the agent ran into and did not get beyond."""
         return self._spent or ("context" if self._overflowed else None)
 
+    @property
+    def context(self) -> int | None:
+        """Tokens that a prompt and its completion may have together; None where nobody says."""
+        known = (self.engine.context, self._max_context)
+        return min((tokens for tokens in known if tokens is not None), default=None)
+
     def start(self) -> None:
         """The agent starts now: its wall budget runs from here."""
         self._allowance.start()
@@ -153,6 +159,18 @@ class Gate:
         self.refusals += 1
         self.refusal = why
 
+    def overflow(self, why: ContextOverflow) -> None:
+        """Count a request that was refused by its size alone: it never became a call, and its prompt cannot
+        fit the context.
+
+        Raises:
+            EngineError: The rollout's first failure.
+            RolloutOver: The rollout has ended.
+        """
+        self._check()
+        self._overflowed = True
+        self.refuse(sentence(why))
+
     def ask(self, key: bytes, asked: Asked, *, retried: bool) -> Call:
         """The call that answers a request: a new one, or the one that the request repeats.
 
@@ -164,10 +182,7 @@ class Gate:
             EngineError: The rollout's first failure.
             RolloutOver: The rollout has ended.
         """
-        if self.failure is not None:
-            raise self.failure
-        if self._closing is not None or self.submitted:
-            raise RolloutOver(SUBMITTED if self.submitted else OVER)
+        self._check()
         call = self._calls.find(key, retried=retried)
         if call is not None:
             self._metrics.replays.inc()
@@ -231,6 +246,13 @@ class Gate:
             self._record(call, ended, request, started_at, time.monotonic() - started)
             call.end(self.failure or ended.outcome)
             self._leave(call)
+
+    def _check(self) -> None:
+        """Raise why the rollout answers no more calls, if it does not."""
+        if self.failure is not None:
+            raise self.failure
+        if self._closing is not None or self.submitted:
+            raise RolloutOver(SUBMITTED if self.submitted else OVER)
 
     def _leave(self, call: Call) -> None:
         self._in_flight.discard(call)

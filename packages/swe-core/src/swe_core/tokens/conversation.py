@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import anyio
 import anyio.to_thread
 import numpy as np
 import orjson
@@ -13,10 +15,17 @@ from numpy.typing import NDArray
 
 from swe_core.engine import ForkCause, Rendered, Sampled
 from swe_core.messages import Message, message_key
+from swe_core.tokens.counting import at_most
 from swe_core.tokens.renderer import TAIL, Renderer, Tools
 
+P = TypeVar("P")
+
 _INLINE = 20_000
-"""Characters of messages up to which they are rendered in the event loop: a few milliseconds."""
+"""Characters of messages and tools up to which they are rendered in the event loop: a few milliseconds."""
+_FRAME = 50
+"""Characters that a message or a call counts besides its texts."""
+_HUGE = 1_000_000
+"""Characters above which prompts wait for one another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +63,7 @@ class Place:
         root: Where histories with these tools begin.
         path: Its messages that were said before, each with its node.
         keys: Of its messages after `path`.
+        tools_size: Bytes of the tools as JSON.
         turn: The deepest turn that it passes, None where it passes none.
         after: How many messages it has up to the end of `turn`.
         cause: Why it extends nothing, if so it turns out.
@@ -63,6 +73,7 @@ class Place:
     tools: Tools
     root: _Root
     path: _Path
+    tools_size: int
     keys: list[Hashable]
     turn: _Turn | None
     after: int
@@ -116,34 +127,55 @@ class Conversation:
 
     Finding a history's turn costs one comparison or dict lookup a message, and making a prompt that extends a
     turn costs its new messages and a copy of the JSON text.
+
+    Args:
+        huge: Bounds the prompts of all rollouts that are so long that making one takes a second, so that
+            they leave threads and the processor to the others.
     """
 
-    def __init__(self, renderer: Renderer) -> None:
+    def __init__(self, renderer: Renderer, huge: anyio.CapacityLimiter | None = None) -> None:
         self._renderer = renderer
+        self._huge = huge
         self._roots: dict[bytes, _Root] = {}
         self._answers: set[Hashable] = set()
 
-    async def prepare(self, messages: Sequence[Message], tools: Tools) -> Prompt:
+    async def prepare(self, messages: Sequence[Message], tools: Tools, limit: int | None = None) -> Prompt:
         """The prompt of a request: `find`, then `extend`, else `render`, of long messages in a thread.
+
+        Args:
+            limit: Tokens of the context. A long prompt that cannot fit is given up early; one that is only a
+                little too long is not.
 
         Raises:
             RequestRefused: The chat template refuses the conversation.
+            ContextOverflow: The prompt was given up.
         """
         place = self.find(messages, tools)
-        if _is_short(messages[place.after :]):
-            prompt = self.extend(place)
-        else:
-            prompt = await anyio.to_thread.run_sync(self.extend, place)
+        prompt = await self._made(self.extend, place, messages[place.after :], limit)
         if prompt is not None:
             return prompt
-        if _is_short(messages):
-            return self.render(place)
-        return await anyio.to_thread.run_sync(self.render, place)
+        return await self._made(self.render, place, messages, limit)
+
+    async def _made(
+        self, make: Callable[[Place], P], place: Place, messages: Sequence[Message], limit: int | None
+    ) -> P:
+        """`make(place)`, which reads the tools and `messages`: in a thread where they are so long that
+        whoever else asks would wait. Agents may send megabytes."""
+        size = place.tools_size + _size(messages)
+        if size <= _INLINE:
+            return make(place)
+
+        def work() -> P:
+            with at_most(limit):
+                return make(place)
+
+        return await anyio.to_thread.run_sync(work, limiter=self._huge if size > _HUGE else None)
 
     def find(self, messages: Sequence[Message], tools: Tools) -> Place:
         """The deepest turn that the history `messages` continues. Only turns with the same tools count: the
         tools stand at the beginning of a prompt."""
-        root = self._roots.setdefault(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS), _Root())
+        offered = orjson.dumps(tools, option=orjson.OPT_SORT_KEYS)
+        root = self._roots.setdefault(hashlib.sha256(offered).digest(), _Root())
         node: _Node = root
         path: list[tuple[Message, _Node]] = []
         last, after = root.last, 0
@@ -166,7 +198,8 @@ class Conversation:
         ours = turn is not None or (bool(new) and new[0]["role"] == "assistant" and node.answered)
         ours = ours or any(message_key(message) in self._answers for message in messages)
         keys = [message_key(message) for message in new]
-        return Place(messages, tools, root, path, keys, turn, after, "rewritten" if ours else "start")
+        cause: ForkCause = "rewritten" if ours else "start"
+        return Place(messages, tools, root, path, len(offered), keys, turn, after, cause)
 
     def extend(self, place: Place) -> Prompt | None:
         """The prompt as the ids of the turn and those of the new messages, without rendering the rest.
@@ -255,16 +288,14 @@ class Conversation:
         return "retokenised" if self._renderer.text(ids).startswith(before) else "template"
 
 
-def _is_short(messages: Sequence[Message]) -> bool:
-    """Whether they are rendered so soon that nobody notices: agents may send megabytes, and whoever else asks
-    would wait."""
+def _size(messages: Sequence[Message]) -> int:
+    """About how many characters they are rendered as."""
     size = 0
     for message in messages:
-        size += len(message["content"]) + len(message.get("reasoning_content") or "")
-        size += sum(len(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
-        if size > _INLINE:
-            return False
-    return True
+        size += _FRAME + len(message["content"]) + len(message.get("reasoning_content") or "")
+        for call in message.get("tool_calls") or ():
+            size += _FRAME + len(call["function"]["arguments"])
+    return size
 
 
 def _choose(turns: Sequence[_Turn], message: Message, before: _Turn | None) -> _Turn:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from swe_core.tokens.counting import counted
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 _SHORT = 64
 """Characters of texts whose ids are kept: headers and line ends, which formats encode many times a turn."""
@@ -34,8 +36,9 @@ class Encoder:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`."""
-        encode = self._kept if len(text) <= _SHORT else self._encode
-        return list(encode(text, add_special_tokens))
+        if len(text) <= _SHORT:
+            return list(self._kept(text, add_special_tokens))
+        return counted(text, lambda piece: self._encode(piece, add_special_tokens), len)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -43,10 +46,19 @@ class Encoder:
         return ids
 
 
+class _Placing(Encoder):
+    """An encoder that tells the places too."""
+
+    def __call__(self, text: str, **options: Any) -> BatchEncoding:
+        return counted(text, lambda piece: self._tokenizer(piece, **options), lambda of: len(of["input_ids"]))
+
+
 def encoder_for(tokenizer: PreTrainedTokenizerBase, family: str) -> Encoder | PreTrainedTokenizerBase:
     """What the format `family` should encode with: an `Encoder`, or the tokenizer itself where it is not one
-    of the package `tokenizers` or the format wants places."""
-    return tokenizer if family in _PLACED or not tokenizer.is_fast else Encoder(tokenizer)
+    of the package `tokenizers`."""
+    if not tokenizer.is_fast:
+        return tokenizer
+    return _Placing(tokenizer) if family in _PLACED else Encoder(tokenizer)
 
 
 def decodes_in_parts(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -12,7 +12,7 @@ from renderers.base import merge_chat_template_kwargs
 from renderers.configs import config_from_name
 
 from swe_core.engine import Rendered
-from swe_core.errors import ConfigError, RequestRefused
+from swe_core.errors import ConfigError, ContextOverflow, RequestRefused
 from swe_core.messages import Message
 from swe_core.tokens.convert import (
     arguments_text,
@@ -96,6 +96,8 @@ class FamilyRenderer(Renderer):
                     add_generation_prompt=True,
                 )
             )
+        except ContextOverflow:
+            raise
         except Exception as error:  # whatever the format's code trips over is in the agent's messages
             raise RequestRefused(f"{self.name} cannot render this conversation: {error}") from error
 

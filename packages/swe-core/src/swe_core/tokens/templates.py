@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,14 @@ from swe_core.engine import Rendered
 from swe_core.errors import RequestRefused
 from swe_core.messages import Message
 from swe_core.tokens.convert import asking, listed, settled, with_arguments
+from swe_core.tokens.counting import counted
 from swe_core.tokens.encoder import decodes_in_parts
 from swe_core.tokens.parsers import Parser, plain_parser
 from swe_core.tokens.probes import CHAT, INLINE_THINKING, PROBES, TOOLS, reply, result, user
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 _WORD = "Kaleidoscope"
 _HELLO = user("Hello.")
@@ -88,7 +89,7 @@ class ChatTemplate:
 
     def ids(self, text: str) -> list[int]:
         """Text of the template as ids."""
-        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        return list(self._encoded(text)["input_ids"])
 
     def without_cue(self, messages: Sequence[Message], tools: Tools) -> str | None:
         """The conversation's text up to its generation prompt, which is that of any other conversation or,
@@ -124,7 +125,7 @@ class ChatTemplate:
         if not ends:
             return None
         last = ends[-1]
-        found = self.tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        found = self._encoded(whole, return_offsets_mapping=True)
         ids, offsets = found["input_ids"], found["offset_mapping"]
         cut = next((n for n, (begin, _) in enumerate(offsets) if begin >= last.end()), len(ids))
         if ids[cut - 1] != self.tokenizer.convert_tokens_to_ids(last[0]):
@@ -139,6 +140,10 @@ class ChatTemplate:
         except RequestRefused:
             return False
         return one != two
+
+    def _encoded(self, text: str, **options: bool) -> BatchEncoding:
+        encode = partial(self.tokenizer, add_special_tokens=False, verbose=False, **options)
+        return counted(text, encode, lambda encoded: len(encoded["input_ids"]))
 
     def _shows(self, *messages: Message) -> bool:
         try:

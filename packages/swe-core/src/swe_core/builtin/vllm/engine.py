@@ -41,6 +41,8 @@ _OVERFLOW = "maximum context length"
 """What vLLM says of a prompt that is too long."""
 _ENOUGH = 32
 """Sampled tokens from which on a share of them says something."""
+_HUGE_PROMPTS = 2
+"""Prompts of a million characters that are made at a time."""
 FORCED = "forced"
 """Why tokens are not trained whose choice was not free."""
 
@@ -112,6 +114,7 @@ class VLLMEngine(Engine):
         self._policy = Policy(self.model, config.adapter)
         self._rollouts: dict[str, _Rollout] = {}
         self._loading = anyio.Lock()
+        self._huge = anyio.CapacityLimiter(_HUGE_PROMPTS)
         self._model: _Model | None = None
         self._session: aiohttp.ClientSession | None = None
         self._clients: list[Client] = []
@@ -212,8 +215,8 @@ class VLLMEngine(Engine):
         rollout = self._rollout(session, model.renderer)
         number, rollout.calls = rollout.calls, rollout.calls + 1
         constraint = self.constraint(request, session, number)
-        prompt = await rollout.conversation.prepare(request.messages, tools)
         context = min(model.context, request.max_context or model.context)
+        prompt = await rollout.conversation.prepare(request.messages, tools, context)
         if prompt.length >= context:
             raise ContextOverflow(prompt.length, context)
         limits = (context - prompt.length, request.max_tokens, self._config.max_tokens)
@@ -305,7 +308,7 @@ class VLLMEngine(Engine):
     def _rollout(self, session: EngineSession, renderer: Renderer) -> _Rollout:
         rollout = self._rollouts.get(session.rollout_id)
         if rollout is None:
-            rollout = _Rollout(Conversation(renderer), self._servers.join())
+            rollout = _Rollout(Conversation(renderer, self._huge), self._servers.join())
             self._rollouts[session.rollout_id] = rollout
         return rollout
 

@@ -92,7 +92,7 @@ class Dialect(ABC):
     keepalive: ClassVar[bytes] = b": keepalive\n\n"
 
     @abstractmethod
-    def parse(self, raw: bytes) -> Asked:
+    def parse(self, raw: bytes | bytearray) -> Asked:
         """The body of a request, validated as far as this program relies on it.
 
         Raises:

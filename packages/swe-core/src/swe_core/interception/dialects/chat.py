@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -26,6 +28,8 @@ _KINDS = {
 _DEPTH = 128
 """Levels of objects and lists in a request. orjson writes 254, and a record wraps some around it."""
 _CONTAINERS = frozenset((dict, list))
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Half of a surrogate pair, escaped."""
 _DONE = b"data: [DONE]\n\n"
 _NOT_GIVEN: dict[str, tuple[Any, str]] = {
     "logprobs": (False, "replies carry no log-probabilities"),
@@ -43,7 +47,7 @@ class ChatCompletions(Dialect):
 
     path = "/chat/completions"
 
-    def parse(self, raw: bytes) -> Asked:
+    def parse(self, raw: bytes | bytearray) -> Asked:
         body = _load(raw)
         if not isinstance(body, dict):
             raise BadRequest(f"the request body is {_kind(body)}; send a JSON object")
@@ -233,18 +237,18 @@ def _usage(usage: Usage) -> dict[str, int]:
     }
 
 
-def _load(raw: bytes) -> Any:
+def _load(raw: bytes | bytearray) -> Any:
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         problem = str(error)
     # JavaScript cuts strings between the halves of a surrogate pair and sends a lone half as an escape,
     # which is JSON but no text. Replace the half instead of refusing the agent's honest request.
-    try:
-        text = json.dumps(json.loads(raw), ensure_ascii=False)
-        return orjson.loads(text.encode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        raise BadRequest(f"the request body is not JSON: {problem}") from None
+    if _HALF.search(raw) is not None:
+        with suppress(ValueError, RecursionError):
+            text = json.dumps(json.loads(raw), ensure_ascii=False)
+            return orjson.loads(text.encode("utf-8", "replace"))
+    raise BadRequest(f"the request body is not JSON: {problem}")
 
 
 def _is_deep(body: dict[str, Any]) -> bool:

@@ -1,0 +1,238 @@
+"""Bodies: requests are read and parsed so that a hostile one holds up no rollout but its own.
+
+A sandbox may send whatever it likes. So a body that cannot fit the context is refused by its size, before it
+is read; what is held at a time has a bound, per rollout and in all; and what is large is parsed in a worker
+thread, once it is known to have so few values that this is soon done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import anyio
+import anyio.to_thread
+from aiohttp import web
+
+from swe_core.errors import ContextOverflow
+from swe_core.interception.dialects.base import Asked, BadRequest, Dialect
+from swe_core.interception.session import Gate
+
+T = TypeVar("T")
+
+MAX_VALUES = 100_000
+"""Values that a large body may have: each costs far more time and memory than its bytes."""
+_INLINE = 256 * 1024
+"""Bytes of a body up to which it is parsed in the event loop: a few milliseconds."""
+_SMALL = 1024 * 1024
+"""Bytes of a body up to which it never waits for bodies of other rollouts."""
+_PER_TOKEN = 64
+"""Bytes of a body that are a token at least: of honest ones 3 to 9 are, escapes included."""
+_LEAST = 1024 * 1024
+"""Bytes that are allowed with any context, for the schemas of tools."""
+_PATIENCE = 60.0
+"""Seconds in which a large body must have come: others wait for it."""
+_PIECE = 256 * 1024
+"""Bytes that are looked through at a time."""
+
+
+class Room:
+    """Bytes that may be held at a time. Who wants more than are free waits, first come, first served.
+
+    Attributes:
+        free: How many nobody holds.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.free = size
+        self._turn = anyio.Lock(fast_acquire=True)
+        self._given = anyio.Event()
+
+    async def take(self, size: int) -> None:
+        """Wait until `size` bytes are free, and hold them."""
+        async with self._turn:
+            while size > self.free:
+                self._given = anyio.Event()
+                await self._given.wait()
+            self.free -= size
+
+    def give(self, size: int) -> None:
+        """Hold `size` bytes no longer."""
+        self.free += size
+        self._given.set()
+
+    def waited_for(self) -> bool:
+        """Whether somebody waits."""
+        return self._turn.locked()
+
+
+class Bodies:
+    """Reads and parses the request bodies of one server.
+
+    Args:
+        max_body: Bytes that one may have. The requests that a rollout waits for have at most twice as many,
+            and those of all rollouts that are being read and parsed at most four times as many, bodies of up
+            to 1 MiB not counted.
+    """
+
+    def __init__(self, max_body: int) -> None:
+        self._max_body = max_body
+        self._rooms: WeakKeyDictionary[Gate, Room] = WeakKeyDictionary()
+        self._large = Room(4 * max_body)
+        self._parser = anyio.CapacityLimiter(1)
+
+    @asynccontextmanager
+    async def asked(
+        self, request: web.Request, gate: Gate, dialect: Dialect
+    ) -> AsyncIterator[tuple[bytes, Asked]]:
+        """What the request asks for, after a key that is equal for requests of the same bytes. The body
+        counts as held until the context is left.
+
+        Raises:
+            ContextOverflow: It is so large that its prompt cannot fit the context. The gate is told.
+            EngineError, RolloutOver: So it is, and the rollout has failed or ended.
+            BadRequest: It is no request of the dialect, or is large and has too many values.
+            HTTPRequestEntityTooLarge: It has more than `max_body` bytes.
+            HTTPRequestTimeout: It is large and did not come in time.
+            RequestPayloadError: It is not encoded as its headers say.
+        """
+        bound, context = self._max_body, gate.context
+        if context is not None:
+            bound = min(bound, _allowed(context))
+        try:
+            async with self._taken(request, gate, bound, partial(_ask, dialect)) as asked:
+                yield asked
+        except _TooLarge as error:
+            if context is None or error.size <= _allowed(context):
+                raise self._refused(error) from None
+            # Also of one above `max_body`: upon this answer agents compact their history.
+            overflow = ContextOverflow(max(context, error.size // _PER_TOKEN), context, or_more=True)
+            gate.overflow(overflow)
+            raise overflow from None
+
+    @asynccontextmanager
+    async def whole(self, request: web.Request, gate: Gate) -> AsyncIterator[bytes]:
+        """The request's body, any JSON. Raises what `asked` does, but never that it overflows a context."""
+        try:
+            async with self._taken(request, gate, self._max_body, bytes) as body:
+                yield body
+        except _TooLarge as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: _TooLarge) -> web.HTTPException:
+        return web.HTTPRequestEntityTooLarge(max_size=self._max_body, actual_size=error.size)
+
+    @asynccontextmanager
+    async def _taken(
+        self, request: web.Request, gate: Gate, bound: int, parse: Callable[[bytearray], T]
+    ) -> AsyncIterator[T]:
+        # The length of a compressed body says nothing.
+        length = None if "Content-Encoding" in request.headers else request.content_length
+        if length is not None and length > bound:
+            raise _TooLarge(length)
+        room = self._room(gate)
+        held = bound if length is None else length
+        await room.take(held)
+        try:
+            async with AsyncExitStack() as reading:
+                raw = bytearray()
+                await _read(request, raw, min(_SMALL, bound))
+                if len(raw) <= bound and not request.content.at_eof():
+                    await self._large.take(held)
+                    reading.callback(self._large.give, held)
+                    with anyio.move_on_after(_PATIENCE) as clock:
+                        await _read(request, raw, bound)
+                    if clock.cancelled_caught:
+                        raise web.HTTPRequestTimeout(text=f"the body did not come within {_PATIENCE:g} s")
+                if len(raw) > bound:
+                    raise _TooLarge(len(raw))
+                parsed = await self._parsed(raw, parse)
+                room.give(held - len(raw))
+                held = len(raw)
+                del raw  # the bytes, while the call goes on
+            yield parsed
+        finally:
+            room.give(held)
+
+    def _room(self, gate: Gate) -> Room:
+        room = self._rooms.get(gate)
+        if room is None:
+            room = self._rooms[gate] = Room(2 * self._max_body)
+        return room
+
+    async def _parsed(self, raw: bytearray, parse: Callable[[bytearray], T]) -> T:
+        if len(raw) <= _INLINE:
+            return parse(raw)
+        limiter = self._parser if len(raw) > _SMALL else None
+        return await anyio.to_thread.run_sync(_parse_large, raw, parse, limiter=limiter)
+
+
+class _TooLarge(Exception):
+    """A body has `size` bytes or more."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+def values(text: bytes | bytearray) -> int:
+    """How many lists and objects the JSON `text` has, and commas between what is in them: with one value
+    more, so many values at most. Counting ends soon after `MAX_VALUES`; of invalid JSON it is any number.
+
+    Bytes are counted, which is soon done whatever they are, and a piece at a time, so that other threads get
+    on. Parsing is neither.
+    """
+    found = start = inside = 0  # inside: whether a piece begins in a string
+    while start < len(text) and found <= MAX_VALUES:
+        piece = text[start : start + _PIECE]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the last one begins an escape
+            piece = text[start : start + _PIECE + 1]
+        start += len(piece)
+        # Without escaped quotes each quote begins or ends a string.
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[inside::2])
+        found += sum(map(outside.count, (b"{", b"[", b",")))
+        inside = (inside + len(parts) - 1) % 2
+    return found
+
+
+def _allowed(context: int) -> int:
+    """Bytes of a body whose prompt may fit a context of so many tokens."""
+    return max(_LEAST, _PER_TOKEN * context)
+
+
+async def _read(request: web.Request, raw: bytearray, until: int) -> None:
+    """Append the body to `raw`, until that has more than `until` bytes or the body ends."""
+    while len(raw) <= until:
+        piece = await request.content.readany()
+        if not piece:
+            return
+        raw += piece
+
+
+def _parse_large(raw: bytearray, parse: Callable[[bytearray], T]) -> T:
+    if values(raw) > MAX_VALUES:
+        raise BadRequest(
+            f"the request body has more than {MAX_VALUES} values; send fewer messages, tools and lists"
+        )
+    return parse(raw)
+
+
+def _ask(dialect: Dialect, raw: bytearray) -> tuple[bytes, Asked]:
+    asked = dialect.parse(raw)
+    if len(raw) > _INLINE and sum(map(values, _arguments(asked))) > MAX_VALUES:
+        raise BadRequest(
+            f"the arguments of all 'tool_calls' have more than {MAX_VALUES} values; send fewer of them"
+        )
+    return hashlib.sha256(raw).digest(), asked
+
+
+def _arguments(asked: Asked) -> Iterator[bytes]:
+    """The arguments of all calls: JSON in texts, which whoever compares or prints messages parses."""
+    for message in asked.messages:
+        for call in message.get("tool_calls") or ():
+            yield call["function"]["arguments"].encode()

@@ -1,0 +1,338 @@
+"""Bodies of megabytes: refused before they are read where they cannot fit, bounded where they may, and no
+other rollout waits for them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.abc
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_core.config import Budgets
+from swe_core.engine import Completion
+from swe_core.interception import bodies
+from swe_core.interception.bodies import MAX_VALUES, Room, values
+from swe_core.interception.dialects import DIALECTS, chat
+from swe_core.interception.dialects.base import Asked, BadRequest
+from swe_core.interception.server import InterceptionServer
+from swe_core.interception.session import Gate
+from swe_core.testing.waiting import until
+
+from .helpers import HELLO, Plugin, Typist, by_hand, who
+
+pytestmark = pytest.mark.anyio
+
+OK = Completion({"role": "assistant", "content": "ok"})
+SMALL = json.dumps({"messages": HELLO}).encode()
+SPACES = b" " * (1 << 20)
+PATH = "/chat/completions"
+LARGE = 300_000
+"""Bytes of a body that is not parsed in the event loop."""
+
+
+class Short(Plugin):
+    """Its context is so short that a body may have no more than the least."""
+
+    @property
+    def context(self) -> int:
+        return 100
+
+
+class Partial:
+    """A client whose request does not end before it is told to."""
+
+    def __init__(self, stream: anyio.abc.SocketStream, rest: bytes) -> None:
+        self._stream, self._rest = stream, rest
+
+    async def end(self) -> None:
+        """Send the rest."""
+        await self._stream.send(self._rest)
+
+    async def answer(self) -> bytes:
+        """The status line and what else came with it."""
+        with anyio.fail_after(30):
+            return await self._stream.receive()
+
+
+@asynccontextmanager
+async def partial(
+    server: InterceptionServer, gate: Gate, body: bytes, sent: int, more: str = ""
+) -> AsyncIterator[Partial]:
+    """A request of which the head, with `more` headers, and `sent` bytes of the body are sent."""
+    head = f"POST {gate.path}{PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {gate.token}\r\n"
+    async with await anyio.connect_tcp("127.0.0.1", int(server.url.rpartition(":")[2])) as stream:
+        await stream.send(f"{head}{more}Content-Length: {len(body)}\r\n\r\n".encode() + body[:sent])
+        yield Partial(stream, body[sent:])
+
+
+def asking(size: int) -> bytes:
+    """A request of `size` bytes."""
+    return SMALL.ljust(size)
+
+
+async def test_a_body_that_cannot_fit_the_context_is_refused_before_it_is_sent(
+    server: InterceptionServer,
+) -> None:
+    async with server.session(Short(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
+        async with partial(server, gate, SPACES * 2, sent=0) as request:
+            reply = await request.answer()
+        assert reply.startswith(b"HTTP/1.1 400 ")
+        error = orjson.loads(reply.partition(b"\r\n\r\n")[2])["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert "maximum context length is 100 tokens" in error["message"]
+        assert "resulted in 32768 tokens or more" in error["message"]
+        assert (gate.turns, gate.refusals, gate.ended_by) == (0, 1, "context")
+        assert gate.refusal == error["message"]
+        assert (await http.post(PATH, content=SMALL)).status_code == 200
+        assert (gate.turns, gate.ended_by) == (1, None)  # the agent got further
+
+
+async def test_no_length_is_needed_to_refuse_a_body(server: InterceptionServer) -> None:
+    """Nor is the length of a compressed one believed. Parsing, it would be told that it is no JSON."""
+
+    async def chunked() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield SPACES
+
+    engine = Plugin(OK)
+    async with server.session(engine, who(), lambda _: None, Budgets(context=50)) as gate:
+        async with by_hand(server, gate) as http:
+            for content, headers in (
+                (chunked(), {}),
+                (gzip.compress(SPACES * 3), {"Content-Encoding": "gzip"}),
+            ):
+                reply = await http.post(PATH, content=content, headers=headers)
+                assert reply.json()["error"]["code"] == "context_length_exceeded"
+                assert "maximum context length is 50 tokens" in reply.json()["error"]["message"]
+            schemas = [{"type": "function", "function": {"name": "x" * 900_000}}]
+            fits = await http.post(PATH, json={"messages": HELLO, "tools": schemas})
+            assert fits.status_code == 200  # whatever the context is
+    assert gate.refusals == 2
+
+
+async def test_an_ended_rollout_is_not_told_of_its_context(server: InterceptionServer) -> None:
+    async with server.session(Short(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
+        gate.submit()
+        assert (await http.post(PATH, content=SPACES * 2)).status_code == 410
+    assert (gate.refusals, gate.ended_by) == (0, None)
+
+
+async def test_arguments_of_a_tool_are_no_prompt(server: InterceptionServer) -> None:
+    async with server.session(Short(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
+        assert (await http.post("/tools/none", content=SPACES * 2)).status_code == 404
+        many = b'{"a":[' + b"[]," * MAX_VALUES + b"[]]}"
+        reply = await http.post("/tools/none", content=many)
+        assert (reply.status_code, gate.ended_by) == (400, None)
+        assert f"more than {MAX_VALUES} values" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages":[' + b'{"role":"user"},' * MAX_VALUES + b'{"role":"user"}]}',
+        b'{"messages":[{"role":"user"}],"more":[' + b"[]," * MAX_VALUES + b"[]]}",
+        b'{"messages":[{"role":"user"}],"more":[' + b"1," * MAX_VALUES + b"1]}",
+        b'{"messages":[{"role":"user"}],"more":{' + b'"a":1,' * MAX_VALUES + b'"a":1}}',
+        b"[" * 2 * MAX_VALUES + b"]" * 2 * MAX_VALUES,
+    ],
+    ids=["messages", "lists", "numbers", "members", "nested"],
+)
+async def test_a_body_of_too_many_values_is_not_parsed(
+    server: InterceptionServer, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    monkeypatch.setattr(chat, "_load", lambda raw: pytest.fail("it is parsed"))
+    async with server.session(Plugin(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
+        reply = await http.post(PATH, content=body.ljust(LARGE))
+    assert reply.status_code == 400
+    assert f"the request body has more than {MAX_VALUES} values; send" in reply.json()["error"]["message"]
+    assert gate.refusals == 1
+
+
+async def test_texts_may_have_any_characters(server: InterceptionServer) -> None:
+    text = '[{"\\,' * MAX_VALUES
+    async with server.session(Typist("a"), who(), lambda _: None) as gate, by_hand(server, gate) as http:
+        reply = await http.post(PATH, json={"messages": [{"role": "user", "content": text}]})
+    assert reply.status_code == 200
+
+
+async def test_arguments_of_calls_have_as_few_values(server: InterceptionServer) -> None:
+    """They are JSON in a text, which is parsed to compare and to print them."""
+    function = {"name": "bash", "arguments": "[" + "[]," * (MAX_VALUES // 3) + "[]]"}
+    call = {"id": "1", "type": "function", "function": function}
+    messages = [*HELLO, {"role": "assistant", "tool_calls": [call, call]}]
+    async with server.session(Plugin(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
+        reply = await http.post(PATH, content=json.dumps({"messages": messages}).ljust(LARGE))
+    assert reply.status_code == 400
+    assert "the arguments of all 'tool_calls' have more than" in reply.json()["error"]["message"]
+
+
+json_values = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='\\",[]{}:a\n\u4e00'),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='\\",[{a'), inner),
+)
+
+
+def _values(value: Any) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(0, len(value) - 1) + sum(map(_values, inner))
+
+
+@given(json_values, st.booleans(), st.integers(min_value=1, max_value=20))
+def test_values_are_counted_and_texts_are_not(value: Any, escaped: bool, piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bodies, "_PIECE", piece)
+        assert values(json.dumps(value, ensure_ascii=escaped).encode()) == _values(value)
+
+
+def test_the_slow_parser_only_sees_halves_of_surrogate_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+    real = json.loads
+    monkeypatch.setattr(chat.json, "loads", lambda raw: seen.append(raw) or real(raw))
+    for broken in (SMALL + b"!", SMALL[:-1], b'{"messages": NaN}', b"[" * 2000):
+        with pytest.raises(BadRequest, match="is not JSON"):
+            DIALECTS[0].parse(broken)
+    assert DIALECTS[0].parse(SMALL).messages == HELLO
+    assert seen == []
+    half = rb'{"messages": [{"role": "user", "content": "cut \ud83d"}]}'
+    assert DIALECTS[0].parse(half).messages == [{"role": "user", "content": "cut ?"}]
+    assert seen == [half]
+
+
+async def test_others_are_answered_while_large_bodies_are_parsed(
+    server: InterceptionServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large one, too, waits for no more than the one that is parsed."""
+    parsing, free, real = threading.Event(), threading.Event(), chat.ChatCompletions.parse
+
+    def parse(dialect: chat.ChatCompletions, raw: bytes) -> Asked:
+        if len(raw) > 3 << 20:
+            parsing.set()
+            assert free.wait(30)
+        return real(dialect, raw)
+
+    monkeypatch.setattr(chat.ChatCompletions, "parse", parse)
+    async with AsyncExitStack() as stack:
+        gates = [
+            await stack.enter_async_context(server.session(Plugin(OK), who(name), lambda _: None))
+            for name in ("hostile", "one", "two")
+        ]
+        hostile, one, two = [await stack.enter_async_context(by_hand(server, gate)) for gate in gates]
+        statuses: dict[str, int] = {}
+
+        async def ask(name: str, size: int) -> None:
+            client = hostile if name == "hostile" else two
+            statuses[name] = (await client.post(PATH, content=asking(size))).status_code
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, "hostile", 4 << 20)
+            await until(parsing.is_set)
+            group.start_soon(ask, "large", 2 << 20)
+            for size in (len(SMALL), LARGE, 900_000):
+                assert (await one.post(PATH, content=asking(size))).status_code == 200
+            assert statuses == {}
+            free.set()
+        assert statuses == {"hostile": 200, "large": 200}
+
+
+async def test_the_bytes_that_a_rollout_has_in_flight_are_bounded() -> None:
+    engine = Typist("a", letters=0)
+    async with InterceptionServer(max_body=1000) as server, AsyncExitStack() as stack:
+        gate = await stack.enter_async_context(server.session(engine, who(), lambda _: None))
+        http = await stack.enter_async_context(by_hand(server, gate))
+        room = server._bodies._room(gate)
+        statuses: list[int] = []
+
+        async def ask(size: int) -> None:
+            statuses.append((await http.post(PATH, content=asking(size))).status_code)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, 900)
+            group.start_soon(ask, 901)
+            await until(lambda: len(engine.asked) == 2)
+            group.start_soon(ask, 902)
+            await until(room.waited_for)
+            assert len(engine.asked) == 2
+            engine.let(1)  # the end of one call
+            await until(lambda: len(engine.asked) == 3)
+            engine.let(2)
+        assert statuses == [200, 200, 200]
+
+
+async def test_a_compressed_body_counts_as_the_largest() -> None:
+    body = gzip.compress(asking(900))
+    async with InterceptionServer(max_body=1000) as server:
+        async with server.session(Plugin(OK), who(), lambda _: None) as gate:
+            room = server._bodies._room(gate)
+            before = room.free
+            async with partial(server, gate, body, sent=9, more="Content-Encoding: gzip\r\n") as request:
+                await until(lambda: room.free == before - 1000, timeout=30)
+                await request.end()
+                assert (await request.answer()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_small_bodies_do_not_wait_for_large_ones_that_do_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bodies, "_SMALL", 100)
+    async with InterceptionServer(max_body=1000) as server, AsyncExitStack() as stack:
+        gates = [
+            await stack.enter_async_context(server.session(Plugin(OK), who(str(name)), lambda _: None))
+            for name in range(6)
+        ]
+        slow = [
+            await stack.enter_async_context(partial(server, gate, asking(1000), sent=500))
+            for gate in gates[:4]
+        ]
+        await until(lambda: server._bodies._large.free == 0)
+        fifth = await stack.enter_async_context(partial(server, gates[4], asking(1000), sent=500))
+        await until(server._bodies._large.waited_for)
+        async with by_hand(server, gates[5]) as http:
+            assert (await http.post(PATH, content=SMALL)).status_code == 200
+        await fifth.end()
+        assert gates[4].turns == 0
+        await slow[0].end()
+        assert (await fifth.answer()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_large_body_that_does_not_come_is_given_up(
+    server: InterceptionServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_SMALL", 100)
+    monkeypatch.setattr(bodies, "_PATIENCE", 0.01)
+    async with server.session(Plugin(OK), who(), lambda _: None) as gate:
+        free = server._bodies._large.free
+        async with partial(server, gate, asking(1000), sent=500) as request:
+            reply = await request.answer()
+        assert reply.startswith(b"HTTP/1.1 408 ")
+        assert b"x-should-retry: false" in reply.lower()
+        assert server._bodies._large.free == free
+    assert "did not come within" in gate.refusal
+
+
+async def test_who_waits_for_room_goes_in_its_turn() -> None:
+    room, order = Room(10), list[int]()
+    await room.take(8)
+
+    async def take(size: int) -> None:
+        await room.take(size)
+        order.append(size)
+
+    async with anyio.create_task_group() as group:
+        for size in (5, 1):
+            group.start_soon(take, size)
+            await anyio.wait_all_tasks_blocked()
+        assert order == []  # the second one would fit, and the first would starve
+        room.give(8)
+    assert order == [5, 1]
+    assert room.free == 4
