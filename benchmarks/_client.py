@@ -105,7 +105,9 @@ def _joined(response: HTTPResponse) -> Answer:
     Raises:
         SweError: It breaks off, or an error stands in it.
     """
-    text, calls, came, tokens, whole = "", {}, [], 0, False
+    text, tokens, whole = "", 0, False
+    calls: dict[int, dict[str, Any]] = {}
+    came: list[tuple[int, float]] = []
     for line in response:
         if not line.startswith(_DATA):
             continue
@@ -144,7 +146,7 @@ class MockEngine:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def set(self, replies: str, interval: int, pace: float) -> None:
+    def set(self, replies: str, interval: int | None, pace: float) -> None:
         """Which replies it gives from now on, from the first of them; see `_mock_engine`."""
         self._ask("/mode", {"replies": replies, "interval": interval, "pace": pace})
 

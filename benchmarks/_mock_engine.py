@@ -4,12 +4,13 @@
 
 The last two are vLLM's token-in, token-out endpoints; /v1/completions gives back exactly the ids that it was
 sent, as vLLM does with `return_token_ids`. Chat completions with `return_token_ids` bring ids too: a prompt
-goes on with those of the one before it. A stream has an event a token, or fewer with vLLM's
-`stream_interval`; by itself all of it is sent at once. HTTP is spoken by hand, so that on a machine with few
-cores the mock takes as little as possible from the proxy that is measured.
+goes on with those of the one before it. A stream has an event a token, or as the request's `stream_interval`
+says, and is sent at once unless it is paced. HTTP is spoken by hand, so that on a machine with few cores the
+mock takes as little as possible from the proxy that is measured.
 
     POST /mode   {"replies", "interval", "pace"} which replies are given from now on, how many tokens an event
-                 of a stream holds at most, and seconds from one token to the next, for whole replies too
+                 of a stream holds at most whatever the request says (null leaves it that), and seconds from
+                 one token to the next, for whole replies too
     /sampled     by the reply's text, of each token of the paced replies since then: the characters up to its
                  end, and when it was sampled, seconds of the machine's monotonic clock
 """
@@ -95,11 +96,11 @@ class Replies:
         self._all: dict[str, list[Reply]] = config["replies"]
         self._tokenizer: str | None = config.get("tokenizer")
         self._number = itertools.count()
-        self.mode({"replies": next(iter(self._all)), "interval": 1, "pace": 0.0})
+        self.mode({"replies": next(iter(self._all)), "interval": None, "pace": 0.0})
 
     def mode(self, body: Body) -> Answer:
         self._replies = itertools.cycle(self._all[body["replies"]])
-        self._interval: int = body["interval"]
+        self._interval: int | None = body["interval"]
         self._pace: float = body["pace"]
         self._sampled: dict[str, list[tuple[int, float]]] = {}
         return Answer([({}, ())])
@@ -125,7 +126,7 @@ class Replies:
             "type": "function",
             "function": {"name": "bash", "arguments": reply["arguments"]},
         }
-        head = {"id": f"chatcmpl-{number:032x}", "created": int(time.time()), "model": self.model}
+        head: Body = {"id": f"chatcmpl-{number:032x}", "created": int(time.time()), "model": self.model}
         if body.get("stream"):
             head |= {"object": "chat.completion.chunk"}
             return self._stream(
@@ -143,7 +144,7 @@ class Replies:
     def completion(self, body: Body) -> Answer:
         reply, prompt = next(self._replies), body["prompt"]
         ids, pieces = reply["ids"], reply.get("pieces", [])
-        head = {"id": f"cmpl-{next(self._number):032x}", "object": "text_completion"}
+        head: Body = {"id": f"cmpl-{next(self._number):032x}", "object": "text_completion"}
         head |= {"created": int(time.time()), "model": self.model}
         usage = _usage(len(prompt), len(ids))
         if body.get("stream"):
@@ -212,7 +213,7 @@ class Replies:
 
     def _spans(self, body: Body, count: int) -> Iterator[tuple[int, int]]:
         """Where each event's tokens begin and end: the first holds one, those after it the interval's."""
-        interval = max(self._interval, body.get("stream_interval") or 1)
+        interval = self._interval or body.get("stream_interval") or 1
         start = 0
         for end in itertools.chain(range(1, count, interval), [count]):
             yield start, end

@@ -19,8 +19,8 @@ All record what they record in a run: ours appends every turn to the rollout's f
 of an agent with one tool: unrelated ones of 2 KB; a session that grows by a reply and a tool result of 2 KB a
 turn for 40 turns; one that grows to 74k tokens in 100 turns; unrelated ones on eight connections at once.
 
-Streamed cells ask for streams. The engine sends an event a token, as vLLM does, or one for 8 tokens, as with
-its `--stream-interval 8`, all at once; replies have some 60 tokens, or 4,000. In the paced cell eight
+Streamed cells ask for streams. The engine sends an event a token, as vLLM does unasked, or one for 8 tokens,
+as with its `--stream-interval 8`, all at once; replies have some 60 tokens, or 4,000. In the paced cell eight
 connections are answered at once, a token each 20 ms, so that the proxy reads few events at a time. There the
 longest delay is measured too, from when a token is sampled until its text is at the client.
 """
@@ -40,6 +40,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from _cells import CELLS, CONNECTIONS, KILOBYTES, SESSION_TURNS
 from _client import Answer, Client, MockEngine
 from _common import Report, Target, give_up, median, ratio, shown
 from _peers import LITELLM, OPENENV, VERIFIERS
@@ -58,47 +59,8 @@ from rich.table import Table
 
 from swe_core.errors import SweError, sentence
 
-KILOBYTES = 2048
-SESSION_TURNS = 40
-CONNECTIONS = 8
 IDLE = 1000
-REQUESTS, PARALLEL_REQUESTS, LONG_REQUESTS = 200, 800, 5
-PACE = 0.02
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Some requests that are measured together.
-
-    Args:
-        requests: "unrelated" ones, those of a "session" or a "long" one, or unrelated ones in "parallel".
-        replies: Which ones the engine gives.
-        streamed: Whether they ask for streams.
-        interval: How many tokens an event of the engine's streams holds at most.
-        pace: Seconds from one token to the next.
-    """
-
-    title: str
-    requests: str
-    replies: str = "short"
-    streamed: bool = False
-    interval: int = 1
-    pace: float = 0.0
-
-
-_TURNS = f"{SESSION_TURNS} turns × 2 KB"
-CELLS = {
-    "unrelated": Cell("2 KB requests", "unrelated"),
-    "session": Cell(_TURNS, "session"),
-    "long": Cell(f"{LONG_TURNS} turns to 74k tokens", "long"),
-    "parallel": Cell(f"2 KB requests, {CONNECTIONS} at once", "parallel"),
-    "streamed": Cell("2 KB requests, streamed", "unrelated", streamed=True),
-    "streamed_session": Cell(f"{_TURNS}, streamed", "session", streamed=True),
-    "streamed_8": Cell("2 KB requests, 8 tokens an event", "unrelated", streamed=True, interval=8),
-    "streamed_session_8": Cell(f"{_TURNS}, 8 tokens an event", "session", streamed=True, interval=8),
-    "streamed_long": Cell("4,000 tokens streamed", "unrelated", "long", streamed=True),
-    "paced": Cell(f"{CONNECTIONS} streams at once, paced", "parallel", "paced", streamed=True, pace=PACE),
-}
+REQUESTS, PARALLEL_REQUESTS, STREAMED_REQUESTS, LONG_REQUESTS = 200, 800, 100, 3
 RATE, DELAY, MEMORY = "requests_per_s", "delay_ms", "idle_mb"
 DELAYED = "longest delay of a token, paced"
 RELAY, IDS = "swe_core_relay", "swe_core_ids"
@@ -169,6 +131,7 @@ class Sizes:
     """How much is asked of each proxy in a round."""
 
     unrelated: int
+    streamed: int
     long_replies: int
     session_turns: int
     long_turns: int
@@ -193,7 +156,8 @@ def measure(side: Side, mock: MockEngine, sizes: Sizes, name: str, seed: int) ->
         return
     (client,) = side.clients(1)
     if cell.requests == "unrelated":
-        count = sizes.unrelated if cell.replies == "short" else sizes.long_replies
+        count = sizes.streamed if cell.streamed else sizes.unrelated
+        count = sizes.long_replies if cell.replies == "long" else count
         prepared = list(unrelated(count, KILOBYTES, seed, cell.streamed))
         side.spend(name, count, lambda: client.ask_all(prepared))
         return
@@ -309,6 +273,7 @@ def scaled(share: float, long_characters: int) -> Sizes:
 
     return Sizes(
         unrelated=some(REQUESTS),
+        streamed=some(STREAMED_REQUESTS),
         long_replies=some(LONG_REQUESTS),
         session_turns=some(SESSION_TURNS),
         long_turns=some(LONG_TURNS),
