@@ -34,7 +34,7 @@ class Call:
     @property
     def is_probe(self) -> bool:
         """Whether it asks how the server answers, before any rollout."""
-        return bool(self.body.get("logprobs"))
+        return bool(self.body.get("logprobs") or self.body.get("ignore_eos"))
 
 
 class ObservingProxy:

@@ -196,7 +196,11 @@ async def test_a_reply_that_a_weight_update_cuts_in_two_is_one_turn_of_two_polic
     assert after.prompt == [*before.prompt, *before.ids]
     (chain,) = chains_of(turns)
     assert chain.input_ids.tolist() == [*after.prompt, *after.ids]
-    assert chain.versions[chain.completion_mask].tolist() == [0] * len(before.ids) + [1] * len(after.ids)
+    versions = chain.versions[chain.completion_mask].tolist()
+    older = versions.count(0)
+    assert versions == [0] * older + [1] * (len(versions) - older)
+    # The second request was under way when the version was announced, so its first ids carry the older one.
+    assert len(before.ids) < older <= len(before.ids) + 9 < len(versions)
     assert_a_forward_pass_agrees(network, [chain])
 
 
