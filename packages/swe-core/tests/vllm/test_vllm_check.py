@@ -154,8 +154,15 @@ async def test_calls_at_once_load_the_tokenizer_once(qwen: Qwen, monkeypatch: py
     ],
 )
 async def test_what_the_chat_format_does_not_give_is_noted(
-    qwen: Qwen, monkeypatch: pytest.MonkeyPatch, attribute: str, value: object, said: str
+    qwen: Qwen,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    attribute: str,
+    value: object,
+    said: str,
 ) -> None:
+    """At the start of a run too."""
+    caplog.set_level(logging.INFO, "swe_core")
     renderer = copy.copy(qwen.renderer)
     setattr(renderer, attribute, value)
     monkeypatch.setattr("swe_core.builtin.vllm.engine.load_renderer", lambda *_, **__: renderer)
@@ -164,6 +171,7 @@ async def test_what_the_chat_format_does_not_give_is_noted(
         await engine.check()
         [note] = engine.notes()
     assert said in note
+    assert note in caplog.messages
 
 
 def test_without_the_extra_the_command_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from swe_core.builtin.vllm import VLLMConfig
 from swe_core.builtin.vllm.client import Client
 from swe_core.builtin.vllm.request import is_neutral, sampling
 from swe_core.errors import EngineError, EngineProtocolError, EngineRefused, RequestRefused
-from swe_core.tokens.renderer import Renderer
+from swe_core.tokens.renderer import THINKING, Renderer
 
 _TOP = 5
 _RAW = 0.75
@@ -71,6 +71,36 @@ async def check_server(client: Client, model: str, renderer: Renderer, config: V
     await _check_logprobs(client, model, renderer, config, prompt)
     if config.stream_interval > 1:
         await _check_interval(client, model, prompt, config.stream_interval)
+
+
+def format_notes(renderer: Renderer) -> list[str]:
+    """What a model's chat format does not give, and where its prompts are not those of the model's own
+    template, a sentence each."""
+    notes = []
+    if renderer.how == "full":
+        notes.append(
+            f"the renderer {renderer.name!r} renders each prompt afresh, so that turns may fork from "
+            "their chains: look at the causes in the ledger, and set engine.vllm.renderer or "
+            "engine.vllm.chat_template to a format that extends prompts"
+        )
+    if not renderer.finds_calls:
+        notes.append(
+            f"the renderer {renderer.name!r} does not know this model's tool calls, so that agents are "
+            "told them as text: set engine.vllm.tool_parser, or engine.vllm.renderer to its family"
+        )
+    others = [name for name in renderer.differs if name != THINKING]
+    if others:
+        notes.append(
+            f"the renderer {renderer.name!r} prints {', '.join(others)} otherwise than the model's chat "
+            "template does"
+        )
+    if THINKING in renderer.differs:
+        notes.append(
+            f"the renderer {renderer.name!r} leaves the thinking of earlier replies in the prompt as it "
+            "was sampled, where the model's chat template drops it once a user message follows: that is "
+            "on purpose, so that prompts extend"
+        )
+    return notes
 
 
 async def _check_interval(client: Client, model: str, prompt: list[int], interval: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import anyio.to_thread
 
 from swe_core.builtin.upstream import BACKOFF, Refusals, Transient, attempted, final, key_from
 from swe_core.builtin.vllm import VLLMConfig
-from swe_core.builtin.vllm.check import ask_served, check_server
+from swe_core.builtin.vllm.check import ask_served, check_server, format_notes
 from swe_core.builtin.vllm.client import Client, open_session
 from swe_core.builtin.vllm.generation import Generation
 from swe_core.builtin.vllm.policy import AdapterUnknown, Policy
@@ -33,7 +34,7 @@ from swe_core.errors import (
 )
 from swe_core.tokens.conversation import Conversation
 from swe_core.tokens.load import load_renderer
-from swe_core.tokens.renderer import THINKING, Renderer
+from swe_core.tokens.renderer import Renderer
 
 _BACKOFF = BACKOFF
 _BASE = "what /v1/completions is appended to"
@@ -45,6 +46,8 @@ _HUGE_PROMPTS = 2
 """Prompts of a million characters that are made at a time."""
 FORCED = "forced"
 """Why tokens are not trained whose choice was not free."""
+
+log = logging.getLogger(__name__)
 
 
 class _Empty(Transient):
@@ -142,8 +145,8 @@ class VLLMEngine(Engine):
         return self._model.context if self._model is not None else None
 
     async def check(self) -> None:
-        """Ask each server for its model and for two tokens: whether ids and log-probabilities come back, and
-        whether the latter are those that tokens are drawn by."""
+        """Ask each server for its model and for a few tokens: do ids and log-probabilities come back, and are
+        the latter those that tokens are drawn by? Then log what `notes` has, before the run."""
         model, policy = await self._ready(), self._policy
         for client in self._clients:
             try:
@@ -153,6 +156,8 @@ class VLLMEngine(Engine):
             except EngineRefused as refusal:
                 refused = policy.unknown(client.where, refusal, policy.version)
                 raise refused.refusal() if isinstance(refused, AdapterUnknown) else refused from None
+        for note in self.notes():
+            log.info("%s", note)
 
     def set_policy_version(self, version: int) -> None:
         """See `Engine.set_policy_version`. Tokens carry the version that was known when those before them had
@@ -173,33 +178,7 @@ class VLLMEngine(Engine):
     def notes(self) -> Sequence[str]:
         """What the model's chat format does not give, and where its prompts are not those of the model's own
         chat template, if anything; known once a server was asked."""
-        if self._model is None:
-            return ()
-        renderer, notes = self._model.renderer, []
-        if renderer.how == "full":
-            notes.append(
-                f"the renderer {renderer.name!r} renders each prompt afresh, so that turns may fork from "
-                "their chains: look at the causes in the ledger, and set engine.vllm.renderer or "
-                "engine.vllm.chat_template to a format that extends prompts"
-            )
-        if not renderer.finds_calls:
-            notes.append(
-                f"the renderer {renderer.name!r} does not know this model's tool calls, so that agents are "
-                "told them as text: set engine.vllm.tool_parser, or engine.vllm.renderer to its family"
-            )
-        others = [name for name in renderer.differs if name != THINKING]
-        if others:
-            notes.append(
-                f"the renderer {renderer.name!r} prints {', '.join(others)} otherwise than the model's chat "
-                "template does"
-            )
-        if THINKING in renderer.differs:
-            notes.append(
-                f"the renderer {renderer.name!r} leaves the thinking of earlier replies in the prompt as it "
-                "was sampled, where the model's chat template drops it once a user message follows: that is "
-                "on purpose, so that prompts extend"
-            )
-        return notes
+        return format_notes(self._model.renderer) if self._model is not None else ()
 
     async def end(self, session: EngineSession) -> None:
         """Free the rollout's conversation and its place on a server."""
