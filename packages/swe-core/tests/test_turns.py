@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,3 +144,13 @@ def test_a_turn_that_goes_on_from_none_that_is_there_is_told() -> None:
     turns = _turns([{"messages": [{"role": "user", "content": "a"}]}] * 3)
     with pytest.raises(UsageError, match="turn 1 goes on from turn 0, which is not among those before it"):
         list(requests(turns[1:]))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(True, 1), (1, 1.0), (0, False), (0.0, -0.0), (["a"], ["a", None])]
+)
+def test_what_is_equal_in_python_and_another_json_is_kept_apart(one: object, other: object) -> None:
+    bodies = [{"messages": [{"role": "user", "content": "x", "hint": {"cache": v}}]} for v in (one, other)]
+    assert [orjson.dumps(body) for body in requests(_turns(bodies))] == [
+        orjson.dumps(body) for body in bodies
+    ]

@@ -76,7 +76,8 @@ class RequestDiff:
         """A digest of the first message, of the first two, and so on. Comparing messages with those of the
         last request costs far less than writing them."""
         pairs = enumerate(zip(self._messages, messages, strict=False))
-        same = next((n for n, (old, new) in pairs if old != new), min(len(self._messages), len(messages)))
+        shorter = min(len(self._messages), len(messages))
+        same = next((n for n, (old, new) in pairs if not _is_same(old, new)), shorter)
         digests = self._beginnings[:same]
         for message in messages[same:]:
             before = digests[-1] if digests else b""
@@ -112,6 +113,17 @@ def requests(turns: Iterable[Turn]) -> Iterator[dict[str, Any]]:
         if tools is None:
             del body["tools"]
         yield body
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two values are the same JSON. Python takes 1, 1.0 and true for equal."""
+    if type(one) is not type(other):
+        return False
+    if type(one) is dict:
+        return list(one) == list(other) and all(_is_same(value, other[key]) for key, value in one.items())
+    if type(one) is list:
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return bool(one == other) if type(one) is not float else repr(one) == repr(other)
 
 
 def _digest(value: object) -> bytes:

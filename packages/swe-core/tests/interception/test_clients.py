@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.builtin.replay import ReplayConfig
 from swe_core.builtin.replay.engine import ReplayEngine
-from swe_core.engine import Completion, Usage
+from swe_core.engine import ChatRequest, Completion, Emit, EngineSession, Usage
 from swe_core.interception import server as server_module
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Turn
@@ -103,6 +104,32 @@ async def test_pieces_that_come_at_once_are_one_event_and_the_end_waits_for_noth
     said = [event["choices"][0]["delta"].get("content") for event in events]
     assert "".join(filter(None, said)) == "abcdef"
     assert len(events) <= 3  # the first piece, what follows, the reason for the end
+
+
+async def test_pieces_that_say_nothing_do_not_keep_a_stream_silent() -> None:
+    """Such as white space, which is held back."""
+    heard = anyio.Event()
+
+    class Blank(Plugin):
+        async def complete(
+            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+        ) -> Completion:
+            assert emit is not None
+            while not heard.is_set():
+                await emit({})
+                await anyio.lowlevel.checkpoint()
+            return await super().complete(request, session)
+
+    engine = Blank(Completion(message=say("ok").message))
+    async with InterceptionServer(keepalive=0.01) as server:
+        async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
+            with anyio.fail_after(60):
+                body = {"messages": HELLO, "stream": True}
+                async with http.stream("POST", "/chat/completions", json=body) as response:
+                    async for line in response.aiter_lines():
+                        if line.startswith(":"):
+                            heard.set()
+    assert heard.is_set()
 
 
 async def test_an_engine_that_cannot_stream_is_streamed_as_one_piece(server: InterceptionServer) -> None:

@@ -11,9 +11,14 @@ from swe_core.testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 from swe_core.tokens.families import FamilyRenderer
 from swe_core.tokens.reading import Reader
 from swe_core.tokens.renderer import Parsed, Tools
+from swe_core.tokens.templates import TemplateRenderer
 
 THOUGHT = "<think>\nI look at ünïcode 🎉 first.\n\nThen at the rest.\n</think>\n\n"
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 TEXT = "Some words, line\nby line,\n\n  indented 修复 👩‍💻.\n"
 
 
@@ -90,3 +95,17 @@ def test_ids_that_cannot_be_decoded_in_parts_are_parsed_whole_and_rarely(rendere
     assert whole.content.startswith(seen[-1][1])
     assert len(seen[-1][1]) > 0.9 * len(whole.content)
     assert renderer.parsed < 25 * len(seen)
+
+
+def test_the_end_of_a_reply_is_no_text_of_a_template_either() -> None:
+    """Where all of a reply is text, special tokens included."""
+    renderer = TemplateRenderer(tokenizer(), TEMPLATE)  # type: ignore[arg-type]
+    ids = renderer.render([{"role": "user", "content": "Some words."}], None)
+    sampled = ids[ids.index(next(iter(renderer.stop_ids))) - 3 :][:4]
+    assert sampled[-1] in renderer.stop_ids
+    growing: list[int] = []
+    reader = Reader(renderer, growing, [], None)
+    for id_ in sampled:
+        growing.append(id_)
+        seen = reader.read()
+    assert seen == ("", renderer.parse(sampled, [], None).content)

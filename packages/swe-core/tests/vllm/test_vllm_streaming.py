@@ -90,6 +90,13 @@ async def test_the_pieces_are_the_message(text: str, sizes: list[int], stops: Se
     assert told.get("reasoning_content") == (message.get("reasoning_content") or None)
 
 
+@pytest.mark.parametrize("text", ["|Observation: it", "Observa", "|A word. Observation: it"])
+async def test_the_beginning_of_a_stop_text_is_held_back_wherever_it_stands(text: str) -> None:
+    message, ear = await stream(Letters(), text, stops=["Observation:"])
+    assert ear.text() == message["content"]
+    assert ear.text("reasoning_content") == message.get("reasoning_content", "")
+
+
 async def test_pieces_come_before_the_end() -> None:
     _, ear = await stream(Letters(), "thinking it over|and saying it at length")
     assert len(ear.heard) > 3

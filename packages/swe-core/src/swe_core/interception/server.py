@@ -233,7 +233,7 @@ class InterceptionServer:
             if pieces is not None and not pieces:
                 break
             news = b"".join(map(reply.delta, merge(pieces or ())))
-            if news or pieces is None:
+            if news or anyio.current_time() >= due:
                 await events.send(news or dialect.keepalive)
                 due = anyio.current_time() + self._keepalive
             if pieces:

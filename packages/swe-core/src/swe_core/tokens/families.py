@@ -72,11 +72,12 @@ class FamilyRenderer(Renderer):
         self._tokenizer = tokenizer
         self.family = family
         self._format = _format(tokenizer, family, dict(template_kwargs or {}))
-        self.marks = frozenset(tokenizer.get_added_vocab().values())
+        added = frozenset(tokenizer.get_added_vocab().values())
         self.name = f"renderers/{family}"
         self._takes_text = True
         self._takes_text = self._renders(PROBES[MALFORMED])
         self.stop_ids = frozenset(self._format.get_stop_token_ids())
+        self.marks = added | self.stop_ids
         self.how: Rendered = "bridge"
         if not self._bridge_agrees():
             self.how = "full"

@@ -245,7 +245,7 @@ class TemplateRenderer(Renderer):
         self.how: Rendered = "template" if self.proven else "full"
         self.stop_ids = frozenset(id_ for id_ in (self._end, tokenizer.eos_token_id) if isinstance(id_, int))
         self.streams = parser is None
-        self.marks: frozenset[int] = frozenset()  # what streams is text alone
+        self.marks = self.stop_ids  # what streams is text alone, up to its end
         self.splits = decodes_in_parts(tokenizer)
         self.finds_calls = parser is not None
 

@@ -80,7 +80,7 @@ class Streamer:
         delta = {}
         for key, text in zip(_TEXTS, self._reader.read(), strict=True):
             text = cut(text, self._stops)
-            text = text[: len(text) - self._held] if self._held else text
+            text = text[: max(0, len(text) - self._held)]
             sent = self._sent[key]
             if len(text) > len(sent) and text.startswith(sent):
                 self._sent[key] = text
