@@ -41,8 +41,8 @@ CELLS = {
     "parallel": Cell(f"2 KB requests, {CONNECTIONS} at once", "parallel"),
     "streamed": Cell("2 KB requests, streamed", "unrelated", streamed=True, interval=1),
     "streamed_session": Cell(f"{_TURNS}, streamed", "session", streamed=True, interval=1),
-    "streamed_8": Cell("2 KB requests, 8 tokens an event", "unrelated", streamed=True, interval=8),
-    "streamed_session_8": Cell(f"{_TURNS}, 8 tokens an event", "session", streamed=True, interval=8),
+    "streamed_8": Cell("2 KB requests, interval 8", "unrelated", streamed=True, interval=8),
+    "streamed_session_8": Cell(f"{_TURNS}, interval 8", "session", streamed=True, interval=8),
     "streamed_long": Cell("4,000 tokens streamed", "unrelated", "long", streamed=True, interval=1),
     "paced": Cell(
         f"{CONNECTIONS} streams at once, paced", "parallel", "paced", streamed=True, interval=1, pace=_PACE

@@ -47,7 +47,7 @@ class Answer:
         longest, came = 0.0, iter(self.came)
         there, at = next(came)
         for end, when in sampled[text]:
-            while there < min(end, len(text)):
+            while there < len(text[:end].rstrip()):  # white space that may be the end is no text yet
                 there, at = next(came)
             longest = max(longest, at - when)
             if end >= len(text):

@@ -19,10 +19,10 @@ All record what they record in a run: ours appends every turn to the rollout's f
 of an agent with one tool: unrelated ones of 2 KB; a session that grows by a reply and a tool result of 2 KB a
 turn for 40 turns; one that grows to 74k tokens in 100 turns; unrelated ones on eight connections at once.
 
-Streamed cells ask for streams. The engine sends an event a token, as vLLM does unasked, or one for 8 tokens,
-as with its `--stream-interval 8`, all at once; replies have some 60 tokens, or 4,000. In the paced cell eight
-connections are answered at once, a token each 20 ms, so that the proxy reads few events at a time. There the
-longest delay is measured too, from when a token is sampled until its text is at the client.
+Streamed cells ask for streams. The engine sends an event a token, as vLLM does unasked, or one for 8 tokens
+("interval 8"), as with its `--stream-interval 8`, all at once; replies have some 60 tokens, or 4,000. In the
+paced cell eight connections are answered at once, a token each 20 ms, so that the proxy reads few events at a
+time. There the longest delay is measured too, from when a token is sampled until its text is at the client.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from swe_core.errors import SweError, sentence
 IDLE = 1000
 REQUESTS, PARALLEL_REQUESTS, STREAMED_REQUESTS, LONG_REQUESTS = 200, 800, 100, 3
 RATE, DELAY, MEMORY = "requests_per_s", "delay_ms", "idle_mb"
-DELAYED = "longest delay of a token, paced"
+DELAYED = "longest delay, paced"
 RELAY, IDS = "swe_core_relay", "swe_core_ids"
 LIMITS = {
     "unrelated": (RELAY, 1.0),
