@@ -136,7 +136,7 @@ async def test_a_budget_of_more_context_than_the_model_has_is_told(
         done = await anyio.to_thread.run_sync(partial(swe_core, *args))
     assert done.code == 0, done.stderr
     notes = json.loads((done.out / "run.json").read_text())["notes"]
-    assert ["budget.context is 32769, but" in note for note in notes] == [True] * told
+    assert any("budget.context is 32769, but" in note for note in notes) is told
     assert ("'scripted' has 32768 tokens, and that is what holds" in " ".join(done.stderr.split())) is told
 
 

@@ -154,3 +154,21 @@ def test_what_is_left_keeps_neither_its_caller_nor_the_event_loop(
     said = [record.message for record in caplog.records if record.name == module.__name__]
     left = " did not end within 0.01 s, so it is left to itself"
     assert said == [what + left for what in ("a call", "a close", "a box")]
+
+
+def test_cancelled_twice_it_is_left_to_itself_and_the_event_loop_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No scope shields from the task's own cancellation, as by a trainer."""
+    monkeypatch.setattr(module, "CLOSING", 3600.0)
+
+    async def main() -> None:
+        task = asyncio.create_task(apart(stubborn, WHAT))
+        for _ in range(2):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())

@@ -52,10 +52,15 @@ class _Apart(Generic[T]):
         Returns:
             Whether it has ended.
         """
-        with anyio.move_on_after(seconds, shield=True):
-            await self.ended()
-        if self._task.done():
-            return True
+        try:
+            with anyio.move_on_after(seconds, shield=True):
+                await self.ended()
+        finally:  # also where the task itself is cancelled once more, which no scope shields from
+            ended = self._task.done() or self._left(seconds)
+        return ended
+
+    def _left(self, seconds: float) -> bool:
+        """Leave the work to itself; False."""
         log.error("%s did not end within %g s, so it is left to itself", self._what, seconds)
         self.cancel()
         self._task.add_done_callback(_hear)

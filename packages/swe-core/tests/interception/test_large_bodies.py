@@ -320,6 +320,53 @@ async def test_a_large_body_that_does_not_come_is_given_up(
     assert "did not come within" in gate.refusal
 
 
+async def test_a_large_body_that_pauses_is_given_up_before_its_time(
+    server: InterceptionServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_SMALL", 100)
+    monkeypatch.setattr(bodies, "_SILENCE", 0.01)
+    async with server.session(Plugin(OK), who(), lambda _: None) as gate:
+        async with partial(server, gate, asking(1000), sent=500) as request:
+            assert (await request.answer()).startswith(b"HTTP/1.1 408 ")
+    assert "nothing of the body came for 0.01 s" in gate.refusal
+
+
+async def test_a_rollout_takes_the_room_of_one_large_body_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two of its connections that send nothing more would take half of the room that all have."""
+    monkeypatch.setattr(bodies, "_SMALL", 100)
+    async with InterceptionServer(max_body=1000) as server:
+        async with server.session(Plugin(OK), who(), lambda _: None) as gate:
+            room, large = server._bodies._room(gate), server._bodies._large
+            async with (
+                partial(server, gate, asking(1000), sent=500) as one,
+                partial(server, gate, asking(1000), sent=500) as two,
+            ):
+                await until(lambda: room.free == 0 and large.free < 4000)
+                await until(lambda: room.large.statistics().tasks_waiting == 1)
+                assert large.free == 3000
+                for request in (one, two):
+                    await request.end()
+                replies = [await request.answer() for request in (one, two)]
+            assert [reply[:13] for reply in replies] == [b"HTTP/1.1 200 "] * 2
+
+
+async def test_arguments_of_many_values_are_refused_in_a_small_body_too(server: InterceptionServer) -> None:
+    """Comparing two such calls would hold the event loop for half a second."""
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "b", "arguments": "[[]" + ",[]" * 20_000 + "]"},
+    }
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    content = json.dumps({"messages": messages}).encode()
+    assert len(content) < bodies._INLINE
+    async with server.session(Plugin(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
+        for escaped in (content, content.replace(b",[]", b"\\u002c[]")):
+            reply = await http.post(PATH, content=escaped)
+            assert reply.status_code == 400
+            assert "the arguments of all 'tool_calls' have more than 20000 values" in reply.text
+
+
 async def test_who_waits_for_room_goes_in_its_turn() -> None:
     room, order = Room(10), list[int]()
     await room.take(8)

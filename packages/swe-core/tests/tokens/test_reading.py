@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from swe_core.testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 from swe_core.tokens.families import FamilyRenderer
@@ -109,3 +111,18 @@ def test_the_end_of_a_reply_is_no_text_of_a_template_either() -> None:
         growing.append(id_)
         seen = reader.read()
     assert seen == ("", renderer.parse(sampled, [], None).content)
+
+
+def test_text_of_a_tokenizer_that_takes_characters_back_does_not_stream() -> None:
+    """Where a run of bytes ends in none, the characters that it began with are gone."""
+    letters = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    model = models.BPE({**letters, "a": 256, "<end>": 257}, [], byte_fallback=True)
+    fast = Tokenizer(model)
+    fast.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    fast.add_special_tokens(["<end>"])
+    falling = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<end>")
+    assert falling.decode([0xC3, 0xA9]) == "é"
+    assert falling.decode([0xC3, 0xA9, 0xC3]) == "\ufffd" * 3
+    template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
+    assert not TemplateRenderer(falling, template).streams
+    assert TemplateRenderer(tokenizer(), TEMPLATE).streams  # type: ignore[arg-type]

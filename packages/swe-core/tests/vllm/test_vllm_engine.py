@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
+import aiohttp
 import anyio
 import numpy as np
+import orjson
 import pytest
+from aiohttp.base_protocol import BaseProtocol
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from swe_core.builtin.upstream import Refusals
+from swe_core.builtin.vllm.client import Client
+from swe_core.builtin.vllm.policy import Policy
+from swe_core.builtin.vllm.replies import Chunk, Replies
 from swe_core.engine import ChatRequest, EngineSession, Sampled
 from swe_core.errors import (
     ConfigError,
@@ -371,6 +382,8 @@ async def test_a_token_whose_version_is_uncertain_carries_the_older_one(qwen: Qw
         await heard(sent)
         if sent == 4:
             engine.set_policy_version(2)
+        for _ in range(20):  # until the engine waits for more
+            await anyio.lowlevel.checkpoint()
 
     async with qwen.server("a b c d e f g h", between=between) as server, make_engine(server.url) as engine:
         engine.set_policy_version(1)
@@ -381,6 +394,56 @@ async def test_a_token_whose_version_is_uncertain_carries_the_older_one(qwen: Qw
     assert len(versions) > 8
     assert versions == [1] * 6 + [2] * (len(versions) - 6)
     assert set(sampled_of(after).versions.tolist()) == {2}
+
+
+async def test_what_came_before_an_announcement_was_read_late_and_carries_the_older_version() -> None:
+    """The event loop was busy elsewhere when it came."""
+    content = aiohttp.StreamReader(BaseProtocol(asyncio.get_running_loop()), 2**16)
+    response = SimpleNamespace(content_type="text/event-stream", content=content)
+    client = Client(cast(Any, None), "http://h", Refusals("vLLM server", "http://h", "", "m", "KEY", None))
+    client._asked = lambda body: nullcontext(response)  # type: ignore[method-assign, assignment, return-value]
+    policy = Policy("m", None)
+    versions: list[int] = []
+
+    def event(token: int) -> bytes:
+        choice = {"index": 0, "token_ids": [token], "logprobs": {"token_logprobs": [-1.0]}}
+        return b"data: %b\n\n" % orjson.dumps({"choices": [choice]})
+
+    async def later() -> None:
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        content.feed_data(event(3) + b"data: [DONE]\n\n")
+
+    async with anyio.create_task_group() as group:
+        content.feed_data(event(1))
+        async for chunk in client.sample(b"", b"", lambda: policy.version):  # noqa: B023 (the newest one)
+            versions.append(chunk.version)
+            if len(versions) == 1:
+                content.feed_data(event(2))
+                policy = replace(policy, version=1)
+            elif len(versions) == 2:  # all has been read, so what comes next is new
+                group.start_soon(later)
+    assert versions == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (b'{"choices":[{"index":1,"token_ids":[9],"logprobs":null}]}', "a choice with the index 1"),
+        (b'{"choices":[{"token_ids":[9],"finish_reason":"\xff"}]}', "invalid JSON|Invalid UTF-8"),
+        (b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "invalid JSON"),
+    ],
+)
+def test_an_odd_event_is_a_sentence(odd: bytes, why: str) -> None:
+    replies = Replies(Refusals("vLLM server", "http://h", "", "m", "KEY", None))
+    with pytest.raises(EngineProtocolError, match=why):
+        replies.add(Chunk(), odd, None)
+
+
+def test_nothing_follows_the_end_of_a_reply() -> None:
+    replies = Replies(Refusals("vLLM server", "http://h", "", "m", "KEY", None))
+    with pytest.raises(EngineProtocolError, match="more of a reply that had ended"):
+        replies.add(Chunk(finish="stop"), b'{"choices":[{"token_ids":[9],"logprobs":null}]}', None)
 
 
 async def test_what_comes_at_once_keeps_the_version_that_it_was_asked_for(qwen: Qwen) -> None:

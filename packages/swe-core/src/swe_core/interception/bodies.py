@@ -8,6 +8,7 @@ thread, once it is known to have so few values that this is soon done.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -26,6 +27,9 @@ T = TypeVar("T")
 
 MAX_VALUES = 100_000
 """Values that a large body may have: each costs far more time and memory than its bytes."""
+MAX_ARGUMENT_VALUES = 20_000
+"""Values that the arguments of all calls may have together: they are read and written again in the event
+loop, to compare calls, which takes some 50 ms for so many."""
 _INLINE = 256 * 1024
 """Bytes of a body up to which it is parsed in the event loop: a few milliseconds."""
 _SMALL = 1024 * 1024
@@ -34,8 +38,10 @@ _PER_TOKEN = 64
 """Bytes of a body that are a token at least: of honest ones 3 to 9 are, escapes included."""
 _LEAST = 1024 * 1024
 """Bytes that are allowed with any context, for the schemas of tools."""
-_PATIENCE = 60.0
+_PATIENCE = 30.0
 """Seconds in which a large body must have come: others wait for it."""
+_SILENCE = 5.0
+"""Seconds in which something of it must come."""
 _PIECE = 256 * 1024
 """Bytes that are looked through at a time."""
 
@@ -45,10 +51,12 @@ class Room:
 
     Attributes:
         free: How many nobody holds.
+        large: For who reads a large body into them: one at a time.
     """
 
     def __init__(self, size: int) -> None:
         self.free = size
+        self.large = anyio.Lock()
         self._turn = anyio.Lock(fast_acquire=True)
         self._given = anyio.Event()
 
@@ -142,10 +150,11 @@ class Bodies:
                 raw = bytearray()
                 await _read(request, raw, min(_SMALL, bound))
                 if len(raw) <= bound and not request.content.at_eof():
+                    await reading.enter_async_context(room.large)  # a rollout waits for its own bodies first
                     await self._large.take(held)
                     reading.callback(self._large.give, held)
                     with anyio.move_on_after(_PATIENCE) as clock:
-                        await _read(request, raw, bound)
+                        await _read(request, raw, bound, _SILENCE)
                     if clock.cancelled_caught:
                         raise web.HTTPRequestTimeout(text=f"the body did not come within {_PATIENCE:g} s")
                 if len(raw) > bound:
@@ -205,10 +214,17 @@ def _allowed(context: int) -> int:
     return max(_LEAST, _PER_TOKEN * context)
 
 
-async def _read(request: web.Request, raw: bytearray, until: int) -> None:
-    """Append the body to `raw`, until that has more than `until` bytes or the body ends."""
+async def _read(request: web.Request, raw: bytearray, until: int, silence: float = math.inf) -> None:
+    """Append the body to `raw`, until that has more than `until` bytes or the body ends.
+
+    Raises:
+        HTTPRequestTimeout: Nothing came for `silence` seconds.
+    """
     while len(raw) <= until:
-        piece = await request.content.readany()
+        with anyio.move_on_after(silence) as clock:
+            piece = await request.content.readany()
+        if clock.cancelled_caught:
+            raise web.HTTPRequestTimeout(text=f"nothing of the body came for {silence:g} s")
         if not piece:
             return
         raw += piece
@@ -224,9 +240,10 @@ def _parse_large(raw: bytearray, parse: Callable[[bytearray], T]) -> T:
 
 def _ask(dialect: Dialect, raw: bytearray) -> tuple[bytes, Asked]:
     asked = dialect.parse(raw)
-    if len(raw) > _INLINE and sum(map(values, _arguments(asked))) > MAX_VALUES:
+    marks = sum(map(raw.count, (b"{", b"[", b",", b"\\u")))  # escaped ones too: soon counted, and no less
+    if marks > MAX_ARGUMENT_VALUES and sum(map(values, _arguments(asked))) > MAX_ARGUMENT_VALUES:
         raise BadRequest(
-            f"the arguments of all 'tool_calls' have more than {MAX_VALUES} values; send fewer of them"
+            f"the arguments of all 'tool_calls' have more than {MAX_ARGUMENT_VALUES} values; send fewer"
         )
     return hashlib.sha256(raw).digest(), asked
 

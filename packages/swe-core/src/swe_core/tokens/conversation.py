@@ -195,9 +195,10 @@ class Conversation:
                 turn, after = _choose(node.turns, message, turn), len(path)
         root.last = path
         new = messages[len(path) :]
-        ours = turn is not None or (bool(new) and new[0]["role"] == "assistant" and node.answered)
-        ours = ours or any(message_key(message) in self._answers for message in messages)
         keys = [message_key(message) for message in new]
+        ours = turn is not None or (bool(new) and new[0]["role"] == "assistant" and node.answered)
+        ours = ours or not self._answers.isdisjoint(keys)
+        ours = ours or any(message_key(message) in self._answers for message, _ in path)
         cause: ForkCause = "rewritten" if ours else "start"
         return Place(messages, tools, root, path, len(offered), keys, turn, after, cause)
 

@@ -67,3 +67,11 @@ def decodes_in_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
     ids = tokenizer.encode("Some words, and a blank before each one.", add_special_tokens=False)
     parts = [tokenizer.decode([id_], skip_special_tokens=False) for id_ in ids]
     return "".join(map(str, parts)) == str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def takes_characters_back(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a character that was decoded may be none once more ids follow: decoders that fall back to bytes
+    replace a whole run of bytes where its end is no character."""
+    if not tokenizer.is_fast:
+        return True
+    return "ByteFallback" in str(tokenizer.backend_tokenizer.decoder)

@@ -23,7 +23,7 @@ from swe_core.tokens.convert import (
     with_arguments,
     with_tool_names,
 )
-from swe_core.tokens.encoder import decodes_in_parts, encoder_for
+from swe_core.tokens.encoder import decodes_in_parts, encoder_for, takes_characters_back
 from swe_core.tokens.probes import MALFORMED, PROBES, reply, result, user
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
 
@@ -81,7 +81,8 @@ class FamilyRenderer(Renderer):
         self.how: Rendered = "bridge"
         if not self._bridge_agrees():
             self.how = "full"
-        self.streams = family not in _MAY_TURN_OUT and _marks_thinking(tokenizer, family)
+        may_turn_out = family in _MAY_TURN_OUT or takes_characters_back(tokenizer)
+        self.streams = not may_turn_out and _marks_thinking(tokenizer, family)
         self.splits = decodes_in_parts(tokenizer)
         self.finds_calls = True
 

@@ -14,7 +14,7 @@ from swe_core.errors import RequestRefused
 from swe_core.messages import Message
 from swe_core.tokens.convert import asking, listed, settled, with_arguments
 from swe_core.tokens.counting import counted
-from swe_core.tokens.encoder import decodes_in_parts
+from swe_core.tokens.encoder import decodes_in_parts, takes_characters_back
 from swe_core.tokens.parsers import Parser, plain_parser
 from swe_core.tokens.probes import CHAT, INLINE_THINKING, PROBES, TOOLS, reply, result, user
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
@@ -244,7 +244,7 @@ class TemplateRenderer(Renderer):
         self.name = f"{kind} (proven)" if self.proven else kind
         self.how: Rendered = "template" if self.proven else "full"
         self.stop_ids = frozenset(id_ for id_ in (self._end, tokenizer.eos_token_id) if isinstance(id_, int))
-        self.streams = parser is None
+        self.streams = parser is None and not takes_characters_back(tokenizer)
         self.marks = self.stop_ids  # what streams is text alone, up to its end
         self.splits = decodes_in_parts(tokenizer)
         self.finds_calls = parser is not None

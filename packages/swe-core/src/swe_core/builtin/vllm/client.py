@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import anyio.lowlevel
 import orjson
 
 from swe_core.builtin.sse import EventParser
@@ -100,26 +101,32 @@ class Client:
                     chunks.append(chunk)
         return chunks
 
-    async def sample(self, body: bytes, sent: bytes) -> AsyncGenerator[Chunk, None]:
+    async def sample(
+        self, body: bytes, sent: bytes, announced: Callable[[], int]
+    ) -> AsyncGenerator[Chunk, None]:
         """The reply to the request `body`, which streams, as it comes: in a chunk for each piece that the
         network brings. Closing the generator closes the connection, upon which the server aborts the request.
 
         Args:
             sent: The ids of the request's prompt as JSON text.
+            announced: The policy version that was announced last. A newer one counts for what comes after a
+                moment at which all that had come was read: the rest may have been sampled before.
 
         Raises:
             Transient | EngineError: The reply cannot be had, or not whole.
         """
         expected: bytes | None = sent
+        version, seen, finish = announced(), 0, None
         async with self._asked(body) as response:
             if response.content_type != "text/event-stream":  # such as an error with the status 200
-                chunk = Chunk()
+                chunk = Chunk(version=version)
                 self._replies.add(chunk, await response.read(), sent)
                 yield chunk
                 return
             parser = EventParser()
             async for piece in response.content.iter_any():
-                chunk, problem, done = Chunk(), None, False
+                chunk, problem, done = Chunk(finish=finish, version=version), None, False
+                seen += len(piece)
                 for event in parser.feed(piece):
                     if done := event == _DONE:
                         break
@@ -129,12 +136,16 @@ class Client:
                     except (Transient, EngineError) as error:
                         problem = error
                         break
-                if chunk.ids or chunk.finish is not None:
+                if chunk.ids or chunk.finish != finish:
+                    finish = chunk.finish
                     yield chunk
                 if problem is not None:  # after what came before it, which was sampled
                     raise problem
                 if done:
                     return
+                newest = announced()
+                if newest != version and await _has_read(response.content, seen):
+                    version = newest
 
     @asynccontextmanager
     async def _asked(self, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -155,3 +166,11 @@ class Client:
         if isinstance(error, aiohttp.ClientConnectorError):
             return f"{self.where} cannot be reached ({self._refusals.redact(str(error))})"
         return f"{self.where} broke the connection ({type(error).__name__})"
+
+
+async def _has_read(content: aiohttp.StreamReader, seen: int) -> bool:
+    """Whether `seen` bytes are all that has come, the network asked once more: what it brought is there after
+    two passes of the event loop."""
+    await anyio.lowlevel.checkpoint()
+    await anyio.lowlevel.checkpoint()
+    return content.total_bytes == seen

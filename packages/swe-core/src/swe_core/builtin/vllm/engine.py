@@ -160,9 +160,8 @@ class VLLMEngine(Engine):
             log.info("%s", note)
 
     def set_policy_version(self, version: int) -> None:
-        """See `Engine.set_policy_version`. Tokens carry the version that was known when those before them had
-        come, or, the first ones, when they were asked for: of two that may have sampled them, the older one.
-        With an adapter a request keeps the version that it named."""
+        """See `Engine.set_policy_version`. Tokens carry the oldest version that may have sampled them
+        (`Client.sample`). With an adapter a request keeps the version that it named."""
         self._policy = replace(self._policy, version=version)
 
     def constraint(self, request: ChatRequest, session: EngineSession, call: int) -> Mapping[str, Any] | None:
@@ -323,7 +322,6 @@ class VLLMEngine(Engine):
             Transient: It brought no token.
         """
         generation, streamer, asked = call.generation, call.streamer, self._policy
-        version = asked.version
         before, prompt = len(generation.ids), generation.prompt()
         if before and call.constraint is not None:  # which would force the whole reply after its beginning
             raise EngineUnavailable(f"{client.where} broke a forced reply off, which cannot be gone on with")
@@ -335,12 +333,14 @@ class VLLMEngine(Engine):
             constraint=call.constraint,
             call=f"{call.name}:{before}",
         )
+
+        def announced() -> int:
+            return (self._policy if asked.adapter is None else asked).version
+
         try:
-            async with aclosing(client.sample(body, prompt)) as chunks:
+            async with aclosing(client.sample(body, prompt, announced)) as chunks:
                 async for chunk in chunks:
-                    generation.add(chunk, version)
-                    if asked.adapter is None:  # what comes next is sampled from here on, or was already
-                        version = self._policy.version
+                    generation.add(chunk)
                     if streamer is not None:
                         await streamer.grown()
                     if generation.finish is not None and chunk.finish is None:

@@ -69,9 +69,9 @@ class Generation:
             return self._prompt.json
         return b"%b,%b" % (self._prompt.json, orjson.dumps(self.ids)[1:-1])
 
-    def add(self, chunk: Chunk, version: int) -> None:
-        """Take what came, sampled by the policy `version`."""
-        start = len(self.ids)
+    def add(self, chunk: Chunk) -> None:
+        """Take what came."""
+        start, version = len(self.ids), chunk.version
         self.ids += chunk.ids
         self._logprobs += chunk.logprobs
         if self._versions[-1:] == [version]:

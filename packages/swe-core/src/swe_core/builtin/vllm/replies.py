@@ -26,11 +26,13 @@ class Chunk:
         ids: What was sampled.
         logprobs: Of each id; NaN where the server gave none.
         finish: Why the reply ended, None while it goes on.
+        version: The oldest policy version that may have sampled them.
     """
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: str | None = None
+    version: int = 0
 
 
 class Card(BaseModel):
@@ -56,6 +58,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
+    index: int = 0
     token_ids: list[_Id] | None = None
     prompt_token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
@@ -111,7 +114,7 @@ class Replies:
             reply = _decode(raw)
         except msgspec.ValidationError as error:
             raise self._wrong(str(error)) from None
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise self._wrong("invalid JSON") from None
         if reply.error:
             raise self._refusals.in_reply(orjson.loads(raw))
@@ -120,6 +123,10 @@ class Replies:
         if not reply.choices:
             return False
         choice = reply.choices[0]
+        if choice.index != 0:
+            raise self._wrong(f"a choice with the index {choice.index}, and one was asked for")
+        if chunk.finish is not None:
+            raise self._wrong("more of a reply that had ended")
         if sent is not None and not repeated:
             self._compare(choice.prompt_token_ids, sent)
         if choice.token_ids is None:
