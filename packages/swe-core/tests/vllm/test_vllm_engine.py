@@ -398,7 +398,9 @@ async def test_a_token_whose_version_is_uncertain_carries_the_older_one(qwen: Qw
 
 async def test_what_came_before_an_announcement_was_read_late_and_carries_the_older_version() -> None:
     """The event loop was busy elsewhere when it came."""
-    content = aiohttp.StreamReader(BaseProtocol(asyncio.get_running_loop()), 2**16)
+    protocol = BaseProtocol(asyncio.get_running_loop())
+    protocol.connection_made(asyncio.Transport())
+    content = aiohttp.StreamReader(protocol, 2**16)
     response = SimpleNamespace(content_type="text/event-stream", content=content)
     client = Client(cast(Any, None), "http://h", Refusals("vLLM server", "http://h", "", "m", "KEY", None))
     client._asked = lambda body: nullcontext(response)  # type: ignore[method-assign, assignment, return-value]
