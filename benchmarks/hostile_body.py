@@ -88,7 +88,7 @@ class Working(Client):
             started = time.perf_counter()
             reply = self.ask(orjson.dumps(request(messages)))
             self.longest = max(self.longest, time.perf_counter() - started)
-            messages += results(reply["choices"][0]["message"], texts.piece(KILOBYTES))
+            messages += results(reply.message, texts.piece(KILOBYTES))
 
 
 def measure(proxy: Proxy, cell: Cell, seconds: float, cores: Collection[int]) -> None:

@@ -114,7 +114,8 @@ def bench() -> Iterator[Bench]:
         replies = []
         for _ in range(REPLIES):
             text = " ".join(texts.piece(REPLY_CHARACTERS).split()) + "<|im_end|>"
-            replies.append({"text": text, "ids": tokenizer.encode(text, add_special_tokens=False)})
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            replies.append({"text": text, "ids": ids, "pieces": [tokenizer.decode([id_]) for id_ in ids]})
         engine, statements = folder / "replies.json", folder / "statements.json"
         engine.write_text(
             json.dumps({"model": MODEL, "max_model_len": MAX_MODEL_LEN, "replies": {"short": replies}})
