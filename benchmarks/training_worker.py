@@ -115,7 +115,8 @@ def bench() -> Iterator[Bench]:
         for _ in range(REPLIES):
             text = " ".join(texts.piece(REPLY_CHARACTERS).split()) + "<|im_end|>"
             ids = tokenizer.encode(text, add_special_tokens=False)
-            replies.append({"text": text, "ids": ids, "pieces": [tokenizer.decode([id_]) for id_ in ids]})
+            pieces = [tokenizer.decode([id_]) for id_ in ids]
+            replies.append({"content": text, "text": text, "ids": ids, "pieces": pieces})
         engine, statements = folder / "replies.json", folder / "statements.json"
         engine.write_text(
             json.dumps({"model": MODEL, "max_model_len": MAX_MODEL_LEN, "replies": {"short": replies}})
