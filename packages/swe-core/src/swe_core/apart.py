@@ -130,7 +130,7 @@ async def closed(work: Callable[[], Awaitable[object]], what: str, kind: type[Sw
 async def held(
     context: AbstractAsyncContextManager[T], what: str, seconds: float, kind: type[SweError]
 ) -> AsyncIterator[T]:
-    """Hold `context` open for the length of the body. It is told nothing of what the body raises, and closed
+    """Hold `context` open for the length of the body. It does not see what the body raises, and is closed
     whatever is cancelled around it, for so many seconds; then it is left to itself.
 
     Args:

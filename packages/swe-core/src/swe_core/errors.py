@@ -175,7 +175,7 @@ def raised_as(kind: type[SweError]) -> Iterator[None]:
         yield
     except kind:
         raise
-    except Exception as error:
+    except Exception as error:  # a plugin may raise anything
         raise kind(sentence(error)) from error
 
 

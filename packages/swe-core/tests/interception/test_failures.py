@@ -273,7 +273,7 @@ async def test_a_stream_that_cannot_go_on_is_broken_off(
                     await listen(reply)
     assert text.count("data: ") == 1
     assert "HTTP/1.1" not in text
-    assert "a reply of the engine cannot be told" in str(gate.failure)
+    assert "a reply of the engine cannot be written" in str(gate.failure)
     assert b'status="500"} 1.0' in server._metrics.text()
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
 

@@ -48,7 +48,7 @@ def tokenizer() -> object:
 
 @pytest.fixture
 def renderer() -> Counting:
-    return Counting(tokenizer(), "qwen3")  # type: ignore[arg-type]
+    return Counting(tokenizer(), "qwen3")  # type: ignore[arg-type]  # cached as object: transformers loads late
 
 
 def readings(renderer: Counting, text: str, step: int = 1) -> tuple[list[tuple[str, str]], Parsed]:
@@ -101,7 +101,7 @@ def test_ids_that_cannot_be_decoded_in_parts_are_parsed_whole_and_rarely(rendere
 
 def test_the_end_of_a_reply_is_no_text_of_a_template_either() -> None:
     """Where all of a reply is text, special tokens included."""
-    renderer = TemplateRenderer(tokenizer(), TEMPLATE)  # type: ignore[arg-type]
+    renderer = TemplateRenderer(tokenizer(), TEMPLATE)  # type: ignore[arg-type]  # cached as object: transformers loads late
     ids = renderer.render([{"role": "user", "content": "Some words."}], None)
     sampled = ids[ids.index(next(iter(renderer.stop_ids))) - 3 :][:4]
     assert sampled[-1] in renderer.stop_ids
@@ -125,4 +125,4 @@ def test_text_of_a_tokenizer_that_takes_characters_back_does_not_stream() -> Non
     assert falling.decode([0xC3, 0xA9, 0xC3]) == "\ufffd" * 3
     template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
     assert not TemplateRenderer(falling, template).streams
-    assert TemplateRenderer(tokenizer(), TEMPLATE).streams  # type: ignore[arg-type]
+    assert TemplateRenderer(tokenizer(), TEMPLATE).streams  # type: ignore[arg-type]  # cached as object: transformers loads late

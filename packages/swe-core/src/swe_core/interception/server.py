@@ -191,7 +191,7 @@ class InterceptionServer:
         try:
             async with self._bodies.asked(request, gate, dialect) as (key, asked):
                 call = gate.ask(key, asked, retried=_is_retry(request))
-                with call.listen() as listener, _telling(gate):
+                with call.listen() as listener, _writing(gate):
                     reply = dialect.reply(asked, gate.engine.model)
                     if asked.stream:
                         return await self._stream(request, dialect, call, listener, reply)
@@ -329,14 +329,14 @@ def _bears(request: web.Request, expected: str) -> bool:
 
 
 @contextmanager
-def _telling(gate: Gate) -> Iterator[None]:
-    """Tell a reply in the context: where it cannot be told, the rollout has failed."""
+def _writing(gate: Gate) -> Iterator[None]:
+    """Write a reply in the context: where that fails, so has the rollout."""
     try:
         yield
     except (EngineError, RolloutOver, ConnectionError):
         raise
     except Exception as error:  # a dialect trusts in the engine's pieces, and those may be anything
-        gate.fail(EngineProtocolError(f"a reply of the engine cannot be told: {sentence(error)}"))
+        gate.fail(EngineProtocolError(f"a reply of the engine cannot be written: {sentence(error)}"))
         raise
 
 

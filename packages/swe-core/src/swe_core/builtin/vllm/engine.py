@@ -21,7 +21,7 @@ from swe_core.builtin.vllm.generation import Generation
 from swe_core.builtin.vllm.policy import AdapterUnknown, Policy
 from swe_core.builtin.vllm.request import Requests, most_calls, offered_tools, stop_texts
 from swe_core.builtin.vllm.servers import Server, Servers
-from swe_core.builtin.vllm.streaming import Streamer, told
+from swe_core.builtin.vllm.streaming import Streamer, assistant_message
 from swe_core.config import base_url
 from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
 from swe_core.errors import (
@@ -84,7 +84,7 @@ class _Call:
         name: What it draws its seeds by.
         stops: Texts that end the reply.
         constraint: Keys of the request that force the reply; None leaves it free.
-        streamer: None where the agent is told nothing before the end. The server streams all the same, so
+        streamer: None where the agent gets its reply whole. The server streams all the same, so
             that what was sampled is known whenever the call ends.
     """
 
@@ -223,7 +223,7 @@ class VLLMEngine(Engine):
         ids, sampled = generation.ids, generation.sampled()
         self._count(generation)
         parsed = model.renderer.parse(ids, prompt.tail, tools)
-        message = told(parsed, stops, most_calls(request.body))
+        message = assistant_message(parsed, stops, most_calls(request.body))
         if streamer is not None:
             await streamer.finish(message)
         rollout.conversation.add(prompt, sampled, {**message, "content": message["content"] or ""})

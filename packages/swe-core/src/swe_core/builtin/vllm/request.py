@@ -123,8 +123,8 @@ def stop_texts(body: Mapping[str, Any]) -> list[str]:
 
 
 def most_calls(body: Mapping[str, Any]) -> int | None:
-    """How many calls of a reply, the first ones, the agent is told; None is all.
+    """How many tool calls of a reply the agent gets, the first ones; None is all.
 
-    As vLLM's own server does it: the policy may sample more, and is not told what the agent wants.
+    As vLLM's own server does it. The policy may sample more: its prompt does not say what the agent wants.
     """
     return 1 if body.get("parallel_tool_calls") is False else None

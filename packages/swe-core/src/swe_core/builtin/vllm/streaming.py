@@ -1,4 +1,4 @@
-"""Streamer, told: what the agent is told while its reply is sampled, and at the end."""
+"""Streamer: sends the agent its reply while it is sampled. assistant_message: the whole reply."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class _Piece(Mapping[str, Any]):
         return len(self._whole())
 
 
-def told(parsed: Parsed, stops: Sequence[str], most_calls: int | None) -> Message:
-    """What the agent is told."""
+def assistant_message(parsed: Parsed, stops: Sequence[str], most_calls: int | None) -> Message:
+    """The reply that the agent gets: the text up to the first of `stops`, and at most so many calls."""
     content = cut(parsed.content, stops)
     message: Message = {"role": "assistant", "content": content}
     if parsed.reasoning:
