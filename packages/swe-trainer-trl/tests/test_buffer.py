@@ -25,6 +25,7 @@ PATIENCE = 60.0
 def item(row: int, group: int = 0, tokens: int = 3, version: int = 0) -> Item:
     from swe_trainer_trl.buffer import Item
     from swe_trainer_trl.compat import make_sample
+    from swe_trainer_trl.normalization import Part
 
     ids = np.full(tokens + 1, row, np.int64)
     sample = make_sample(
@@ -38,7 +39,7 @@ def item(row: int, group: int = 0, tokens: int = 3, version: int = 0) -> Item:
         group_id=group,
         metrics={},
     )
-    return Item(row, group, tokens, version, sample)
+    return Item(row, group, Part("r", tokens, tokens), version, sample)
 
 
 def row_of(sample: RolloutSample) -> int:
@@ -221,7 +222,7 @@ def test_each_row_that_is_handed_out_comes_back_once_in_order(made: list[Group],
             assert bench.put(*items)
             for one in items:
                 put.append(one.row_id)
-                counts[one.row_id] = one.tokens
+                counts[one.row_id] = one.part.tokens
                 versions[one.row_id] = version
                 group_of[one.row_id] = group
             rows += len(items)

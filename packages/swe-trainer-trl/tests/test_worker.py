@@ -32,8 +32,10 @@ from swe_core.errors import SweError
 from swe_core.record import Rollout
 from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
+from swe_trainer_trl.groups import Assessed, Row
 from swe_trainer_trl.ipc import Metrics, Start, line
 from swe_trainer_trl.journal import Journal
+from swe_trainer_trl.normalization import Part
 
 from .scripted_rollouts import OPTIONS, PATIENCE, agents
 
@@ -294,6 +296,25 @@ def test_rows_that_are_too_long_are_marked_and_make_room(training: Training) -> 
     assert training.journals[0].groups_done() == 1
     worker.stop()
     assert training.drain()["batch/rows_too_long_total"] == 3
+
+
+def test_a_row_knows_what_is_trained_of_its_whole_rollout(training: Training) -> None:
+    """Also what an earlier step trained, but not what is never trained."""
+    worker = training.worker(max_row=20)
+    journal = training.journals[0]
+    rows = tuple(
+        Row(name, np.arange(size), np.int64(np.arange(size) > 0), np.zeros(size, np.float32), 1.0, 1, 1.0)
+        for name, size in (("a", 4), ("b", 3), ("a", 6), ("a", 50), ("b", 50))
+    )
+    group = journal.open_group("task", 2)
+    journal.close_group(group, Assessed(rows, None, (), 1, 0.5, 0.5))
+    ((first, _), *_) = journal.ready()[0].rows
+    journal.mark_trained([first], step=1)
+    (ready,) = journal.ready()
+    assert ready.trained == {"a": 3}
+    worker._hand_over(ready)
+    training.rows(2)
+    assert worker.rollout_buffer.handed(2 + 5) == [Part("b", 2, 2), Part("a", 5, 8)]
 
 
 @pytest.mark.slow

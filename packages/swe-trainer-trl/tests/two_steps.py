@@ -28,6 +28,7 @@ from swe_trainer_trl import compat, cpu
 from swe_trainer_trl.buffer import Item, RowBuffer
 from swe_trainer_trl.groups import Assessed, Row
 from swe_trainer_trl.journal import Journal
+from swe_trainer_trl.normalization import Part
 from swe_trainer_trl.trainer import Trainer
 
 STEPS, ROWS = 2, 4
@@ -109,7 +110,8 @@ def item(group: int, row_id: int, row: dict) -> Item:
         metrics={"reward": row["advantage"]},
         enqueued_at=time.time(),
     )
-    return Item(row_id, group, int(row["completion_mask"].sum()), 1, sample)
+    tokens = int(row["completion_mask"].sum())
+    return Item(row_id, group, Part(f"r{row_id}", tokens, tokens), 1, sample)
 
 
 class Transfer:
@@ -194,8 +196,6 @@ def main(model: str, out: str) -> None:
     with closing(sqlite3.connect(Path(out) / "train.sqlite")) as database:
         steps = [step for (step,) in database.execute("SELECT step FROM rows ORDER BY id")]
     network = AutoModelForCausalLM.from_pretrained(model)
-    first = made[:ROWS]
-    trained = [int(row["completion_mask"].sum()) for row in first]
     answer = {
         "version": compat.TRL_VERSION,
         "lora": compat.LORA,
@@ -211,9 +211,8 @@ def main(model: str, out: str) -> None:
         "kept": [json.loads(line)["values"] for line in metrics.read_text().splitlines()],
         "steps": steps,
         "checkpoints": sorted(path.name for path in Path(out).glob("checkpoint-*")),
-        # Where the ratio is 1, the loss is the mean of minus the advantage over the trained tokens.
-        "first_loss": -sum(count * row["advantage"] for count, row in zip(trained, first, strict=True))
-        / sum(trained),
+        # Where the ratio is 1, the loss is the mean of minus the advantage over the rollouts, of a row each.
+        "first_loss": -sum(row["advantage"] for row in made[:ROWS]) / ROWS,
     }
     print(json.dumps(answer))
 

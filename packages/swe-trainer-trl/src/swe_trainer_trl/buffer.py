@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swe_trainer_trl.compat import RolloutSample
+from swe_trainer_trl.normalization import Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,12 +19,12 @@ class Item:
 
     Args:
         row_id: Its id in the journal.
-        tokens: How many of its ids are trained.
+        part: What it trains of its rollout.
     """
 
     row_id: int
     group: int
-    tokens: int
+    part: Part
     version: int
     sample: RolloutSample
 
@@ -35,6 +36,10 @@ class RowBuffer(queue.Queue[Any]):
     TRL's own rule (`version - row's version > max_staleness`) says whether the group is too old, and a weight
     sync between two of its rows changes nothing. So the trainer trains every row that it gets, in the order
     in which it got them: this is how the journal knows what was trained.
+
+    Attributes:
+        shared: Whether each row's advantage is handed out divided by the trained ids of its whole rollout,
+            for a trainer that goes on from there (`swe_trainer_trl.normalization`), which TRL's own does not.
 
     Args:
         maxsize: Rows from which on no further group goes in.
@@ -52,6 +57,7 @@ class RowBuffer(queue.Queue[Any]):
         taken: Callable[[int], None],
     ) -> None:
         super().__init__(maxsize)
+        self.shared = False
         self._version = version
         self._max_staleness = max_staleness
         self._stale = stale
@@ -103,7 +109,18 @@ class RowBuffer(queue.Queue[Any]):
             if item.version < oldest:  # TRL would leave it out, and train half a group
                 item.sample.model_version = oldest
             self._handed.append(item)
+            if self.shared:
+                item.sample.advantage /= item.part.whole
             return item.sample
+
+    def handed(self, tokens: int) -> list[Part]:
+        """Which rows the trainer is about to train, of those handed out: the next ones with so many trained
+        ids in all.
+
+        Raises:
+            ValueError: It has other rows, or not whole ones.
+        """
+        return [item.part for item in self._next(tokens)]
 
     def trained(self, tokens: int) -> list[int]:
         """Which rows have been trained, of those handed out: the next ones with so many trained ids in all.
@@ -114,14 +131,21 @@ class RowBuffer(queue.Queue[Any]):
         Raises:
             ValueError: The trainer trained other rows, or not whole ones.
         """
-        rows = []
-        while tokens > 0 and self._handed:
-            item = self._handed.popleft()
-            tokens -= item.tokens
-            rows.append(item.row_id)
+        items = self._next(tokens)
+        for _ in items:
+            self._handed.popleft()
+        return [item.row_id for item in items]
+
+    def _next(self, tokens: int) -> list[Item]:
+        items = []
+        for item in self._handed:
+            if tokens <= 0:
+                break
+            tokens -= item.part.tokens
+            items.append(item)
         if tokens:
             raise ValueError(
-                f"a step trained {abs(tokens)} ids {'more' if tokens > 0 else 'less'} than the rows have "
-                "that the trainer was given, so it is not known which of them it trained"
+                f"a step trains {abs(tokens)} ids {'more' if tokens > 0 else 'less'} than the rows have "
+                "that the trainer was given, so it is not known which of them it trains"
             )
-        return rows
+        return items

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from swe_core.component import Config
+from swe_trainer_trl.normalization import Normalize
 from swe_trainer_trl.presets import load_preset, overlay
 
 
@@ -43,6 +44,9 @@ class TRLConfig(Config):
     )
     weight_sync: Literal["trl", "disk"] = Field(
         default="trl", description="trl: NCCL, or the adapter alone with lora; disk: files, without CUDA"
+    )
+    normalize: Normalize = Field(
+        default="rollout", description="what counts alike in a step: each rollout, or each trained token"
     )
     min_scored: int = Field(default=2, ge=2, description="attempts with a verdict that a group needs")
     no_spread: Literal["skip", "keep"] = Field(

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -67,7 +68,10 @@ FROM rows AS r JOIN (
 ) AS g ON r.group_id = g.id
 WHERE r.step IS NULL AND r.dropped IS NULL ORDER BY g.closed, r.id
 """
-
+_TRAINED = """
+SELECT rollout_id, sum(tokens) FROM rows WHERE group_id = ? AND step IS NOT NULL GROUP BY rollout_id
+"""
+_OF_MEMBER = attrgetter("rollout_id", "attempt", "reward", "oldest_version", "newest_version")
 _EMPTY = "ids = x'', mask = x'', logprobs = x''"
 _FATES = """
 SELECT CASE WHEN dropped IS NOT NULL THEN dropped WHEN step IS NOT NULL THEN 'trained' ELSE 'waiting' END,
@@ -107,11 +111,13 @@ class ReadyGroup:
         id: Its number.
         closed: Its place in the order in which groups were closed, which is not that of their numbers.
         rows: Each row that is neither trained nor dropped, with the id to mark it by.
+        trained: Rollout → ids of its other rows, which are trained already.
     """
 
     id: int
     closed: int
     rows: list[tuple[int, Row]]
+    trained: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +215,7 @@ class Journal:
             added = db.execute(
                 "INSERT INTO members (group_id, rollout_id, attempt, reward, oldest_version, newest_version) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    group,
-                    member.rollout_id,
-                    member.attempt,
-                    member.reward,
-                    member.oldest_version,
-                    member.newest_version,
-                ),
+                (group, *_OF_MEMBER(member)),
             ).lastrowid
             db.executemany(
                 "INSERT INTO chains (member_id, ids, mask, logprobs, versions, turns, cause, tokens) "
@@ -305,7 +304,9 @@ class Journal:
                 _READY, (after, limit)
             ):
                 row = Row(rollout_id, *arrays(ids, mask, logprobs), advantage, version, reward)
-                groups.setdefault(group, ReadyGroup(group, closed, [])).rows.append((key, row))
+                if group not in groups:
+                    groups[group] = ReadyGroup(group, closed, [], dict(db.execute(_TRAINED, (group,))))
+                groups[group].rows.append((key, row))
         return list(groups.values())
 
     def mark_trained(self, row_ids: Iterable[int], step: int) -> None:

@@ -17,6 +17,7 @@ from swe_core.errors import SweError, sentence
 from swe_trainer_trl.checkpoints import checkpoints
 from swe_trainer_trl.compat import AsyncGRPOTrainer
 from swe_trainer_trl.journal import Journal
+from swe_trainer_trl.normalization import Normalize, weighted
 from swe_trainer_trl.watch import not_left_paused, watched
 from swe_trainer_trl.worker import TRLRolloutWorker
 
@@ -26,22 +27,33 @@ resume; the journal knows better."""
 
 
 class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
-    """TRL's trainer with our worker.
+    """TRL's trainer with our worker, for one process.
 
     Every optimizer step marks its rows in the journal. The trainer trains the rows that it is given in their
-    order and whole, so the number of ids in the loss of a step says which they were.
+    order and whole, so the number of ids in the loss of a step says which they were. How much each of them
+    counts is as `normalize` says, not as TRL's micro-batches fall.
 
     Args:
         metrics: The file that logs are appended to.
         groups: How many groups make the training, trained or skipped; None where `max_steps` does.
+        normalize: What counts alike in a step: each rollout, or each trained id.
         others: What TRL's trainer takes.
     """
 
     def __init__(
-        self, *, worker: TRLRolloutWorker, journal: Journal, metrics: Path, groups: int | None, **others: Any
+        self,
+        *,
+        worker: TRLRolloutWorker,
+        journal: Journal,
+        metrics: Path,
+        groups: int | None,
+        normalize: Normalize = "rollout",
+        **others: Any,
     ) -> None:
         super().__init__(rollout_worker=worker, **others)
         self._worker = worker
+        self._normalize: Normalize = normalize
+        worker.rollout_buffer.shared = normalize == "rollout"
         self._journal = journal
         self._rows: list[int] = []
         for callback in list(self.callback_handler.callbacks):
@@ -49,6 +61,20 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
                 self.remove_callback(callback)
         self.add_callback(_Keeper(journal, self._take_rows, metrics, groups))
         self.model_version = worker.version  # versions count on over a resume: no two policies share one
+
+    def get_batch_samples(self, *arguments: Any) -> Any:
+        """See transformers. These are the micro-batches of one step, so that now it is known how much each of
+        their ids counts."""
+        batches, items = super().get_batch_samples(*arguments)
+        ids = [float(batch["global_n_tokens"][0]) for batch in batches]
+        step = weighted(self._normalize, self._worker.rollout_buffer.handed(round(sum(ids))), ids)
+        for batch, scale in zip(batches, step.scales, strict=True):
+            batch["advantages"] *= scale
+        metrics, weights = self._metrics["train"], step.weights.values()
+        metrics["batch/rollouts_per_step"].append(float(len(weights)))
+        metrics["batch/rollout_weight_min"].append(min(weights))
+        metrics["batch/rollout_weight_max"].append(max(weights))
+        return batches, items
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
         """See TRL; afterwards it is known which rows were in it."""

@@ -141,6 +141,7 @@ def train(job: Job) -> None:
             journal=journal,
             metrics=directory / METRICS_FILE,
             groups=groups,
+            normalize=job.config.normalize,
             model=job.model,
             args=arguments,
             train_dataset=Dataset.from_list(tasks),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from swe_core.config import Settings
 from swe_core.errors import SweError, sentence
+from swe_trainer_trl.blobs import count
 from swe_trainer_trl.buffer import Item, RowBuffer
 from swe_trainer_trl.compat import make_sample
 from swe_trainer_trl.groups import Row
@@ -33,6 +35,7 @@ from swe_trainer_trl.ipc import (
     report,
 )
 from swe_trainer_trl.journal import Journal, ReadyGroup
+from swe_trainer_trl.normalization import Part
 
 logger = logging.getLogger(__name__)
 
@@ -239,22 +242,24 @@ class TRLRolloutWorker:
 
     def _hand_over(self, group: ReadyGroup) -> None:
         longest = self._max_row() or 0
-        items = [self._item(group.id, row_id, row) for row_id, row in group.rows]
-        fitting = [
-            item for item in items if not longest or longest < 0 or len(item.sample.input_ids) <= longest
-        ]
-        if len(fitting) < len(items):
-            long = [item.row_id for item in items if item not in fitting]
+        fitting = [one for one in group.rows if longest <= 0 or len(one[1].input_ids) <= longest]
+        if len(fitting) < len(group.rows):
+            kept = {row_id for row_id, _ in fitting}
+            long = [row_id for row_id, _ in group.rows if row_id not in kept]
             self._journal.drop(long, "too_long")
             self.metrics_queue.put({"batch/rows_too_long_total": float(len(long))})
         if not fitting:
             self._taken(group.id)
             return
-        while not self.rollout_buffer.put_group(fitting, _POLL):
+        whole = Counter(group.trained)
+        for _, row in fitting:
+            whole[row.rollout_id] += count(row.completion_mask)
+        items = [self._item(group.id, row_id, row, whole[row.rollout_id]) for row_id, row in fitting]
+        while not self.rollout_buffer.put_group(items, _POLL):
             if self._stopping.is_set():
                 return
 
-    def _item(self, group: int, row_id: int, row: Row) -> Item:
+    def _item(self, group: int, row_id: int, row: Row, whole: int) -> Item:
         sample = make_sample(
             prompt=[],
             completion=[],
@@ -267,7 +272,9 @@ class TRLRolloutWorker:
             metrics={"sample/reward": row.reward},
             enqueued_at=time.time(),
         )
-        return Item(row_id, group, int(row.completion_mask[1:].sum()), row.version, sample)
+        return Item(
+            row_id, group, Part(row.rollout_id, count(row.completion_mask), whole), row.version, sample
+        )
 
     # what they say to the rollouts' process
 
