@@ -201,7 +201,7 @@ class _World:
     async def train(self, steps: int) -> Spent:
         rollouts = self._rollouts
         with _virtual():
-            feed = Feeder(self._options, self._journal, 1, self._heard, self._hear)
+            feed = Feeder(self._options, self._journal, 1, {1: 1}, self._heard, self._hear)
             with self._commands, self._heard, self._reports, self._closed:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(feed.run, rollouts)
@@ -234,7 +234,7 @@ class _World:
                 if not waiting:
                     self._commands.send_nowait(Taken(group=number))
             await anyio.sleep(STEP_SECONDS)
-            self._commands.send_nowait(Version(version=version + 1))
+            self._commands.send_nowait(Version(version=version + 1, updates=version + 1))
         return groups, dropped
 
     def _hear(self, report: Report) -> None:

@@ -543,7 +543,7 @@ def metric_names(*modules: str) -> set[str]:
 
 def test_every_metric_of_a_training_is_documented() -> None:
     named = [name for cells in table(TRAINING, "name") for name in in_backticks(cells[0])]
-    assert sorted(named) == sorted(metric_names("tally", "worker"))
+    assert sorted(named) == sorted(metric_names("tally", "trainer", "worker"))
 
 
 def test_the_metrics_of_trl_that_are_named_exist() -> None:

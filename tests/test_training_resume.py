@@ -249,11 +249,12 @@ def check_rollouts(run: Run, end: Kept) -> None:
     behind: defaultdict[str, list[bool]] = defaultdict(list)
     for row in end.rows.values():
         behind[row.rollout_id].append(row.step is not None or row.dropped is not None)
-    groups = run.files.groups()
+    groups, updates = run.files.groups(), run.files.updates()
     for rollout_id in set().union(*(kept.finished for kept in run.ends[:-1])):
         number, _ = attempt(rollout_id)
         closed, skipped = groups[number]
-        stale = end.version - min(run.files.versions(rollout_id)) > MAX_STALENESS
+        oldest = min(updates[version] for version in run.files.versions(rollout_id))
+        stale = updates[end.version] - oldest > MAX_STALENESS
         assert closed
         assert skipped or (all(behind[rollout_id]) if rollout_id in behind else stale), rollout_id
 

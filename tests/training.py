@@ -99,8 +99,11 @@ class Training:
 
     def announced(self) -> int:
         """The highest policy version that was announced, as the journal has it."""
-        ((version,),) = self._journal("SELECT version FROM policy")
-        return int(version)
+        return max(self.updates(), default=0)
+
+    def updates(self) -> dict[int, int]:
+        """Policy version → how many updates its weights had, as the journal has it."""
+        return dict(self._journal("SELECT version, updates FROM policies"))
 
     def _journal(self, query: str) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self.out / "train.sqlite")) as database:

@@ -46,7 +46,7 @@ def groups(draw: st.DrawFn) -> list[Member]:
 
 
 def assessed(members: list[Member], **changed: Any) -> Assessed:
-    options = {"version": 9, "max_staleness": 9, "min_scored": 2, "keep_without_spread": False}
+    options = {"update": 9, "max_staleness": 9, "min_scored": 2, "keep_without_spread": False}
     return assess(members, **{**options, **changed})
 
 
@@ -56,17 +56,17 @@ def test_a_group_is_rows_or_a_reason(
 ) -> None:
     got = assess(
         members,
-        version=version,
+        update=version,
         max_staleness=max_staleness,
         min_scored=min_scored,
         keep_without_spread=keep,
     )
     scored = [m for m in members if m.reward is not None]
-    used = [m for m in scored if m.oldest_version is None or version - m.oldest_version <= max_staleness]
+    used = [m for m in scored if m.oldest is None or version - m.oldest <= max_staleness]
     rewards = [m.reward for m in used]
-    versions = [m.oldest_version for m in used if m.oldest_version is not None]
+    versions = [m.oldest for m in used if m.oldest is not None]
     assert got.stale == tuple(m.rollout_id for m in scored if m not in used)
-    assert got.version == (min(versions) if versions else None)
+    assert got.update == (min(versions) if versions else None)
     if rewards:
         assert got.reward_mean == np.mean(rewards)
         assert got.reward_std == np.std(rewards)
@@ -88,7 +88,7 @@ def test_a_group_is_rows_or_a_reason(
             assert row.rollout_id == owner.rollout_id
             assert row.advantage == baseline[owner.rollout_id]
             assert row.reward == owner.reward
-            assert row.version == min(versions)
+            assert row.update == min(versions)
             for array, of, dtype in (
                 (row.input_ids, source.input_ids, np.int64),
                 (row.completion_mask, source.completion_mask, np.int64),
@@ -114,10 +114,10 @@ def test_a_stale_member_is_as_if_cancelled() -> None:
         member("good", 1.0, [True], version=5),
         member("bad", 0.0, [True], version=6),
     ]
-    got = assessed(members, version=6, max_staleness=1)
+    got = assessed(members, update=6, max_staleness=1)
     assert got.stale == ("old",)
-    assert [(row.rollout_id, row.version) for row in got.rows] == [("good", 5), ("bad", 5)]
-    assert assessed(members[:2], version=6, max_staleness=1).skipped == "stale"
+    assert [(row.rollout_id, row.update) for row in got.rows] == [("good", 5), ("bad", 5)]
+    assert assessed(members[:2], update=6, max_staleness=1).skipped == "stale"
 
 
 def test_equal_rewards_are_kept_on_demand() -> None:

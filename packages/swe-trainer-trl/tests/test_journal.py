@@ -32,7 +32,8 @@ from swe_core.engine import ForkCause
 from swe_core.errors import SweError, UsageError
 from swe_core.tokens.chains import Chain
 from swe_trainer_trl.groups import Assessed, Member, Row, assess
-from swe_trainer_trl.journal import FORMAT, Journal, ReadyGroup, Tokens
+from swe_trainer_trl.journal import Journal, ReadyGroup, Tokens
+from swe_trainer_trl.statements import FORMAT
 
 SIZE = 3
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -64,7 +65,7 @@ def members_of(group: int) -> list[Member]:
 
 
 def assessed(members: list[Member]) -> Assessed:
-    return assess(members, version=4, max_staleness=4, min_scored=1, keep_without_spread=True)
+    return assess(members, update=4, max_staleness=4, min_scored=1, keep_without_spread=True)
 
 
 def content(thing: Member | Chain | Row) -> object:
@@ -226,6 +227,29 @@ def test_the_version_never_goes_back(journal: Journal) -> None:
         journal.raise_version(version)
     journal.rewind(0)
     assert journal.version == 5
+
+
+def test_a_resumed_policy_is_as_old_as_its_checkpoint(journal: Journal) -> None:
+    """What was announced for it since the kill ages nothing: neither its own new number nor lost steps."""
+    for version, step in ((1, 0), (2, 1), (3, 2), (4, 3)):
+        journal.raise_version(version, step, again=version == 1)
+    journal.raise_version(5, 2, again=True)  # killed at step 3, resumed from step 2
+    journal.raise_version(6, 2, again=True)  # killed before its first step
+    journal.raise_version(7, 3)
+    assert journal.updates() == {1: 1, 2: 2, 3: 3, 4: 4, 5: 3, 6: 3, 7: 4}
+
+
+def test_a_run_that_is_resumed_before_its_first_checkpoint_begins_anew(journal: Journal) -> None:
+    journal.raise_version(1, 0, again=True)
+    journal.raise_version(2, 1)
+    journal.raise_version(3, 0, again=True)
+    assert journal.updates() == {1: 1, 2: 2, 3: 1}
+
+
+def test_versions_without_a_step_are_updates(journal: Journal) -> None:
+    for version in (1, 2, 5):
+        journal.raise_version(version)
+    assert journal.updates() == {1: 1, 2: 2, 5: 5}
 
 
 def test_threads_share_a_journal(journal: Journal) -> None:
@@ -625,7 +649,7 @@ def test_every_trainable_id_has_a_fate(journal: Journal) -> None:
         return group, members
 
     def close(group: int, members: list[Member], version: int = 1) -> None:
-        assessed = assess(members, version=version, max_staleness=1, min_scored=2, keep_without_spread=False)
+        assessed = assess(members, update=version, max_staleness=1, min_scored=2, keep_without_spread=False)
         journal.close_group(group, assessed)
 
     group, members = begin(0.0, 1.0)

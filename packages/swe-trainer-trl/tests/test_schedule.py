@@ -230,7 +230,14 @@ async def feeding(
         )
         feed = Feed(script, journal, runner, scripted, provider, mark, send)
         runner.observe(feed)
-        feeder = Feeder(OPTIONS.model_copy(update=options), journal, version, aiter(receive), feed.report)
+        feeder = Feeder(
+            OPTIONS.model_copy(update=options),
+            journal,
+            version,
+            {version: version},
+            aiter(receive),
+            feed.report,
+        )
 
         async def drive() -> None:
             try:
@@ -274,7 +281,7 @@ async def test_a_group_is_handed_over_whole_and_errors_have_no_part_in_its_basel
     wanted = advantages([1.0, 0.0, 0.0])
     assert [rows[f"0/{attempt}"].advantage for attempt in (0, 1, 3)] == wanted.tolist()
     assert [rows[f"0/{attempt}"].reward for attempt in (0, 1, 3)] == [1.0, 0.0, 0.0]
-    assert {row.version for row in rows.values()} == {1}
+    assert {row.update for row in rows.values()} == {1}
     text = bytes(rows["0/0"].input_ids[rows["0/0"].completion_mask == 1].tolist())
     assert text == b"againdone"
 
@@ -393,12 +400,12 @@ async def test_a_rollout_that_is_too_old_is_cancelled_while_it_runs(tmp_path: Pa
     async with feeding(path, words, concurrency=2) as feed:
         await feed.script.held("go")
         await feed.until(lambda: len(feed.runner.store.turns(_first(feed))) == 1)
-        await feed.say(Version(version=2))
+        await feed.say(Version(version=2, updates=2))
         await feed.until(lambda: feed.engine.version == 2)
         feed.script.let("go")
         await feed.script.held("end")
         assert feed.agents() == 2
-        await feed.say(Version(version=3))
+        await feed.say(Version(version=3, updates=3))
         await feed.until(lambda: "0/0" in feed.rollouts)
         assert _first(feed) not in feed.provider.alive
         assert not any(name.endswith("-g0-0") for name in feed.provider.alive)
@@ -433,7 +440,7 @@ async def test_a_call_that_took_too_long_makes_its_rollout_stale_at_once(tmp_pat
     words = {"0/0": ["go>stay"], "0/1": ["go>done"]}
     async with feeding(tmp_path / "run", words, groups_ahead=1, group_size=1) as feed:
         await feed.script.held("go")
-        await feed.say(Version(version=9))
+        await feed.say(Version(version=9, updates=9))
         await feed.until(lambda: feed.engine.version == 9)
         assert feed.rollouts == {}  # its tokens are not known yet
         feed.script.let("go")
@@ -483,7 +490,7 @@ def test_a_rollout_is_cancelled_once_when_an_id_that_may_be_trained_is_too_old(
 ) -> None:
     """None is a new version; ids of versions to come are left out."""
     runner = Cancelled()
-    freshness = Freshness(runner, 0, max_staleness, Tally())
+    freshness = Freshness(runner, 0, {}, max_staleness, Tally())
     oldest = {"a": 99, "b": 99}
     wanted: list[str] = []
     for name in oldest:
@@ -491,7 +498,7 @@ def test_a_rollout_is_cancelled_once_when_an_id_that_may_be_trained_is_too_old(
     assert len(freshness) == 2
     for step in steps:
         if step is None:
-            freshness.advance(freshness.version + 1)
+            freshness.advance(freshness.version + 1, freshness.version + 1)
         else:
             name, versions, dropped = step
             known = [version for version in versions if version <= freshness.version]
@@ -509,28 +516,28 @@ def test_a_rollout_is_cancelled_once_when_an_id_that_may_be_trained_is_too_old(
 def test_what_a_lost_try_sampled_makes_no_rollout_stale() -> None:
     """Its sandbox failed, and it is run again: those ids are not trained, so their age is no matter."""
     runner = Cancelled()
-    freshness = Freshness(runner, 0, 0, Tally())
+    freshness = Freshness(runner, 0, {}, 0, Tally())
     freshness.started(_request("a"))
     freshness.phase("a", "open")
     freshness.turn("a", _turn([0], None))
     freshness.phase("a", "export")
     freshness.phase("a", "open")
-    freshness.advance(1)
+    freshness.advance(1, 1)
     assert runner.cancelled == []
     freshness.turn("a", _turn([1], None))
     freshness.phase("a", "grade")
-    freshness.advance(2)
+    freshness.advance(2, 2)
     assert runner.cancelled == ["a"]
 
 
 async def test_only_what_was_cancelled_counts_as_cancelled() -> None:
     """One that has its outcome already keeps it."""
     tally = Tally()
-    freshness = Freshness(Cancelled(), 0, 0, tally)
+    freshness = Freshness(Cancelled(), 0, {}, 0, tally)
     for name, outcome, why in (("a", "resolved", None), ("b", "cancelled", "stale")):
         freshness.started(_request(name))
         freshness.turn(name, _turn([freshness.version], None))
-        freshness.advance(freshness.version + 1)
+        freshness.advance(freshness.version + 1, freshness.version + 1)
         freshness.finished(Rollout.model_construct(id=name, outcome=outcome, cancelled_as=why))
     assert len(freshness) == 0
     assert tally.take(0)["staleness/cancelled_total"] == 1
@@ -589,7 +596,7 @@ async def test_a_rollout_that_is_recorded_and_did_not_reach_the_journal_is_adopt
             await anyio.lowlevel.checkpoint()
         await feed.script.held("go")
         if end == "stale":
-            await feed.say(Version(version=9))
+            await feed.say(Version(version=9, updates=9))
         else:
             feed.script.let("go")
         await feed.ended.wait()
@@ -633,7 +640,7 @@ async def test_a_run_without_any_verdict_is_given_up_with_its_most_frequent_fail
         await feed.until(lambda: feed.closed == [0, 1, 2])
         await feed.until(lambda: feed.agents() == 2)
         await feed.until(lambda: all(feed.runner.store.turns(name) for name in feed.provider.alive))
-        await feed.say(Version(version=9))
+        await feed.say(Version(version=9, updates=9))
         await feed.ended.wait()
     assert feed.closed == [0, 1, 2, 3, 4]
     said = str(feed.problem)

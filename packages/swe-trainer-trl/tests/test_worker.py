@@ -123,8 +123,9 @@ class Training:
         return worker
 
     def start(self, **more: Any) -> TRLRolloutWorker:
-        """As TRL does: the first weight sync, and then the rollouts."""
+        """As the trainer does: the first weight sync, and then the rollouts."""
         worker = self.worker(**more)
+        self.journals[-1].raise_version(worker.version + 1, 0, again=True)
         worker.update_model_version(worker.version + 1)
         worker.start()
         return worker
@@ -269,6 +270,34 @@ def test_rows_that_are_too_old_when_they_are_asked_for_are_marked_and_make_room(
     assert [group.id for group in training.journals[0].ready(limit=9)][:1] == [1]
     worker.stop()
     assert training.drain()["staleness/rows_dropped_total"] == 2
+
+
+def test_restarts_do_not_age_what_waits(training: Training) -> None:
+    """Each announces a version, of weights that have not changed."""
+    worker = training.start(groups_ahead=1)
+    training.until(lambda: worker.rollout_buffer.qsize() == 2)
+    for _ in range(3):
+        training.workers[-1].stop()
+        training.start(groups_ahead=1)
+    rows = training.rows(2)
+    assert training.workers[-1].version == 4
+    assert [(row.group_id, row.model_version) for row in rows] == [(0, 4)] * 2
+    assert "staleness/rows_dropped_total" not in training.drain()
+
+
+def test_attempts_of_an_earlier_process_are_as_old_as_their_weights(training: Training) -> None:
+    training.script({"0/1": ["stay"], "*": ["done"]})
+    training.start(groups_ahead=1)
+    training.until(lambda: training.agents() == 1 and len(training.finished()) == 1)
+    training.workers[-1].stop()
+    training.script({"*": ["done"]})
+    training.start(groups_ahead=1).stop()
+    training.start(groups_ahead=1)
+    rows = training.rows(2)
+    assert [row.group_id for row in rows] == [0, 0]
+    assert (
+        "staleness/left_out_total" not in training.drain() or not training.metrics["staleness/left_out_total"]
+    )
 
 
 def test_a_rollout_is_cancelled_when_its_policy_is_too_old(training: Training) -> None:
@@ -507,6 +536,7 @@ def test_the_start_gives_signs_of_life_too(training: Training) -> None:
         directory=str(training.run),
         journal=str(training.run / JOURNAL),
         version=1,
+        updates={1: 1},
         options=OPTIONS,
     )
     code, heard = talk(line(start))

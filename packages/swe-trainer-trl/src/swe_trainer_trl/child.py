@@ -130,7 +130,7 @@ def _feed(start: Start, link: Link) -> None:
     plan = make_plan(settings, plugins)
     link.report(Beat())
     journal = Journal(Path(start.journal))
-    feeder = Feeder(start.options, journal, start.version, link.commands(), link.report)
+    feeder = Feeder(start.options, journal, start.version, start.updates, link.commands(), link.report)
 
     def observe(requests: Sequence[RolloutRequest], notes: Sequence[str]) -> _Silent:
         link.report(Beat())

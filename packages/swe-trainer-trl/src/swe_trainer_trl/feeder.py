@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import anyio
 
@@ -25,6 +25,7 @@ class Feeder:
 
     Args:
         version: Of the policy now.
+        updates: Version → how many updates its weights had, of all versions so far.
         commands: What the trainer's process says; its end is the end of the run.
         report: Tells that process something; called in the event loop.
     """
@@ -34,12 +35,14 @@ class Feeder:
         options: FeedOptions,
         journal: Journal,
         version: int,
+        updates: Mapping[int, int],
         commands: AsyncIterator[Command],
         report: Callable[[Report], None],
     ) -> None:
         self._options = options
         self._journal = journal
         self._version = version
+        self._updates = updates
         self._commands = commands
         self._report = report
         self._tally = Tally()
@@ -57,7 +60,7 @@ class Feeder:
                 "choose an agent that makes some, and leave out --mode black-box"
             )
         engine.set_policy_version(self._version)
-        freshness = Freshness(runner, self._version, self._options.max_staleness, self._tally)
+        freshness = Freshness(runner, self._version, self._updates, self._options.max_staleness, self._tally)
         runner.observe(freshness)
         schedule = Schedule(
             self._options,
@@ -80,7 +83,7 @@ class Feeder:
                         await schedule.taken(command.group)
                     elif isinstance(command, Version):
                         engine.set_policy_version(command.version)
-                        freshness.advance(command.version)
+                        freshness.advance(command.version, command.updates)
                 tasks.cancel_scope.cancel()
         except ExceptionGroup as errors:  # the first one cancelled the others
             raise _first(errors) from None

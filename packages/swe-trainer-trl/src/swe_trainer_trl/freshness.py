@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from swe_core.record import Rollout, Turn
@@ -16,8 +17,8 @@ STALE = "stale"
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A rollout that runs: when it began, the lowest version that sampled an id which may be trained, and
-    after how many seconds it was cancelled."""
+    """A rollout that runs: when it began, the updates of the oldest policy that sampled an id which may be
+    trained, and after how many seconds it was cancelled."""
 
     began: float
     oldest: int | None = None
@@ -31,11 +32,15 @@ class Freshness:
         version: Of the policy now.
 
     Args:
-        max_staleness: How many versions a rollout's oldest id may be behind.
+        updates: Version → how many updates its weights had, of all versions so far.
+        max_staleness: How many updates a rollout's oldest id may be behind.
     """
 
-    def __init__(self, runner: Runner, version: int, max_staleness: int, tally: Tally) -> None:
+    def __init__(
+        self, runner: Runner, version: int, updates: Mapping[int, int], max_staleness: int, tally: Tally
+    ) -> None:
         self.version = version
+        self._updates = dict(updates)
         self._runner = runner
         self._max_staleness = max_staleness
         self._tally = tally
@@ -44,6 +49,15 @@ class Freshness:
     def __len__(self) -> int:
         """Rollouts that run."""
         return len(self._running)
+
+    @property
+    def update(self) -> int:
+        """How many updates the policy's weights have had now."""
+        return self.update_of(self.version)
+
+    def update_of(self, version: int) -> int:
+        """How many updates the weights of a version had; 0 before the first version."""
+        return self._updates.get(version, 0)
 
     def started(self, request: RolloutRequest) -> None:
         """It runs."""
@@ -59,10 +73,8 @@ class Freshness:
         if turn.tokens is None or turn.tokens.dropped is not None:
             return
         running = self._running[rollout_id]
-        versions = [version for version, _ in turn.tokens.versions]
-        running.oldest = min(
-            versions if running.oldest is None else [*versions, running.oldest], default=None
-        )
+        updates = [self.update_of(version) for version, _ in turn.tokens.versions]
+        running.oldest = min(updates if running.oldest is None else [*updates, running.oldest], default=None)
         self._cancel_stale(rollout_id, running)
 
     def finished(self, rollout: Rollout) -> None:
@@ -71,16 +83,17 @@ class Freshness:
         if running.cancelled is not None and rollout.cancelled_as == STALE:
             self._tally.cancelled(running.cancelled)
 
-    def advance(self, version: int) -> None:
-        """The policy is `version` from now on. Rollouts that this leaves too far behind are cancelled, and
-        their sandboxes freed."""
+    def advance(self, version: int, updates: int) -> None:
+        """The policy is `version` from now on, whose weights have had so many updates. Rollouts that this
+        leaves too far behind are cancelled, and their sandboxes freed."""
         self.version = version
+        self._updates[version] = updates
         for rollout_id, running in list(self._running.items()):
             self._cancel_stale(rollout_id, running)
 
     def _cancel_stale(self, rollout_id: str, running: _Running) -> None:
         if running.cancelled is not None or running.oldest is None:
             return
-        if self.version - running.oldest > self._max_staleness:
+        if self.update - running.oldest > self._max_staleness:
             running.cancelled = time.monotonic() - running.began
             self._runner.cancel(rollout_id, STALE)

@@ -1,8 +1,11 @@
 """A finished group: the attempts of one task become training rows, or the reason why there are none.
 
 An attempt without a verdict (an error, or cancelled) is no attempt: it has no reward, so it is neither in the
-baseline nor trained. All rows of a group carry the same policy version, so that TRL, which drops a row whose
-version is too old, drops all of them or none.
+baseline nor trained. All rows of a group are of the same age, so that TRL, which drops a row whose policy is
+too old, drops all of them or none.
+
+The age of a policy counts in updates: how many times the weights had changed that rollouts are sampled from.
+The number of a version says that only where a run was never resumed (`Journal.updates`).
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ class Member:
         attempt: Which attempt of the task it is, from 0.
         reward: Its verdict; None where there is none.
         chains: Its token rows; empty without a verdict.
-        oldest_version: Lowest policy version that sampled any of its ids; None where nothing was sampled.
-        newest_version: Highest one.
+        oldest: Updates of the oldest policy that sampled any of its ids; None where nothing was sampled.
+        newest: Those of the newest one.
 
     Raises:
         LedgerError: It has ids to train, and no policy version.
@@ -42,11 +45,11 @@ class Member:
     attempt: int
     reward: float | None
     chains: tuple[Chain, ...]
-    oldest_version: int | None
-    newest_version: int | None
+    oldest: int | None
+    newest: int | None
 
     def __post_init__(self) -> None:
-        if self.oldest_version is None and any(chain.completion_mask.any() for chain in self.chains):
+        if self.oldest is None and any(chain.completion_mask.any() for chain in self.chains):
             raise LedgerError(
                 f"rollout {self.rollout_id!r} has ids to train and no policy version; "
                 "an engine must say which version sampled each id"
@@ -63,7 +66,7 @@ class Row:
         completion_mask: 1 where an id is trained, int64 [N].
         old_log_probs: Natural log-probability of each id when it was sampled, float32 [N]; 0.0 elsewhere.
         advantage: Of the rollout, the same on all its rows.
-        version: Lowest policy version in the whole group: what TRL compares with `max_staleness`.
+        update: Updates of the oldest policy in the whole group.
         reward: Of the rollout.
     """
 
@@ -72,7 +75,7 @@ class Row:
     completion_mask: NDArray[np.int64]
     old_log_probs: NDArray[np.float32]
     advantage: float
-    version: int
+    update: int
     reward: float
 
 
@@ -84,7 +87,7 @@ class Assessed:
         rows: In the order of the members and of their chains.
         skipped: Why there are none.
         stale: Rollouts with a verdict that were left out, because their policy is too old.
-        version: Lowest policy version of the members that count; None where they sampled nothing.
+        update: Updates of the oldest policy of the members that count; None where they sampled nothing.
         reward_mean: Over the members that count; None where there are none.
         reward_std: Population standard deviation over the same.
     """
@@ -92,7 +95,7 @@ class Assessed:
     rows: tuple[Row, ...]
     skipped: Skipped | None
     stale: tuple[str, ...]
-    version: int | None
+    update: int | None
     reward_mean: float | None
     reward_std: float | None
 
@@ -113,7 +116,7 @@ def advantages(rewards: Sequence[float]) -> NDArray[np.float64]:
 def assess(
     members: Sequence[Member],
     *,
-    version: int,
+    update: int,
     max_staleness: int,
     min_scored: int,
     keep_without_spread: bool,
@@ -125,8 +128,8 @@ def assess(
 
     Args:
         members: All attempts of the group.
-        version: The policy's version now.
-        max_staleness: How many versions a policy may be behind, as TRL counts it.
+        update: Updates of the policy now.
+        max_staleness: How many updates a policy may be behind.
         min_scored: Members that must count; at least 1.
         keep_without_spread: Whether a group of equal rewards is trained (all its advantages are 0).
     """
@@ -134,11 +137,11 @@ def assess(
     stale = {
         member.rollout_id
         for member, _ in scored
-        if member.oldest_version is not None and version - member.oldest_version > max_staleness
+        if member.oldest is not None and update - member.oldest > max_staleness
     }
     used = [(member, reward) for member, reward in scored if member.rollout_id not in stale]
     rewards = [reward for _, reward in used]
-    oldest = min((m.oldest_version for m, _ in used if m.oldest_version is not None), default=None)
+    oldest = min((m.oldest for m, _ in used if m.oldest is not None), default=None)
 
     skipped: Skipped | None = None
     rows: tuple[Row, ...] = ()
@@ -165,13 +168,13 @@ def assess(
     )
 
 
-def _row(rollout_id: str, chain: Chain, advantage: float, version: int, reward: float) -> Row:
+def _row(rollout_id: str, chain: Chain, advantage: float, update: int, reward: float) -> Row:
     return Row(
         rollout_id,
         chain.input_ids.astype(np.int64),
         chain.completion_mask.astype(np.int64),
         chain.old_log_probs,
         advantage,
-        version,
+        update,
         reward,
     )

@@ -17,7 +17,7 @@ class FeedOptions(Record):
 
     Args:
         group_size: Attempts at one task.
-        max_staleness: How many versions a policy may be behind.
+        max_staleness: How many updates a policy may be behind.
         min_scored: Attempts with a verdict that a group needs.
         keep_without_spread: Whether groups whose rewards are all equal are trained.
         give_up_after: Groups in a row without any verdict, or any token to train, after which the run ends.
@@ -37,21 +37,28 @@ class FeedOptions(Record):
 
 
 class Start(Record):
-    """The first line to the rollouts' process: all that it needs."""
+    """The first line to the rollouts' process: all that it needs.
+
+    Args:
+        version: Of the policy.
+        updates: Version → how many updates its weights had, of all versions so far.
+    """
 
     kind: Literal["start"] = "start"
     settings: dict[str, Any]
     directory: str
     journal: str
     version: int
+    updates: dict[int, int]
     options: FeedOptions
 
 
 class Version(Record):
-    """The policy has this version from now on."""
+    """The policy has this version from now on, whose weights have had so many updates."""
 
     kind: Literal["version"] = "version"
     version: int
+    updates: int
 
 
 class Taken(Record):

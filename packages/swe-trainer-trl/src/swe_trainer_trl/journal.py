@@ -23,62 +23,10 @@ import numpy as np
 from swe_core.errors import SweError, UsageError, sentence
 from swe_trainer_trl.blobs import arrays, blobs, count, read_chain
 from swe_trainer_trl.groups import Assessed, Member, Row
+from swe_trainer_trl.statements import APPLICATION, EMPTY, FATES, FORMAT, RAISE, READY, SCHEMA, TRAINED
 
-FORMAT = 1
-"""Version of the schema, in SQLite's `user_version`; another one is refused."""
-
-_APPLICATION = 0x53574554  # "SWET": tells a journal from any other SQLite file
 _BUSY_TIMEOUT = 60.0  # seconds that one process waits for the other's transaction
-
-# Ids are int32, logprobs float32, both little-endian; a mask is one bit an id. Members live until their group
-# is closed: what is trained of them is then in `rows`, whose ids count up in the order of closing.
-_SCHEMA = """
-CREATE TABLE policy (version INTEGER NOT NULL);
-INSERT INTO policy VALUES (0);
-CREATE TABLE groups (
-    id INTEGER PRIMARY KEY, task_id TEXT NOT NULL, size INTEGER NOT NULL,
-    closed INTEGER UNIQUE, skipped TEXT, left_out INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE members (
-    id INTEGER PRIMARY KEY, group_id INTEGER NOT NULL REFERENCES groups,
-    rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, reward REAL,
-    oldest_version INTEGER, newest_version INTEGER, UNIQUE (group_id, rollout_id)
-);
-CREATE TABLE chains (
-    id INTEGER PRIMARY KEY, member_id INTEGER NOT NULL REFERENCES members ON DELETE CASCADE,
-    ids BLOB NOT NULL, mask BLOB NOT NULL, logprobs BLOB NOT NULL, versions BLOB NOT NULL,
-    turns BLOB NOT NULL, cause TEXT NOT NULL, tokens INTEGER NOT NULL
-);
-CREATE INDEX chains_of_member ON chains (member_id);
-CREATE TABLE rows (
-    id INTEGER PRIMARY KEY, group_id INTEGER NOT NULL REFERENCES groups,
-    rollout_id TEXT NOT NULL, ids BLOB NOT NULL, mask BLOB NOT NULL, logprobs BLOB NOT NULL,
-    advantage REAL NOT NULL, version INTEGER NOT NULL, reward REAL NOT NULL, tokens INTEGER NOT NULL,
-    step INTEGER, dropped TEXT
-);
-CREATE INDEX free_rows ON rows (group_id) WHERE step IS NULL AND dropped IS NULL;
-CREATE INDEX trained_rows ON rows (step) WHERE step IS NOT NULL;
-"""
-_READY = """
-SELECT g.id, g.closed, r.id, r.rollout_id, r.ids, r.mask, r.logprobs, r.advantage, r.version, r.reward
-FROM rows AS r JOIN (
-    SELECT id, closed FROM groups WHERE closed > ?
-    AND EXISTS (SELECT 1 FROM rows WHERE group_id = groups.id AND step IS NULL AND dropped IS NULL)
-    ORDER BY closed LIMIT ?
-) AS g ON r.group_id = g.id
-WHERE r.step IS NULL AND r.dropped IS NULL ORDER BY g.closed, r.id
-"""
-_TRAINED = """
-SELECT rollout_id, sum(tokens) FROM rows WHERE group_id = ? AND step IS NOT NULL GROUP BY rollout_id
-"""
-_OF_MEMBER = attrgetter("rollout_id", "attempt", "reward", "oldest_version", "newest_version")
-_EMPTY = "ids = x'', mask = x'', logprobs = x''"
-_FATES = """
-SELECT CASE WHEN dropped IS NOT NULL THEN dropped WHEN step IS NOT NULL THEN 'trained' ELSE 'waiting' END,
-    tokens FROM rows
-UNION ALL SELECT coalesce(skipped, 'stale'), left_out FROM groups
-UNION ALL SELECT 'waiting', tokens FROM chains
-"""
+_OF_MEMBER = attrgetter("rollout_id", "attempt", "reward", "oldest", "newest")
 
 JOURNAL = "train.sqlite"
 """The file in the run directory."""
@@ -168,11 +116,11 @@ class Journal:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             (objects,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if (application, version, objects) == (0, 0, 0):
-                for statement in _SCHEMA.split(";"):
+                for statement in SCHEMA.split(";"):
                     db.execute(statement)
-                db.execute(f"PRAGMA application_id = {_APPLICATION}")
+                db.execute(f"PRAGMA application_id = {APPLICATION}")
                 db.execute(f"PRAGMA user_version = {FORMAT}")
-            elif application != _APPLICATION:
+            elif application != APPLICATION:
                 raise UsageError(
                     f"{str(self._path)!r} is a database of another program, where the training journal of "
                     "this run is expected; name another run directory"
@@ -213,7 +161,7 @@ class Journal:
         """Keep a finished attempt of an open group."""
         with self._transaction() as db:
             added = db.execute(
-                "INSERT INTO members (group_id, rollout_id, attempt, reward, oldest_version, newest_version) "
+                "INSERT INTO members (group_id, rollout_id, attempt, reward, oldest, newest) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
                 (group, *_OF_MEMBER(member)),
             ).lastrowid
@@ -256,7 +204,7 @@ class Journal:
             db.execute("DELETE FROM members WHERE group_id = ?", (group,))
             db.executemany(
                 "INSERT INTO rows "
-                "(group_id, rollout_id, ids, mask, logprobs, advantage, version, reward, tokens) "
+                "(group_id, rollout_id, ids, mask, logprobs, advantage, policy_update, reward, tokens) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
                     (
@@ -264,7 +212,7 @@ class Journal:
                         row.rollout_id,
                         *blobs(row.input_ids, row.completion_mask, row.old_log_probs),
                         row.advantage,
-                        row.version,
+                        row.update,
                         row.reward,
                         count(row.completion_mask),
                     )
@@ -300,12 +248,12 @@ class Journal:
         """
         groups: dict[int, ReadyGroup] = {}
         with self._transaction(write=False) as db:
-            for group, closed, key, rollout_id, ids, mask, logprobs, advantage, version, reward in db.execute(
-                _READY, (after, limit)
+            for group, closed, key, rollout_id, ids, mask, logprobs, advantage, update, reward in db.execute(
+                READY, (after, limit)
             ):
-                row = Row(rollout_id, *arrays(ids, mask, logprobs), advantage, version, reward)
+                row = Row(rollout_id, *arrays(ids, mask, logprobs), advantage, update, reward)
                 if group not in groups:
-                    groups[group] = ReadyGroup(group, closed, [], dict(db.execute(_TRAINED, (group,))))
+                    groups[group] = ReadyGroup(group, closed, [], dict(db.execute(TRAINED, (group,))))
                 groups[group].rows.append((key, row))
         return list(groups.values())
 
@@ -317,18 +265,18 @@ class Journal:
     def forget(self, step: int) -> None:
         """No checkpoint from before `step` will be gone on with: the ids of rows trained by then can go."""
         with self._transaction() as db:
-            db.execute(f"UPDATE rows SET {_EMPTY} WHERE step <= ? AND ids != x''", (step,))
+            db.execute(f"UPDATE rows SET {EMPTY} WHERE step <= ? AND ids != x''", (step,))
 
     def drop(self, row_ids: Iterable[int], why: Dropped) -> None:
         """Keep that these rows are never trained; their tokens are not needed any more."""
         with self._transaction() as db:
             rows = [(why, row) for row in row_ids]
-            db.executemany(f"UPDATE rows SET dropped = ?, {_EMPTY} WHERE id = ?", rows)
+            db.executemany(f"UPDATE rows SET dropped = ?, {EMPTY} WHERE id = ?", rows)
 
     def rewind(self, step: int) -> None:
         """Go back to the checkpoint of `step` (0: to the model that training began with), before anything is
-        taken: the rows of later steps were lost with the weights, and are free again. Dropped ones are not:
-        the policy's version never goes back. Nor are those that are forgotten.
+        taken: the rows of later steps were lost with the weights, and are free again. Those that are dropped
+        or forgotten are not: their ids are gone.
         """
         with self._transaction() as db:
             db.execute("UPDATE rows SET step = NULL WHERE step > ? AND ids != x''", (step,))
@@ -346,21 +294,31 @@ class Journal:
         """What became of the trainable ids of all finished attempts."""
         found = Counter[str]()
         with self._transaction(write=False) as db:
-            for fate, tokens in db.execute(_FATES):
+            for fate, tokens in db.execute(FATES):
                 found[fate] += int(tokens)
         return Tokens(found.pop("trained", 0), found.pop("waiting", 0), dict(+found))
 
-    def raise_version(self, version: int) -> None:
-        """Keep that there is, or may be, a policy of this version; a lower one changes nothing."""
+    def raise_version(self, version: int, step: int | None = None, *, again: bool = False) -> None:
+        """Keep that there is, or may be, a policy of this version; one that is not above all others changes
+        nothing.
+
+        Args:
+            step: How many optimizer steps made its weights; None where nobody will go on with them.
+            again: They are no update, but those that an earlier process had sent by that step.
+        """
         with self._transaction() as db:
-            db.execute("UPDATE policy SET version = max(version, ?)", (version,))
+            db.execute(RAISE, {"version": version, "step": step, "again": again})
 
     @property
     def version(self) -> int:
         """The highest policy version of this run so far, announced or about to be; 0 before the first."""
+        return max(self.updates(), default=0)
+
+    def updates(self) -> dict[int, int]:
+        """Policy version → how many updates its weights had, from 1: the age of what it sampled. Two versions
+        have the same where a run was resumed."""
         with self._transaction(write=False) as db:
-            (version,) = db.execute("SELECT version FROM policy").fetchone()
-            return int(version)
+            return dict(db.execute("SELECT version, updates FROM policies"))
 
     @contextmanager
     def _transaction(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
@@ -386,8 +344,7 @@ class Journal:
 
 def _members(db: sqlite3.Connection, group: int) -> Iterator[Member]:
     for key, rollout_id, attempt, reward, oldest, newest in db.execute(
-        "SELECT id, rollout_id, attempt, reward, oldest_version, newest_version "
-        "FROM members WHERE group_id = ? ORDER BY id",
+        "SELECT id, rollout_id, attempt, reward, oldest, newest FROM members WHERE group_id = ? ORDER BY id",
         (group,),
     ).fetchall():
         chains = tuple(

@@ -170,13 +170,14 @@ class Schedule:
         """The rollout with its tokens, which are read from disk."""
         chains = chains_of(self._runner.store.turns(rollout.id)) if rollout.reward is not None else []
         versions = np.concatenate([np.empty(0, np.int32), *(c.versions[c.completion_mask] for c in chains)])
+        updates = [self._freshness.update_of(version) for version in np.unique(versions).tolist()]
         return Member(
             rollout.id,
             rollout.attempt,
             rollout.reward,
             tuple(chains),
-            int(versions.min()) if len(versions) else None,
-            int(versions.max()) if len(versions) else None,
+            min(updates, default=None),
+            max(updates, default=None),
         )
 
     async def _close(self, group: OpenGroup, members: list[Member], failures: list[str]) -> None:
@@ -184,7 +185,7 @@ class Schedule:
         options = self._options
         assessed = assess(
             members,
-            version=self._freshness.version,
+            update=self._freshness.update,
             max_staleness=options.max_staleness,
             min_scored=options.min_scored,
             keep_without_spread=options.keep_without_spread,
@@ -219,7 +220,7 @@ class Schedule:
 
     def _give_up_if_untrainable(self, scored: list[Member]) -> None:
         """No spread may come to an end as the policy learns, but not this: no group can teach it."""
-        if any(member.oldest_version is not None for member in scored):
+        if any(member.oldest is not None for member in scored):
             self._lost.clear()
             self._without_tokens = 0
             return

@@ -60,7 +60,8 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
             if type(callback).__name__ == _EPOCHS_OF_TRL:
                 self.remove_callback(callback)
         self.add_callback(_Keeper(journal, self._take_rows, metrics, groups))
-        self.model_version = worker.version  # versions count on over a resume: no two policies share one
+        # Versions count on over a resume: no two policies share one.
+        self.model_version = self._resumed = worker.version
 
     def get_batch_samples(self, *arguments: Any) -> Any:
         """See transformers. These are the micro-batches of one step, so that now it is known how much each of
@@ -89,7 +90,8 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         The new version is kept before the server knows of it: vLLM takes an adapter's name once, so after a
         kill in between another name must follow.
         """
-        self._journal.raise_version(self.model_version + 1)
+        again = self.model_version == self._resumed  # the first sync sends what a checkpoint had
+        self._journal.raise_version(self.model_version + 1, self.state.global_step, again=again)
         url = self.args.vllm_server_base_url
         with not_left_paused(url), watched(url):
             super()._sync_weight()

@@ -85,6 +85,7 @@ class TRLRolloutWorker:
         )
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self.version = journal.version
+        self._ahead = 0
         self._settings = settings
         self._directory = directory
         self._journal = journal
@@ -132,6 +133,7 @@ class TRLRolloutWorker:
                 directory=str(self._directory),
                 journal=str(self._journal_path),
                 version=self.version,
+                updates=self._journal.updates(),
                 options=self._options,
             )
         )
@@ -168,9 +170,11 @@ class TRLRolloutWorker:
 
     def update_model_version(self, model_version: int) -> None:
         """The policy has this version from now on."""
-        self.version = model_version
         self._journal.raise_version(model_version)
-        self._say(Version(version=model_version))
+        updates = self._journal.updates()[model_version]
+        self.version = model_version
+        self._ahead = model_version - updates
+        self._say(Version(version=model_version, updates=updates))
 
     def check_health(self, stale_after_s: float) -> None:
         """Raise where no more rows will come. TRL asks whenever it has waited for some.
@@ -260,6 +264,7 @@ class TRLRolloutWorker:
                 return
 
     def _item(self, group: int, row_id: int, row: Row, whole: int) -> Item:
+        version = row.update + self._ahead  # of this process's versions the one as old: TRL compares versions
         sample = make_sample(
             prompt=[],
             completion=[],
@@ -267,14 +272,12 @@ class TRLRolloutWorker:
             completion_mask=row.completion_mask,
             old_log_probs=row.old_log_probs,
             advantage=row.advantage,
-            model_version=row.version,
+            model_version=version,
             group_id=group,
             metrics={"sample/reward": row.reward},
             enqueued_at=time.time(),
         )
-        return Item(
-            row_id, group, Part(row.rollout_id, count(row.completion_mask), whole), row.version, sample
-        )
+        return Item(row_id, group, Part(row.rollout_id, count(row.completion_mask), whole), version, sample)
 
     # what they say to the rollouts' process
 
