@@ -201,7 +201,7 @@ class _World:
     async def train(self, steps: int) -> Spent:
         rollouts = self._rollouts
         with _virtual():
-            feed = Feeder(self._options, self._journal, 1, {1: 1}, self._heard, self._hear)
+            feed = Feeder(self._options, self._journal, 1, {1: 1}, self._heard, self._hear, lambda: False)
             with self._commands, self._heard, self._reports, self._closed:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(feed.run, rollouts)

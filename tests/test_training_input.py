@@ -360,10 +360,13 @@ def test_what_the_engine_notes_is_told_first_and_tokens_without_logprobs_end_the
 
 
 @pytest.mark.slow
-def test_a_server_of_the_user_that_dies_is_named(command: Command, tiny_model: Path, policy: Server) -> None:
+def test_a_server_of_the_user_that_stays_dead_is_named(
+    command: Command, tiny_model: Path, policy: Server
+) -> None:
     server = policy(faults=["ok"] * (2 * GROUP), then="hang")  # the trainer takes the next rows first
+    more = ["--set", "worker.trl.server.away_timeout=1"]
     with serving(server) as url:
-        process = command.start(*options(url, tiny_model, max_steps=4, save_steps=1))
+        process = command.start(*options(url, tiny_model, *more, max_steps=4, save_steps=1))
         command.until(lambda: (command.out / "checkpoints" / "checkpoint-1").exists())
         command.until(lambda: len(server.requests) > 2 * GROUP)
     said = command.sentence(process, 1)
@@ -508,9 +511,7 @@ def check_it_goes_on(command: Command, policy: Server) -> None:
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_the_death_of_the_vllm_that_was_started_is_told_in_its_own_words(
-    command: Command, tiny_model: Path
-) -> None:
+def test_a_vllm_of_ours_that_dies_is_started_again(command: Command, tiny_model: Path) -> None:
     why = obstacle()
     if why is not None:
         pytest.skip(why)
@@ -518,9 +519,12 @@ def test_the_death_of_the_vllm_that_was_started_is_told_in_its_own_words(
     process = command.start(*options(None, tiny_model, *more, max_steps=100_000, save_steps=100_000))
     command.until(lambda: (command.out / "metrics.jsonl").exists())
     os.kill(_engine_core(command), signal.SIGKILL)
-    said = command.sentence(process, 1)
-    assert f"the vLLM server of {str(tiny_model)!r} ended: " in said
-    assert f"its log is {str(command.out / 'vllm.log')!r}; go on with --resume" in said
+    command.until(lambda: "the server has the policy's weights again" in command.said)
+    steps = len(command.steps())
+    command.until(lambda: len(command.steps()) > steps + 2)  # also of attempts that it has answered
+    assert "skipped" not in command.said
+    process.send_signal(signal.SIGTERM)
+    assert command.end(process) == 130, command.said
 
 
 def _engine_core(command: Command) -> int:

@@ -25,7 +25,8 @@ from swe_core.builtin.local import bwrap
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.config import Settings
 from swe_core.engine import EngineSession
-from swe_core.errors import ConfigError, SandboxDied, SweError
+from swe_core.errors import ConfigError, EngineUnavailable, SandboxDied, SweError
+from swe_core.grade import Graded
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Rollout, Turn, TurnTokens
 from swe_core.redact import Redactor
@@ -39,7 +40,18 @@ from swe_trainer_trl import schedule
 from swe_trainer_trl.feeder import Feeder
 from swe_trainer_trl.freshness import Freshness
 from swe_trainer_trl.groups import Member, advantages
-from swe_trainer_trl.ipc import Beat, Closed, Command, Metrics, Report, Stop, Taken, Version
+from swe_trainer_trl.ipc import (
+    Back,
+    Beat,
+    Closed,
+    Command,
+    Lost,
+    Metrics,
+    Report,
+    Stop,
+    Taken,
+    Version,
+)
 from swe_trainer_trl.journal import Journal, ReadyGroup
 from swe_trainer_trl.schedule import tasks_from
 from swe_trainer_trl.tally import Tally
@@ -68,7 +80,8 @@ def _light(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Script:
-    """What the engine says. A word behind "NAME>" is held until `let` says that name."""
+    """What the engine says. A word behind "NAME>" is held until `let` says that name; at "unreachable" the
+    engine fails."""
 
     def __init__(self, words: Mapping[str, Sequence[str]]) -> None:
         self.words = dict(words)
@@ -80,6 +93,8 @@ class Script:
         if name:
             self._asked[name].set()
             await self._held[name].wait()
+        if word == "unreachable":
+            raise EngineUnavailable("the server cannot be reached")
         return word
 
     def let(self, name: str) -> None:
@@ -130,6 +145,7 @@ class Feed:
     provider: Watched
     mark: str
     commands: anyio.abc.ObjectSendStream[Command]
+    dead: bool = False
     problem: SweError | None = None
     reports: list[Report] = field(default_factory=list)
     told: anyio.Event = field(default_factory=anyio.Event)
@@ -237,6 +253,7 @@ async def feeding(
             {version: version},
             aiter(receive),
             feed.report,
+            lambda: feed.dead,
         )
 
         async def drive() -> None:
@@ -447,6 +464,88 @@ async def test_a_call_that_took_too_long_makes_its_rollout_stale_at_once(tmp_pat
         feed.script.words["*"] = ["stay"]
         await feed.until(lambda: "0/0" in feed.rollouts)
     assert feed.rollouts["0/0"].cancelled_as == "stale"
+
+
+# the death of the policy's server
+
+
+async def test_attempts_that_need_a_server_which_has_died_are_made_again(tmp_path: Path) -> None:
+    words = {"0/0": ["go>done"], "*": ["done"]}
+    async with feeding(tmp_path / "run", words, groups_ahead=1) as feed:
+        await feed.script.held("go")
+        await feed.until(lambda: "0/1" in feed.rollouts)
+        await feed.say(Lost(), Lost())
+        await feed.until(lambda: "0/0" in feed.rollouts)
+        feed.script.words = {"*": ["done"]}
+        await anyio.wait_all_tasks_blocked()
+        assert (feed.closed, set(feed.rollouts)) == ([], {"0/0", "0/1"})
+        await feed.say(Back())
+        await feed.until(lambda: feed.closed == [0])
+        (group,) = feed.ready
+        assert len(group.rows) == 2
+    lost = feed.rollouts["0/0"]
+    assert (lost.outcome, lost.cancelled_as, lost.reward) == ("cancelled", "engine_lost", None)
+    assert feed.outcomes["0/0-2"] == "resolved"
+    assert feed.measured("rollout/engine_lost_total") == 1
+    assert feed.measured("group/skipped_too_few_scored_total") == 0
+
+
+async def test_an_attempt_that_failed_as_its_server_died_is_made_again(tmp_path: Path) -> None:
+    """The death is known a moment later: until then the attempt does not count, and no other one begins."""
+    words = {"0/0": ["unreachable"], "*": ["done"]}
+    async with feeding(tmp_path / "run", words, groups_ahead=1) as feed:
+        feed.dead = True
+        await feed.until(lambda: {"0/0", "0/1"} <= set(feed.rollouts))
+        feed.script.words = {"*": ["done"]}
+        await feed.say(Lost())
+        feed.dead = False
+        await feed.say(Back())
+        await feed.until(lambda: feed.closed == [0])
+    assert feed.outcomes == {"0/0": "error", "0/0-2": "resolved", "0/1": "unresolved"}
+
+
+async def test_an_attempt_that_fails_at_a_server_which_lives_counts(tmp_path: Path) -> None:
+    async with feeding(tmp_path / "run", {"0/0": ["unreachable"], "*": ["done"]}, groups_ahead=1) as feed:
+        await feed.until(lambda: 0 in feed.closed)
+    assert feed.measured("group/skipped_too_few_scored_total") == 1
+    assert "0/0-2" not in feed.rollouts
+
+
+async def test_what_a_dead_server_cost_is_made_again_by_a_resumed_run(tmp_path: Path) -> None:
+    words = {"0/0": ["go>done"], "0/1": ["unreachable"], "*": ["done"]}
+    path = tmp_path / "run"
+    async with feeding(path, words, groups_ahead=1) as feed:
+        feed.dead = True
+        await feed.script.held("go")
+        await feed.until(lambda: "0/1" in feed.rollouts)
+        await feed.say(Lost())
+        await feed.until(lambda: "0/0" in feed.rollouts)
+    async with feeding(path, {"*": ["done"]}, groups_ahead=1) as feed:
+        await feed.until(lambda: 0 in feed.closed)
+        assert [len(group.rows) for group in feed.ready] == [2]
+    assert feed.outcomes["0/0-2"] == "resolved"
+    assert feed.outcomes["0/1-2"] == "unresolved"
+
+
+async def test_what_is_only_graded_when_the_server_dies_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grading, graded = anyio.Event(), anyio.Event()
+    grade = ScriptedGrader.grade
+
+    async def held(*arguments: Any) -> Graded:
+        grading.set()
+        await graded.wait()
+        return await grade(*arguments)
+
+    monkeypatch.setattr(ScriptedGrader, "grade", held)
+    async with feeding(tmp_path / "run", {"*": ["done"]}, groups_ahead=1, group_size=1) as feed:
+        await grading.wait()
+        await feed.say(Lost())
+        await anyio.wait_all_tasks_blocked()
+        graded.set()
+        await feed.until(lambda: "0/0" in feed.rollouts)
+    assert feed.outcomes["0/0"] == "resolved"
 
 
 class Cancelled(Runner):

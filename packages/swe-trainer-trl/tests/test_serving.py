@@ -279,10 +279,12 @@ def test_any_log_gives_one_line(log: str) -> None:
 # -- processes ---------------------------------------------------------------------------------------------
 
 SCRIPT = """
-import http.server, os, sys
+import http.server, os, signal, sys
+status = [int(sys.argv[2])]
+signal.signal(signal.SIGUSR1, lambda *_: status.append(503))
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(int(sys.argv[2]))
+        self.send_response(status[-1])
         self.end_headers()
     def log_message(self, *_): pass
 server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
@@ -292,17 +294,20 @@ server.serve_forever()
 
 
 def stub(port: int, status: int = 200) -> list[str]:
-    """A server that answers every question with `status`."""
+    """A server that answers every question with `status`, and with 503 from SIGUSR1 on."""
     return [sys.executable, "-I", "-S", "-c", SCRIPT, str(port), str(status)]
 
 
 @contextmanager
-def served(command: list[str], log: Path, port: int) -> Iterator[VLLMServer]:
-    """The server that this command is."""
-    from swe_trainer_trl.serving import VLLMServer, kept
+def served(command: list[str], log: Path, port: int, timeout: float = 120) -> Iterator[VLLMServer]:
+    """The server that this command is, not started yet."""
+    from swe_trainer_trl.serving import VLLMServer
 
-    with kept(command, os.environ, log) as (keeper, begin):
-        yield VLLMServer(f"http://127.0.0.1:{port}", "m", log, begin, keeper)
+    server = VLLMServer(f"http://127.0.0.1:{port}", "m", log, command, os.environ, timeout)
+    try:
+        yield server
+    finally:
+        server.close()
 
 
 def started_as(log: Path) -> int:
@@ -333,7 +338,8 @@ def test_a_server_lasts_as_long_as_its_block(log: Path) -> None:
     log.write_text("of an earlier run\nValueError: long ago\n")
     port = free_port()
     with served(stub(port), log, port) as server:
-        server.wait(120)
+        assert server.died() is None
+        server.start()
         assert server.died() is None
         pid = int(log.read_text().split()[-1])
         assert os.getpgid(pid) == server._keeper.pid != os.getpgrp()
@@ -349,15 +355,15 @@ def test_a_server_that_ends_is_noticed_at_once(log: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('OSError: no such model')"]
     with served(command, log, 9) as server:
         with pytest.raises(EngineUnavailable, match="'m': OSError: no such model; its log is"):
-            server.wait(600)
+            server.start()
 
 
 def test_a_server_that_is_never_healthy(log: Path) -> None:
     port = free_port()
-    with served(stub(port, 503), log, port) as server:
-        started_as(log)
+    with served(stub(port, 503), log, port, timeout=0.4) as server:
         with pytest.raises(EngineUnavailable, match=r"worker\.trl\.server\.start_timeout"):
-            server.wait(0.4)
+            server.start()
+        assert server.died() is not None
 
 
 def test_a_dead_server_that_does_not_end_is_told_by_its_log(
@@ -365,9 +371,9 @@ def test_a_dead_server_that_does_not_end_is_told_by_its_log(
 ) -> None:
     monkeypatch.setattr(launch, "_END", 0.0)
     port = free_port()
-    with served(stub(port, 503), log, port) as server:
-        started_as(log)
-        assert server.died() is None
+    with served(stub(port), log, port) as server:
+        server.start()
+        os.kill(started_as(log), signal.SIGUSR1)
         said = r"^the vLLM server of 'm' ended: .* its log is .*; go on with --resume$"
         with pytest.raises(SweError, match=said), launch._blamed(server):
             raise EngineUnavailable("no answer")
@@ -377,38 +383,42 @@ def test_a_server_that_lives_is_not_to_blame(log: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(launch, "_END", 0.0)
     port = free_port()
     with served(stub(port), log, port) as server:
-        server.wait(120)
+        server.start()
         with pytest.raises(EngineUnavailable, match=r"^no answer$"), launch._blamed(server):
             raise EngineUnavailable("no answer")
         assert server.died() is None
 
 
 def test_another_server_on_the_port_is_not_ours(log: Path, tmp_path: Path) -> None:
-    """Ours ended because the port was taken, and what answers there is healthy."""
+    """What answers there is healthy, and has another model."""
     port = free_port()
     with served(stub(port), tmp_path / "other.log", port) as other:
-        other.wait(120)
+        other.start()
         with served(stub(port), log, port) as server:
-            server._keeper.wait(120)
-            with pytest.raises(EngineUnavailable, match="Address already in use"):
-                server.wait(600)
+            with pytest.raises(EngineUnavailable, match="another process serves at"):
+                server.start()
 
 
 PARENT = """
 import os, signal, sys, time
 from pathlib import Path
 sys.modules["torch"] = type(os)("torch")  # no GPU is asked for, and its import takes seconds
-from swe_trainer_trl.serving import kept
+from swe_trainer_trl.serving import VLLMServer
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-with kept(sys.argv[2:], os.environ, Path(sys.argv[1])):
+server = VLLMServer(sys.argv[2], "m", Path(sys.argv[1]), sys.argv[3:], os.environ, 120)
+try:
+    server.start()
     print("started", flush=True)
     time.sleep(600)
+finally:
+    server.close()
 """
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_no_server_outlives_us(log: Path, how: signal.Signals) -> None:
-    command = [sys.executable, "-c", PARENT, str(log), *stub(free_port())]
+    port = free_port()
+    command = [sys.executable, "-c", PARENT, str(log), f"http://127.0.0.1:{port}", *stub(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"started\n"

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from swe_core.assemble import make_plan
-from swe_core.config import Settings
+from swe_core.config import Settings, base_url
 from swe_core.errors import SweError, sentence
 from swe_core.eventloop import run
 from swe_core.execute import execute
@@ -27,6 +27,7 @@ from swe_core.request import Phase, RolloutRequest
 from swe_trainer_trl.feeder import Feeder
 from swe_trainer_trl.ipc import Beat, Command, Failed, Report, Start, command, line
 from swe_trainer_trl.journal import Journal
+from swe_trainer_trl.watch import dead
 
 logger = logging.getLogger("swe_trainer_trl")
 
@@ -130,7 +131,15 @@ def _feed(start: Start, link: Link) -> None:
     plan = make_plan(settings, plugins)
     link.report(Beat())
     journal = Journal(Path(start.journal))
-    feeder = Feeder(start.options, journal, start.version, start.updates, link.commands(), link.report)
+    feeder = Feeder(
+        start.options,
+        journal,
+        start.version,
+        start.updates,
+        link.commands(),
+        link.report,
+        partial(_dead, settings.run.engine_url),
+    )
 
     def observe(requests: Sequence[RolloutRequest], notes: Sequence[str]) -> _Silent:
         link.report(Beat())
@@ -139,6 +148,11 @@ def _feed(start: Start, link: Link) -> None:
         return _Silent()
 
     run(partial(execute, resume=True, lock=False), plan, plugins, Path(start.directory), observe, feeder)
+
+
+def _dead(url: str | None) -> bool:
+    """Whether the policy's server is dead."""
+    return url is not None and dead(base_url(url).removesuffix("/v1")) is not None
 
 
 if __name__ == "__main__":

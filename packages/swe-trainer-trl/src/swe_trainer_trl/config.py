@@ -29,6 +29,12 @@ class ServerOptions(Config):
     )
     args: tuple[str, ...] = Field(default=(), description="further arguments of `vllm serve`")
     start_timeout: float = Field(default=900.0, gt=0, description="seconds until it must be healthy")
+    restarts: int = Field(
+        default=3, ge=0, description="in a row, without new weights in between, where it dies"
+    )
+    away_timeout: float = Field(
+        default=600.0, ge=0, description="seconds that a server of --engine-url may be dead"
+    )
 
 
 class TRLConfig(Config):

@@ -9,7 +9,19 @@ import anyio
 from swe_core.errors import ConfigError
 from swe_core.runner import Runner
 from swe_trainer_trl.freshness import Freshness
-from swe_trainer_trl.ipc import Beat, Closed, Command, FeedOptions, Metrics, Report, Stop, Taken, Version
+from swe_trainer_trl.ipc import (
+    Back,
+    Beat,
+    Closed,
+    Command,
+    FeedOptions,
+    Lost,
+    Metrics,
+    Report,
+    Stop,
+    Taken,
+    Version,
+)
 from swe_trainer_trl.journal import Journal
 from swe_trainer_trl.schedule import Schedule
 from swe_trainer_trl.tally import Tally
@@ -28,6 +40,7 @@ class Feeder:
         updates: Version → how many updates its weights had, of all versions so far.
         commands: What the trainer's process says; its end is the end of the run.
         report: Tells that process something; called in the event loop.
+        dead: Whether the policy's server is dead; called in a thread.
     """
 
     def __init__(
@@ -38,6 +51,7 @@ class Feeder:
         updates: Mapping[int, int],
         commands: AsyncIterator[Command],
         report: Callable[[Report], None],
+        dead: Callable[[], bool],
     ) -> None:
         self._options = options
         self._journal = journal
@@ -45,6 +59,7 @@ class Feeder:
         self._updates = updates
         self._commands = commands
         self._report = report
+        self._dead = dead
         self._tally = Tally()
 
     async def run(self, runner: Runner) -> None:
@@ -69,6 +84,7 @@ class Feeder:
             freshness,
             self._tally,
             lambda group: self._report(Closed(group=group)),
+            self._dead,
         )
         open_groups = await schedule.earlier()  # before any command: they may be about these groups
         try:
@@ -81,6 +97,10 @@ class Feeder:
                         break
                     if isinstance(command, Taken):
                         await schedule.taken(command.group)
+                    elif isinstance(command, Lost):
+                        schedule.server_lost()
+                    elif isinstance(command, Back):
+                        schedule.server_back()
                     elif isinstance(command, Version):
                         engine.set_policy_version(command.version)
                         freshness.advance(command.version, command.updates)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from swe_core.record import Rollout, Turn
 from swe_core.request import Phase, RolloutRequest
 from swe_core.runner import Runner
+from swe_trainer_trl.ipc import ENGINE_LOST
 from swe_trainer_trl.tally import Tally
 
 STALE = "stale"
@@ -17,10 +18,11 @@ STALE = "stale"
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A rollout that runs: when it began, the updates of the oldest policy that sampled an id which may be
-    trained, and after how many seconds it was cancelled."""
+    """A rollout that runs: when it began, its phase, the updates of the oldest policy that sampled an id to
+    train, and after how many seconds it was cancelled."""
 
     began: float
+    phase: Phase = "open"
     oldest: int | None = None
     cancelled: float | None = None
 
@@ -65,8 +67,10 @@ class Freshness:
 
     def phase(self, rollout_id: str, phase: Phase) -> None:
         """It begins, maybe again because its sandbox failed: what it sampled before is not trained."""
+        running = self._running[rollout_id]
+        running.phase = phase
         if phase == "open":
-            self._running[rollout_id].oldest = None
+            running.oldest = None
 
     def turn(self, rollout_id: str, turn: Turn) -> None:
         """It has ids now, or more of them; they may be too old already, where the call took long."""
@@ -90,6 +94,12 @@ class Freshness:
         self._updates[version] = updates
         for rollout_id, running in list(self._running.items()):
             self._cancel_stale(rollout_id, running)
+
+    def server_lost(self) -> None:
+        """The policy's server has died: end each rollout whose agent may still ask it."""
+        for rollout_id, running in list(self._running.items()):
+            if running.phase in ("open", "prepare", "agent"):
+                self._runner.cancel(rollout_id, ENGINE_LOST)
 
     def _cancel_stale(self, rollout_id: str, running: _Running) -> None:
         if running.cancelled is not None or running.oldest is None:

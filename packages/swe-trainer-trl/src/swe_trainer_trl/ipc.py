@@ -10,6 +10,9 @@ from swe_core.record import Record
 
 Value = float | tuple[float, float]
 """A metric as TRL takes it: a number, or a rate as numerator and denominator."""
+ENGINE_LOST = "engine_lost"
+"""Stands in the record and in the ledger of a rollout that was ended because the policy's server had died:
+the attempt is made again."""
 
 
 class FeedOptions(Record):
@@ -68,6 +71,18 @@ class Taken(Record):
     group: int
 
 
+class Lost(Record):
+    """The policy's server has died: end what needs it, and begin nothing until it is back."""
+
+    kind: Literal["lost"] = "lost"
+
+
+class Back(Record):
+    """The policy's server is there again, with its weights."""
+
+    kind: Literal["back"] = "back"
+
+
 class Stop(Record):
     """Cancel what runs, close every sandbox and end."""
 
@@ -107,7 +122,7 @@ class Failed(Record):
     traceback: str
 
 
-Command = Start | Version | Taken | Stop
+Command = Start | Version | Taken | Lost | Back | Stop
 Report = Beat | Closed | Metrics | Failed
 
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="kind")])

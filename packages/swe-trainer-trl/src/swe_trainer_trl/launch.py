@@ -30,7 +30,7 @@ from swe_core.worker import Launch, Launcher
 from swe_trainer_trl.checkpoints import CHECKPOINTS
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.journal import JOURNAL, Journal
-from swe_trainer_trl.watch import dead, unpause
+from swe_trainer_trl.watch import ServerLost, dead, unpause
 
 if TYPE_CHECKING:
     from swe_trainer_trl.serving import VLLMServer
@@ -137,6 +137,7 @@ class TRLLauncher(Launcher):
                         model_config=described,
                         arguments=arguments,
                         adapter=adapter,
+                        server=server,
                         push=push,
                     )
                 )
@@ -259,7 +260,7 @@ def _blamed(server: VLLMServer | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the boundary to torch, transformers and TRL
-        died = _death(server, error) if server else None
+        died = _death(server, error) if server and not isinstance(error, ServerLost) else None
         if died is not None:
             raise SweError(f"{died}; go on with --resume") from error
         if isinstance(error, SweError):

@@ -19,12 +19,14 @@ from swe_core.runner import Runner
 from swe_core.tokens.chains import chains_of
 from swe_trainer_trl.freshness import Freshness
 from swe_trainer_trl.groups import Member, assess
-from swe_trainer_trl.ipc import FeedOptions
+from swe_trainer_trl.ipc import ENGINE_LOST, FeedOptions
 from swe_trainer_trl.journal import Journal, OpenGroup
 from swe_trainer_trl.tally import Tally, most_frequent
 
 logger = logging.getLogger(__name__)
 
+_LOOK = 0.5
+"""Seconds between two looks at a server on which a rollout failed."""
 _ALIKE = 64
 """Groups in a row without a spread of rewards, and at least two epochs of them, after which the run ends."""
 
@@ -38,6 +40,7 @@ class Schedule:
 
     Args:
         closed: Told when a group is over and in the journal.
+        dead: Whether the policy's server is dead; called in a thread.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Schedule:
         freshness: Freshness,
         tally: Tally,
         closed: Callable[[int], None],
+        dead: Callable[[], bool],
     ) -> None:
         self._options = options
         self._journal = journal
@@ -55,6 +59,10 @@ class Schedule:
         self._freshness = freshness
         self._tally = tally
         self._closed = closed
+        self._dead = dead
+        self._server = anyio.Event()
+        self._server.set()
+        self._losses = 0
         self._slots = anyio.CapacityLimiter(runner.concurrency)
         self._templates = {request.task.instance_id: request for request in runner.requests}
         self._earlier = {rollout.id: rollout for rollout in runner.store.rollouts()}
@@ -105,6 +113,17 @@ class Schedule:
             self._in_flight.discard(group)
             self._room.notify_all()
 
+    def server_lost(self) -> None:
+        """The policy's server has died: attempts that need it are made again once it is back."""
+        self._losses += 1
+        if self._server.is_set():
+            self._server = anyio.Event()
+        self._freshness.server_lost()
+
+    def server_back(self) -> None:
+        """It is there again."""
+        self._server.set()
+
     def _waiting(self) -> set[int]:
         """The groups that wait for the trainer; one at a time is in memory."""
         found, after = set(), -1
@@ -141,20 +160,36 @@ class Schedule:
         self, group: OpenGroup, attempt: int, members: list[Member], failures: list[str]
     ) -> None:
         """One attempt, which joins `members` once it is in the journal, and its failure `failures`."""
-        name = f"{group.task_id}-g{group.id}-{attempt}"
-        again = 1
-        while (rollout := self._earlier.get(name)) is not None and _was_interrupted(rollout):
-            again += 1
-            name = f"{group.task_id}-g{group.id}-{attempt}-{again}"
-        if rollout is None:  # else an earlier process finished it, and did not come to say so
-            async with self._slots:
-                rollout = await self._roll_out(name, group.task_id, attempt)
+        first = name = f"{group.task_id}-g{group.id}-{attempt}"
+        for again in itertools.count(2):
+            earlier = self._earlier.get(name)
+            if earlier is None:
+                rollout, void = await self._tried(name, group.task_id, attempt)
+            else:  # an earlier process finished it, and did not come to say so
+                rollout, void = earlier, _was_interrupted(earlier) or _failed_at_the_engine(earlier)
+            if not void:
+                break
+            name = f"{first}-{again}"
         if rollout.failure is not None:
             failures.append(f"{rollout.failure.boundary}: {rollout.failure.message}")
         with anyio.CancelScope(shield=True):  # it is finished: a stop must not lose it now
             member = await run_sync(self._member, rollout)
             await run_sync(self._journal.add_member, group.id, member)
         members.append(member)
+
+    async def _tried(self, name: str, task_id: str, attempt: int) -> tuple[Rollout, bool]:
+        """A rollout, and whether it is void, because the policy's server died meanwhile."""
+        async with self._slots:
+            await self._server.wait()
+            losses = self._losses
+            rollout = await self._roll_out(name, task_id, attempt)
+        if not _failed_at_the_engine(rollout):
+            return rollout, rollout.cancelled_as == ENGINE_LOST
+        void = False
+        while self._losses == losses and await run_sync(self._dead):  # of which the trainer will say so
+            void = True
+            await anyio.sleep(_LOOK)
+        return rollout, void or self._losses != losses
 
     async def _roll_out(self, name: str, task_id: str, attempt: int) -> Rollout:
         template = self._templates[task_id]
@@ -255,4 +290,8 @@ def tasks_from(begun: int, names: Sequence[str], options: FeedOptions) -> Iterat
 
 
 def _was_interrupted(rollout: Rollout) -> bool:
-    return rollout.outcome == "cancelled" and rollout.cancelled_as is None
+    return rollout.outcome == "cancelled" and rollout.cancelled_as in (None, ENGINE_LOST)
+
+
+def _failed_at_the_engine(rollout: Rollout) -> bool:
+    return rollout.failure is not None and rollout.failure.boundary == "engine"

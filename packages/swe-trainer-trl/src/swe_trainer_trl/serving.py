@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ from swe_core.keeper import GRACE
 from swe_core.ports import free_port
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.gpus import Layout
+from swe_trainer_trl.watch import dead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -53,22 +55,66 @@ _DECIDES = re.compile(r"out of memory|address already in use|free memory on devi
 
 
 class VLLMServer:
-    """A server that is running, or was.
+    """A server that can be started, also again once it has ended. Threads may share it.
 
     Args:
         url: Its base URL, without `/v1`.
         model: What it serves, and the name to ask for.
-        log: What it says goes there.
-        begin: Where in the log it begins, bytes.
-        keeper: The process that keeps it.
+        log: What it says is appended there.
+        command: Starts it.
+        environment: Of that command.
+        timeout: Seconds from its start until it must be healthy.
     """
 
-    def __init__(self, url: str, model: str, log: Path, begin: int, keeper: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        log: Path,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        timeout: float,
+    ) -> None:
         self.url = url
         self.model = model
         self.log = log
-        self._begin = begin
-        self._keeper = keeper
+        self._command = command
+        self._environment = environment
+        self._timeout = timeout
+        self._starting = threading.Lock()
+        self._closed = False
+        self._begin = 0
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it is healthy.
+
+        Raises:
+            SweError: The log cannot be written.
+            EngineUnavailable: It ended, or is not healthy in time; the sentence quotes its log. Or somebody
+                else serves at its port.
+        """
+        with self._starting:
+            if self._closed:
+                raise EngineUnavailable(f"the vLLM server of {self.model!r} is closed: nothing asks it")
+            if dead(self.url) is None:
+                raise EngineUnavailable(
+                    f"another process serves at {self.url!r}, where vLLM is to serve the model "
+                    f"{self.model!r}: end it"
+                )
+            self._keeper, self._begin = _kept(self._command, self._environment, self.log)
+        try:
+            self._wait(self._keeper)
+        except EngineUnavailable:
+            _end(self._keeper)
+            raise
+
+    def close(self) -> None:
+        """End it for good, also while it starts."""
+        with self._starting:
+            self._closed = True
+            if self._keeper is not None:
+                _end(self._keeper)
 
     def died(self, within: float = 0.0) -> str | None:
         """Why it ended, a sentence; None while it runs.
@@ -76,6 +122,8 @@ class VLLMServer:
         Args:
             within: Seconds to wait for its end.
         """
+        if self._keeper is None:
+            return None
         try:
             self._keeper.wait(within)
         except subprocess.TimeoutExpired:
@@ -85,33 +133,26 @@ class VLLMServer:
     def end(self) -> str:
         """End it, and wait until it has. Returns what `died` would have said before that."""
         said = self._death()
-        _end(self._keeper)
+        if self._keeper is not None:
+            _end(self._keeper)
         return said
 
-    def wait(self, timeout: float) -> None:
-        """Until it is healthy.
-
-        Args:
-            timeout: Seconds.
-
-        Raises:
-            EngineUnavailable: It ended, or is not healthy in time; the sentence quotes its log.
-        """
-        deadline = time.monotonic() + timeout
+    def _wait(self, keeper: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + self._timeout
         with httpx.Client(trust_env=False, timeout=5.0) as client:  # no proxy on the way to loopback
             while time.monotonic() < deadline:
                 healthy = False
                 with suppress(httpx.TransportError):
                     healthy = client.get(f"{self.url}/health").is_success
                 with suppress(subprocess.TimeoutExpired):
-                    self._keeper.wait(0 if healthy else _POLL)
+                    keeper.wait(0 if healthy else _POLL)
                     raise EngineUnavailable(
                         f"vLLM did not start for the model {self.model!r}: {self._said()}"
                     )
                 if healthy:
                     return
         raise EngineUnavailable(
-            f"vLLM is not healthy {timeout:.0f} s after its start for the model {self.model!r}; raise "
+            f"vLLM is not healthy {self._timeout:.0f} s after its start for the model {self.model!r}; raise "
             f"{_SERVER}.start_timeout if it is only slow: {self._said()}"
         )
 
@@ -161,10 +202,13 @@ def vllm_server(
     arguments = server_arguments(model, args, config, gpus=gpus, lora_rank=lora_rank, port=port)
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
     environment = server_environment(os.environ, gpus, lora=lora_rank is not None)
-    with kept(command, environment, log) as (keeper, begin):
-        served = VLLMServer(f"http://127.0.0.1:{port}", model, log, begin, keeper)
-        served.wait(config.server.start_timeout)
+    url, timeout = f"http://127.0.0.1:{port}", config.server.start_timeout
+    served = VLLMServer(url, model, log, command, environment, timeout)
+    try:
+        served.start()
         yield served
+    finally:
+        served.close()
 
 
 def model_config(model: str, args: AsyncGRPOConfig) -> PreTrainedConfig:
@@ -247,13 +291,12 @@ def server_environment(base: Mapping[str, str], gpus: Layout, *, lora: bool) -> 
     return environment
 
 
-@contextmanager
-def kept(
+def _kept(
     command: Sequence[str], environment: Mapping[str, str], log: Path
-) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A process that runs for as long as the block lasts, and never longer than this process.
+) -> tuple[subprocess.Popen[bytes], int]:
+    """A process that never runs longer than this process.
 
-    Yields:
+    Returns:
         Its keeper, which ends when it ends, and where in `log` it begins, bytes.
 
     Raises:
@@ -274,10 +317,7 @@ def kept(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    try:
-        yield keeper, begin
-    finally:
-        _end(keeper)
+    return keeper, begin
 
 
 def _end(keeper: subprocess.Popen[bytes]) -> None:

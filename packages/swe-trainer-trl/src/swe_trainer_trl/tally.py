@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from swe_core.record import Rollout
 from swe_trainer_trl.groups import Assessed
-from swe_trainer_trl.ipc import Value
+from swe_trainer_trl.ipc import ENGINE_LOST, Value
 
 _REMEMBERED = 1000
 """Rollouts that the estimate of saved seconds is made from."""
@@ -39,6 +39,8 @@ class Tally:
             self._rate("rollout/completion_tokens", rollout.usage.completion_tokens, 1)
             self._rate("rollout/seconds", rollout.seconds, 1)
             self._durations.append((rollout.seconds, True))
+        if rollout.cancelled_as == ENGINE_LOST:
+            self._sums["rollout/engine_lost_total"] += 1
         if rollout.failure is not None:
             self._sums[f"rollout/errors_{rollout.failure.boundary}_total"] += 1
         for phase, seconds in rollout.phases:

@@ -18,6 +18,7 @@ from swe_trainer_trl.checkpoints import checkpoints
 from swe_trainer_trl.compat import AsyncGRPOTrainer
 from swe_trainer_trl.journal import Journal
 from swe_trainer_trl.normalization import Normalize, weighted
+from swe_trainer_trl.recovery import Guard
 from swe_trainer_trl.watch import not_left_paused, watched
 from swe_trainer_trl.worker import TRLRolloutWorker
 
@@ -37,6 +38,7 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         metrics: The file that logs are appended to.
         groups: How many groups make the training, trained or skipped; None where `max_steps` does.
         normalize: What counts alike in a step: each rollout, or each trained id.
+        guard: Watches the server, so that its death ends nothing; None where nobody does.
         others: What TRL's trainer takes.
     """
 
@@ -48,20 +50,24 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         metrics: Path,
         groups: int | None,
         normalize: Normalize = "rollout",
+        guard: Guard | None = None,
         **others: Any,
     ) -> None:
         super().__init__(rollout_worker=worker, **others)
         self._worker = worker
         self._normalize: Normalize = normalize
         worker.rollout_buffer.shared = normalize == "rollout"
+        self._guard = guard
+        self._deaths = 0
+        self._sent_at: int | None = None
+        worker.idle = self._send_again
         self._journal = journal
         self._rows: list[int] = []
         for callback in list(self.callback_handler.callbacks):
             if type(callback).__name__ == _EPOCHS_OF_TRL:
                 self.remove_callback(callback)
         self.add_callback(_Keeper(journal, self._take_rows, metrics, groups))
-        # Versions count on over a resume: no two policies share one.
-        self.model_version = self._resumed = worker.version
+        self.model_version = worker.version  # versions count on over a resume: no two policies share one
 
     def get_batch_samples(self, *arguments: Any) -> Any:
         """See transformers. These are the micro-batches of one step, so that now it is known how much each of
@@ -85,16 +91,46 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         return loss
 
     def _sync_weight(self) -> None:
-        """See TRL; a server that dies meanwhile ends it, and one that lives is not left paused.
+        """See TRL; where the server dies meanwhile, the next one gets the weights, and one that lives is not
+        left paused.
 
         The new version is kept before the server knows of it: vLLM takes an adapter's name once, so after a
         kill in between another name must follow.
         """
-        again = self.model_version == self._resumed  # the first sync sends what a checkpoint had
-        self._journal.raise_version(self.model_version + 1, self.state.global_step, again=again)
+        step = self.state.global_step
+        again = self._sent_at in (None, step)  # the first weights are those of a checkpoint
+        self._journal.raise_version(self.model_version + 1, step, again=again)
+        if self._guard is None:
+            self._send_weights()
+        else:
+            while not self._sent(self._guard):
+                pass
+        self._sent_at = step
+
+    def _sent(self, guard: Guard) -> bool:
+        """Send the weights. Returns whether the server lived on meanwhile."""
+        deaths = guard.wait()
+        try:
+            if deaths != self._deaths and self.weight_transfer is not None:
+                self.weight_transfer.init_weight_transfer()  # what it had made went with the server
+            self._deaths = deaths
+            self._send_weights()
+        except Exception as error:  # TRL raises whatever its HTTP client does
+            if not guard.explains(error):
+                raise
+            return False
+        guard.has_weights(deaths)
+        return True
+
+    def _send_weights(self) -> None:
         url = self.args.vllm_server_base_url
         with not_left_paused(url), watched(url):
             super()._sync_weight()
+
+    def _send_again(self) -> None:
+        """Give the weights to a server that has none, because it was started again."""
+        if self._guard is not None and self._guard.needs_weights:
+            self._sync_weight()
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """See transformers; a full disk is told as such."""

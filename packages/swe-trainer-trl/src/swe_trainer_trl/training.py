@@ -26,7 +26,9 @@ from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.ipc import FeedOptions
 from swe_trainer_trl.journal import JOURNAL, Journal
 from swe_trainer_trl.push import CheckpointPush
+from swe_trainer_trl.recovery import Guard
 from swe_trainer_trl.restore import earlier
+from swe_trainer_trl.serving import VLLMServer
 from swe_trainer_trl.trainer import Trainer, saving
 from swe_trainer_trl.weights import DiskWeightTransfer, refuse_tied
 from swe_trainer_trl.worker import TRLRolloutWorker
@@ -55,6 +57,7 @@ class Job:
         model_config: Its configuration.
         arguments: TRL's, which know the server's URL.
         adapter: None where all weights are trained.
+        server: Serves the policy, where it is ours; None where the user named it.
         push: Where checkpoints go besides; None where nowhere.
     """
 
@@ -66,6 +69,7 @@ class Job:
     model_config: PreTrainedConfig
     arguments: AsyncGRPOConfig
     adapter: LoraConfig | None
+    server: VLLMServer | None = None
     push: CheckpointPush | None = None
 
 
@@ -120,7 +124,7 @@ def train(job: Job) -> None:
         SweError: Training could not begin or go on.
     """
     cpu.install()
-    directory, arguments = job.directory, job.arguments
+    directory, arguments, url = job.directory, job.arguments, job.arguments.vllm_server_base_url
     journal = Journal(directory / JOURNAL)
     try:
         checkpoint, step = last_checkpoint(directory / CHECKPOINTS)
@@ -136,30 +140,32 @@ def train(job: Job) -> None:
         )
         tasks = [{"prompt": task.instance_id} for task in job.tasks]
         groups = math.ceil(arguments.num_train_epochs * len(tasks)) if arguments.max_steps <= 0 else None
-        trainer = Trainer(
-            worker=worker,
-            journal=journal,
-            metrics=directory / METRICS_FILE,
-            groups=groups,
-            normalize=job.config.normalize,
-            model=job.model,
-            args=arguments,
-            train_dataset=Dataset.from_list(tasks),
-            weight_transfer=_transfer(job),
-            **({} if job.adapter is None else {"peft_config": job.adapter}),  # since TRL 1.14
-        )
-        if job.push is not None:
-            trainer.add_callback(job.push)
-        over = step >= arguments.max_steps if groups is None else journal.groups_done() >= groups
-        if checkpoint is not None and over:  # killed after its last step; one more would be too many
-            trainer._load_from_checkpoint(str(checkpoint))
-        else:
-            try:
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            finally:
-                trainer.end_progress()
-                worker.stop()
-            step = trainer.state.global_step
+        with Guard(url, job.server, job.config.server, worker.server_lost, worker.server_back) as guard:
+            trainer = Trainer(
+                worker=worker,
+                journal=journal,
+                metrics=directory / METRICS_FILE,
+                groups=groups,
+                normalize=job.config.normalize,
+                guard=guard,
+                model=job.model,
+                args=arguments,
+                train_dataset=Dataset.from_list(tasks),
+                weight_transfer=_transfer(job),
+                **({} if job.adapter is None else {"peft_config": job.adapter}),  # since TRL 1.14
+            )
+            if job.push is not None:
+                trainer.add_callback(job.push)
+            over = step >= arguments.max_steps if groups is None else journal.groups_done() >= groups
+            if checkpoint is not None and over:  # killed after its last step; one more would be too many
+                trainer._load_from_checkpoint(str(checkpoint))
+            else:
+                try:
+                    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+                finally:
+                    trainer.end_progress()
+                    worker.stop()
+                step = trainer.state.global_step
         with saving(directory / MODEL):
             trainer.save_model(str(directory / MODEL))
         if job.push is not None:

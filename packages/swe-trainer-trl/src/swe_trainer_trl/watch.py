@@ -17,7 +17,7 @@ from swe_core.errors import EngineUnavailable
 
 _EVERY = 3.0
 """Seconds between two looks."""
-_LOOKS = 3
+LOOKS = 3
 """So many in a row must find it dead."""
 _TIMEOUT = 10.0
 _UNPAUSE = 60.0
@@ -26,6 +26,10 @@ _PARTING = 5.0
 """The same where nobody may wait long. A server that is busy goes on later, also where nobody waits."""
 _INTERRUPT = signal.SIGURG
 """Its default is to be ignored: one that comes late does no harm. SIGINT is not heard in a background job."""
+
+
+class ServerLost(EngineUnavailable):
+    """The policy's server died, and was not to be had again."""
 
 
 @contextmanager
@@ -48,7 +52,7 @@ def watched(url: str) -> Iterator[None]:
         while not over.wait(_EVERY):
             why = dead(url)
             looks = looks + 1 if why else 0
-            if why and looks == _LOOKS:
+            if why and looks == LOOKS:
                 with lock:  # never after the block
                     if not over.is_set():
                         found.append(why)

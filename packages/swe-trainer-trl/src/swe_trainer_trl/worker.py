@@ -22,10 +22,12 @@ from swe_trainer_trl.buffer import Item, RowBuffer
 from swe_trainer_trl.compat import make_sample
 from swe_trainer_trl.groups import Row
 from swe_trainer_trl.ipc import (
+    Back,
     Closed,
     Command,
     Failed,
     FeedOptions,
+    Lost,
     Metrics,
     Start,
     Stop,
@@ -60,6 +62,7 @@ class TRLRolloutWorker:
         rollout_buffer: Rows for the trainer.
         metrics_queue: What the rollouts measured, for the trainer's log.
         version: Of the policy; 0 before the trainer's first weight sync.
+        idle: Called in the trainer's thread while it waits for rows.
 
     Args:
         settings: The run's, with the engine's URL and how it samples.
@@ -86,6 +89,8 @@ class TRLRolloutWorker:
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self.version = journal.version
         self._ahead = 0
+        self._server_lost = False
+        self.idle: Callable[[], None] = _nothing
         self._settings = settings
         self._directory = directory
         self._journal = journal
@@ -125,18 +130,19 @@ class TRLRolloutWorker:
         finally:
             os.close(theirs_read)
             os.close(theirs_write)
-        self._commands = commands
         self._heard = time.monotonic()
-        self._say(
-            Start(
-                settings=self._settings.model_dump(mode="json"),
-                directory=str(self._directory),
-                journal=str(self._journal_path),
-                version=self.version,
-                updates=self._journal.updates(),
-                options=self._options,
-            )
+        start = Start(
+            settings=self._settings.model_dump(mode="json"),
+            directory=str(self._directory),
+            journal=str(self._journal_path),
+            version=self.version,
+            updates=self._journal.updates(),
+            options=self._options,
         )
+        with self._writing:
+            self._commands = commands
+            for message in (start, Lost()) if self._server_lost else (start,):
+                self._write(message)
         # Only now: what they say comes after that.
         for work, name in ((lambda: self._listen(ours_read), "reports"), (self._pump, "rows")):
             thread = threading.Thread(target=self._guarded, args=(work,), name=f"swe-{name}", daemon=True)
@@ -176,12 +182,23 @@ class TRLRolloutWorker:
         self._ahead = model_version - updates
         self._say(Version(version=model_version, updates=updates))
 
+    def server_lost(self) -> None:
+        """The policy's server has died: its rollouts are ended, and their attempts left open."""
+        self._server_lost = True
+        self._say(Lost())
+
+    def server_back(self) -> None:
+        """It is there again, with the policy's weights: rollouts go on."""
+        self._server_lost = False
+        self._say(Back())
+
     def check_health(self, stale_after_s: float) -> None:
         """Raise where no more rows will come. TRL asks whenever it has waited for some.
 
         Raises:
             SweError: The rollouts' process has ended, or says nothing since `stale_after_s` seconds.
         """
+        self.idle()
         if self._problem is not None:
             raise SweError(
                 f"rows could not be handed to the trainer: {sentence(self._problem)}"
@@ -289,11 +306,19 @@ class TRLRolloutWorker:
         self._say(Taken(group=group))
 
     def _say(self, message: Command) -> None:
-        with self._writing, suppress(BrokenPipeError):  # that it has ended is check_health's to tell
+        with self._writing:
+            self._write(message)
+
+    def _write(self, message: Command) -> None:
+        with suppress(BrokenPipeError):  # that it has ended is check_health's to tell
             if self._commands is not None:
                 data = line(message)
                 while data:
                     data = data[os.write(self._commands, data) :]
+
+
+def _nothing() -> None:
+    """What an idle trainer does where nobody says anything else."""
 
 
 def _with_traceback(failure: Failed) -> str:

@@ -91,13 +91,16 @@ def obstacle() -> str | None:
     return None
 
 
-def start(directory: Path, home: Path, tests: int, forced: Kind | None = None) -> TokenServer:
+def start(
+    directory: Path, home: Path, tests: int, forced: Kind | None = None, port: int | None = None
+) -> TokenServer:
     """Serve the model in `directory`: by vLLM where it runs, else by the stand-in.
 
     Args:
         home: Where logs and scratch files go.
         tests: The process that the server must not outlive.
         forced: This server and no other.
+        port: None is a free one.
 
     Raises:
         StartFailed: No server could be started, or not the forced one.
@@ -105,12 +108,12 @@ def start(directory: Path, home: Path, tests: int, forced: Kind | None = None) -
     why = obstacle() if forced is None else "SWE_TEST_ENGINE says so"
     if forced is None and why is None:
         try:
-            return _started("vllm", directory, home, tests, "this machine can run it")
+            return _started("vllm", directory, home, tests, "this machine can run it", port)
         except StartFailed as error:
             why = str(error)
     if forced == "vllm" and (cannot := obstacle()) is not None:
         raise StartFailed(f"SWE_TEST_ENGINE is 'vllm', but {cannot}")
-    return _started(forced or "transformers", directory, home, tests, str(why))
+    return _started(forced or "transformers", directory, home, tests, str(why), port)
 
 
 def stop(pid: int) -> None:
@@ -131,9 +134,9 @@ def last_words(server: TokenServer, home: Path) -> str | None:
         return _said(home, server.kind) if select.select([keeper], [], [], 0)[0] else None
 
 
-def _started(kind: Kind, directory: Path, home: Path, tests: int, why: str) -> TokenServer:
+def _started(kind: Kind, directory: Path, home: Path, tests: int, why: str, port: int | None) -> TokenServer:
     begun = time.monotonic()
-    port = free_port()
+    port = port or free_port()
     pid = _spawn(str(tests), *_command(kind, directory, port), log=home / f"{kind}.log")
     url = f"http://127.0.0.1:{port}"
     try:
