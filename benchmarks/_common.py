@@ -28,8 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from swe_core.errors import SweError, sentence
 from swe_core.store import RunDirectory
@@ -84,8 +83,8 @@ class Report:
     targets: list[Target] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def show(self, table: Table) -> None:
-        """Print the table, the targets and the notes, and the JSON object as the last line."""
+    def show(self, table: RenderableType) -> None:
+        """Print the table or tables, the targets and the notes, and the JSON object as the last line."""
         console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
         console.print(table)
         for target in self.targets:

@@ -34,9 +34,8 @@ from swe_trainer_trl.freshness import STALE
 from swe_trainer_trl.groups import Assessed, Row
 from swe_trainer_trl.ipc import Closed, Command, FeedOptions, Metrics, Report, Stop, Taken, Version
 from swe_trainer_trl.journal import OpenGroup, ReadyGroup
+from swe_trainer_trl.schedule import groups_to_keep_busy
 
-GROUP, SLOTS, ROWS_A_STEP, STEP_SECONDS = 8, 64, 16, 60.0
-"""Attempts in a group, rollouts at once, rows of an optimizer step, and how long that takes."""
 CALLS = 20
 """LLM calls of a rollout; its first ids come with the first one."""
 LONGEST = Limits().agent
@@ -48,6 +47,27 @@ LAWS: Mapping[str, Callable[[random.Random], float]] = {
 """How long a rollout would take, seconds. Means before the limit: 396 and 360; medians: 240 and 190."""
 TASKS = 50
 _NEVER = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a training is set to.
+
+    Args:
+        group: Attempts in a group.
+        slots: Rollouts at once.
+        rows: Of an optimizer step.
+        step_seconds: How long a step takes.
+    """
+
+    group: int = 8
+    slots: int = 64
+    rows: int = 16
+    step_seconds: float = 60.0
+
+    def chosen(self, max_staleness: int) -> int:
+        """Groups ahead of the trainer, as the launcher chooses them."""
+        return groups_to_keep_busy(self.slots, self.group, self.rows, max_staleness)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +94,30 @@ class Spent:
 
 
 def simulate(
-    law: str, max_staleness: int, cancels: bool, seed: int, steps: int, ahead: int | None = None
+    law: str,
+    max_staleness: int,
+    seed: int,
+    steps: int,
+    *,
+    setting: Setting | None = None,
+    ahead: int | None = None,
+    cancels: bool = True,
 ) -> Spent:
     """One training of `steps` optimizer steps.
 
     Args:
         law: Of `LAWS`. A rollout has the same duration in every simulation with the same law and seed.
+        ahead: Groups ahead of the trainer; None is what the launcher chooses.
         cancels: Whether stale rollouts are cancelled while they run; else they run to their end.
     """
-    return run(_World(law, max_staleness, cancels, seed, ahead).train, steps)
+    return run(_World(law, max_staleness, seed, setting or Setting(), ahead, cancels).train, steps)
 
 
 class _Rollouts:
     """In the place of `Runner` and of its store."""
 
-    def __init__(self, law: str, cancels: bool, seed: int) -> None:
-        self.concurrency = SLOTS
+    def __init__(self, law: str, cancels: bool, seed: int, slots: int) -> None:
+        self.concurrency = slots
         self.requests = [_request(f"task-{number}") for number in range(TASKS)]
         self.store = self.engine = self
         self.version = 0
@@ -178,19 +206,20 @@ class _Memory:
 class _World:
     """One training."""
 
-    def __init__(self, law: str, max_staleness: int, cancels: bool, seed: int, ahead: int | None) -> None:
+    def __init__(
+        self, law: str, max_staleness: int, seed: int, setting: Setting, ahead: int | None, cancels: bool
+    ) -> None:
         self._max_staleness = max_staleness
-        self._rollouts = _Rollouts(law, cancels, seed)
+        self._setting = setting
+        self._rollouts = _Rollouts(law, cancels, seed, setting.slots)
         self._journal = _Memory()
-        # As the launcher chooses it: what the trainer can take before it is stale, in whole groups.
-        chosen = max(2, math.ceil(max_staleness * ROWS_A_STEP / GROUP))
         self._options = FeedOptions(
-            group_size=GROUP,
+            group_size=setting.group,
             max_staleness=max_staleness,
             min_scored=2,
             keep_without_spread=False,
             give_up_after=4,
-            groups_ahead=chosen if ahead is None else ahead,
+            groups_ahead=setting.chosen(max_staleness) if ahead is None else ahead,
             shuffle=True,
             seed=seed,
         )
@@ -223,17 +252,17 @@ class _World:
         version = groups = dropped = 0
         for version in range(1, steps + 1):
             trained = 0
-            while trained < ROWS_A_STEP:
+            while trained < self._setting.rows:
                 if not waiting:
                     number = await self._closed.receive()
                     waiting += self._journal.rows.pop(number)
                     groups += bool(waiting)
                     continue
-                stale = version - waiting.popleft().version > self._max_staleness
+                stale = version - waiting.popleft().update > self._max_staleness
                 dropped, trained = dropped + stale, trained + (not stale)
                 if not waiting:
                     self._commands.send_nowait(Taken(group=number))
-            await anyio.sleep(STEP_SECONDS)
+            await anyio.sleep(self._setting.step_seconds)
             self._commands.send_nowait(Version(version=version + 1, updates=version + 1))
         return groups, dropped
 

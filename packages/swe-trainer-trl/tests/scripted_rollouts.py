@@ -96,6 +96,11 @@ class ScriptedEngine(Engine):
         self.version = version
         self.versions.append(version)
 
+    @property
+    def rollouts(self) -> list[str]:
+        """The ids of those that asked for something."""
+        return list(self._calls)
+
     async def complete(
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
     ) -> Completion:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.builtin.vllm import VLLMConfig
+from swe_core.config import RunOptions, Settings
 from swe_core.errors import ConfigError
 from swe_core.testing.serving.start import missing
 from swe_trainer_trl.config import TRLConfig
@@ -55,6 +56,27 @@ def test_keys_reach_trl() -> None:
     assert isinstance(got, AsyncGRPOConfig)
     assert (got.learning_rate, got.epsilon_high, got.max_steps, got.num_generations) == (3e-6, 0.28, 5, 4)
     assert got.output_dir == "run/trainer"
+
+
+@pytest.mark.parametrize(("concurrency", "wanted", "ahead"), [(64, None, 22), (4, None, 8), (64, 5, 5)])
+def test_the_groups_ahead_follow_the_concurrency_where_nobody_sets_them(
+    concurrency: int, wanted: int | None, ahead: int
+) -> None:
+    from swe_trainer_trl.training import Job, _feed_options
+
+    config = TRLConfig(groups_ahead=wanted)
+    step = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "max_staleness": 4}
+    job = Job(
+        config=config,
+        directory=Path("run"),
+        tasks=[],
+        settings=Settings(run=RunOptions(concurrency=concurrency)),
+        model="my-model",
+        model_config=None,
+        arguments=made({**step, "num_generations": 8}),
+        adapter=None,
+    )
+    assert _feed_options(job).groups_ahead == ahead
 
 
 def test_numbers_as_text_are_numbers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import uuid
 from collections import defaultdict
@@ -23,6 +24,8 @@ from swe_core.assemble import sandbox_spec
 from swe_core.builtin.demo.source import DemoSource
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.local.provider import LocalProvider
+from swe_core.builtin.vllm import VLLMConfig
+from swe_core.builtin.vllm.request import Requests
 from swe_core.config import Settings
 from swe_core.engine import EngineSession
 from swe_core.errors import ConfigError, EngineUnavailable, SandboxDied, SweError
@@ -53,7 +56,7 @@ from swe_trainer_trl.ipc import (
     Version,
 )
 from swe_trainer_trl.journal import Journal, ReadyGroup
-from swe_trainer_trl.schedule import tasks_from
+from swe_trainer_trl.schedule import groups_to_keep_busy, tasks_from
 from swe_trainer_trl.tally import Tally
 
 from .scripted_rollouts import (
@@ -369,7 +372,36 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     assert len(orders) == 9
 
 
+async def test_a_set_seed_draws_anew_in_each_group_of_a_task(tmp_path: Path) -> None:
+    """The engine makes a request's seed of the set one and the rollout's id, which says the group."""
+    async with feeding(tmp_path / "run", {"*": ["done"]}, tasks=1, groups_ahead=3) as feed:  # three epochs
+        await feed.until(lambda: len(feed.closed) == 3)
+    asked = feed.engine.rollouts
+    assert len(asked) == 6
+    requests = Requests(VLLMConfig(seed=7), [])
+    bodies = [
+        requests.body(b"1", model="m", max_tokens=1, stops=[], constraint=None, call=f"{rollout}:0")
+        for rollout in asked
+    ]
+    assert len({json.loads(body)["seed"] for body in bodies}) == 6
+
+
 # back-pressure
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "group_size", "step_rows", "max_staleness", "groups"),
+    [
+        (64, 8, 16, 2, 22),  # 8 groups fit at once, and the slowest of 8 takes 2.72 times the mean
+        (64, 16, 64, 2, 14),
+        (4, 8, 32, 4, 16),  # what the trainer takes before it is stale is more
+        (4, 8, 4, 0, 2),
+    ],
+)
+def test_as_many_groups_are_ahead_as_keep_the_slots_busy_or_stay_fresh(
+    concurrency: int, group_size: int, step_rows: int, max_staleness: int, groups: int
+) -> None:
+    assert groups_to_keep_busy(concurrency, group_size, step_rows, max_staleness) == groups
 
 
 async def test_no_more_groups_are_begun_than_the_trainer_takes(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class TRLConfig(Config):
     groups_ahead: int | None = Field(
         default=None,
         ge=1,
-        description="groups running or waiting for the trainer; unset: what it takes before they are stale",
+        description="groups running or waiting for the trainer; unset: what keeps all slots busy, or more",
     )
     shuffle: bool = Field(default=True, description="another order of tasks in each epoch, from grpo.seed")
     server: ServerOptions = Field(default_factory=ServerOptions)

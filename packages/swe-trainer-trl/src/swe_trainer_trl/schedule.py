@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import random
 import time
 from collections import Counter
@@ -276,6 +277,24 @@ class Schedule:
                 f"in each of the last {self._alike} groups all attempts had the same reward, so nothing "
                 "could be trained: take other tasks, raise --attempts, or set worker.trl.no_spread=keep"
             )
+
+
+def groups_to_keep_busy(concurrency: int, group_size: int, step_rows: int, max_staleness: int) -> int:
+    """How many groups to have ahead of the trainer, where nobody says: enough to keep all slots busy, and no
+    fewer than the trainer can take before they are stale (TRL's own bound on what is in flight).
+
+    A group is open until its slowest attempt ends, and the slots of the others are free for other groups by
+    then. Of n attempts with exponential durations the slowest takes the n-th harmonic number times the mean
+    of one, and so many times more groups are open than fit into the slots at once.
+
+    Args:
+        concurrency: Rollouts at once.
+        step_rows: Rows of an optimizer step.
+    """
+    slowest = sum(1 / place for place in range(1, group_size + 1))
+    busy = math.ceil(concurrency * slowest / group_size)
+    fresh = math.ceil(max(1, max_staleness) * step_rows / group_size)
+    return max(2, busy, fresh)
 
 
 def tasks_from(begun: int, names: Sequence[str], options: FeedOptions) -> Iterator[str]:

@@ -70,7 +70,7 @@ class Tally:
             self._rate("group/reward_std", assessed.reward_std, 1)
 
     def waited(self, seconds: float) -> None:
-        """The trainer did not keep up, so that no new group was begun for so many seconds."""
+        """No group was begun for so many seconds, because enough were ahead of the trainer."""
         self._sums["group/backpressure_s_total"] += seconds
 
     def take(self, running: int) -> dict[str, Value]:

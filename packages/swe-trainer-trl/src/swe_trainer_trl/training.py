@@ -28,6 +28,7 @@ from swe_trainer_trl.journal import JOURNAL, Journal
 from swe_trainer_trl.push import CheckpointPush
 from swe_trainer_trl.recovery import Guard
 from swe_trainer_trl.restore import earlier
+from swe_trainer_trl.schedule import groups_to_keep_busy
 from swe_trainer_trl.serving import VLLMServer
 from swe_trainer_trl.trainer import Trainer, saving
 from swe_trainer_trl.weights import DiskWeightTransfer, refuse_tied
@@ -185,16 +186,19 @@ def _transfer(job: Job) -> Any:
 
 def _feed_options(job: Job) -> FeedOptions:
     config, arguments = job.config, job.arguments
-    # What the trainer can take before it is stale: TRL's own bound on what is in flight, in whole groups.
-    rows = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    ahead = math.ceil(max(1, arguments.max_staleness) * rows / arguments.num_generations)
+    ahead = config.groups_ahead or groups_to_keep_busy(
+        job.settings.run.concurrency,
+        arguments.num_generations,
+        arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps,
+        arguments.max_staleness,
+    )
     return FeedOptions(
         group_size=arguments.num_generations,
         max_staleness=arguments.max_staleness,
         min_scored=config.min_scored,
         keep_without_spread=config.no_spread == "keep",
         give_up_after=config.give_up_after,
-        groups_ahead=config.groups_ahead or max(2, ahead),
+        groups_ahead=ahead,
         shuffle=config.shuffle,
         seed=arguments.seed,
     )
