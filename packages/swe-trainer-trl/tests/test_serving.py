@@ -177,7 +177,7 @@ def test_who_gets_which_gpu(
     assert layout(visible, wanted, nccl) == expected
 
 
-_NCCL = r"NCCL.*worker\.trl\.lora.*--weight-sync disk"
+_NCCL = r"NCCL.*worker\.trl\.lora.*worker\.trl\.weight_sync to 'disk'"
 _NOT_THERE = r"worker\.trl\.server\.gpus"
 
 

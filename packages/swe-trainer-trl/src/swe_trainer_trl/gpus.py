@@ -68,7 +68,8 @@ def layout(visible: Sequence[str], wanted: str | None, nccl: bool) -> Layout:
     if nccl and not left:
         raise ConfigError(
             f"weights go to vLLM through NCCL, which needs a GPU for the trainer besides the server's, and "
-            f"none of {len(visible)} is left: train an adapter ([worker.trl.lora]) or use --weight-sync disk"
+            f"none of {len(visible)} is left: train an adapter ([worker.trl.lora]) or set "
+            "worker.trl.weight_sync to 'disk'"
         )
     return Layout(server, tuple(left[:1]) or server[:1])
 

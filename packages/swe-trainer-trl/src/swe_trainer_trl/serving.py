@@ -217,14 +217,26 @@ def model_config(model: str, args: AsyncGRPOConfig) -> PreTrainedConfig:
     Raises:
         ConfigError: It cannot be read.
     """
+    initial = _model_options(args)
+    return read_model_config(
+        model, revision=initial["revision"], trust_remote_code=initial["trust_remote_code"]
+    )
+
+
+def read_model_config(model: str, **options: Any) -> PreTrainedConfig:
+    """The configuration of `model`.
+
+    Args:
+        options: Of transformers' `from_pretrained`.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
     from transformers import AutoConfig
 
     _refuse_no_model(model)
-    initial = _model_options(args)
     try:
-        return AutoConfig.from_pretrained(
-            model, revision=initial["revision"], trust_remote_code=initial["trust_remote_code"]
-        )
+        return AutoConfig.from_pretrained(model, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the model {model!r} cannot be read: {' '.join(str(error).split())[:300]}"

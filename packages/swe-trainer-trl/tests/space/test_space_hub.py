@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -471,6 +473,57 @@ def test_a_dry_run_creates_nothing_and_asks_nobody(
     assert cli("job", "run", *DEPLOY[2:], "--dry-run") == 0
     assert (tmp_path / "a-run" / "start.sh").is_file()
     assert threaded_hf.calls.total() == 0
+
+
+TRAINING = (*SANDBOXES[2:], "--set", 'run.plugins=["pi", "hf", "trl"]')
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run", "folder")])
+@pytest.mark.parametrize("command", [("space", "deploy"), ("job", "run")])
+def test_hardware_on_which_the_training_could_not_start_is_refused_before_anything_is_created(
+    threaded_hf: LocalHF,
+    cli: Cli,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    command: tuple[str, str],
+    dry: tuple[str, ...],
+) -> None:
+    arguments = (*command, *DEPLOY[2:], *TRAINING, *dry)
+    for hardware, has in (("a100-large", "1 GPU"), ("cpu-upgrade", "no GPUs")):
+        assert cli(*arguments, "--hardware", hardware) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        wanted = f"--hardware {hardware!r} has {has}, and weights go to vLLM through NCCL"
+        assert said.startswith(f"swe-core: error: {wanted}")
+    assert threaded_hf.hub.repos == {}
+    assert not (tmp_path / "folder").exists()
+    assert cli(*arguments, "--hardware", "a10g-largex2") == 0
+
+
+PAGES = Path(__file__).parents[4]
+EXAMPLES = [
+    f"{page.name}: {line}"
+    for page in (PAGES / "README.md", *sorted((PAGES / "docs").glob("*.md")))
+    for line in re.findall(r"^swe-core (?:space deploy|job run) .*$", page.read_text(), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_of_the_documentation_can_be_deployed(
+    threaded_hf: LocalHF, cli: Cli, tmp_path: Path, example: str
+) -> None:
+    """With the settings that the page about Spaces shows."""
+    page = (PAGES / "docs" / "space.md").read_text()
+    (shown,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "train.toml").write_text(shown.replace('to = "my-org/', 'to = "tester/'))
+    (tmp_path / "swe-gym.jsonl").write_text(json.dumps(ROW))
+    words = shlex.split(example.partition(": swe-core ")[2], comments=True)
+    words[words.index("--repo-id") + 1] = NAME
+    assert cli(*words) == 0
+    assert bool(threaded_hf.hub.repos) == ("--dry-run" not in words)
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 4
 
 
 def test_a_time_that_is_none_is_refused_before_anything_is_made(

@@ -28,6 +28,7 @@ from swe_trainer_trl.space.deployment import (
     Needs,
     Request,
     Secret,
+    Training,
     check,
     dependencies,
     describe,
@@ -203,7 +204,8 @@ def test_what_only_the_hub_can_tell_is_found_in_the_settings() -> None:
     there = {"run": {"plugins": ("pi", "hf", "trl")}, "push": {"to": "a/b"}}
     sandboxes = {"hf": {"internet": True, "flavor": "cpu-huge"}}
     pushes = (("dataset", "a/b"), ("model", "a/b"))
-    assert needs(**there, sandbox=sandboxes) == Needs(pushes=pushes, flavor="cpu-huge")
+    training = Training(nccl=True, serves=True, gpus=None)
+    assert needs(**there, sandbox=sandboxes) == Needs(pushes=pushes, flavor="cpu-huge", training=training)
 
 
 @pytest.mark.parametrize(

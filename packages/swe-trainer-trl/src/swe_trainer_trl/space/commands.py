@@ -99,7 +99,7 @@ def deploy(folder: str | None, **options: Any) -> None:
     gives the Space another one. The Space pauses itself when the run has ended.
     """
     with tempfile.TemporaryDirectory(prefix="swe-wheels-") as scratch:
-        deployment = _deployment("Space", Path(scratch), options)
+        deployment = _deployment("Space", Path(scratch), options, ask=folder is None)
         if folder is not None:
             _dry_run(deployment, folder)
             return
@@ -200,7 +200,7 @@ def run_job(folder: str | None, timeout: str, **options: Any) -> None:
     """Run what `swe-core space deploy` would, as a Job: it ends with the run, and keeps nothing that the run
     does not push."""
     with tempfile.TemporaryDirectory(prefix="swe-wheels-") as scratch:
-        deployment = _deployment("Job", Path(scratch), {"public": False, **options})
+        deployment = _deployment("Job", Path(scratch), {"public": False, **options}, ask=folder is None)
         if folder is not None:
             _dry_run(deployment, folder)
             return
@@ -208,7 +208,7 @@ def run_job(folder: str | None, timeout: str, **options: Any) -> None:
     click.echo(f"{url}\nWhat it says: hf jobs logs {job_id}")
 
 
-def _deployment(target: Target, scratch: Path, options: dict[str, Any]) -> Deployment:
+def _deployment(target: Target, scratch: Path, options: dict[str, Any], *, ask: bool) -> Deployment:
     from importlib.metadata import version
 
     from swe_core.config import load_settings
@@ -223,14 +223,16 @@ def _deployment(target: Target, scratch: Path, options: dict[str, Any]) -> Deplo
     request = Request(target=target, private=not public, backup=settings.push.to, **options)
     check(request)
     inputs = input_files(request.config, settings, include)
-    needs = check_run(request, settings)
+    needs = check_run(request, settings, ask=ask)
     return plan(request, inputs, make_wheels(installed(), scratch), version("trl"), needs)
 
 
 def _dry_run(deployment: Deployment, folder: str) -> None:
     from swe_trainer_trl.space.deployment import describe, write
+    from swe_trainer_trl.space.hardware import require_gpus
     from swe_trainer_trl.space.leaks import refuse_leaks
 
+    require_gpus(deployment.hardware, deployment.needs.training)
     refuse_leaks(deployment, _hub().secret_values(deployment, os.environ), os.environ)
     directory = Path(folder or deployment.repo_id.partition("/")[2])
     write(deployment, directory)

@@ -79,16 +79,33 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What decides whether a training can start on some GPUs.
+
+    Args:
+        nccl: Whether weights go to vLLM through NCCL.
+        serves: Whether it starts vLLM itself.
+        gpus: Those of that vLLM, as `worker.trl.server.gpus`.
+    """
+
+    nccl: bool
+    serves: bool
+    gpus: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a run needs of the Hub, beside what it is deployed on.
+    """What a run needs of the Hub.
 
     Args:
         pushes: The repositories that it pushes to, by kind and name.
         flavor: Hardware of its sandboxes, as Jobs name it; None where they are no Jobs.
+        training: What it needs of the hardware that it is deployed on; None where it trains nothing.
     """
 
     pushes: tuple[tuple[RepoKind, str], ...] = ()
     flavor: str | None = None
+    training: Training | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import difflib
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from huggingface_hub import HfApi, Volume, get_token
+from huggingface_hub import HfApi, JobHardwareInfo, Volume, get_token
 from huggingface_hub.errors import HFValidationError, HTTPError, RepositoryNotFoundError
 
 from swe_core.errors import ConfigError, SweError, UsageError, sentence
 from swe_core.hub_errors import NO_TOKEN, Advice, Kind, problem_of
 from swe_trainer_trl.space.deployment import LOGIN, RANDOM, Deployment, Needs, RepoKind, write
+from swe_trainer_trl.space.hardware import require_gpus
 from swe_trainer_trl.space.keys import KeyStore
 from swe_trainer_trl.space.leaks import refuse_leaks
 from swe_trainer_trl.space.manifest import KEY_HEADER, TOKEN
@@ -89,12 +90,13 @@ class Hub:
             Its URL.
 
         Raises:
-            UsageError: A secret has no value, its name is taken, there is no such hardware.
+            UsageError: A secret has no value, its name is taken, there is no such hardware, or the run could
+                not begin on it.
             SweError: The Hub refuses it or cannot be reached, or the secrets did not arrive.
         """
         values = self._ready(deployment, environment)
         with self._told(_doing(deployment)):
-            _require_hardware("--hardware", deployment.hardware, self._api.list_spaces_hardware())
+            _require_deployable(deployment, self._api.list_spaces_hardware())
         undo = f"`swe-core space delete {deployment.repo_id}`"
         with _perhaps_made(undo), self._told(_doing(deployment)):
             url = self._api.create_repo(
@@ -133,7 +135,7 @@ class Hub:
         """
         values = self._ready(deployment, environment)
         with self._told(_doing(deployment)):
-            _require_hardware("--hardware", deployment.hardware, self._api.list_jobs_hardware())
+            _require_deployable(deployment, self._api.list_jobs_hardware())
         with _perhaps_made("the data set's settings on the Hub"), self._told(_doing(deployment)):
             self._api.create_repo(deployment.repo_id, repo_type="dataset", private=deployment.private)
         with self._undone(deployment.repo_id, "dataset"):
@@ -319,6 +321,12 @@ def _require_hardware(setting: str, wanted: str, known: Iterable[object]) -> Non
         close = difflib.get_close_matches(wanted, names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names)}"
         raise ConfigError(f"{setting} {wanted!r}: the Hub has none of that name; {hint}")
+
+
+def _require_deployable(deployment: Deployment, known: Sequence[JobHardwareInfo]) -> None:
+    """Refuse hardware that is not there, or on which the run could not begin."""
+    _require_hardware("--hardware", deployment.hardware, known)
+    require_gpus(deployment.hardware, deployment.needs.training, known)
 
 
 def _doing(deployment: Deployment) -> str:

@@ -39,7 +39,7 @@ class Hub:
 
     Attributes:
         repos: (kind, OWNER/NAME) → repository.
-        hardware: What a Space may run on.
+        hardware: What a Space may run on, of `HARDWARE`.
         may_pay: Whether the account has credit; without it only "cpu-basic" is had.
     """
 
@@ -52,6 +52,7 @@ class Hub:
             "t4-small",
             "l4x1",
             "a10g-large",
+            "a10g-largex2",
             "a100-large",
         )
         self.may_pay = True

@@ -11,6 +11,7 @@ import orjson
 from aiohttp import web
 
 from swe_core.testing.hf.accounts import Accounts, Refused
+from swe_core.testing.hf.hardware import HARDWARE
 from swe_core.testing.hf.hub import Hub
 from swe_core.testing.hf.repos import Repo, Space, now
 
@@ -75,22 +76,7 @@ class Spaces:
         yield web.get(f"{_SPACE}/logs/{{which:build|run}}", self._logs, name="spaces.logs")
 
     async def _flavors(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            [
-                {
-                    "name": name,
-                    "prettyName": name,
-                    "cpu": "2 vCPU",
-                    "ram": "16 GB",
-                    "ephemeralStorage": "50 GB",
-                    "accelerator": None,
-                    "unitCostMicroUSD": 0,
-                    "unitCostUSD": 0.0,
-                    "unitLabel": "minute",
-                }
-                for name in self._hub.hardware
-            ]
-        )
+        return web.json_response([HARDWARE[name] for name in self._hub.hardware])
 
     async def _runtime(self, request: web.Request) -> web.Response:
         return self._told(self._hub.readable(request, "space"))

@@ -1,0 +1,74 @@
+"""Whether hardware of the Hub has the GPUs that a training needs: the check of a run, before there is one."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from swe_core.errors import ConfigError, sentence
+from swe_trainer_trl.space.deployment import Training
+
+if TYPE_CHECKING:
+    from huggingface_hub import JobHardwareInfo
+
+logger = logging.getLogger(__name__)
+
+_NAMED = re.compile(r"(?:t4|l4|l40s|a10g|a100|h100|h200|b200)(?:-small|-medium|-large)?(?:x([0-9]+))?")
+"""Hardware whose name says how many GPUs it has, such as `l4x4`; without a number that is one."""
+
+
+def gpus_of(name: str, listed: Iterable[JobHardwareInfo] = ()) -> int | None:
+    """How many GPUs hardware has; None where neither the Hub's list nor its name says.
+
+    Args:
+        listed: What the Hub offers; empty where it is not asked.
+    """
+    for one in listed:
+        if one.name == name and one.accelerator is not None:
+            known = one.accelerator.type == "gpu" and one.accelerator.quantity.isdecimal()
+            return int(one.accelerator.quantity) if known else None
+    if name.startswith("cpu"):
+        return 0
+    named = _NAMED.fullmatch(name)
+    return int(named[1] or 1) if named else None
+
+
+def require_gpus(name: str, training: Training | None, listed: Iterable[JobHardwareInfo] = ()) -> None:
+    """Refuse hardware on which the run would refuse its GPUs, and warn where it is not known how many it has.
+
+    Args:
+        name: The hardware, as the Hub names it.
+        training: None where nothing is trained.
+        listed: As of `gpus_of`.
+
+    Raises:
+        ConfigError: It has too few GPUs, or others than the settings name.
+    """
+    if training is None:
+        return
+    count = gpus_of(name, listed)
+    if count is None:
+        logger.warning(
+            "how many GPUs --hardware %r has is not known, so whether the training can start on it was not "
+            "checked",
+            name,
+        )
+        return
+    from swe_trainer_trl.gpus import layout  # imports torch, which takes seconds
+
+    try:
+        if training.serves:
+            layout([str(number) for number in range(count)], training.gpus, training.nccl)
+        elif training.nccl and not count:
+            raise ConfigError(
+                "weights go to vLLM through NCCL, which needs CUDA: train an adapter ([worker.trl.lora]) or "
+                "set worker.trl.weight_sync to 'disk'"
+            )
+    except ConfigError as error:
+        gpus = "1 GPU" if count == 1 else f"{count or 'no'} GPUs"
+        raise ConfigError(
+            f"--hardware {name!r} has {gpus}, and {sentence(error)}; or choose hardware with more GPUs, such "
+            "as 'a10g-largex2'"
+        ) from None

@@ -1,0 +1,167 @@
+"""Whether a training could start where it is to be deployed, told before anything is created."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi, JobHardwareInfo
+
+from swe_core.config import Settings, load_settings
+from swe_core.errors import ConfigError
+from swe_core.testing.hf import LocalHF
+from swe_trainer_trl.space import preflight
+from swe_trainer_trl.space.deployment import Request, Training
+from swe_trainer_trl.space.hardware import gpus_of, require_gpus
+from swe_trainer_trl.space.preflight import check_run
+
+REQUEST = Request(target="Space", repo_id="acme/a-run", hardware="cpu-basic", config=Path("t.toml"))
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Ours; the first import of a library may bring its own."""
+    return [one.getMessage() for one in caplog.records if one.name.startswith("swe_")]
+
+
+def listed(name: str, accelerator: dict[str, str] | None) -> JobHardwareInfo:
+    words = {"prettyName": name, "cpu": "2 vCPU", "ram": "16 GB", "unitLabel": "minute"}
+    prices = {"unitCostMicroUSD": 0, "unitCostUSD": 0.0}
+    return JobHardwareInfo(name=name, accelerator=accelerator, **words, **prices)
+
+
+def accelerator(kind: str, quantity: str) -> dict[str, str]:
+    return {"type": kind, "model": "X", "quantity": quantity, "vram": "24 GB", "manufacturer": "Y"}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        *(("cpu-basic", 0), ("cpu-upgrade", 0), ("t4-small", 1), ("l4x1", 1), ("l4x4", 4), ("l40sx8", 8)),
+        *(("a10g-small", 1), ("a10g-large", 1), ("a10g-largex2", 2), ("a100-large", 1), ("a100x4", 4)),
+        *(("h100x8", 8), ("h200", 1), ("zero-a10g", None), ("v5e-1x1", None), ("inf2x6", None)),
+    ],
+)
+def test_how_many_gpus_hardware_has_is_in_its_name(name: str, count: int | None) -> None:
+    assert gpus_of(name) == count
+    assert gpus_of(name, [listed(name, None), listed("other", accelerator("gpu", "3"))]) == count
+
+
+def test_what_the_hub_says_about_gpus_wins() -> None:
+    assert gpus_of("a100-large", [listed("a100-large", accelerator("gpu", "2"))]) == 2
+    assert gpus_of("new-thing", [listed("new-thing", accelerator("gpu", "4"))]) == 4
+    assert gpus_of("l4x1", [listed("l4x1", accelerator("neuron", "4"))]) is None
+    assert gpus_of("l4x1", [listed("l4x1", accelerator("gpu", "some"))]) is None
+
+
+_NCCL = {"nccl": True, "serves": True, "gpus": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("a100-large", {}, "^--hardware 'a100-large' has 1 GPU, and weights go to vLLM through NCCL, .* set "
+         "worker.trl.weight_sync to 'disk'; or choose hardware with more GPUs, such as 'a10g-largex2'$"),
+        ("cpu-upgrade", {}, "^--hardware 'cpu-upgrade' has no GPUs, and weights go to vLLM through NCCL"),
+        ("a10g-largex2", {"gpus": "0,1"}, "^--hardware 'a10g-largex2' has 2 GPUs, and weights go to vLLM"),
+        ("a10g-largex2", {"gpus": "2"}, r"worker\.trl\.server\.gpus is '2', but must name GPUs"),
+        ("l4x1", {"nccl": False, "gpus": "1"}, r"worker\.trl\.server\.gpus is '1'"),
+        ("cpu-basic", {"serves": False}, "has no GPUs, and weights go to vLLM .*, which needs CUDA"),
+    ],
+)  # fmt: skip
+def test_hardware_on_which_the_run_would_not_begin_is_refused(
+    name: str, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        require_gpus(name, Training(**(_NCCL | changes)))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *(("a10g-largex2", {}), ("a10g-largex2", {"gpus": "1"}), ("l4x4", {}), ("h100x8", {})),
+        *(("l4x1", {"nccl": False}), ("cpu-upgrade", {"nccl": False}), ("l4x1", {"serves": False})),
+    ],
+)
+def test_hardware_on_which_the_run_begins_is_taken(
+    name: str, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    require_gpus(name, Training(**(_NCCL | changes)))
+    require_gpus("cpu-basic", None)
+    assert warnings(caplog) == []
+
+
+def test_hardware_that_nobody_knows_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    require_gpus("zero-a10g", Training(**_NCCL))
+    (said,) = warnings(caplog)
+    assert said.startswith("how many GPUs --hardware 'zero-a10g' has is not known, so whether the training")
+
+
+def trained(run: dict[str, Any] | None = None, **trl: Any) -> Settings:
+    there = {"plugins": ("pi", "hf", "trl"), **(run or {})}
+    return load_settings(
+        command_line={"run": there, "sandbox": {"hf": {"internet": True}}, "worker": {"trl": trl}}
+    )
+
+
+def test_what_a_training_needs_of_its_gpus_is_found_in_the_settings() -> None:
+    def found(run: dict[str, Any] | None = None, **trl: Any) -> Training | None:
+        return check_run(REQUEST, trained(run, **trl)).training
+
+    assert found() == Training(nccl=True, serves=True, gpus=None)
+    assert found(server={"gpus": "1"}) == Training(nccl=True, serves=True, gpus="1")
+    assert found(weight_sync="disk") == Training(nccl=False, serves=True, gpus=None)
+    assert found({"engine_url": "http://127.0.0.1:1"}) == Training(nccl=True, serves=False, gpus=None)
+    assert found(preset="lora") == Training(nccl=False, serves=True, gpus=None)
+    assert found({"worker": "collect"}) is None
+
+
+@pytest.mark.parametrize("where", ["run", "trl"])
+def test_a_model_that_is_tied_is_refused_where_weights_go_through_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    run, trl = ({"model": "mine"}, {}) if where == "run" else ({"model": "other"}, {"model": "mine"})
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    for tied in (True, False):
+        config = {"model_type": "llama", "tie_word_embeddings": tied}
+        Path("mine", "config.json").write_text(json.dumps(config))
+        check_run(REQUEST, trained(run, **trl))  # through NCCL they may be
+        if tied:
+            with pytest.raises(ConfigError, match="is 'disk' for 'mine': the model ties its output head"):
+                check_run(REQUEST, trained(run, weight_sync="disk", **trl))
+        else:
+            check_run(REQUEST, trained(run, weight_sync="disk", **trl))
+    Path("mine", "config.json").unlink()
+    with pytest.raises(ConfigError, match="the model 'mine' is no directory of a model"):
+        check_run(REQUEST, trained(run, weight_sync="disk", **trl))
+
+
+def test_a_model_on_the_hub_is_asked_for_and_one_that_cannot_be_read_is_said(
+    threaded_hf: LocalHF, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = trained({"model": "tester/tied"}, weight_sync="disk")
+    check_run(REQUEST, settings, ask=False)
+    assert threaded_hf.calls.total() == 0
+    check_run(REQUEST, settings)
+    assert len(warnings(caplog)) == 2
+    for said in warnings(caplog):
+        assert said.startswith("whether the embeddings of 'tester/tied' are tied was not checked: the model")
+    api = HfApi()
+    api.create_repo("tester/tied", private=True)
+    config = b'{"model_type": "llama", "tie_word_embeddings": true}'
+    api.upload_file(path_or_fileobj=config, path_in_repo="config.json", repo_id="tester/tied")
+    with pytest.raises(ConfigError, match="is 'disk' for 'tester/tied': the model ties its output head"):
+        check_run(REQUEST, settings)
+
+
+def test_an_adapter_that_cannot_be_checked_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    check_run(REQUEST, trained())
+    assert warnings(caplog) == []
+    check_run(REQUEST, trained(lora={"r": 8}))
+    (said,) = warnings(caplog)
+    assert said.startswith("PEFT is not installed here, so worker.trl.lora was not checked")
