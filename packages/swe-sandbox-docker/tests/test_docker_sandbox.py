@@ -16,6 +16,7 @@ from pathlib import Path
 import anyio
 import docker
 import pytest
+from anyio.abc import SocketStream
 
 from swe_core.errors import PolicyRefused, SandboxBroken, SandboxDied, SandboxError, SandboxTimeout
 from swe_core.owner import LABEL, current_owner
@@ -391,7 +392,7 @@ async def test_a_sandbox_that_dies(
     async with provider.open(spec) as sandbox:
         process = await sandbox.start(["sleep", "60"])
         engine.kill(sandbox.id)
-        with pytest.raises(SandboxDied, match=sandbox.id):
+        with pytest.raises(SandboxDied, match=f"{sandbox.id}.*: its container ended with exit code 137"):
             await process.wait()
         with pytest.raises(SandboxDied, match="'true'"):
             await sandbox.exec(["true"])
@@ -425,6 +426,9 @@ from swe_sandbox_docker.provider import DockerProvider
 
 async def main():
     async with DockerProvider(DockerConfig()).open(SandboxSpec(image=sys.argv[1])) as sandbox:
+        if "again" in sys.argv:
+            await sandbox.kill_all()
+        await sandbox.start(["sleep", "600"])
         print(sandbox.id, flush=True)
         await anyio.sleep_forever()
 
@@ -433,9 +437,9 @@ anyio.run(main)
 
 
 @contextmanager
-def run_that_holds_a_sandbox(image: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process of its own with an open sandbox, and the sandbox's id."""
-    command = [sys.executable, "-c", _KILLED, image]
+def run_that_holds_a_sandbox(image: str, *more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of its own with an open sandbox in which a command runs, and the sandbox's id."""
+    command = [sys.executable, "-c", _KILLED, image, *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         yield run, run.stdout.readline().strip()
@@ -446,6 +450,43 @@ def socket_directories(pid: int) -> list[str]:
     """Those of one process; others may have theirs at the same time."""
     owners = Path(tempfile.gettempdir()).glob("swe-docker-*/owner")
     return [str(path) for path in owners if f"/{pid}/" in path.read_text()]
+
+
+@pytest.mark.parametrize("more", [(), pytest.param(("again",), marks=pytest.mark.slow)])
+async def test_containers_die_with_the_program(
+    provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient, more: tuple[str, ...]
+) -> None:
+    """A container that was started again does, too."""
+    with run_that_holds_a_sandbox(str(spec.image), *more) as (run, left):
+        (command,) = engine.inspect_container(left)["ExecIDs"]
+        assert engine.exec_inspect(command)["Running"]
+        run.kill()
+        assert engine.wait(left, timeout=20)["StatusCode"] == 0
+        assert not engine.exec_inspect(command)["Running"]
+        run.wait()
+        assert await provider.reap() >= 1
+
+
+async def test_a_container_whose_connection_is_closed_says_so(
+    provider: DockerProvider,
+    spec: SandboxSpec,
+    engine: docker.APIClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when the engine restarts, or what stands between it and this program."""
+    closing = anyio.Event()
+
+    async def hold(connection: SocketStream) -> None:
+        await closing.wait()
+        await connection.aclose()
+
+    monkeypatch.setattr("swe_sandbox_docker.lifeline._hold", hold)
+    says = "the connection that keeps its container up was closed, as when the Docker Engine restarts"
+    async with provider.open(spec) as sandbox:
+        closing.set()
+        await anyio.to_thread.run_sync(lambda: engine.wait(sandbox.id, timeout=20))
+        with pytest.raises(SandboxDied, match=f"cannot run 'true' .*: {says}"):
+            await sandbox.exec(["true"])
 
 
 async def test_what_a_killed_run_left_is_reaped_and_nothing_else(

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import anyio
 from docker.errors import NotFound
 from docker.types import LogConfig, Mount, Ulimit
 
-from swe_core.errors import PolicyRefused, SandboxDied, SandboxError
+from swe_core.errors import PolicyRefused, SandboxError
 from swe_core.owner import LABEL, current_owner
 from swe_core.sandbox import ASSETS_DIR, HOME_DIR, SandboxSpec
-from swe_sandbox_docker.client import Client, reason
-from swe_sandbox_docker.streams import take_frames
+from swe_sandbox_docker.client import Client
 
 SOCKET_DIR = "/run/swe"
 """Where a sandbox shows, read-only, the host directory with the sockets of its relays."""
@@ -28,12 +26,11 @@ KEEPER = f"{KEEPER_ID}:{KEEPER_ID}"
 """User and group of the container's first processes. Not the user of what runs in it: without CAP_KILL
 that one, be it root, cannot signal them: an agent that kills all it can see does not end its sandbox."""
 READY = b"ready"
-# Reads from a standard input that stays open: it waits, and forks nothing.
+# Reads from its standard input until that is closed (lifeline.py): it waits, and forks nothing.
 _KEEP = f"echo {READY.decode()}; while read -r _; do :; done"
 _OWN_PROCESSES = 2  # docker-init and the shell that keeps
 
 _SPOOL = 32 * 1024 * 1024
-_MAX_WORDS = 4096  # of a shell; one that code inside put there may say more
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +40,6 @@ class User:
     name: str
     uid: int
     gid: int
-
-
-class ShellEnded(Exception):
-    """The shell that keeps a container up ended at once; the message is what it said.
-
-    Args:
-        code: The container's exit code, over 128 where a signal ended it.
-    """
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def check(spec: SandboxSpec, client: Client) -> str:
@@ -128,7 +113,7 @@ def create(client: Client, name: str, spec: SandboxSpec, image: str, sockets: Pa
         command=[],
         entrypoint=["sh", "-c", _KEEP],
         user=KEEPER,
-        stdin_open=True,
+        stdin_open=True,  # and, as docker-py has it, closed when whoever attached to it is gone (StdinOnce)
         environment={**spec.env, "HOME": HOME_DIR},
         working_dir=spec.workdir,
         labels={**spec.labels, "swe-core": "1", LABEL: current_owner()},
@@ -137,32 +122,6 @@ def create(client: Client, name: str, spec: SandboxSpec, image: str, sockets: Pa
         name=name,
     )
     return str(created["Id"])
-
-
-async def start(client: Client, container: str) -> None:
-    """Start the container and wait until its shell says that it runs.
-
-    Raises:
-        ShellEnded: It ended instead.
-        docker.errors.APIError: The engine said no.
-        SandboxError: The engine does not answer, or not any more.
-    """
-    connection, data = await client.hijack(f"/containers/{container}/attach?stream=1&stdout=1&stderr=1", {})
-    async with connection:
-        await client.call(client.api.start, container)
-        said = b""
-        while READY not in said:
-            try:
-                data += await connection.receive()
-            except anyio.EndOfStream:
-                ended = await client.call(client.api.wait, container)
-                words = " ".join(said.decode(errors="replace").split()) or "it ended without a word"
-                raise ShellEnded(words, ended["StatusCode"]) from None
-            except anyio.BrokenResourceError as error:
-                raise SandboxDied(
-                    f"the connection to the sandbox {container!r} broke: {reason(error)}"
-                ) from None
-            said = (said + b"".join(chunk for _, chunk in take_frames(data)))[-_MAX_WORDS:]
 
 
 def fill(client: Client, container: str, user: User, spec: SandboxSpec) -> None:

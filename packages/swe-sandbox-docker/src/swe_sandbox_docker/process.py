@@ -33,7 +33,7 @@ class DockerProcess(FedProcess):
         mark: The value of SWE_EXEC_ID, which marks the command's processes.
         connection: To the engine: standard input there, the output back; closed at the end.
         first: What came of the output with the engine's answer.
-        alive: Whether the container still runs.
+        death: Why the container does not run, in words; None where it does.
         kill_tree: Kills every process that carries a mark. Processes that multiply faster than they are
             killed one by one are killed with everything else in the sandbox.
     """
@@ -46,7 +46,7 @@ class DockerProcess(FedProcess):
         mark: str,
         connection: SocketStream,
         first: bytearray,
-        alive: Callable[[], Awaitable[bool]],
+        death: Callable[[], Awaitable[str | None]],
         kill_tree: Callable[[str], Awaitable[None]],
     ) -> None:
         super().__init__(container)
@@ -56,7 +56,7 @@ class DockerProcess(FedProcess):
         self._mark = mark
         self._connection = connection
         self._first = first
-        self._alive = alive
+        self._death = death
         self._kill_tree = kill_tree
 
     async def kill_tree(self) -> None:
@@ -120,8 +120,7 @@ class DockerProcess(FedProcess):
             return bool(refusal), _KILLED
         if refusal or code == _KILLED:
             await anyio.sleep(_GRACE)
-            if not await self._alive():
-                raise self._died()
+            await self._check_alive()
         return refused, code
 
     async def _ended(self) -> dict[str, Any]:
@@ -142,10 +141,11 @@ class DockerProcess(FedProcess):
                 ) from None
             if not state["Running"] and state["ExitCode"] is not None:
                 return state
-            if not self.condemned and not await self._alive():
-                raise self._died()
+            if not self.condemned:
+                await self._check_alive()
             await anyio.sleep(pause)
             pause = min(pause * 2, 0.25)
 
-    def _died(self) -> SandboxDied:
-        return SandboxDied(f"the sandbox {self._container!r} died while a command ran in it")
+    async def _check_alive(self) -> None:
+        if why := await self._death():
+            raise SandboxDied(f"the sandbox {self._container!r} died while a command ran in it: {why}")

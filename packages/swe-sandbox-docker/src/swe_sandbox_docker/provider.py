@@ -25,16 +25,15 @@ from swe_core.sandbox import Sandbox, SandboxEntry, SandboxSpec
 from swe_sandbox_docker.client import Client, reason, resolve_host
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.container import (
-    ShellEnded,
     User,
     check,
     create,
     fill,
     require_limits,
     resolve_user,
-    start,
 )
 from swe_sandbox_docker.images import Images
+from swe_sandbox_docker.lifeline import Lifeline, ShellEnded
 from swe_sandbox_docker.sandbox import DockerSandbox
 
 logger = logging.getLogger(__name__)
@@ -80,9 +79,10 @@ class DockerProvider:
         with _socket_directory() as sockets:
             try:
                 user = await client.call(self._make, client, name, spec, image, configured, sockets)
-                await self._start(client, name, image)
                 async with lasting_tasks() as tasks:
-                    sandbox = DockerSandbox(client, name, spec, user, sockets, tasks)
+                    lifeline = Lifeline(client, name, tasks)
+                    await self._start(lifeline, image)
+                    sandbox = DockerSandbox(client, name, spec, user, sockets, tasks, lifeline)
                     sandbox.image_id = found["Id"]
                     yield sandbox
             finally:
@@ -110,9 +110,9 @@ class DockerProvider:
             raise SandboxError(f"cannot open a sandbox of the image {image!r}: {reason(error)}") from None
         return user
 
-    async def _start(self, client: Client, name: str, image: str) -> None:
+    async def _start(self, lifeline: Lifeline, image: str) -> None:
         try:
-            await start(client, name)
+            await lifeline.start()
         except APIError as error:
             raise SandboxError(f"cannot open a sandbox of the image {image!r}: {reason(error)}") from None
         except ShellEnded as ended:

@@ -19,7 +19,8 @@ from swe_core.kill_tree import KILL_TREE, MARK
 from swe_core.relay import reach_by_socket
 from swe_core.sandbox import Process, Sandbox, SandboxSpec
 from swe_sandbox_docker.client import Client, reason
-from swe_sandbox_docker.container import SOCKET_DIR, ShellEnded, User, as_keepers, start
+from swe_sandbox_docker.container import SOCKET_DIR, User, as_keepers
+from swe_sandbox_docker.lifeline import Lifeline, ShellEnded
 from swe_sandbox_docker.process import DockerProcess
 
 KILL_TIMEOUT = 10.0
@@ -40,10 +41,18 @@ class DockerSandbox(Sandbox):
         user: Whom commands run as.
         sockets: The host directory that the container shows at `SOCKET_DIR`.
         tasks: Where the tasks that serve its commands run.
+        lifeline: What it was started with.
     """
 
     def __init__(
-        self, client: Client, container: str, spec: SandboxSpec, user: User, sockets: Path, tasks: TaskGroup
+        self,
+        client: Client,
+        container: str,
+        spec: SandboxSpec,
+        user: User,
+        sockets: Path,
+        tasks: TaskGroup,
+        lifeline: Lifeline,
     ) -> None:
         self.id = container
         self.spec = spec
@@ -51,6 +60,7 @@ class DockerSandbox(Sandbox):
         self._user = user
         self._sockets = sockets
         self._tasks = tasks
+        self._lifeline = lifeline
         self._processes: WeakSet[DockerProcess] = WeakSet()
         self._restarting = anyio.Lock()
 
@@ -77,11 +87,12 @@ class DockerSandbox(Sandbox):
             )
         except APIError as error:
             kind = SandboxDied if error.status_code in (404, 409) else SandboxError
-            raise kind(f"cannot run {argv[0]!r} in the sandbox {self.id!r}: {reason(error)}") from None
+            why = await self._death() or reason(error)
+            raise kind(f"cannot run {argv[0]!r} in the sandbox {self.id!r}: {why}") from None
         streams = {"Detach": False, "Tty": False}
         connection, first = await self._client.hijack(f"/exec/{created['Id']}/start", streams)
         process = DockerProcess(
-            self._client, self.id, created["Id"], mark, connection, first, self._alive, self._kill_tree
+            self._client, self.id, created["Id"], mark, connection, first, self._death, self._kill_tree
         )
         self._processes.add(process)
         self._tasks.start_soon(process.run)
@@ -102,7 +113,7 @@ class DockerSandbox(Sandbox):
         try:
             await self._client.call(self._client.api.stop, self.id, timeout=0)
             with anyio.move_on_after(START_TIMEOUT):  # a shell that the agent put there need not say a word
-                await start(self._client, self.id)
+                await self._lifeline.start()
         except ShellEnded as ended:
             if ended.code > _SIGNALLED:
                 raise SandboxDied(f"the sandbox {self.id!r} was killed while it started again") from None
@@ -143,12 +154,18 @@ class DockerSandbox(Sandbox):
             ) from None
         return True
 
-    async def _alive(self) -> bool:
+    async def _death(self) -> str | None:
+        """Why the container does not run, in words; None where it does."""
         try:
             container = await self._client.call(self._client.api.inspect_container, self.id)
-        except APIError:
-            return False
-        return bool(container["State"]["Running"])
+        except APIError as error:
+            return reason(error)
+        state = container["State"]
+        if state["Running"]:
+            return None
+        if state["ExitCode"] == 0:
+            return "the connection that keeps its container up was closed, as when the Docker Engine restarts"
+        return f"its container ended with exit code {state['ExitCode']}"
 
     async def _kill_tree(self, mark: str) -> None:
         """Kill the processes that carry `mark` from within, else everything from without."""
