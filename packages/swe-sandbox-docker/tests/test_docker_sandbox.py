@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from swe_core.errors import PolicyRefused, SandboxBroken, SandboxDied, SandboxEr
 from swe_core.owner import LABEL, current_owner
 from swe_core.sandbox import Asset, SandboxProvider, SandboxSpec
 from swe_core.testing.sandbox import SandboxConformance
-from swe_sandbox_docker.client import Client, EngineLimits, _limits, resolve_host
+from swe_sandbox_docker.client import Client, EngineLimits, resolve_host
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.container import check
 from swe_sandbox_docker.images import Images
@@ -43,12 +42,6 @@ class TestDocker(SandboxConformance):
     """What every sandbox must do."""
 
     limits_disk = False  # unless its storage has quotas, the engine bounds each file: `notes` says so
-
-    @property
-    def confines_vsock(self) -> bool:  # engines before 23 do not: `notes` says so
-        client = Client(resolve_host(None))
-        with closing(client.api):
-            return not client.limits.vsock
 
     @pytest.fixture
     def provider(self, docker_engine: str) -> DockerProvider:
@@ -122,25 +115,6 @@ async def test_a_file_that_is_too_large(provider: DockerProvider, spec: SandboxS
     assert "bounds each file" in note
 
 
-async def test_vsock_is_denied_or_noted(provider: DockerProvider, spec: SandboxSpec) -> None:
-    try:
-        socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()
-    except OSError as error:
-        pytest.skip(f"this host has no AF_VSOCK: {error}")
-    async with provider.open(spec) as sandbox:
-        done = await sandbox.exec(["python3", "-c", "import socket; socket.socket(socket.AF_VSOCK)"])
-    noted = [note for note in provider.notes() if "AF_VSOCK" in note]
-    assert noted or done.exit_code == 1
-
-
-@pytest.mark.parametrize(
-    ("version", "opens"),
-    [("20.10.24+dfsg1", True), ("23.0.0", False), ("28.2.2-rc.1", False), ("dev", True), (None, True)],
-)
-def test_which_engines_deny_vsock(version: str | None, opens: bool) -> None:
-    assert _limits({"NCPU": 1, "ServerVersion": version}).vsock is opens
-
-
 @pytest.mark.slow
 async def test_a_promised_quota_that_is_refused_falls_back(
     provider: DockerProvider, spec: SandboxSpec, caplog: pytest.LogCaptureFixture
@@ -160,7 +134,7 @@ async def test_a_promised_quota_that_is_refused_falls_back(
 async def test_an_engine_without_limits_is_refused(docker_engine: str, spec: SandboxSpec) -> None:
     client = Client(docker_engine)
     client.limits = EngineLimits(
-        1, ("memory", "processor time"), swap=True, storage="vfs", quota=False, version="28.0.0"
+        1, ("memory", "processor time"), swap=True, storage="vfs", quota=False, version="28.0.0", seccomp=True
     )
     with pytest.raises(PolicyRefused, match="cannot limit memory or processor time"):
         check(spec, client)

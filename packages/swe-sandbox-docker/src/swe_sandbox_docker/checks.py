@@ -25,7 +25,9 @@ def engine() -> Finding:
     client.api.close()
     limits = client.limits
     lacks = f"; it cannot limit {', '.join(limits.missing)}" if limits.missing else ""
-    text = f"Engine {limits.version} at {client.host}, {limits.cpus} processors, {limits.storage}{lacks}"
+    seccomp = "" if limits.seccomp else "; it does not take our seccomp profile (sandbox.docker.seccomp)"
+    about = f"{limits.cpus} processors, {limits.storage}"
+    text = f"Engine {limits.version} at {client.host}, {about}{lacks}{seccomp}"
     return Finding("ok", text)
 
 

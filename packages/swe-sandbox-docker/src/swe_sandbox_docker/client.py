@@ -25,6 +25,7 @@ from anyio.abc import SocketStream
 from docker.errors import APIError, DockerException
 
 from swe_core.errors import SandboxDied, SandboxError
+from swe_sandbox_docker.seccomp import MACHINES
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 CALLS = 64
@@ -33,7 +34,6 @@ TIMEOUT = 120
 """Seconds that one call may take; starting many containers on few cores is slow."""
 _MAX_HEAD = 65536
 _MAX_REASON = 500
-_DENIES_VSOCK = 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class EngineLimits:
         storage: Its storage driver and the file system under it.
         quota: Whether it may be able to bound what a container writes.
         version: Its version.
+        seccomp: Whether it can filter the system calls of a container as our profile says.
     """
 
     cpus: int
@@ -55,13 +56,7 @@ class EngineLimits:
     storage: str
     quota: bool
     version: str
-
-    @property
-    def vsock(self) -> bool:
-        """Whether code in a container can open AF_VSOCK sockets: Docker's seccomp profile denies them from
-        version 23 on. An engine that does not tell its version is taken for an older one."""
-        major = self.version.partition(".")[0]
-        return not major.isdecimal() or int(major) < _DENIES_VSOCK
+    seccomp: bool
 
 
 def resolve_host(configured: str | None) -> str:
@@ -196,6 +191,7 @@ def _limits(info: dict[str, Any]) -> EngineLimits:
     status = dict(info.get("DriverStatus") or ())
     below = status.get("Backing Filesystem", "")
     driver = info.get("Driver", "")
+    security = {option.partition(",")[0] for option in info.get("SecurityOptions") or ()}
     return EngineLimits(
         cpus=info["NCPU"],
         missing=tuple(words for key, words in named.items() if not info.get(key)),
@@ -203,4 +199,5 @@ def _limits(info: dict[str, Any]) -> EngineLimits:
         storage=f"{driver} on {below}" if below else driver,
         quota=driver in ("btrfs", "zfs", "devicemapper") or (driver == "overlay2" and below == "xfs"),
         version=info.get("ServerVersion") or "of unknown version",
+        seccomp="name=seccomp" in security and info.get("Architecture") in MACHINES,
     )

@@ -20,3 +20,8 @@ class DockerConfig(Config):
     pull: Literal["missing", "never"] = Field(
         default="missing", description="whether an image that is not on this host is pulled"
     )
+    seccomp: Literal["ours", "engine"] = Field(
+        default="ours",
+        description="whose filter of system calls containers have: ours, without which the network policies "
+        "`llm` and `none` are refused, or whatever the engine has, which is then trusted",
+    )

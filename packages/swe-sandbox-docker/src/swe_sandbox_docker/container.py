@@ -26,8 +26,13 @@ KEEPER = f"{KEEPER_ID}:{KEEPER_ID}"
 """User and group of the container's first processes. Not the user of what runs in it: without CAP_KILL
 that one, be it root, cannot signal them: an agent that kills all it can see does not end its sandbox."""
 READY = b"ready"
+FILTERED = b"seccomp 2"
+"""What the first process says before READY where a filter of system calls holds it (proc(5), `Seccomp`)."""
 # Reads from its standard input until that is closed (lifeline.py): it waits, and forks nothing.
-_KEEP = f"echo {READY.decode()}; while read -r _; do :; done"
+_KEEP = (
+    'while read -r key mode; do [ "$key" != Seccomp: ] || echo "seccomp $mode"; done </proc/self/status; '
+    f"echo {READY.decode()}; while read -r _; do :; done"
+)
 _OWN_PROCESSES = 2  # docker-init and the shell that keeps
 
 _SPOOL = 32 * 1024 * 1024
@@ -75,11 +80,21 @@ def require_limits(client: Client) -> None:
         )
 
 
-def create(client: Client, name: str, spec: SandboxSpec, image: str, sockets: Path, quota: bool) -> str:
+def create(
+    client: Client,
+    name: str,
+    spec: SandboxSpec,
+    image: str,
+    sockets: Path,
+    *,
+    quota: bool,
+    seccomp: str | None,
+) -> str:
     """Blocking: create the container, which is not started, and return its id.
 
     Args:
         quota: Bound all that it writes; else every single file is bounded.
+        seccomp: The profile of its system calls; None is the engine's own.
 
     Raises:
         docker.errors.APIError: The engine said no.
@@ -99,7 +114,7 @@ def create(client: Client, name: str, spec: SandboxSpec, image: str, sockets: Pa
         init=True,
         network_mode="bridge" if spec.network == "full" else "none",
         cap_drop=["ALL"],
-        security_opt=["no-new-privileges:true"],
+        security_opt=["no-new-privileges:true", *([f"seccomp={seccomp}"] if seccomp else [])],
         mem_limit=f"{spec.memory_mb}m",
         memswap_limit=f"{spec.memory_mb}m",
         nano_cpus=int(min(spec.cpus, client.limits.cpus) * 1e9),

@@ -40,8 +40,8 @@ class Lifeline:
         self._container = container
         self._tasks = tasks
 
-    async def start(self) -> None:
-        """Start the container, and hold it once its shell has said that it runs.
+    async def start(self) -> bytes:
+        """Start the container, and hold it once its shell has said that it runs. Returns what it said.
 
         Raises:
             ShellEnded: It ended instead.
@@ -52,12 +52,12 @@ class Lifeline:
         connection, data = await self._client.hijack(f"/containers/{self._container}/attach?{streams}", {})
         try:
             await self._client.call(self._client.api.start, self._container)
-            await self._hear(connection, data)
+            return await self._hear(connection, data)
         finally:
             # Held also where the shell says nothing in time: it may be one of the agent's, which runs.
             self._tasks.start_soon(_hold, connection)
 
-    async def _hear(self, connection: SocketStream, data: bytearray) -> None:
+    async def _hear(self, connection: SocketStream, data: bytearray) -> bytes:
         said = b""
         while READY not in said:
             try:
@@ -71,6 +71,7 @@ class Lifeline:
                     f"the connection to the sandbox {self._container!r} broke: {reason(error)}"
                 ) from None
             said = (said + b"".join(chunk for _, chunk in take_frames(data)))[-_MAX_WORDS:]
+        return said
 
 
 async def _hold(connection: SocketStream) -> None:

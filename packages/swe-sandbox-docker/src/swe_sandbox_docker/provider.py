@@ -18,13 +18,14 @@ import anyio.to_thread
 from docker.errors import APIError, NotFound
 from docker.errors import ImageNotFound as Absent
 
-from swe_core.errors import ImageNotFound, SandboxError
+from swe_core.errors import ImageNotFound, PolicyRefused, SandboxError
 from swe_core.lasting import lasting_tasks
 from swe_core.owner import LABEL, current_owner, is_abandoned, owner_state
 from swe_core.sandbox import Sandbox, SandboxEntry, SandboxSpec
 from swe_sandbox_docker.client import Client, reason, resolve_host
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.container import (
+    FILTERED,
     User,
     check,
     create,
@@ -35,12 +36,14 @@ from swe_sandbox_docker.container import (
 from swe_sandbox_docker.images import Images
 from swe_sandbox_docker.lifeline import Lifeline, ShellEnded
 from swe_sandbox_docker.sandbox import DockerSandbox
+from swe_sandbox_docker.seccomp import MACHINES, profile
 
 logger = logging.getLogger(__name__)
 
 _DIRECTORY = "swe-docker-"
 _OWNER = "owner"
 _CONFLICT = 409
+_TRUST = "set sandbox.docker.seccomp to 'engine' to trust its own"
 
 
 class DockerProvider:
@@ -67,21 +70,37 @@ class DockerProvider:
         """See `SelectiveProvider.refuse`; what the engine can do is known once it was talked to."""
         if self._connected is not None:
             require_limits(self._connected[0])
+            self._seccomp(self._connected[0], spec)
+
+    def _seccomp(self, client: Client, spec: SandboxSpec) -> str | None:
+        """The profile for a container of `spec`; None is the engine's own.
+
+        Raises:
+            PolicyRefused: There is to be one of ours, and the engine has no use for it.
+        """
+        if self._config.seccomp == "engine":
+            return None
+        if not client.limits.seccomp and spec.network != "full":
+            raise _unfiltered(client, spec)
+        return profile() if client.limits.seccomp else None
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         """See `SandboxProvider.open`."""
         client, images = await anyio.to_thread.run_sync(self._connect)
         image = check(spec, client)
+        seccomp = self._seccomp(client, spec)
         found = await images.ensure(image)
         configured = found["Config"].get("User") or ""
         name = f"swe-core-{secrets.token_hex(6)}"
         with _socket_directory() as sockets:
             try:
-                user = await client.call(self._make, client, name, spec, image, configured, sockets)
+                user = await client.call(self._make, client, name, spec, image, configured, sockets, seccomp)
                 async with lasting_tasks() as tasks:
                     lifeline = Lifeline(client, name, tasks)
-                    await self._start(lifeline, image)
+                    said = await self._start(lifeline, image)
+                    if seccomp and FILTERED not in said and spec.network != "full":
+                        raise _unfiltered(client, spec)
                     sandbox = DockerSandbox(client, name, spec, user, sockets, tasks, lifeline)
                     sandbox.image_id = found["Id"]
                     yield sandbox
@@ -90,31 +109,39 @@ class DockerProvider:
                     await self._remove(client, name)
 
     def _make(
-        self, client: Client, name: str, spec: SandboxSpec, image: str, configured: str, sockets: Path
+        self,
+        client: Client,
+        name: str,
+        spec: SandboxSpec,
+        image: str,
+        configured: str,
+        sockets: Path,
+        seccomp: str | None,
     ) -> User:
         """Blocking: create and fill the container. What it leaves when it fails, `open` removes."""
+        quota = self._quota and client.limits.quota
         try:
             try:
-                create(client, name, spec, image, sockets, quota=self._quota and client.limits.quota)
+                create(client, name, spec, image, sockets, quota=quota, seccomp=seccomp)
             except APIError as error:
                 if "storage-opt" not in reason(error) or not self._quota:
                     raise
                 self._quota = False
                 logger.warning(_no_quota(client))
-                create(client, name, spec, image, sockets, quota=False)
+                create(client, name, spec, image, sockets, quota=False, seccomp=seccomp)
             user = resolve_user(client, name, configured)
             fill(client, name, user, spec)
         except Absent:
             raise ImageNotFound(f"the image {image!r} was removed while a sandbox of it was opened") from None
         except APIError as error:
-            raise SandboxError(f"cannot open a sandbox of the image {image!r}: {reason(error)}") from None
+            raise _cannot_open(image, error) from None
         return user
 
-    async def _start(self, lifeline: Lifeline, image: str) -> None:
+    async def _start(self, lifeline: Lifeline, image: str) -> bytes:
         try:
-            await lifeline.start()
+            return await lifeline.start()
         except APIError as error:
-            raise SandboxError(f"cannot open a sandbox of the image {image!r}: {reason(error)}") from None
+            raise _cannot_open(image, error) from None
         except ShellEnded as ended:
             raise SandboxError(
                 f"cannot open a sandbox of the image {image!r}: its shell (sh) does not run on this "
@@ -143,11 +170,11 @@ class DockerProvider:
             found.append(
                 "The kernel does not account for swap: a container may use swap beyond its memory_mb."
             )
-        if client.limits.vsock:
+        if self._config.seccomp == "engine" or not client.limits.seccomp:
             found.append(
-                f"A container of this Docker Engine ({client.limits.version}) can open AF_VSOCK sockets, "
-                "which no network policy confines and which matter on virtual machines: Docker Engine 23 or "
-                "newer denies them."
+                f"The Docker Engine ({client.limits.version}) says what system calls a container may make, "
+                "not swe-core: it may let code inside open AF_VSOCK sockets, which no network policy "
+                "confines."
             )
         return found
 
@@ -184,6 +211,21 @@ def _entry(container: Mapping[str, Any]) -> SandboxEntry:
         created=datetime.fromtimestamp(container["Created"], UTC),
         details={"status": container["Status"]},
     )
+
+
+def _unfiltered(client: Client, spec: SandboxSpec) -> PolicyRefused:
+    return PolicyRefused(
+        f"the Docker Engine at {client.host!r} does not apply swe-core's seccomp profile, and without it the "
+        f"network policy {spec.network!r} has ways around it: use an engine with seccomp and runc on "
+        f"{' or '.join(MACHINES)}, or {_TRUST}"
+    )
+
+
+def _cannot_open(image: str, error: APIError) -> SandboxError:
+    said = f"cannot open a sandbox of the image {image!r}: {reason(error)}"
+    if "seccomp" not in reason(error):
+        return SandboxError(said)
+    return PolicyRefused(f"{said}; use an engine that takes swe-core's profile, or {_TRUST}")
 
 
 def _no_quota(client: Client) -> str:
