@@ -77,7 +77,11 @@ def verified_and_run(tasks: Path, sandbox: str, swe_core: SweCore, tmp_path: Pat
     chosen = ["--tasks", str(tasks), "--sandbox", sandbox]
     done = subprocess.run(
         [PROGRAM, "tasks", "verify", *chosen, "--cheats", CHEATS, "--repeat", "2", "--out", str(report)],
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        env={
+            **os.environ,
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

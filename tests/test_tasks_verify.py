@@ -26,7 +26,8 @@ FEW = "conftest-root,reports-patched"
 @pytest.fixture
 def environment(tmp_path: Path, scratch: Path) -> dict[str, str]:
     """A cache of its own, and a place where leftovers are seen."""
-    return {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(scratch)}
+    places = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    return places | {"TMPDIR": str(scratch)}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +23,14 @@ import pytest
 from swe_agents_pi import bundle as bundle_module
 from swe_agents_pi.bundle import JITI, PI, NpmPackage, ensure_bundle
 from swe_agents_pi.node import find_node
+from swe_core import seal
 from swe_core.errors import AgentError, ConfigError
+from swe_core.seal import contents_of, digest_of
+
+
+@pytest.fixture(autouse=True)
+def _own_seals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def tarball(files: dict[str, str]) -> bytes:
@@ -45,10 +52,16 @@ class Registry:
     tarballs: dict[str, bytes] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
-    def add(self, package: NpmPackage, data: bytes) -> NpmPackage:
-        """Hold `data` as `package`, and return the package pinned to it."""
+    def add(self, package: NpmPackage, files: dict[str, str]) -> NpmPackage:
+        """Hold `files` as `package`, and return the package pinned to them."""
+        data = tarball(files)
         self.tarballs[package.name] = data
-        return replace(package, sha256=hashlib.sha256(data).hexdigest())
+        kept = {
+            name: f"file {hashlib.sha256(text.encode()).hexdigest()}"
+            for name, text in files.items()
+            if name.startswith(package.keep)
+        }
+        return replace(package, sha256=hashlib.sha256(data).hexdigest(), tree=digest_of(kept))
 
     def answer(self, path: str) -> bytes | None:
         self.asked.append(path)
@@ -102,9 +115,9 @@ def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Regist
 def packages(registry: Registry) -> list[NpmPackage]:
     """Two tiny packages of the shape of the real ones, pinned."""
     files = {"package.json": "{}", "dist/bundle/cli.js": "console.log('tiny')", "docs/long.md": "not kept"}
-    pi = registry.add(PI, tarball(files))
+    pi = registry.add(PI, files)
     files = {"package.json": "{}", "lib/jiti.mjs": "", "dist/jiti.cjs": "", "LICENSE": "MIT"}
-    return [pi, registry.add(JITI, tarball(files))]
+    return [pi, registry.add(JITI, files)]
 
 
 @pytest.fixture
@@ -177,6 +190,99 @@ def test_a_half_built_bundle_is_never_used(packages: list[NpmPackage], tmp_path:
     assert again == built
     assert (built.path / "pi/dist/bundle/cli.js").is_file()
     assert not left.exists(), "what a killed builder left is cleared away"
+
+
+def cli(bundle: Path) -> Path:
+    return bundle / "pi/dist/bundle/cli.js"
+
+
+def rewrite(bundle: Path) -> None:
+    """A byte, with size and mtime as they were."""
+    before = cli(bundle).stat()
+    cli(bundle).write_text(cli(bundle).read_text().replace("tiny", "tinY"))
+    os.utime(cli(bundle), ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert cli(bundle).stat().st_size == before.st_size
+
+
+def lead_elsewhere(bundle: Path) -> None:
+    """A link to the same bytes, which are anybody's."""
+    elsewhere = bundle.parent / "elsewhere.js"
+    cli(bundle).rename(elsewhere)
+    cli(bundle).symlink_to(elsewhere)
+
+
+def replace_whole(bundle: Path) -> None:
+    moved = bundle.with_name("moved")
+    bundle.rename(moved)
+    bundle.symlink_to(moved)
+
+
+@pytest.mark.usefixtures("without_npm")
+@pytest.mark.parametrize(
+    "poison",
+    [
+        rewrite,
+        lead_elsewhere,
+        replace_whole,
+        lambda bundle: cli(bundle).unlink(),
+        lambda bundle: cli(bundle).chmod(0o755),
+        lambda bundle: (bundle / "answer.mjs").write_text(""),
+        lambda bundle: (bundle / "pi/dist/bundle/more.js").write_text(""),
+        lambda bundle: (bundle / "bin/npm").symlink_to("node"),
+        lambda bundle: (bundle / "node_modules/jiti/lib/more").mkdir() or os.mkfifo(bundle / "pi/pipe"),
+    ],
+    ids=["byte", "link", "whole", "missing", "executable", "answer", "extra", "extra link", "pipe"],
+)
+def test_a_poisoned_bundle_is_built_anew(
+    packages: list[NpmPackage],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    poison: Callable[[Path], object],
+) -> None:
+    cache = tmp_path / "cache"
+    built = ensure_bundle(cache=cache, packages=packages)
+    before = contents_of(built.path)
+    assert ensure_bundle(cache=cache, packages=packages) == built
+    assert not caplog.records
+    poison(built.path)
+    assert ensure_bundle(cache=cache, packages=packages) == built
+    assert contents_of(built.path) == before
+    (record,) = caplog.records
+    assert "is not what was built there: it is built anew, and what was there is in" in record.message
+    ensure_bundle(cache=cache, packages=packages)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.usefixtures("without_npm")
+def test_what_is_untouched_is_not_read(
+    packages: list[NpmPackage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even node, and without its seals all of it, which finds it whole."""
+    read: list[str] = []
+    monkeypatch.setattr(seal, "_sha256", lambda path, real=seal._sha256: read.append(path) or real(path))
+    cache = tmp_path / "cache"
+    built = ensure_bundle(cache=cache, packages=packages)
+    monkeypatch.setattr(bundle_module, "_build", None)
+    ensure_bundle(cache=cache, packages=packages)
+    for damage in (Path.unlink, lambda path: os.truncate(path, 40), lambda path: path.write_text("[1]")):
+        read.clear()
+        ensure_bundle(cache=cache, packages=packages)
+        assert read == []
+        for sealed in (tmp_path / "state" / "swe-core" / "seals").iterdir():
+            damage(sealed)
+        ensure_bundle(cache=cache, packages=packages)
+        assert read[0] == str(find_node(None))
+        assert set(read[1:]) == {str(built.path / name) for name in contents_of(built.path)}
+
+
+@pytest.mark.usefixtures("without_npm")
+def test_a_package_that_unpacks_to_something_else_is_refused(
+    packages: list[NpmPackage], tmp_path: Path
+) -> None:
+    packages[1] = replace(packages[1], tree="0" * 64)
+    with pytest.raises(AgentError, match=r"'jiti@2\.7\.0' unpacked to the tree .* 0{64} is pinned"):
+        ensure_bundle(cache=tmp_path / "cache", packages=packages)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 @pytest.mark.usefixtures("without_npm")

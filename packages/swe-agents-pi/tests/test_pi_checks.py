@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,19 +37,21 @@ def test_a_bundle_that_is_not_built_yet(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert (checks.bundle().state, checks.bundle().remedy) == ("missing", "Install it.")
 
 
-def test_a_bundle_that_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Found where `ensure_bundle` looks for it."""
+def test_a_bundle_that_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pi_bundle: Path) -> None:
+    """Found where `ensure_bundle` looks for it, and only whole."""
+    found = checks.bundle()
+    assert (found.state, str(pi_bundle) in found.text) == ("ok", True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     place = bundle._bundle_at(
         bundle._cache(), node.find_node(None), bundle._extension(), (bundle.PI, bundle.JITI)
     )
-    for part in (bundle.NODE, bundle.CLI, bundle.ANSWER, "node_modules/jiti/package.json"):
-        path = place.path / part
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+    place.path.parent.mkdir(parents=True)
+    shutil.copytree(pi_bundle, place.path)
     assert bundle.find_bundle() == place == bundle.ensure_bundle()
-    found = checks.bundle()
-    assert (found.state, str(place.path) in found.text) == ("ok", True)
+    (place.path / bundle.CLI).write_text("")
+    assert bundle.find_bundle() is None
+    assert checks.bundle().state == "info"
 
 
 def test_the_plugin_is_asked() -> None:

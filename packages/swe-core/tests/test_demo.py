@@ -8,13 +8,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swe_core import seal
 from swe_core.builtin.demo import swe_tasks
 from swe_core.builtin.demo.materialise import materialise
 from swe_core.builtin.demo.source import RECORDING, REPOS, DemoSource
@@ -22,14 +23,23 @@ from swe_core.builtin.swe.parsers import log_reader, statuses
 from swe_core.component import Config
 from swe_core.errors import TaskError
 from swe_core.recording import RecordedRollout, read_recording
+from swe_core.seal import contents_of
 from swe_core.task import Task, TestStatus
 
 NAMES = sorted(path.name for path in REPOS.iterdir())
 KINDS = {"csvtidy", "logweave"}
 """One whose tests are unittest's, and one of pytest's that the replies do not resolve."""
 STREAM = REPOS / NAMES[0] / "history.fast-import"
+AUTHOR = ("-c", "user.name=x", "-c", "user.email=x")
 UNRESOLVED = {"demo__logweave-1"}
 """The tasks that the recorded replies do not resolve, as the README says."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_seals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -162,11 +172,16 @@ def test_the_issue_gives_no_part_of_the_fix_away(task: Task) -> None:
 # Making the repositories.
 
 
+def visible(cache: Path) -> list[Path]:
+    """What is in the cache but its lock."""
+    return [path for path in cache.iterdir() if path.name != ".lock"]
+
+
 def test_a_repository_is_made_once(tmp_path: Path) -> None:
     first = [task.repository for task in DemoSource(tmp_path).tasks()]
-    made = [path.stat().st_ino for path in tmp_path.iterdir()]
+    made = [path.stat().st_ino for path in visible(tmp_path)]
     assert [task.repository for task in DemoSource(tmp_path).tasks()] == first
-    assert [path.stat().st_ino for path in tmp_path.iterdir()] == made
+    assert [path.stat().st_ino for path in visible(tmp_path)] == made
     assert len(made) == len(NAMES)  # and nothing half made is left
 
 
@@ -181,11 +196,83 @@ def test_another_content_is_another_repository(tmp_path: Path, tasks: Mapping[st
     assert materialise(STREAM, base, tmp_path / "cache") == made
 
 
+def poison_test(repository: Path) -> None:
+    """A byte of a test, with size and mtime as they were."""
+    path = next(repository.glob("tests/test_*.py"))
+    before = path.stat()
+    path.write_text(path.read_text().replace("a", "b", 1))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def poison_with_hook(repository: Path) -> None:
+    hook = repository / ".git" / "hooks" / "post-checkout"
+    hook.parent.mkdir()
+    hook.write_text("#!/bin/sh\n")
+    hook.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        poison_test,
+        poison_with_hook,
+        lambda repository: (repository / "README.md").unlink(),
+        lambda repository: (repository / "README.md").chmod(0o755),
+        lambda repository: git(repository, *AUTHOR, "commit", "--allow-empty", "-m", "more"),
+    ],
+    ids=["byte", "extra", "missing", "executable", "commit"],
+)
+def test_a_poisoned_repository_is_made_anew(
+    tmp_path: Path,
+    tasks: Mapping[str, Task],
+    caplog: pytest.LogCaptureFixture,
+    poison: Callable[[Path], object],
+) -> None:
+    base = tasks[f"demo__{NAMES[0]}-1"].base_commit
+    made = materialise(STREAM, base, tmp_path)
+    before = contents_of(made)
+    assert materialise(STREAM, base, tmp_path) == made
+    assert not caplog.records
+    poison(made)
+    poisoned = contents_of(made)
+    assert materialise(STREAM, base, tmp_path) == made
+    assert contents_of(made) == before
+    (record,) = caplog.records
+    assert "is not what is made there: it is made anew, and what was there is in" in record.message
+    (aside,) = tmp_path.glob(f".{made.name}-*.changed/*")
+    assert contents_of(aside) == poisoned
+
+
+def test_an_untouched_repository_is_not_read(
+    tmp_path: Path,
+    tasks: Mapping[str, Task],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without its seal it is made to compare, and stays."""
+    base = tasks[f"demo__{NAMES[0]}-1"].base_commit
+    made = materialise(STREAM, base, tmp_path)
+    inode = made.stat().st_ino
+    read: list[str] = []
+    monkeypatch.setattr(seal, "_sha256", lambda path, real=seal._sha256: read.append(path) or real(path))
+    seals = Path(os.environ["XDG_STATE_HOME"]) / "swe-core" / "seals"
+    for damage in (lambda path: os.truncate(path, 40), Path.unlink):
+        materialise(STREAM, base, tmp_path)
+        assert read == []
+        for sealed in seals.iterdir():
+            damage(sealed)
+        materialise(STREAM, base, tmp_path)
+        assert read
+        read.clear()
+    assert made.stat().st_ino == inode
+    assert not caplog.records
+
+
 def test_many_may_ask_at_once(tmp_path: Path, tasks: Mapping[str, Task]) -> None:
     base = tasks[f"demo__{NAMES[0]}-1"].base_commit
     with ThreadPoolExecutor(8) as pool:
         made = set(pool.map(lambda _: materialise(STREAM, base, tmp_path), range(8)))
-    assert list(tmp_path.iterdir()) == list(made)
+    assert visible(tmp_path) == list(made)
 
 
 def test_the_users_git_settings_do_not_matter(
@@ -202,14 +289,6 @@ def test_the_users_git_settings_do_not_matter(
     assert b"\r" not in (made / "README.md").read_bytes()
 
 
-def test_a_changed_repository_is_refused(tmp_path: Path) -> None:
-    (first, *_) = DemoSource(tmp_path).tasks()
-    assert first.repository is not None
-    git(first.repository, "-c", "user.name=x", "-c", "user.email=x", "commit", "--allow-empty", "-m", "more")
-    with pytest.raises(TaskError, match=f"{first.repository.name}' is not at its commit .*; delete that"):
-        list(DemoSource(tmp_path).tasks())
-
-
 def test_a_cache_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(TaskError, match=r"cannot be made in '.*cache': .*; let XDG_CACHE_HOME name"):
@@ -220,7 +299,7 @@ def test_no_git_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TaskError, match="the demo's tasks need git"):
         list(DemoSource(tmp_path / "cache").tasks())
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert visible(tmp_path / "cache") == []
 
 
 def test_a_git_that_fails_is_quoted(tmp_path: Path) -> None:
@@ -229,7 +308,7 @@ def test_a_git_that_fails_is_quoted(tmp_path: Path) -> None:
     broken.write_text("nonsense\n")
     with pytest.raises(TaskError, match=r"git could not make .*Unsupported command: nonsense"):
         materialise(broken, "0" * 40, tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert visible(tmp_path / "cache") == []
 
 
 # The recording.

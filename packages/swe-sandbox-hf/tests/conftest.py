@@ -32,6 +32,7 @@ def pytest_itemcollected(item: pytest.Function) -> None:
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Archives of what tests make are of no use to anybody else."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture

