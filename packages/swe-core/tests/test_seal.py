@@ -1,0 +1,51 @@
+"""Seals: when a file is read, and what is set aside. Bundles, repositories and archives test the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swe_core import seal
+from swe_core.seal import Seal, contents_of, set_aside
+
+
+@pytest.fixture(autouse=True)
+def _own_seals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.mark.parametrize(("age", "waits"), [(0.0, [0.02]), (0.015, [0.005]), (1.0, []), (-1.0, [])])
+def test_a_file_is_read_when_no_later_write_can_have_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, waits: list[float]
+) -> None:
+    """A clock that was set back is not waited for."""
+    path = tmp_path / "file"
+    path.write_text("x")
+    slept: list[float] = []
+    monkeypatch.setattr(seal.time, "sleep", slept.append)
+    monkeypatch.setattr(seal.time, "time", lambda: path.stat().st_ctime + age)
+    assert list(contents_of(path)) == ["."]
+    assert slept == pytest.approx(waits, abs=1e-4)
+
+
+def test_nothing_holds_without_a_seal(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    assert not Seal(tree).holds()
+    tree.mkdir()
+    (tree / "file").write_text("x")
+    assert not Seal(tree).holds()
+    Seal(tree).put()
+    assert Seal(tree).holds()
+    (tree / "file").touch()  # which changes its times, and no byte
+    assert Seal(tree).holds()
+
+
+def test_what_was_set_aside_is_kept_until_the_next_time(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    for text in ("first", "second"):
+        tree.mkdir()
+        (tree / "file").write_text(text)
+        aside = set_aside(tree)
+        assert (aside / "file").read_text() == text
+    assert [path.parent for path in tmp_path.glob(".tree-*.changed/tree")] == [aside.parent]
