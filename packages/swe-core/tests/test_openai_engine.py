@@ -16,7 +16,7 @@ from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai import engine as engine_module
 from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.builtin.openai.replies import parse_reply
-from swe_core.builtin.upstream import BACKOFF, MAX_WAIT, Refusals, Transient, Wished
+from swe_core.builtin.upstream import BACKOFF, MAX_WAIT, Refusals, Transient, Wished, key_check
 from swe_core.engine import ChatRequest, Completion, EngineSession, Usage
 from swe_core.errors import (
     ConfigError,
@@ -26,6 +26,7 @@ from swe_core.errors import (
     EngineUnavailable,
     RequestRefused,
 )
+from swe_core.redact import redacting
 from swe_core.testing.provider import Ear, Fault, ScriptedProvider, call_tool, refusing_url, say
 
 pytestmark = pytest.mark.anyio
@@ -320,6 +321,29 @@ def test_a_key_that_cannot_be_a_header_is_not_shown(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match="'MY_KEY' has characters") as caught:
         OpenAIEngine(OpenAIConfig(url="http://h/v1", model="m", api_key_env="MY_KEY"))
     assert "line1" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "known"),
+    [("sk-long-enough", {"sk-long-enough"}), ("seven77", set()), ("EMPTY", set()), ("Not-Needed", set())],
+)
+def test_a_key_is_hidden_unless_ordinary_text_has_it(
+    monkeypatch: pytest.MonkeyPatch, key: str, known: set[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with redacting() as redactor:
+        _engine("http://127.0.0.1:1/v1")
+        assert redactor.known() == known
+
+
+def test_a_look_tells_that_a_key_is_too_short_to_be_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = key_check("OPENAI_API_KEY").look
+    found = {}
+    for key in ("", "seven77", "sk-long-enough"):
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        found[key] = look().text
+    assert found["seven77"] == "is set; it has less than 8 characters, so no text is searched for it"
+    assert (found[""], found["sk-long-enough"]) == ("is not set: no key is sent", "is set")
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}])

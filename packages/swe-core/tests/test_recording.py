@@ -19,6 +19,7 @@ from swe_core.errors import ConfigError, EngineError, EngineRefused
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Turn
 from swe_core.recording import RecordingEngine, read_recording
+from swe_core.redact import Redactor
 from swe_core.testing.provider import ScriptedProvider, call_tool, say
 
 pytestmark = pytest.mark.anyio
@@ -70,7 +71,7 @@ async def test_a_recording_answers_as_the_provider_did(
     async with InterceptionServer() as server:
         async with ScriptedProvider(replies) as provider:
             config = OpenAIConfig(url=provider.url, model="scripted")
-            async with RecordingEngine(OpenAIEngine(config), file) as engine:
+            async with RecordingEngine(OpenAIEngine(config), file, Redactor()) as engine:
                 recorded = await _converse(server, engine, _who(), 3)
                 await _converse(server, engine, _who(task="other", rollout="r2"), 1)
         async with ReplayEngine(ReplayConfig(file=file)) as engine:
@@ -89,7 +90,7 @@ async def test_replies_are_recorded_in_the_order_of_the_calls(tmp_path: Path) ->
     file = tmp_path / "recording.jsonl"
     slow_is_asked, fast_is_done = anyio.Event(), anyio.Event()
     inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", _two_replies())))
-    async with RecordingEngine(inner, file) as engine:
+    async with RecordingEngine(inner, file, Redactor()) as engine:
 
         async def slow_emit(_: object) -> None:
             slow_is_asked.set()
@@ -113,7 +114,7 @@ def _two_replies() -> dict[str, Any]:
 async def test_calls_that_failed_are_not_recorded(tmp_path: Path) -> None:
     file = tmp_path / "recording.jsonl"
     inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", GOOD)))
-    async with RecordingEngine(inner, file) as engine:
+    async with RecordingEngine(inner, file, Redactor()) as engine:
         await engine.complete(REQUEST, _who())
         with pytest.raises(EngineError):
             await engine.complete(REQUEST, _who())
@@ -127,7 +128,7 @@ async def test_many_sessions_end_at_once_and_no_line_is_torn(tmp_path: Path) -> 
     file = tmp_path / "recording.jsonl"
     text = "x" * 200_000
     source = _write(tmp_path / "in.jsonl", _line(text))
-    async with RecordingEngine(ReplayEngine(ReplayConfig(file=source)), file) as engine:
+    async with RecordingEngine(ReplayEngine(ReplayConfig(file=source)), file, Redactor()) as engine:
 
         async def one(number: int) -> None:
             who = _who(rollout=str(number), attempt=number)
@@ -145,13 +146,13 @@ async def test_many_sessions_end_at_once_and_no_line_is_torn(tmp_path: Path) -> 
 async def test_a_recording_that_cannot_be_written_is_told_before_the_run(tmp_path: Path) -> None:
     inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", GOOD)))
     with pytest.raises(ConfigError, match=r"nowhere.*cannot be written.*name a file"):
-        await RecordingEngine(inner, tmp_path / "nowhere" / "r.jsonl").__aenter__()
+        await RecordingEngine(inner, tmp_path / "nowhere" / "r.jsonl", Redactor()).__aenter__()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 async def test_a_full_disk_is_an_engine_error(tmp_path: Path) -> None:
     inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", GOOD)))
-    async with RecordingEngine(inner, Path("/dev/full")) as engine:
+    async with RecordingEngine(inner, Path("/dev/full"), Redactor()) as engine:
         await engine.complete(REQUEST, _who())
         with pytest.raises(EngineError, match=r"'/dev/full' could not be written"):
             await engine.end(_who())

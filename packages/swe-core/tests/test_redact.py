@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import threading
 from functools import partial
@@ -67,6 +68,50 @@ def test_a_secret_that_is_forgotten_is_left_and_those_like_it_are_not() -> None:
     assert redactor.text("swe-core-one swe-core-two") == f"swe-core-one {MARK}"
     redactor.discard("swe-core-two")
     assert redactor.text("swe-core-two") == "swe-core-two"
+
+
+@given(SECRETS, st.lists(LETTERS), st.randoms())
+def test_what_is_split_says_the_same_once_it_is_whole(
+    secrets: list[str], texts: list[str], random: Random
+) -> None:
+    """In pieces of any size no secret goes out, and nothing else is held back for good."""
+    pieces = [*texts, *secrets]
+    random.shuffle(pieces)
+    redactor, said, held = redactor_of(secrets), "", ""
+    for piece in pieces:
+        now, held = redactor.split(held + piece)
+        said += now
+        assert redactor.unfinished(held) == len(held)
+    said += redactor.text(held)
+    assert not any(secret in said for secret in secrets)
+    if not any(secret in "".join(pieces) for secret in secrets):
+        assert said == "".join(pieces)
+
+
+def test_a_secret_that_begins_with_another_one_is_replaced_whole() -> None:
+    redactor = redactor_of(["sk-canary", "sk-canary-0815"])
+    assert redactor.text("sk-canary-0815 sk-canary-1") == f"{MARK} {MARK}-1"
+    assert redactor.split("sk-canary-08") == ("", "sk-canary-08")
+    assert redactor.split("sk-canary-1") == (f"{MARK}-1", "")
+
+
+@pytest.mark.parametrize("secret", ['sk-"quoted"-1', "sk-back\\slash-1", "sk-sl/ash-123", "sk-schlüssel-1"])
+def test_a_secret_is_found_as_json_writes_it(secret: str) -> None:
+    redactor = redactor_of([secret])
+    for ascii_only in (True, False):
+        inside = json.dumps({"command": secret}, ensure_ascii=ascii_only)
+        for written in (inside, inside.replace("/", "\\/")):
+            assert json.loads(redactor.text(written)) == {"command": MARK}
+            outside = json.dumps({"arguments": written}, ensure_ascii=ascii_only).encode()
+            assert json.loads(json.loads(redactor.data(outside))["arguments"]) == {"command": MARK}
+    redactor.discard(secret)
+    assert redactor.text(inside) == inside
+
+
+def test_every_text_of_a_value() -> None:
+    value = {SECRET: [{"a": f"x {SECRET}"}, (1, SECRET)], "b": None, "c": 12345678}
+    redacted = {MARK: [{"a": f"x {MARK}"}, [1, MARK]], "b": None, "c": 12345678}
+    assert redactor_of([SECRET, "12345678"]).value(value) == redacted
 
 
 def test_short_secrets_are_left() -> None:

@@ -10,7 +10,7 @@ import pytest
 from swe_core.agent import AgentEvent
 from swe_core.errors import SweError, UsageError
 from swe_core.record import Rollout, TurnTokens
-from swe_core.redact import Redactor
+from swe_core.redact import MARK, Redactor
 from swe_core.run_lock import locked
 from swe_core.store import MAX_LOG, RunDirectory, new_run_info
 from swe_core.testing.records import make_rollout, make_run, make_turn
@@ -150,6 +150,26 @@ def test_no_secret_reaches_the_disk_but_the_patch_is_exact(run: RunDirectory) ->
         for name in names:
             data = (Path(root) / name).read_bytes()
             assert (b"sekret" in data) == (name == "patch.diff"), name
+
+
+def test_ids_and_log_probabilities_are_no_text(run: RunDirectory) -> None:
+    """Also where a secret is a number."""
+    run.redactor.add("12345678")
+    tokens = TurnTokens(
+        base=None,
+        prompt=[112345678],
+        completion=[12345678],
+        logprobs=[-0.12345678],
+        versions=[(0, 1)],
+        rendered="full",
+        cause="start",
+    )
+    folder = run.folder("a")
+    folder.add_turn(make_turn(0, tokens=tokens, error="what is 12345678?"))
+    folder.close()
+    (turn,) = run.turns("a")
+    assert turn.tokens == tokens
+    assert turn.error == f"what is {MARK}?"
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

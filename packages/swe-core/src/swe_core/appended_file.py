@@ -30,19 +30,17 @@ class AppendedFile:
         self._held = b""
 
     def write(self, data: bytes) -> None:
-        """Append something whole, such as a line."""
-        self._append(self._redactor.data(data))
+        """Append something whole, such as a line, in which no secret is any more."""
+        self._append(data)
 
     def write_piece(self, data: bytes) -> None:
         """Append a piece of a stream; a secret that was torn between two pieces is still found."""
-        data = self._redactor.data(self._held + data)
-        whole = len(data) - self._redactor.unfinished(data)
-        self._held = data[whole:]
-        self._append(data[:whole])
+        data, self._held = self._redactor.split(self._held + data)
+        self._append(data)
 
     def close(self, *, sync: bool = False) -> None:
         """Write what was held back, and close it. With `sync` it is on disk when this returns."""
-        self._append(self._held)
+        self._append(self._redactor.data(self._held))
         if self._file is not None:
             if sync:
                 os.fsync(self._file.fileno())

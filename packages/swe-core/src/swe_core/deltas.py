@@ -67,6 +67,21 @@ def merge(deltas: Iterable[Delta]) -> Iterator[dict[str, Any]]:
         yield texts
 
 
+class Indices:
+    """Says of the pieces of tool calls, as they come, which call each one is of."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def of(self, piece: Mapping[str, Any]) -> int:
+        """The index of the call that `piece` is of; where a provider leaves it out, an id begins another."""
+        index = piece.get("index")
+        if not isinstance(index, int):
+            index = self._last + 1 if piece.get("id") or self._last < 0 else self._last
+        self._last = index
+        return index
+
+
 class Joiner:
     """Joins deltas as they come: texts are concatenated, tool calls are gathered by their index."""
 
@@ -74,7 +89,7 @@ class Joiner:
         self._texts: dict[str, list[str]] = {}
         self._others: dict[str, Any] = {}
         self._calls: dict[int, _Call] = {}
-        self._last = -1
+        self._indices = Indices()
 
     def add(self, delta: Delta) -> None:
         """Take one delta; keys whose value is null say nothing.
@@ -110,11 +125,7 @@ class Joiner:
         for piece in pieces:
             if not isinstance(piece, Mapping):
                 raise ValueError(f"a tool call is {type(piece).__name__}, not an object")
-            index = piece.get("index")
-            if not isinstance(index, int):  # some providers leave it out: an id begins another call
-                index = self._last + 1 if piece.get("id") or self._last < 0 else self._last
-            self._last = index
-            self._calls.setdefault(index, _Call()).add(piece)
+            self._calls.setdefault(self._indices.of(piece), _Call()).add(piece)
 
 
 class _Call:

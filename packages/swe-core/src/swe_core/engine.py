@@ -120,6 +120,8 @@ class ChatRequest:
             has left; None is no limit.
         max_context: Tokens that prompt and completion may have together; None is no limit but the model's.
         progress: Where the engine tells what it has sampled so far.
+        as_told: Makes of a message of the engine what the agent is told: the same without secrets. An engine
+            that finds its replies in later histories keeps those.
     """
 
     body: Mapping[str, Any]
@@ -128,6 +130,7 @@ class ChatRequest:
     max_tokens: int | None = None
     max_context: int | None = None
     progress: Progress = field(default_factory=Progress)
+    as_told: Callable[[Message], Message] = lambda message: message
 
     @property
     def stream(self) -> bool:

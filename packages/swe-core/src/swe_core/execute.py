@@ -169,9 +169,10 @@ async def _model_side(
             "it cannot keep budget.context: leave that out, or choose --engine vllm"
         )
     if plan.settings.run.record is not None:
-        engine = RecordingEngine(engine, plan.settings.run.record)
+        engine = RecordingEngine(engine, plan.settings.run.record, redactor)
     settings = plan.settings.server
-    async with engine, InterceptionServer(port=settings.port, max_body=settings.max_body) as server:
+    intercepted = InterceptionServer(port=settings.port, max_body=settings.max_body, redactor=redactor)
+    async with engine, intercepted as server:
         redactor.add(server.token)
         yield (server, engine), None, plan.model_side.name, engine.model
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
 from swe_core.errors import ConfigError, EngineError
+from swe_core.redact import Redactor
 
 
 class _Line(BaseModel):
@@ -83,13 +84,17 @@ class RecordingEngine(Engine):
 
     A line is written whole, by one `write`, and synced; a session without a reply writes none. Replies are
     in the order in which the calls began, which is the order that `replay` gives them out in.
+
+    Args:
+        redactor: Knows what must not be in the file.
     """
 
-    def __init__(self, inner: Engine, file: Path) -> None:
+    def __init__(self, inner: Engine, file: Path, redactor: Redactor) -> None:
         self.model = inner.model
         self.limits_context = inner.limits_context
         self._inner = inner
         self._file = file.expanduser()
+        self._redactor = redactor
         self._sessions: dict[str, list[RecordedReply | None]] = {}
         self._writing = anyio.Lock()
 
@@ -145,7 +150,7 @@ class RecordingEngine(Engine):
             task_id=session.task_id, attempt=session.attempt, agent=session.agent, replies=replies
         )
         line = orjson.dumps(
-            rollout.model_dump(mode="json", exclude_none=False), option=orjson.OPT_APPEND_NEWLINE
+            self._redactor.value(rollout.model_dump(mode="json")), option=orjson.OPT_APPEND_NEWLINE
         )
         async with self._writing:
             try:

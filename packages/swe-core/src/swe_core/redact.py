@@ -6,16 +6,20 @@ on it is in no record, log line, display or error of the run. Nobody has to be h
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, AnyStr
 
 MARK = "[redacted]"
-_SHORTEST = 8
+SHORTEST = 8
+"""Characters of a secret that is replaced, at least."""
+_LONGEST_START = 4 * SHORTEST - 1
+"""Bytes of so many characters but one, at most."""
 _CREDENTIAL = re.compile(
     r"(?:token|secret|passw(?:or)?ds?|passphrase|credentials?|authorization|api[-_]?keys?"
     r"|(?:access|secret|private|signing|ssh|hf)[-_]?key|(?-i:_PAT|_KEY))$",
@@ -31,62 +35,116 @@ _OF_A_TEXT = re.compile(
 class Redactor:
     """Replaces known secrets in texts and bytes before they are written. Threads may share it.
 
-    Secrets shorter than eight characters are not replaced: they would tear ordinary text apart. Those that
-    begin with the same eight, as the tokens of all rollouts do, cost one search together, however many.
+    A secret is found as it is, and as JSON and JSON within JSON write it. Secrets shorter than eight
+    characters are not replaced: they would tear ordinary text apart. Those that begin with the same eight, as
+    the tokens of all rollouts do, cost one search together, however many.
     """
 
     def __init__(self) -> None:
-        self._secrets: Mapping[str, frozenset[str]] = {}  # replaced as a whole, so that readers need no lock
+        self._known: frozenset[str] = frozenset()
+        self._forms: Mapping[str, Sequence[str]] = {}
+        """First characters → all forms that begin so, the longest first: one may begin another. Replaced as a
+        whole, so that readers need no lock."""
+        self._starts: Mapping[type, frozenset[str] | frozenset[bytes]] = {}
+        """All that those characters begin with, as texts and as bytes: one look for all secrets together."""
         self._changing = threading.Lock()
 
     def add(self, secret: str) -> None:
         """Know `secret` from now on."""
-        if len(secret) >= _SHORTEST:
+        if len(secret) >= SHORTEST:
             self._change(secret, known=True)
 
     def known(self) -> set[str]:
         """Every secret that is known now."""
-        return {secret for alike in self._secrets.values() for secret in alike}
+        return set(self._known)
 
     def discard(self, secret: str) -> None:
         """Forget a secret that is worth nothing any more."""
         self._change(secret, known=False)
 
     def _change(self, secret: str, *, known: bool) -> None:
-        beginning = secret[:_SHORTEST]
         with self._changing:
-            alike = self._secrets.get(beginning, frozenset())
-            alike = alike | {secret} if known else alike - {secret}
-            others = {name: secrets for name, secrets in self._secrets.items() if name != beginning}
-            self._secrets = {**others, beginning: alike} if alike else others
+            self._known = self._known | {secret} if known else self._known - {secret}
+            found = dict(self._forms)
+            for form in _forms(secret):
+                alike = set(found.pop(form[:SHORTEST], ()))
+                alike = alike | {form} if known else alike - {form}
+                if alike:
+                    found[form[:SHORTEST]] = sorted(alike, key=len, reverse=True)
+            if found.keys() != self._forms.keys():
+                self._starts = {str: _starts(found), bytes: _starts(map(str.encode, found))}
+            self._forms = found
 
     def text(self, text: str) -> str:
         """`text` with every known secret replaced by `MARK`."""
-        for beginning, alike in self._secrets.items():
-            if beginning in text:
-                for secret in alike:
-                    text = text.replace(secret, MARK)
-        return text
-
-    def unfinished(self, data: bytes) -> int:
-        """How many of the last bytes of `data` may be the beginning of a secret that goes on after them."""
-        longest = 0
-        for beginning, alike in self._secrets.items():
-            possible: Collection[str] = alike if beginning.encode() in data else (beginning,)
-            for encoded in map(str.encode, possible):
-                for length in range(min(len(encoded) - 1, len(data)), longest, -1):
-                    if data.endswith(encoded[:length]):
-                        longest = length
-                        break
-        return longest
+        return self._redacted(text)
 
     def data(self, data: bytes) -> bytes:
         """The same as `text` for bytes."""
-        for beginning, alike in self._secrets.items():
-            if beginning.encode() in data:
-                for secret in alike:
-                    data = data.replace(secret.encode(), MARK.encode())
-        return data
+        return self._redacted(data)
+
+    def value(self, value: Any) -> Any:
+        """The same for every text in what JSON can hold, names of fields included."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.value(key): self.value(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(one) for one in value]
+        return value
+
+    def unfinished(self, text: AnyStr) -> int:
+        """How much of the end of `text` may be the beginning of a secret that goes on after it."""
+        starts = self._starts.get(type(text), frozenset())
+        lengths = range(min(_LONGEST_START, len(text)), 0, -1)
+        longest = next((length for length in lengths if text[-length:] in starts), 0)
+        for beginning, alike in self._forms.items():
+            if _like(text, beginning) in text:
+                for form in (_like(text, form) for form in alike):
+                    for length in range(min(len(form) - 1, len(text)), longest, -1):
+                        if text.endswith(form[:length]):
+                            longest = length
+                            break
+        return longest
+
+    def split(self, text: AnyStr) -> tuple[AnyStr, AnyStr]:
+        """What of `text` may go on at once, without secrets, and its `unfinished` end, which has to wait."""
+        whole = self._redacted(text)
+        end = len(text) - self.unfinished(text)
+        if end == len(text):
+            return whole, text[end:]
+        before, held = self._redacted(text[:end]), text[end:]
+        if before + self._redacted(held) != whole:  # a secret ends where another one may begin
+            end = len(whole) - self.unfinished(whole)
+            before, held = whole[:end], whole[end:]
+        return before, held
+
+    def _redacted(self, text: AnyStr) -> AnyStr:
+        for beginning, alike in self._forms.items():
+            if _like(text, beginning) in text:
+                for form in alike:
+                    text = text.replace(_like(text, form), _like(text, MARK))
+        return text
+
+
+def _like(text: AnyStr, secret: str) -> AnyStr:
+    """`secret` as the type that `text` is of."""
+    return secret if isinstance(text, str) else secret.encode()
+
+
+def _starts(beginnings: Iterable[AnyStr]) -> frozenset[AnyStr]:
+    return frozenset(one[:length] for one in beginnings for length in range(1, len(one)))
+
+
+def _forms(secret: str) -> set[str]:
+    """`secret` as it stands in text, in JSON, and in JSON that is a text in JSON."""
+    forms = {secret}
+    for _ in range(2):
+        for form in list(forms):
+            for ascii_only in (True, False):
+                written = json.dumps(form, ensure_ascii=ascii_only)[1:-1]
+                forms |= {written, written.replace("/", "\\/")}
+    return forms
 
 
 def names_credential(name: str) -> bool:
@@ -155,8 +213,8 @@ def forgetting() -> Iterator[None]:
 
 
 def hide(secret: str, *, passing: bool = False) -> None:
-    """Keep `secret` out of all that this run writes from now on. Outside a run nothing happens. Tasks and
-    anyio's threads belong to the run that started them; other threads to none.
+    """Keep `secret` out of all that this run writes, and of replies to agents, from now on. Outside a run
+    nothing happens. Tasks and anyio's threads belong to the run that started them; other threads to none.
 
     Args:
         passing: It is worth nothing once the rollout is over that it was made for, as the token of a sandbox

@@ -74,7 +74,10 @@ class RolloutFolder:
     def add_turn(self, turn: Turn) -> None:
         """Append one LLM call to `turns.jsonl`."""
         with self._writing():
-            self._turns.write(_line(turn))
+            line = self._redactor.value(turn.model_dump(mode="json", exclude={"tokens"}))
+            # Digits of ids and log-probabilities are no text.
+            line["tokens"] = turn.tokens and turn.tokens.model_dump(mode="json")
+            self._turns.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     def add_undelivered(self, indices: Sequence[int]) -> None:
         """Say in `turns.jsonl`, as its last line, that the agent never had the replies of these calls."""
@@ -84,7 +87,7 @@ class RolloutFolder:
     def add_event(self, event: AgentEvent) -> None:
         """Append one event to `transcript.jsonl`."""
         with self._writing():
-            self._transcript.write(_line(event))
+            self._transcript.write(self._redactor.data(_line(event)))
 
     def add_output(self, data: bytes) -> None:
         """Append raw output of the agent's process to `agent.log`."""

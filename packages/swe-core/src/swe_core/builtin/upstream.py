@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from swe_core.checks import Check, Finding
 from swe_core.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable, RequestRefused
-from swe_core.redact import Redactor
+from swe_core.redact import SHORTEST, Redactor, hide
 
 T = TypeVar("T")
 
@@ -26,6 +26,10 @@ MAX_WAIT = 60.0
 BACKOFF = tenacity.wait_exponential(multiplier=0.5, max=30.0) + tenacity.wait_random(0.0, 1.0)
 """Seconds between two attempts where the server has no wish."""
 _EXCERPT = 400
+_PLACEHOLDERS = frozenset(
+    {"not-needed", "not-required", "no-key-required", "sk-no-key-required", "placeholder", "dummy-key"}
+)
+"""What users put where a server wants no key, in lower case: ordinary texts have such words."""
 _TRANSIENT = frozenset({408, 409, 425, 429})
 
 log = logging.getLogger(__name__)
@@ -88,7 +92,8 @@ def final(error: Exception, attempts: int = 1) -> Exception:
 
 
 def key_from(variable: str) -> SecretStr | None:
-    """The key in an environment variable; None where it is unset or empty.
+    """The key in an environment variable; None where it is unset or empty. From here on it is hidden
+    (`swe_core.redact.hide`), unless it is a word for no key.
 
     Raises:
         ConfigError: It cannot be sent in a header.
@@ -100,6 +105,8 @@ def key_from(variable: str) -> SecretStr | None:
         raise ConfigError(
             f"the key in the environment variable {variable!r} has characters that no key has: set it again"
         )
+    if value.lower() not in _PLACEHOLDERS:
+        hide(value)
     return SecretStr(value)
 
 
@@ -107,9 +114,12 @@ def key_check(variable: str) -> Check:
     """A look at whether the key is there, for `swe-core doctor`: by the variable's name alone."""
 
     def look() -> Finding:
-        return (
-            Finding("ok", "is set") if key_from(variable) else Finding("info", "is not set: no key is sent")
-        )
+        key = key_from(variable)
+        if key is None:
+            return Finding("info", "is not set: no key is sent")
+        hidden = len(key.get_secret_value()) >= SHORTEST
+        more = "" if hidden else f"; it has less than {SHORTEST} characters, so no text is searched for it"
+        return Finding("ok", f"is set{more}")
 
     return Check(variable, "servers that want a key", look)
 

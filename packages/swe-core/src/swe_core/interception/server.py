@@ -44,9 +44,11 @@ from swe_core.interception.dialects import DIALECTS
 from swe_core.interception.dialects.base import BadRequest, Dialect, Problem, Reply
 from swe_core.interception.events import EventStream
 from swe_core.interception.metrics import CONTENT_TYPE, Metrics
+from swe_core.interception.redaction import RedactedPieces
 from swe_core.interception.session import Gate
 from swe_core.interception.tools import BadArguments, ToolFailed, UnknownTool
 from swe_core.record import Turn
+from swe_core.redact import Redactor
 from swe_core.serve import serve
 
 ENGINE_FAILED = "the model behind this endpoint failed for good and answers no more calls of this rollout"
@@ -80,6 +82,7 @@ class InterceptionServer:
     Args:
         port: Where to listen; 0 is any free port.
         max_body: Bytes that a request body may have.
+        redactor: Knows what no reply may have in it; None knows nothing.
         keepalive: Seconds between the comments that keep a waiting stream alive. The first one comes after
             a second at most and commits the HTTP status, so an engine that fails sooner is answered with an
             HTTP error.
@@ -88,10 +91,18 @@ class InterceptionServer:
         token: The bearer token of `/metrics`; no sandbox is ever given it.
     """
 
-    def __init__(self, *, port: int = 0, max_body: int = MAX_BODY, keepalive: float = 3.0) -> None:
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        max_body: int = MAX_BODY,
+        redactor: Redactor | None = None,
+        keepalive: float = 3.0,
+    ) -> None:
         self.token = secrets.token_urlsafe(32)
         self._port = port
         self._bodies = Bodies(max_body)
+        self._redactor = redactor or Redactor()
         self._keepalive = keepalive
         self._gates: dict[str, Gate] = {}
         self._decoy = secrets.token_urlsafe(32)
@@ -168,7 +179,14 @@ class InterceptionServer:
         if session.rollout_id in self._gates:
             raise ValueError(f"the rollout {session.rollout_id!r} is registered already: ids are unique")
         gate = Gate(
-            engine, session, on_turn, on_undelivered, self._running(), budgets or Budgets(), self._metrics
+            engine,
+            session,
+            on_turn,
+            on_undelivered,
+            self._running(),
+            budgets or Budgets(),
+            self._metrics,
+            self._redactor,
         )
         self._gates[session.rollout_id] = gate
         try:
@@ -206,7 +224,7 @@ class InterceptionServer:
             gate.refuse(str(error))
             return _error(dialect, Problem(400, "invalid_request", str(error)))
         except (EngineError, RolloutOver) as error:
-            return _error(dialect, _problem(error))
+            return _error(dialect, self._problem(error))
         except (anyio.get_cancelled_exc_class(), ConnectionError):
             self._metrics.dropped.inc()
             raise
@@ -224,7 +242,7 @@ class InterceptionServer:
     async def _stream(
         self, request: web.Request, dialect: Dialect, call: Call, listener: Listener, reply: Reply
     ) -> web.StreamResponse:
-        events = EventStream(request)
+        events, shown = EventStream(request), RedactedPieces(self._redactor)
         due = anyio.current_time() + min(_FIRST_KEEPALIVE, self._keepalive)
         while True:
             pieces = None
@@ -232,20 +250,21 @@ class InterceptionServer:
                 pieces = await listener.next()
             if pieces is not None and not pieces:
                 break
-            news = b"".join(map(reply.delta, merge(pieces or ())))
+            news = b"".join(map(reply.delta, shown.add(merge(pieces or ()))))
             if news or anyio.current_time() >= due:
                 await events.send(news or dialect.keepalive)
                 due = anyio.current_time() + self._keepalive
             if pieces:
                 with anyio.move_on_after(_PACE):
                     await call.ended.wait()
+        rest = b"".join(map(reply.delta, shown.rest()))
         try:
             end = reply.end(_completed(call))
         except (EngineError, RolloutOver) as error:
             if events.response is None:
                 raise
-            return await events.end(reply.failed(_problem(error)))
-        response = await events.end(end)
+            return await events.end(rest + reply.failed(self._problem(error)))
+        response = await events.end(rest + end)
         call.delivered = True
         return response
 
@@ -267,7 +286,7 @@ class InterceptionServer:
         except ToolFailed as error:
             return _error(DIALECTS[0], Problem(500, "tool", str(error)))
         except RolloutOver as error:
-            return _error(DIALECTS[0], _problem(error))
+            return _error(DIALECTS[0], self._problem(error))
         return _json(orjson.dumps({"content": content}))
 
     async def _exit(self, request: web.Request) -> web.StreamResponse:
@@ -285,6 +304,15 @@ class InterceptionServer:
         if not _bears(request, gate.token if gate else self._decoy) or gate is None:
             raise web.HTTPUnauthorized(text="no such rollout, or not its token")
         return gate
+
+    def _problem(self, error: EngineError | RolloutOver) -> Problem:
+        """`error` for the agent, with a status that invites no retry."""
+        if isinstance(error, RolloutOver):
+            return Problem(410, "rollout_over", str(error))
+        if isinstance(error, RequestRefused):  # about the agent's own request: it may know what to do
+            code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
+            return Problem(error.status, "invalid_request", self._redactor.text(sentence(error)), code)
+        return Problem(error.status, "engine", ENGINE_FAILED)
 
     @web.middleware
     async def _told(
@@ -350,16 +378,6 @@ def _completed(call: Call) -> Completion:
     if isinstance(call.outcome, Completion):
         return call.outcome
     raise call.outcome or RuntimeError("the call has not ended")
-
-
-def _problem(error: EngineError | RolloutOver) -> Problem:
-    """`error` for the agent, with a status that invites no retry."""
-    if isinstance(error, RolloutOver):
-        return Problem(410, "rollout_over", str(error))
-    if isinstance(error, RequestRefused):  # about the agent's own request: it may know what to do
-        code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
-        return Problem(error.status, "invalid_request", sentence(error), code)
-    return Problem(error.status, "engine", ENGINE_FAILED)
 
 
 def _dialect_of(request: web.Request) -> Dialect:

@@ -30,8 +30,10 @@ from swe_core.errors import (
 from swe_core.interception.budgets import Allowance
 from swe_core.interception.calls import OVER, Call, Calls, RolloutOver
 from swe_core.interception.dialects.base import Asked
+from swe_core.interception.redaction import redacted
 from swe_core.interception.tools import Tools
 from swe_core.record import Budget, Turn, TurnTokens
+from swe_core.redact import Redactor
 from swe_core.tokens.book import TokenBook
 from swe_core.turns import RequestDiff
 
@@ -82,6 +84,7 @@ class Gate:
         tasks: TaskGroup,
         budgets: Budgets,
         metrics: Metrics,
+        redactor: Redactor,
     ) -> None:
         self.engine = engine
         self.session = session
@@ -104,6 +107,7 @@ class Gate:
         self._allowance = Allowance(budgets)
         self._max_context = budgets.context
         self._metrics = metrics
+        self._redactor = redactor
         self._diff = RequestDiff()
         self._calls = Calls()
         self._in_flight: set[Call] = set()
@@ -204,6 +208,7 @@ class Gate:
             asked.tools,
             max_tokens=self._allowance.begin(asked.max_tokens),
             max_context=self._max_context,
+            as_told=self._redactor.value,
         )
         call.scope.deadline = self._allowance.deadline
         self._tasks.start_soon(self._generate, call, request, asked)
@@ -238,7 +243,7 @@ class Gate:
             with self._metrics.in_flight.track_inprogress(), call.scope:
                 emit = call.emit if asked.stream else None
                 work = partial(self.engine.complete, request, self.session, emit)
-                outcome = _checked(await apart(work, "a call of the engine"))
+                outcome = redacted(_checked(await apart(work, "a call of the engine")), self._redactor)
         except Exception as error:  # the boundary that records: whatever a plugin's engine raises
             outcome = error
         finally:  # also where the server itself is cancelled: what was sampled is recorded
@@ -273,7 +278,7 @@ class Gate:
         if call.scope.cancel_called:
             self._run_out("wall")
             try:
-                return _Ended(_cut(call.pieces(), sampled), sampled, "wall")
+                return _Ended(redacted(_cut(call.pieces(), sampled), self._redactor), sampled, "wall")
             except Exception as error:  # a plugin's pieces and tokens
                 outcome = EngineProtocolError(f"what the engine said so far is no reply: {sentence(error)}")
         if outcome is None:

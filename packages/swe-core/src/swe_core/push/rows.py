@@ -7,7 +7,7 @@ Hub's own viewer read it as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -118,7 +118,7 @@ def _row(run: RunDirectory, name: str, rollout: Rollout, redactor: Redactor) -> 
         "turns": [_json(turn.model_dump(mode="json", exclude={"tokens"})) for turn in turns],
         "record": _json(rollout.model_dump(mode="json")),
     }
-    row = {key: _redacted(value, redactor) for key, value in row.items()}
+    row = {key: redactor.value(value) for key, value in row.items()}
     # Ids cannot be redacted, and they say what the text said.
     secret = any(MARK in turn for turn in row["turns"])
     row["chains"] = None if secret else [_chain(chain) for chain in chains_of(turns)] or None
@@ -152,14 +152,3 @@ def _statuses(tests: Mapping[str, str] | None) -> list[dict[str, str]] | None:
 
 def _json(value: object) -> str:
     return orjson.dumps(value).decode()
-
-
-def _redacted(value: Any, redactor: Redactor) -> Any:
-    """`value` with every secret in every text of it replaced."""
-    if isinstance(value, str):
-        return redactor.text(value)
-    if isinstance(value, Mapping):
-        return {key: _redacted(one, redactor) for key, one in value.items()}
-    if isinstance(value, Iterable):
-        return [_redacted(one, redactor) for one in value]
-    return value

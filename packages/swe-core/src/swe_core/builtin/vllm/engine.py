@@ -226,7 +226,8 @@ class VLLMEngine(Engine):
         message = assistant_message(parsed, stops, most_calls(request.body))
         if streamer is not None:
             await streamer.finish(message)
-        rollout.conversation.add(prompt, sampled, {**message, "content": message["content"] or ""})
+        told = request.as_told({**message, "content": message["content"] or ""})
+        rollout.conversation.add(prompt, sampled, told)
         ended = "tool_calls" if "tool_calls" in message else "stop"
         return Completion(
             message=message,
