@@ -191,7 +191,7 @@ def test_a_table_of_a_row_for_each_rollout(run: Run, tmp_path: Path) -> None:
     assert (first["prepare_seconds"], first["sampled"], first["boundary"]) == ("", "", "")
     assert rows[2]["suspicious"] == "frame access, memory"
     assert (error["boundary"], error["error_type"], error["reward"]) == ("sandbox", "SandboxDied", "")
-    assert error["why"] == f"sandbox: {DIED.message}"
+    assert error["why"] == "sandbox: it is gone, for good"
     assert cancelled["cancelled_as"] == "stale"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from swe_core.cli.progress import LiveProgress, PlainProgress
-from swe_core.cli.terminal import one_line, printable
+from swe_core.printable import one_line, printable
 from swe_core.record import Failure
 from swe_core.testing.records import make_rollout
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, AnyStr
 
+from swe_core.printable import printable
+
 MARK = "[redacted]"
 SHORTEST = 8
 """Characters of a secret that is replaced, at least."""
@@ -165,7 +167,8 @@ def secret_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[s
 
 
 class RedactingFormatter(logging.Formatter):
-    """A formatter of log records, tracebacks included, that lets no known secret through.
+    """A formatter of log records, tracebacks included, that lets no known secret through, and no control
+    character.
 
     Args:
         redactor: Knows the secrets.
@@ -178,7 +181,7 @@ class RedactingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        return self._redactor.text(super().format(record))
+        return printable(self._redactor.text(super().format(record)))
 
 
 _REDACTOR: ContextVar[Redactor | None] = ContextVar("swe_core.redactor", default=None)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, get_args
 
 from swe_core.page.facts import facts_of, suspicious_kinds, tamper_kinds, why
+from swe_core.printable import printable
 from swe_core.record import Phases, Purpose, Rollout
 from swe_core.results import CONFIDENCE
 from swe_core.store import RunDirectory
@@ -16,6 +17,8 @@ from swe_core.store import RunDirectory
 if TYPE_CHECKING:
     from swe_core.tokens.audit import Audit
 
+_FORMULA = tuple("=+-@＝＋－＠")
+"""What formulas begin with, also as East Asian keyboards write it."""
 _TESTS = {"fail_to_pass", "pass_to_pass"}
 COLUMNS = (
     "id", "task_id", "attempt", "agent", "sandbox", "engine", "model", "outcome", "reward", "cancelled_as",
@@ -82,12 +85,21 @@ def summary(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None
 
 def table(rollouts: Sequence[Rollout]) -> str:
     """CSV (RFC 4180) with a head line of `COLUMNS` and a row for each rollout, in the order that is given.
-    What there is none of is empty."""
+    What there is none of is empty. Texts stand on one line, and spreadsheets take none for a formula."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
-    writer.writerows(_row(rollout) for rollout in rollouts)
+    writer.writerows({name: _cell(value) for name, value in _row(rollout).items()} for rollout in rollouts)
     return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """A value as it stands in a table: a text that would be a formula begins with an apostrophe
+    (https://owasp.org/www-community/attacks/CSV_Injection)."""
+    if not isinstance(value, str):
+        return value
+    text = " ".join(printable(value).split())
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _row(rollout: Rollout) -> dict[str, object]:

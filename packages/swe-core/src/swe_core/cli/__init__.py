@@ -11,6 +11,7 @@ import traceback
 import click
 
 from swe_core.errors import SweError, UsageError, sentence
+from swe_core.printable import printable
 from swe_core.redact import Redactor, redacting
 
 _COMMANDS = {
@@ -85,7 +86,7 @@ class _LazyGroup(click.Group):
         from swe_core.plugins import PluginSet, allow_list
 
         for problem in PluginSet(allow=allow_list(os.environ)).notify("swe_commands", cli=self):
-            click.echo(f"swe-core: {problem}", err=True)
+            click.echo(f"swe-core: {printable(problem)}", err=True)
 
     def _ask_for_options(self, run: click.Command) -> None:
         if self._options_asked:
@@ -95,7 +96,7 @@ class _LazyGroup(click.Group):
         from swe_core.plugins import PluginSet, allow_list
 
         for problem in add_options(run, PluginSet(allow=allow_list(os.environ)).plugins.values()):
-            click.echo(f"swe-core: {problem}", err=True)
+            click.echo(f"swe-core: {printable(problem)}", err=True)
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -110,7 +111,7 @@ def main() -> None:
         try:
             _main(redactor)
         except Exception:  # a defect: Python would print the same, secrets included
-            click.echo(redactor.text(traceback.format_exc()), nl=False, err=True)
+            click.echo(printable(redactor.text(traceback.format_exc())), nl=False, err=True)
             sys.exit(1)
 
 
@@ -133,5 +134,5 @@ def _main(redactor: Redactor) -> None:
         click.echo(f"swe-core: error: the output cannot be written: {error.strerror}", err=True)
         sys.exit(1)
     except SweError as error:
-        click.echo(f"swe-core: error: {redactor.text(sentence(error))}", err=True)
+        click.echo(f"swe-core: error: {printable(redactor.text(sentence(error)))}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)

@@ -12,8 +12,8 @@ import click
 import orjson
 
 from swe_core.cli.options import plugin_options
-from swe_core.cli.terminal import one_line
 from swe_core.plugins import PluginSet, allow_list
+from swe_core.printable import one_line
 
 if TYPE_CHECKING:
     from swe_core.doctor import Asked, Result
@@ -64,10 +64,11 @@ def _engine(plugins: PluginSet, url: str) -> Asked:
 
 
 def _print(results: Sequence[Result], missing: Sequence[Result]) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
+    from swe_core.cli.terminal import SafeConsole
+
+    console = SafeConsole(highlight=False)
     width = max(len(result.asked.check.name) for result in results)
     for plugin, group in groupby(sorted(results, key=_place), key=lambda result: result.asked.plugin):
         found = list(group)

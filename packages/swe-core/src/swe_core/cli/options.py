@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from swe_core.cli.terminal import printable
 from swe_core.config import Settings, load_settings
 from swe_core.plugins import PluginSet, allow_list
+from swe_core.printable import printable
 
 if TYPE_CHECKING:
     from swe_core.store import RunDirectory

@@ -19,15 +19,16 @@ def plugins(extra: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([_as_dict(plugin) for plugin in found], indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from swe_core.cli.terminal import SafeConsole
 
     table = Table("plugin", "from", "offers", box=None, header_style="bold", pad_edge=False)
     for plugin in found:
         offers = "\n".join(f"{offer.role} {offer.name}: {offer.component.summary}" for offer in plugin.offers)
         origin = "built in" if plugin.builtin else f"{plugin.origin} {plugin.version}".strip()
         table.add_row(plugin.name, origin, f"broken: {plugin.error}" if plugin.error else offers or "nothing")
-    Console(soft_wrap=False).print(table, markup=False)
+    SafeConsole(soft_wrap=False).print(table, markup=False)
 
 
 def _as_dict(plugin: Plugin) -> dict[str, object]:

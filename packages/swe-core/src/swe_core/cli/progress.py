@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from swe_core.cli.terminal import one_line
+from swe_core.cli.terminal import SafeConsole
+from swe_core.printable import one_line, printable
 from swe_core.record import Failure, Rollout, Turn
 from swe_core.request import Phase, RolloutRequest
 
@@ -77,7 +78,7 @@ def _why(failure: Failure) -> str:
     return f"{failure.boundary}: {one_line(failure.message, 1000)}"
 
 
-class Display(Console):
+class Display(SafeConsole):
     """Standard error. When nobody reads it any more (`2>&1 | head`), the run goes on in silence."""
 
     def __init__(self) -> None:
@@ -119,7 +120,7 @@ class PlainProgress:
     @staticmethod
     def _say(text: str) -> None:
         with suppress(BrokenPipeError):
-            sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+            sys.stderr.write(f"{time.strftime('%H:%M:%S')} {printable(text)}\n")
             sys.stderr.flush()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from swe_core.cli.options import run_directory
+from swe_core.printable import one_line
 
 
 @click.command()
@@ -22,10 +23,10 @@ def regrade(directory: Path, name: str | None, as_json: bool) -> None:
 
     Exit code: 0 when every verdict and what it was reached from is the same, 1 when not, 2 for wrong input.
     """
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from swe_core.cli.terminal import SafeConsole
     from swe_core.config import load_settings
     from swe_core.eventloop import run as run_in_loop
     from swe_core.plugins import PluginSet, allow_list
@@ -42,7 +43,7 @@ def regrade(directory: Path, name: str | None, as_json: bool) -> None:
         async for regraded in grade_again(run, rollouts, settings, plugins):
             found.append(regraded)
             said = regraded.error or regraded.cause or "the same"
-            click.echo(f"{len(found)}/{len(rollouts)} {regraded.rollout}: {said}", err=True)
+            click.echo(f"{len(found)}/{len(rollouts)} {regraded.rollout}: {one_line(said, 1000)}", err=True)
         return found
 
     found = run_in_loop(all_of)
@@ -58,7 +59,7 @@ def regrade(directory: Path, name: str | None, as_json: bool) -> None:
             if one.error is not None:
                 table.add_row(*map(Text, (one.rollout, "error", "", one.error)))
         if table.rows:
-            Console(highlight=False).print(table)
+            SafeConsole(highlight=False).print(table)
         same = sum(one.same for one in found)
         click.echo(f"{same} of {len(found)} graded the same")
     if not all(one.same for one in found):

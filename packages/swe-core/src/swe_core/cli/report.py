@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 import orjson
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from swe_core.cli.report_text import MAX_ROWS, brief, full
+from swe_core.cli.terminal import SafeConsole
 from swe_core.outfile import write_out
 from swe_core.record import Rollout
 from swe_core.store import RunDirectory
@@ -97,7 +98,7 @@ def _audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> Audit | None:
 
 
 def _print(text: RenderableType) -> None:
-    Console(highlight=False).print(text, crop=False)
+    SafeConsole(highlight=False).print(text, crop=False)
 
 
 def _print_json(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -> None:

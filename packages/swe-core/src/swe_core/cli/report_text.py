@@ -10,8 +10,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from swe_core.cli.terminal import one_line
 from swe_core.page.facts import CAUSES, Facts, facts_of, why
+from swe_core.printable import one_line
 from swe_core.record import Rollout
 from swe_core.results import TaskResult
 from swe_core.store import RunDirectory

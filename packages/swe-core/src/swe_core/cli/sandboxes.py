@@ -13,7 +13,7 @@ import click
 import orjson
 
 from swe_core.cli.options import plugin_options, settings_and_plugins, settings_options
-from swe_core.cli.terminal import one_line
+from swe_core.printable import one_line
 
 if TYPE_CHECKING:
     from swe_core.sandbox import SandboxEntry, SandboxProvider
@@ -63,10 +63,10 @@ def list_sandboxes(config: Path | None, sets: tuple[str, ...], as_json: bool, **
     if not found:
         click.echo("There are no sandboxes.")
         return
-    from rich.console import Console
     from rich.table import Table
 
     from swe_core.cli.report_text import Uncut
+    from swe_core.cli.terminal import SafeConsole
 
     rows = [_row(entry) for entry in found]
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -75,7 +75,7 @@ def list_sandboxes(config: Path | None, sets: tuple[str, ...], as_json: bool, **
         table.add_column(name, no_wrap=True)
     for row in rows:
         table.add_row(*(row[name] for name in shown))
-    Console(highlight=False, markup=False).print(Uncut(table), crop=False)
+    SafeConsole(highlight=False, markup=False).print(Uncut(table), crop=False)
     if gone := sum(entry.owner == "gone" for entry in found):
         click.echo(
             f"\nDead runs left {gone} of {len(found)}: `swe-core sandboxes reap` with the same options "

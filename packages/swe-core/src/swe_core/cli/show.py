@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from swe_core.cli.show_text import PARTS, Part, Shown
+from swe_core.cli.terminal import SafeConsole
 from swe_core.errors import UsageError
 from swe_core.record import Rollout
 from swe_core.store import FOLDERS, RunDirectory
@@ -40,7 +40,7 @@ def show(
     rollout = _find(run, name)
     parts: dict[Part, bool] = {"transcript": transcript, "diff": diff, "tests": tests, "turns": turns}
     chosen = [part for part, wanted in parts.items() if wanted]
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     shown = Shown(run, name, rollout, full)
     with console.capture() as captured:
         for part in chosen or PARTS:

@@ -18,7 +18,7 @@ from swe_core.cli.options import (
     task_options,
 )
 from swe_core.cli.tasks_verify import verify
-from swe_core.cli.terminal import one_line, printable
+from swe_core.printable import one_line, printable
 
 if TYPE_CHECKING:
     from swe_core.task import Task
@@ -49,13 +49,14 @@ def list_tasks(config: Path | None, sets: tuple[str, ...], as_json: bool, **opti
     if as_json:
         click.echo(orjson.dumps([_facts(task) for task in selected], option=orjson.OPT_INDENT_2))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from swe_core.cli.terminal import SafeConsole
 
     table = Table("task", "repository", "runs in", "tests", box=None, header_style="bold", pad_edge=False)
     for task in selected:
         table.add_row(task.instance_id, one_line(task.repo), one_line(_place(task)), _tests(task))
-    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    console = SafeConsole(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
     console.print(table, markup=False)
     console.print(f"\n{len(selected)} task{'s' * (len(selected) > 1)}", highlight=False)
 

@@ -9,6 +9,7 @@ import click
 
 from swe_core.cli.options import plugin_options, settings_and_plugins, settings_options, task_options
 from swe_core.errors import SweError
+from swe_core.printable import one_line, printable
 
 if TYPE_CHECKING:
     from swe_core.verify.report import TaskVerdict
@@ -81,7 +82,7 @@ def verify(
         err=True,
     )
     for note in methods.provider.notes():
-        click.echo(f"Note: {note}", err=True)
+        click.echo(f"Note: {printable(note)}", err=True)
 
     def done(verdict: TaskVerdict, known: bool) -> None:
         found[verdict.task_id] = verdict
@@ -93,7 +94,8 @@ def verify(
                     f"cannot write the report {str(out)!r}: {error.strerror}; what is finished is kept"
                 ) from error
         took = "known from before" if known else f"{verdict.seconds:.1f} s"
-        click.echo(f"{len(found)}/{len(tasks)} {verdict.task_id}: {verdict.verdict} ({took})", err=True)
+        task = one_line(verdict.task_id)
+        click.echo(f"{len(found)}/{len(tasks)} {task}: {verdict.verdict} ({took})", err=True)
 
     interrupted = run(until_signalled, tasks, methods, settings.run.concurrency, cache, done)
     ordered = [found[task.instance_id] for task in tasks if task.instance_id in found]
@@ -112,13 +114,13 @@ _STYLE = {"usable": "green", "cheatable": "red", "error": "red"}
 
 
 def _show(report: Any, asked: int, out: Path | None) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from swe_core.cli.terminal import SafeConsole
     from swe_core.page.facts import unchecked_bases
 
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("task", no_wrap=True)
     table.add_column("verdict", no_wrap=True)

@@ -1,32 +1,23 @@
-"""Text that an agent or its sandbox wrote, made safe to print."""
+"""What tables and texts are printed with."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 
-# ECMA-48: CSI; the strings OSC, DCS, SOS, PM and APC up to their end; all other escapes. ESC may also be
-# spelt as one C1 character.
-_SEQUENCE = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
-    r"|\x1b[ -/]*[0-~]"
-)
-_LINE_END = re.compile(r"\r+\n|\r+")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_BIDI = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from swe_core.printable import printable
 
 
-def printable(text: str) -> str:
-    """`text` without escape sequences and control characters but newline and tab.
+class SafeConsole(Console):
+    """A console that prints nothing but what is `printable`, whatever tasks, agents and models put into what
+    it is given. What colours its text is its own."""
 
-    What is left cannot move the cursor, change colours, set the clipboard or the title. Characters that turn
-    the direction of text, and so hide what a diff does (https://trojansource.codes), are spelt out.
-    """
-    text = _LINE_END.sub("\n", _SEQUENCE.sub("", text))
-    return _BIDI.sub(lambda found: f"<U+{ord(found[0]):04X}>", _CONTROL.sub("", text))
-
-
-def one_line(text: str, width: int = 300) -> str:
-    """`text` on one line, printable, cut to `width` characters."""
-    line = " ".join(printable(text).split())
-    return line if len(line) <= width else f"{line[: width - 1]}…"
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """See `rich.console.Console.render`, through which all goes."""
+        for segment in super().render(renderable, options):
+            if not segment.control:
+                line = segment.text.replace("\r", " ")  # it is laid out already, and gets no more lines
+                segment = segment._replace(text=printable(line))
+            yield segment

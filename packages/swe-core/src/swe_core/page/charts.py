@@ -16,6 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from swe_core.printable import printable
+
 MAX_POINTS = 400
 Colour = Literal["main", "resolved", "unresolved", "error", "cancelled"]
 Look = Literal["line", "faint", "dots"]
@@ -126,7 +128,7 @@ def svg(chart: Chart, name: str) -> str:
         for line in chart.lines:
             x, y = sample(line.x, line.y) if line.look == "dots" else thin(line.x, line.y)
             look = _LOOKS[line.look] if len(x) > 1 else {"marker": "o", **_LOOKS[line.look]}
-            axes.plot(x, y, color=_COLOURS[line.colour], label=line.label, gid=line.look, **look)
+            axes.plot(x, y, color=_COLOURS[line.colour], label=printable(line.label), gid=line.look, **look)
         whole = all(bool(np.all(line.y == np.rint(line.y))) for line in chart.lines)
         axes.set_xlabel(chart.x_label)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=_ROUND, integer=chart.x_label == "step"))
@@ -139,7 +141,7 @@ def svg(chart: Chart, name: str) -> str:
             axes.legend(loc="upper left")
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata=_NO_METADATA, transparent=True)
-    return _inline(file.getvalue(), chart.title, name)
+    return _inline(file.getvalue(), printable(chart.title), name)
 
 
 def _inline(text: str, title: str, name: str) -> str:

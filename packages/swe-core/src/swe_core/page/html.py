@@ -13,6 +13,7 @@ from swe_core.errors import UsageError
 from swe_core.outfile import write_out
 from swe_core.page.facts import CAUSES, facts_of, why
 from swe_core.page.metrics import read_metrics
+from swe_core.printable import printable
 from swe_core.record import Rollout
 from swe_core.store import RunDirectory
 
@@ -64,6 +65,7 @@ def page(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -
         loader=PackageLoader("swe_core.page"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_finalized,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -92,6 +94,11 @@ def page(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -
         max_lines=_MAX_LINES,
     )
     return text
+
+
+def _finalized(value: object) -> object:
+    """A value as the page has it: text that is not ours is `printable`."""
+    return printable(value) if type(value) is str else value
 
 
 def _duration(seconds: float) -> str:

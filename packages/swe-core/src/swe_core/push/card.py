@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from swe_core.printable import printable
 from swe_core.push.record import SHARDS, PushedRun
 
 README = "README.md"
@@ -123,4 +124,4 @@ def _few(names: Collection[str]) -> str:
 
 def _plain(text: str) -> str:
     """Text that neither ends a table's cell nor begins markup."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(printable(text).split()).replace("|", "\\|").replace("<", "&lt;")

@@ -10,7 +10,7 @@ from typing import Literal
 
 import orjson
 
-from swe_core.cli.terminal import one_line
+from swe_core.printable import one_line
 from swe_core.record import Record
 from swe_core.redact import Redactor
 from swe_trainer_trl.checkpoints import METRICS_FILE

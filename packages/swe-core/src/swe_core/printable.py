@@ -1,0 +1,34 @@
+"""Text that a task, an agent or a model wrote, made safe to print and to write into pages and tables."""
+
+from __future__ import annotations
+
+import re
+
+# ECMA-48: CSI; the strings OSC, DCS, SOS, PM and APC up to their end; all other escapes. ESC may also be
+# spelt as one C1 character.
+_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]"
+)
+_LINE_END = re.compile(r"\r+\n|\r+")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_UNSEEN = re.compile(r"[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]")
+"""Characters that turn the direction of text, end lines unseen or have no width, but not the two that letters
+and emojis are joined and kept apart with."""
+
+
+def printable(text: str) -> str:
+    """`text` without escape sequences and control characters but newline and tab.
+
+    What is left cannot move the cursor, change colours, set the clipboard or the title. Characters that hide
+    what a text says (https://trojansource.codes) are spelt out.
+    """
+    text = _LINE_END.sub("\n", _SEQUENCE.sub("", text))
+    return _UNSEEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", _CONTROL.sub("", text))
+
+
+def one_line(text: str, width: int = 300) -> str:
+    """`text` on one line, printable, cut to `width` characters."""
+    line = " ".join(printable(text).split())
+    return line if len(line) <= width else f"{line[: width - 1]}…"

@@ -1,0 +1,153 @@
+"""What tasks, agents, repositories and models write cannot act on a terminal, a browser or a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import unicodedata
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from swe_core.agent import AgentEvent
+from swe_core.cli.report import report
+from swe_core.cli.show import show
+from swe_core.cli.terminal import SafeConsole
+from swe_core.grade import Grade, Suspicion, Tampering
+from swe_core.page.html import page
+from swe_core.push.card import card
+from swe_core.push.record import PushedRun
+from swe_core.record import Failure, Retried, Rollout, SandboxTime
+from swe_core.redact import Redactor
+from swe_core.store import RunDirectory, new_run_info
+from swe_core.summary import table
+from swe_core.testing.records import make_rollout, make_turn
+
+ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\x07\x08\x7f\x00\r"
+UNSEEN = "\u202e\u2066\u2028\u2029\u200b\u2060\ufeff\U000e0041"
+NASTY = f"=1+1{ESCAPES}{UNSEEN}[red]<b>"
+
+
+def rollout(attempt: int, outcome: str) -> Rollout:
+    """One whose texts are all nasty."""
+    failed = Failure(boundary="agent", type=NASTY, message=NASTY)
+    grade = Grade(
+        resolved=False,
+        tampering=(Tampering(kind="symlink", path=NASTY, done=NASTY),),
+        suspicious=(Suspicion(kind="frames", name=NASTY, path=NASTY, line=3),),
+        fail_to_pass={NASTY: "FAILED"},
+        test_exit_code=-9,
+        channel="reporter",
+        reason=NASTY,
+        unchecked=NASTY,
+    )
+    return make_rollout(
+        NASTY,
+        attempt,
+        outcome,
+        id=f"r-{attempt}",
+        agent=NASTY,
+        sandbox=NASTY,
+        engine=NASTY,
+        model=NASTY,
+        agent_exit_code=-9,
+        failure=failed if outcome == "error" else None,
+        grade=grade if outcome == "unresolved" else None,
+        sandboxes=(SandboxTime(purpose="agent", flavor=NASTY, sandboxes=1, seconds=1.0),),
+        retried=(Retried(failure=failed, folder="retried-1", seconds=1.0),),
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    info = new_run_info({NASTY: NASTY}, {"a": NASTY}, 4, [NASTY], {NASTY: NASTY})
+    run = RunDirectory.create(tmp_path / "run", info, Redactor())
+    for attempt, outcome in enumerate(("unresolved", "error")):
+        folder = run.folder(f"r-{attempt}")
+        folder.add_turn(make_turn(0, error=NASTY))
+        folder.add_event(AgentEvent(kind="tool_call", text=NASTY, tool=NASTY))
+        folder.put_patch(NASTY.encode())
+        folder.close()
+        run.append(rollout(attempt, outcome))
+    return run
+
+
+def assert_harmless(text: str, of_the_format: str = "\n") -> None:
+    controls = {char for char in text if unicodedata.category(char) == "Cc"}
+    assert controls <= set(of_the_format)
+    assert not set(UNSEEN) & set(text)
+
+
+def test_a_table_for_spreadsheets(run: RunDirectory) -> None:
+    text = table(run.rollouts())
+    assert_harmless(text, "\r\n")
+    for row in csv.DictReader(io.StringIO(text, newline="")):
+        assert row["agent_exit_code"] == "-9"
+        assert row["model"].startswith("'=1+1 <U+202E>")
+        for cell in row.values():
+            assert re.fullmatch(r"-?[\d.]+|(?![=+\-@\t\r]).*", cell)
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        *((f"{begin}cmd|' /C calc'!A0", f"'{begin}cmd|' /C calc'!A0") for begin in "=+-@＝＋－＠"),
+        ("\t=1+1", "'=1+1"),
+        ("\r\n =1+1", "'=1+1"),
+        ("\x1b[1m=1+1", "'=1+1"),
+        ("a=b, -1 and @me", "a=b, -1 and @me"),
+    ],
+)
+def test_a_formula_is_a_text(text: str, cell: str) -> None:
+    rows = csv.DictReader(io.StringIO(table([make_rollout("t", model=text)]), newline=""))
+    assert [row["model"] for row in rows] == [cell]
+
+
+def test_a_page(run: RunDirectory) -> None:
+    (run.path / "metrics.jsonl").write_text(
+        '{"time": "2026-01-01T00:00:00Z", "step": 1, "values": {"loss/\\u001b[2J\\u0008\\u202e": 1.0}}\n'
+    )
+    shown = page(run, run.rollouts(), None)
+    assert "=1+1\n&lt;U+202E&gt;" in shown
+    assert "loss" in shown
+    assert_harmless(shown)
+
+
+@pytest.mark.parametrize("options", [[], ["--all"]])
+def test_a_report(run: RunDirectory, options: list[str]) -> None:
+    done = CliRunner().invoke(report, [str(run.path), *options], catch_exceptions=False)
+    assert "=1+1 <U+202E>" in done.stdout
+    assert_harmless(done.stdout)
+
+
+def test_a_rollout(run: RunDirectory) -> None:
+    done = CliRunner().invoke(show, [str(run.path), "r-0", "--full"], catch_exceptions=False)
+    assert "=1+1 <U+202E>" in done.stdout
+    assert_harmless(done.stdout)
+
+
+def test_a_console_keeps_its_own_colours() -> None:
+    shown = Table("a", box=None)
+    shown.add_row(Text(NASTY, style="red"))
+    said = {}
+    for kind in (Console, SafeConsole):
+        file = io.StringIO()
+        kind(file=file, width=80, force_terminal=True, color_system="standard").print(shown)
+        said[kind] = file.getvalue()
+    assert "\x1b[2J" in said[Console], "there is something to be safe from"
+    assert "\x1b[31m" in said[SafeConsole]
+    assert_harmless(re.sub(r"\x1b\[[\d;]*m", "", said[SafeConsole]))
+
+
+def test_a_card(run: RunDirectory) -> None:
+    named = dict.fromkeys(("models", "agents", "sandboxes"), (NASTY,))
+    pushed = PushedRun.of(run).model_copy(update={"tasks": NASTY, **named})
+    text = card("me/rows", [pushed], None)
+    assert text is not None
+    assert "=1+1" in text
+    assert_harmless(text)
