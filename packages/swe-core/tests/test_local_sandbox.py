@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,39 @@ async def test_refuses_where_it_cannot_isolate(without_namespaces: None) -> None
     assert "forbids" in provider.notes()[0]
     assert "NOT isolated" in LocalProvider(unisolated=True).notes()[0]
     assert left_by_us() == []
+
+
+@pytest.mark.parametrize("place", ["base_prefix", "prefix"])
+def test_a_python_whose_directory_has_the_users_files_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Sandboxes see that directory, and so would see all keys that lie in it."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "link").symlink_to(home)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(bwrap, "why_not", lambda _: None)
+    refuse_beforehand(LocalProvider(), Settings())
+    for prefix in (home, home / "link", home / ".local", tmp_path):
+        monkeypatch.setattr(sys, place, str(prefix))
+        with pytest.raises(
+            ConfigError, match=f"this Python is installed in '{prefix}', which holds your own"
+        ):
+            refuse_beforehand(LocalProvider(), Settings())
+    monkeypatch.setattr(sys, place, str(home / "project" / ".venv"))
+    refuse_beforehand(LocalProvider(), Settings())
+
+
+def test_a_temporary_directory_that_is_too_long_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exactly where a socket below it would be, in bytes and not letters."""
+    for length in range(30, 110):
+        monkeypatch.setattr(tempfile, "tempdir", "/" + "é" * (length // 2))
+        path = state.sockets(state.new_name()) / "00000000.sock"
+        fits = len(os.fsencode(path)) <= 107
+        with nullcontext() if fits else pytest.raises(ConfigError, match="set TMPDIR to a shorter directory"):
+            refuse_beforehand(LocalProvider(unisolated=True), Settings())
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 from collections import namedtuple
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from swe_core.errors import PolicyRefused
 from swe_core.plugins import PluginSet
+from swe_core.sandbox import SandboxSpec
 from swe_sandbox_docker import checks
+from swe_sandbox_docker.config import DockerConfig
+from swe_sandbox_docker.provider import DockerProvider
 
 
 def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -39,6 +45,17 @@ def test_one_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         server.listen()
         monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
         assert checks.engine().state == "missing"
+
+
+def test_a_temporary_directory_that_is_too_long_is_refused_before_an_engine_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exactly where a socket below it would be."""
+    for length in range(60, 110):
+        monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * length)
+        fits = len(f"/{'x' * length}/swe-docker-12345678/s/00000000.sock") <= 107
+        with nullcontext() if fits else pytest.raises(PolicyRefused, match="set TMPDIR to a shorter"):
+            DockerProvider(DockerConfig()).refuse(SandboxSpec())
 
 
 def test_the_plugin_is_asked() -> None:

@@ -21,6 +21,7 @@ from docker.errors import ImageNotFound as Absent
 from swe_core.errors import ImageNotFound, PolicyRefused, SandboxError
 from swe_core.lasting import lasting_tasks
 from swe_core.owner import LABEL, current_owner, is_abandoned, owner_state
+from swe_core.relay.unix import require_room
 from swe_core.sandbox import Sandbox, SandboxEntry, SandboxSpec
 from swe_sandbox_docker.client import Client, reason, resolve_host
 from swe_sandbox_docker.config import DockerConfig
@@ -41,6 +42,8 @@ from swe_sandbox_docker.seccomp import MACHINES, profile
 logger = logging.getLogger(__name__)
 
 _DIRECTORY = "swe-docker-"
+_RANDOM = "00000000"  # as long as what mkdtemp puts there
+_SHARED = "s"
 _OWNER = "owner"
 _CONFLICT = 409
 _TRUST = "set sandbox.docker.seccomp to 'engine' to trust its own"
@@ -68,6 +71,7 @@ class DockerProvider:
 
     def refuse(self, spec: SandboxSpec) -> None:
         """See `SelectiveProvider.refuse`; what the engine can do is known once it was talked to."""
+        require_room(Path(tempfile.gettempdir(), f"{_DIRECTORY}{_RANDOM}", _SHARED))
         if self._connected is not None:
             require_limits(self._connected[0])
             self._seccomp(self._connected[0], spec)
@@ -241,7 +245,7 @@ def _socket_directory() -> Iterator[Path]:
     private = Path(tempfile.mkdtemp(prefix=_DIRECTORY))
     try:
         (private / _OWNER).write_text(current_owner())
-        shared = private / "s"
+        shared = private / _SHARED
         shared.mkdir()
         shared.chmod(0o755)  # whatever the umask: the sandbox's user must get to the socket
         yield shared

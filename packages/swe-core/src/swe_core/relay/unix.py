@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -11,13 +12,14 @@ from urllib.parse import urlsplit
 import anyio
 from anyio.abc import ByteStream, SocketStream, TaskGroup
 
-from swe_core.errors import SandboxError
+from swe_core.errors import PolicyRefused, SandboxError
 
 MAX_UNIX_PATH = 107
 """Bytes that Linux takes for the path of a unix socket."""
 MAX_CONNECTIONS = 64
 """Connections that one sandbox may hold open at once: each costs the host two file descriptors, and one
 sandbox must not take those of the others. More wait until one ends."""
+_NAME = len("/00000000.sock")
 _CHUNK = 65536
 
 
@@ -33,6 +35,23 @@ def address_of(endpoint: str) -> tuple[str, int]:
             f"cannot relay to the endpoint {endpoint!r}: expected http://HOST:PORT of a server on this host"
         )
     return parts.hostname, parts.port or 80
+
+
+def require_room(directory: Path) -> None:
+    """Refuse a directory for sockets whose path leaves no room for their names.
+
+    Raises:
+        PolicyRefused: It is too long.
+    """
+    most = MAX_UNIX_PATH - _NAME
+    length = len(os.fsencode(directory))
+    if length > most:
+        below = len(os.fsencode(tempfile.gettempdir()))
+        raise PolicyRefused(
+            f"the temporary directory {tempfile.gettempdir()!r} has a path of {below} bytes, of which Linux "
+            f"allows {most - (length - below)} where sandboxes have unix sockets below it: set TMPDIR to a "
+            "shorter directory"
+        )
 
 
 @asynccontextmanager

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from swe_core.errors import PolicyRefused
 from swe_core.sandbox import ASSETS_DIR, SandboxSpec
 
 SOCKET_DIR = "/run/swe"
@@ -101,6 +104,25 @@ def _python_homes() -> Iterator[str]:
     executable = os.path.realpath(sys.executable)
     homes = (sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix), str(Path(executable).parents[1]))
     yield from dict.fromkeys(home for home in homes if home not in ("/", "/usr"))
+
+
+def refuse_private_python() -> None:
+    """Refuse a Python that cannot be shown to a sandbox without the user's files, keys among them.
+
+    Raises:
+        PolicyRefused: One of its directories is the user's home, has that in it, or is its `.local`.
+    """
+    homes = {os.path.expanduser("~")}
+    with suppress(KeyError):  # this user has no entry, as in some containers
+        homes.add(pwd.getpwuid(os.getuid()).pw_dir)
+    private = [Path(home, ".local").resolve() for home in homes]
+    for home in _python_homes():
+        if any(path.is_relative_to(Path(home).resolve()) for path in private):
+            raise PolicyRefused(
+                f"this Python is installed in {home!r}, which holds your own files, and local sandboxes see "
+                "the directories of Python: use one from a virtual environment or /usr, or containers "
+                "(`--sandbox docker`)"
+            )
 
 
 def default_path() -> str:

@@ -20,6 +20,7 @@ from swe_core.builtin.local.control import Control, sealed
 from swe_core.builtin.local.sandbox import LocalSandbox
 from swe_core.builtin.local.unisolated import Paths, UnisolatedSandbox
 from swe_core.errors import PolicyRefused, SandboxDied, SandboxError
+from swe_core.relay.unix import require_room
 from swe_core.sandbox import HOME_DIR, Sandbox, SandboxEntry, SandboxSpec
 
 OPEN_TIMEOUT = 60.0
@@ -87,7 +88,10 @@ class LocalProvider:
 
     def refuse(self, spec: SandboxSpec) -> None:
         """See `SelectiveProvider.refuse`."""
-        if self._obstacle is not None and not self._unisolated:
+        require_room(state.sockets(state.new_name()))
+        if self._obstacle is None:
+            bwrap.refuse_private_python()
+        elif not self._unisolated:
             raise PolicyRefused(
                 f"{self._obstacle}; or use containers (`--sandbox docker`), or accept to run without "
                 "isolation (`--set sandbox.local.unisolated=true`)"
@@ -106,7 +110,7 @@ class LocalProvider:
         directory = state.create(groups, name)
         try:
             enter = limits.make(files)
-            (directory / "sockets").mkdir(mode=0o755)
+            state.sockets(name).mkdir(mode=0o755)
             async with self._supervised(spec, directory, enter, isolated) as sandbox:
                 yield sandbox
         finally:
@@ -151,7 +155,7 @@ class LocalProvider:
         isolated: bool,
     ) -> tuple[Mapping[str, object], LocalSandbox, Sequence[str]]:
         """What to tell the supervisor, the sandbox to be, and the argv that starts it."""
-        sockets = directory / "sockets"
+        sockets = state.sockets(directory.name)
         env = {"PATH": bwrap.default_path(), "HOME": HOME_DIR, "LANG": "C.UTF-8", **spec.env}
         settings: dict[str, object] = {"isolated": isolated}
         if not isolated:

@@ -26,7 +26,7 @@ def root() -> Path:
     Raises:
         SandboxError: It cannot be made, or somebody else made it.
     """
-    path = Path(tempfile.gettempdir(), f"swe-core-{os.getuid()}")
+    path = _root()
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
@@ -37,6 +37,15 @@ def root() -> Path:
             f"{str(path)!r} must be a directory that only you can enter; remove it or set TMPDIR"
         )
     return path
+
+
+def sockets(name: str) -> Path:
+    """The directory of the relay sockets of the sandbox `name`."""
+    return _root() / name / "sockets"
+
+
+def _root() -> Path:
+    return Path(tempfile.gettempdir(), f"swe-core-{os.getuid()}")
 
 
 def create(cgroups: Sequence[Path], name: str) -> Path:
