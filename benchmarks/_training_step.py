@@ -68,7 +68,7 @@ class Ready:
                     completion_mask=row.completion_mask,
                     old_log_probs=row.old_log_probs,
                     advantage=row.advantage,
-                    model_version=row.version,
+                    model_version=row.update,
                     group_id=group.id,
                     metrics={"sample/reward": row.reward},
                     enqueued_at=time.time(),
@@ -154,7 +154,7 @@ def fill(journal: Journal, config: dict[str, Any]) -> int:
         ]
         for member in members:
             journal.add_member(number, member)
-        rules = {"version": 1, "max_staleness": NEVER_STALE, "min_scored": 2, "keep_without_spread": False}
+        rules = {"update": 1, "max_staleness": NEVER_STALE, "min_scored": 2, "keep_without_spread": False}
         journal.close_group(number, assess(members, **rules))
     return groups
 
