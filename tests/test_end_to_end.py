@@ -303,9 +303,10 @@ def started(*command: str, **env: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_ctrl_c_records_what_was_running_and_leaves_nothing(tmp_path: Path, sandbox: str) -> None:
-    out, scratch = tmp_path / "run", tmp_path / "scratch"
-    scratch.mkdir()
+def test_ctrl_c_records_what_was_running_and_leaves_nothing(
+    tmp_path: Path, scratch: Path, sandbox: str
+) -> None:
+    out = tmp_path / "run"
     args = ("-p", PLUGIN, "--agent", "hang", "--sandbox", sandbox, "--concurrency", "2", "--out", str(out))
     with started(PROGRAM, "run", *args, TMPDIR=str(scratch)) as process:
         wait_for(lambda: len(list(out.glob("rollouts/*/agent.log"))) >= 2, alive=process)

@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,10 @@ TOKEN = re.compile(rf"{BEGINNING}[0-9a-f]{{16}}|{ACCOUNT}")
 
 @dataclass
 class Program:
-    """`swe-core`, and the run directory of its runs."""
+    """`swe-core`, the directory of its runs, and a short one for scratch files: unix sockets lie below it."""
 
     path: Path
+    scratch: Path
 
     @property
     def out(self) -> Path:
@@ -43,7 +46,7 @@ class Program:
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, "TMPDIR": str(self.path), **env},
+            env={**os.environ, "TMPDIR": str(self.scratch), **env},
         )
 
     def run(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -52,7 +55,7 @@ class Program:
 
     def inside(self, *args: str, **env: str) -> Result:
         """The same in this process, which takes less time."""
-        return CliRunner().invoke(cli, args, env={"TMPDIR": str(self.path), **env})
+        return CliRunner().invoke(cli, args, env={"TMPDIR": str(self.scratch), **env})
 
     def told(self) -> dict[str, str]:
         """What the run directory says, file by file."""
@@ -61,8 +64,9 @@ class Program:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Program:
-    return Program(tmp_path)
+def program(tmp_path: Path) -> Iterator[Program]:
+    with tempfile.TemporaryDirectory(prefix="swe-", dir="/tmp") as scratch:
+        yield Program(tmp_path, Path(scratch))
 
 
 def test_no_secret_of_a_provider_is_in_anything_that_is_written(program: Program) -> None:

@@ -90,12 +90,12 @@ def until(true: Callable[[], bool]) -> None:
 def test_a_server_of_ours_is_started_again_and_needs_weights(bench: Bench) -> None:
     with bench.guarded(bench.server()) as guard:
         assert guard.wait() == 0
-        guard.has_weights(0)
+        guard.has_weights(0, new=True)
         assert bench.said == []
         bench.kill()
         until(lambda: guard.needs_weights)
         assert bench.said == ["lost"]
-        guard.has_weights(guard.wait())
+        guard.has_weights(guard.wait(), new=True)
         assert not guard.needs_weights
     assert bench.said == ["lost", "back"]
 
@@ -116,7 +116,7 @@ def test_weights_that_went_to_an_earlier_server_are_none(bench: Bench) -> None:
         bench.log.write_text("")
         os.kill(_listening(bench), signal.SIGKILL)
         until(lambda: bench.said == ["lost", "lost"])
-        guard.has_weights(first)
+        guard.has_weights(first, new=True)
         assert bench.said == ["lost", "lost"]
         until(lambda: guard.needs_weights)
 
@@ -145,8 +145,19 @@ def test_new_weights_begin_the_count_anew(bench: Bench) -> None:
         for deaths in (1, 2, 3):
             os.kill(_listening(bench), signal.SIGKILL)
             until(lambda deaths=deaths: len(bench.said) == 2 * deaths - 1 and guard.needs_weights)
-            guard.has_weights(guard.wait())
+            guard.has_weights(guard.wait(), new=True)
     assert bench.said == ["lost", "back"] * 3
+
+
+def test_one_that_dies_of_its_requests_is_not_started_for_ever(bench: Bench) -> None:
+    """It gets the same weights again each time, for nothing is trained in between."""
+    with bench.guarded(bench.server(), restarts=1) as guard:
+        os.kill(_listening(bench), signal.SIGKILL)
+        until(lambda: guard.needs_weights)
+        guard.has_weights(guard.wait(), new=False)
+        os.kill(_listening(bench), signal.SIGKILL)
+        with pytest.raises(ServerLost, match=r"\(1 times\); go on with --resume$"):
+            until(lambda: guard.wait() > 9)
 
 
 def test_no_restart_is_a_sentence(bench: Bench) -> None:
@@ -173,7 +184,7 @@ def test_a_server_of_the_user_is_waited_for(bench: Bench) -> None:
         until(lambda: bench.said == ["lost"])
         with theirs(bench):
             until(lambda: guard.needs_weights)
-            guard.has_weights(guard.wait())
+            guard.has_weights(guard.wait(), new=True)
     assert bench.said == ["lost", "back"]
 
 

@@ -559,6 +559,18 @@ async def test_what_a_dead_server_cost_is_made_again_by_a_resumed_run(tmp_path: 
     assert feed.outcomes["0/1-2"] == "unresolved"
 
 
+async def test_a_server_that_is_back_and_lost_at_once_gets_no_attempt(tmp_path: Path) -> None:
+    async with feeding(tmp_path / "run", {"*": ["done"]}, Lost(), groups_ahead=1) as feed:
+        await anyio.wait_all_tasks_blocked()
+        feed.commands.send_nowait(Back())
+        feed.commands.send_nowait(Lost())
+        await anyio.wait_all_tasks_blocked()
+        assert {rollout.cancelled_as for rollout in feed.rollouts.values()} <= {"engine_lost"}
+        assert feed.provider.alive == []
+        await feed.say(Back())
+        await feed.until(lambda: 0 in feed.closed)
+
+
 async def test_what_is_only_graded_when_the_server_dies_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

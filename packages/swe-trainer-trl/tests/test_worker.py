@@ -285,6 +285,15 @@ def test_restarts_do_not_age_what_waits(training: Training) -> None:
     assert "staleness/rows_dropped_total" not in training.drain()
 
 
+def test_weights_that_are_sent_again_do_not_age_what_waits(training: Training) -> None:
+    """As to a server that was started again, while rows of the version before are in the buffer."""
+    worker = training.start(groups_ahead=1, max_staleness=0)
+    training.until(lambda: worker.rollout_buffer.qsize() == 2)
+    training.journals[0].raise_version(2, 0, again=True)
+    worker.update_model_version(2)
+    assert [(row.group_id, row.model_version) for row in training.rows(2)] == [(0, 2)] * 2
+
+
 def test_attempts_of_an_earlier_process_are_as_old_as_their_weights(training: Training) -> None:
     training.script({"0/1": ["stay"], "*": ["done"]})
     training.start(groups_ahead=1)

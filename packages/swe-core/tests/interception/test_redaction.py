@@ -222,3 +222,14 @@ async def test_a_refusal_that_quotes_the_key(knowing: InterceptionServer, stream
     assert sent.status_code == 400
     assert f"no such request for {MARK}" in sent.text
     assert CANARY not in sent.text
+
+
+def test_a_key_that_is_the_beginning_of_another_is_hidden_at_the_end() -> None:
+    """Its first letters went out as another field began, and the rest waited for the longer key."""
+    redactor = Redactor()
+    for secret in ("sk-live-0123456789", "sk-live-0123456789-org"):
+        redactor.add(secret)
+    pieces = RedactedPieces(redactor)
+    said = list(pieces.add([{"content": "sk-live"}, {"reasoning_content": "hm"}, {"content": "-0123456789"}]))
+    text = "".join(delta.get("content", "") for delta in [*said, *pieces.rest()])
+    assert "-0123456789" not in text

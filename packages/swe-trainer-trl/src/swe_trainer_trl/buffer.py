@@ -20,6 +20,7 @@ class Item:
     Args:
         row_id: Its id in the journal.
         part: What it trains of its rollout.
+        version: The policy's when it was sampled, of versions that are updates.
     """
 
     row_id: int
@@ -46,6 +47,7 @@ class RowBuffer(queue.Queue[Any]):
         version: The policy's version now.
         stale: Told of a row that was left out.
         taken: Told of a group whose rows have all been asked for.
+        ahead: How many of the policy's versions were no update: what waits is no older for them.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class RowBuffer(queue.Queue[Any]):
         max_staleness: int,
         stale: Callable[[Item], None],
         taken: Callable[[int], None],
+        ahead: Callable[[], int] = lambda: 0,
     ) -> None:
         super().__init__(maxsize)
         self.shared = False
@@ -62,6 +65,7 @@ class RowBuffer(queue.Queue[Any]):
         self._max_staleness = max_staleness
         self._stale = stale
         self._taken = taken
+        self._ahead = ahead
         self._waiting: Counter[int] = Counter()
         self._handed: deque[Item] = deque()
         self._begun: int | None = None
@@ -101,13 +105,14 @@ class RowBuffer(queue.Queue[Any]):
                 del self._waiting[item.group]
                 self._taken(item.group)
             oldest = self._version() - self._max_staleness
+            version = item.version + self._ahead()
             if item.group != self._begun:
-                if item.version < oldest:
+                if version < oldest:
                     self._stale(item)
                     continue
                 self._begun = item.group
-            if item.version < oldest:  # TRL would leave it out, and train half a group
-                item.sample.model_version = oldest
+            # TRL would leave out an older one, and train half a group.
+            item.sample.model_version = max(version, oldest)
             self._handed.append(item)
             if self.shared:
                 item.sample.advantage /= item.part.whole

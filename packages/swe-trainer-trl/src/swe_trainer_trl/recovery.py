@@ -90,15 +90,17 @@ class Guard:
             self._check()
         return self._life
 
-    def has_weights(self, deaths: int) -> None:
+    def has_weights(self, deaths: int, *, new: bool) -> None:
         """The server has the policy's weights: rollouts may go on.
 
         Args:
             deaths: What `wait` returned before they were sent; it may have died again since.
+            new: They were trained since the last ones. One that dies of its requests never gets there.
         """
         with self._changing:
             if deaths == self._life:
-                self._restarts = 0
+                if new:
+                    self._restarts = 0
                 if self._loaded != deaths:
                     self._loaded = deaths
                     logger.info("the server has the policy's weights again: rollouts go on")

@@ -181,7 +181,8 @@ class Schedule:
     async def _tried(self, name: str, task_id: str, attempt: int) -> tuple[Rollout, bool]:
         """A rollout, and whether it is void, because the policy's server died meanwhile."""
         async with self._slots:
-            await self._server.wait()
+            while not self._server.is_set():  # it may be lost again before this task goes on
+                await self._server.wait()
             losses = self._losses
             rollout = await self._roll_out(name, task_id, attempt)
         if not _failed_at_the_engine(rollout):

@@ -103,11 +103,11 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         if self._guard is None:
             self._send_weights()
         else:
-            while not self._sent(self._guard):
+            while not self._sent(self._guard, new=not again):
                 pass
         self._sent_at = step
 
-    def _sent(self, guard: Guard) -> bool:
+    def _sent(self, guard: Guard, *, new: bool) -> bool:
         """Send the weights. Returns whether the server lived on meanwhile."""
         deaths = guard.wait()
         try:
@@ -119,7 +119,7 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
             if not guard.explains(error):
                 raise
             return False
-        guard.has_weights(deaths)
+        guard.has_weights(deaths, new=new)
         return True
 
     def _send_weights(self) -> None:

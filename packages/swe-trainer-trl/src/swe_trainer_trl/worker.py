@@ -84,7 +84,12 @@ class TRLRolloutWorker:
         max_row: Callable[[], int | None],
     ) -> None:
         self.rollout_buffer = RowBuffer(
-            queue_rows, lambda: self.version, options.max_staleness, self._stale, self._taken
+            queue_rows,
+            lambda: self.version,
+            options.max_staleness,
+            self._stale,
+            self._taken,
+            lambda: self._ahead,
         )
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self.version = journal.version
@@ -281,7 +286,6 @@ class TRLRolloutWorker:
                 return
 
     def _item(self, group: int, row_id: int, row: Row, whole: int) -> Item:
-        version = row.update + self._ahead  # of this process's versions the one as old: TRL compares versions
         sample = make_sample(
             prompt=[],
             completion=[],
@@ -289,12 +293,14 @@ class TRLRolloutWorker:
             completion_mask=row.completion_mask,
             old_log_probs=row.old_log_probs,
             advantage=row.advantage,
-            model_version=version,
+            model_version=row.update,  # the buffer makes a version of it
             group_id=group,
             metrics={"sample/reward": row.reward},
             enqueued_at=time.time(),
         )
-        return Item(row_id, group, Part(row.rollout_id, count(row.completion_mask), whole), version, sample)
+        return Item(
+            row_id, group, Part(row.rollout_id, count(row.completion_mask), whole), row.update, sample
+        )
 
     # what they say to the rollouts' process
 

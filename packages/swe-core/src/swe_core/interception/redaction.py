@@ -148,8 +148,9 @@ class _Text:
         return MARK
 
     def rest(self) -> str:
-        """What is held: no more will come."""
-        return self._redactor.text(self._held)
+        """What is held: no more will come. What has gone may be the beginning of a secret that ends here."""
+        said = self._redactor.text(self._gone + self._held)
+        return said[len(self._gone) :] if said.startswith(self._gone) else said
 
 
 def _is_joined(key: str, value: object) -> bool:

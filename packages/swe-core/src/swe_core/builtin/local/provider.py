@@ -89,6 +89,9 @@ class LocalProvider:
     def refuse(self, spec: SandboxSpec) -> None:
         """See `SelectiveProvider.refuse`."""
         require_room(state.sockets(state.new_name()))
+        self._refuse_machine()
+
+    def _refuse_machine(self) -> None:
         if self._obstacle is None:
             bwrap.refuse_private_python()
         elif not self._unisolated:
@@ -101,7 +104,7 @@ class LocalProvider:
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         """See `SandboxProvider.open`."""
         _check(spec)
-        self.refuse(spec)
+        self._refuse_machine()  # that a socket has no room is said where one is wanted
         isolated = self._obstacle is None
         name = state.new_name()
         parents = self._parents if isolated else None
