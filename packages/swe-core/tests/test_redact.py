@@ -245,3 +245,26 @@ def test_a_log_record_and_its_traceback_are_without_them() -> None:
     assert SECRET not in stream.getvalue()
     assert stream.getvalue().startswith(f"ERROR with {MARK}\nTraceback")
     assert f"KeyError: '{MARK}'" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("secrets", "text"),
+    [
+        (("abcdefgh1234", "XXXXXXXXabcdefgh1234YYYYYYYY"), "XXXXXXXXabcdefgh1234YYYYYYYY"),
+        (("abcdefgh1234", "1234ZZZZ99"), "abcdefgh1234ZZZZ99"),
+        (("1234ZZZZ99", "abcdefgh1234"), "abcdefgh1234ZZZZ99"),
+    ],
+)
+def test_secrets_that_overlap_leave_nothing_of_either(secrets: tuple[str, str], text: str) -> None:
+    redactor = Redactor()
+    for secret in secrets:
+        redactor.add(secret)
+    assert redactor.text(f"<{text}>") == f"<{MARK}>"
+    assert redactor.data(f"<{text}>".encode()) == f"<{MARK}>".encode()
+
+
+def test_a_control_character_does_not_part_a_secret_of_a_log() -> None:
+    redactor = Redactor()
+    redactor.add("sk-live-0123456789")
+    record = logging.LogRecord("n", logging.INFO, "f", 1, "said sk-live\x1b[0m-0123456789", None, None)
+    assert "0123456789" not in RedactingFormatter(redactor, "%(message)s").format(record)

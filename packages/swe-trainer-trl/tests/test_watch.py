@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from typing import NoReturn
 
 import anyio
 import httpx
@@ -99,6 +100,20 @@ def test_a_server_is_let_go_on_where_a_sync_is_broken_off(
         if error:
             raise error
     assert server.resumed == resumed
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_what_a_dead_engine_or_a_proxy_before_it_says(server: Stuck, status: int) -> None:
+    server.health = status
+    assert watch.dead(server.origin) == f"/health says {status}"
+
+
+def test_a_host_that_is_switched_off_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(*arguments: object, **more: object) -> NoReturn:
+        raise httpx.ConnectTimeout("nobody answers")
+
+    monkeypatch.setattr(httpx, "get", get)
+    assert watch.dead("http://h") == "it accepts no connection"
 
 
 def test_nobody_there_is_dead() -> None:

@@ -120,7 +120,7 @@ class ChatRequest:
             has left; None is no limit.
         max_context: Tokens that prompt and completion may have together; None is no limit but the model's.
         progress: Where the engine tells what it has sampled so far.
-        as_told: Makes of a message of the engine what the agent is told: the same without secrets. An engine
+        as_told: Turns a message of the engine into the one that the agent gets: without secrets. An engine
             that finds its replies in later histories keeps those.
     """
 

@@ -122,16 +122,33 @@ class Redactor:
         return before, held
 
     def _redacted(self, text: AnyStr) -> AnyStr:
-        for beginning, alike in self._forms.items():
-            if _like(text, beginning) in text:
-                for form in alike:
-                    text = text.replace(_like(text, form), _like(text, MARK))
-        return text
+        found = [
+            span
+            for beginning, alike in self._forms.items()
+            if _like(text, beginning) in text
+            for form in alike
+            for span in _places(text, _like(text, form))
+        ]
+        parts: list[AnyStr] = []
+        end = 0
+        for begin, after in sorted(found):
+            if begin >= end:  # else it overlaps the one before, and both are one
+                parts += [text[end:begin], _like(text, MARK)]
+            end = max(end, after)
+        return text[:0].join([*parts, text[end:]]) if parts else text
 
 
 def _like(text: AnyStr, secret: str) -> AnyStr:
     """`secret` as the type that `text` is of."""
     return secret if isinstance(text, str) else secret.encode()
+
+
+def _places(text: AnyStr, secret: AnyStr) -> Iterator[tuple[int, int]]:
+    """Where each `secret` in `text` begins and ends."""
+    begin = text.find(secret)
+    while begin >= 0:
+        yield begin, begin + len(secret)
+        begin = text.find(secret, begin + 1)
 
 
 def _starts(beginnings: Iterable[AnyStr]) -> frozenset[AnyStr]:
@@ -181,7 +198,8 @@ class RedactingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        return printable(self._redactor.text(super().format(record)))
+        shown = printable(self._redactor.text(super().format(record)))
+        return self._redactor.text(shown)  # control characters may have parted a secret
 
 
 _REDACTOR: ContextVar[Redactor | None] = ContextVar("swe_core.redactor", default=None)

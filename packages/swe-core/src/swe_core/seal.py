@@ -3,8 +3,8 @@
 A seal says of each file what it held, and by which `stat` that is known. As long as size, times and inode
 are those of the seal, nothing has been written: nobody can set a ctime back. Only other files are read, and
 what they hold decides. Seals are in the user's state directory, so whatever writes into a cache, a tool that
-goes wrong or code that got out of a sandbox, does not write its seal. Whoever can write there could change
-the program itself.
+goes wrong or code that got out of a sandbox, does not write its seal. A process that can write there could
+change the program itself.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 def set_aside(path: Path) -> Path:
     """Move away what is at `path` and return its new place, a sibling. It is kept, for sandboxes that use it
-    and for whoever wants to know; what was set aside of this path before is removed.
+    and for inspection; what was set aside of this path before is removed.
 
     Raises:
         OSError: It cannot be moved.

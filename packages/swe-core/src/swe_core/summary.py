@@ -85,7 +85,7 @@ def summary(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None
 
 def table(rollouts: Sequence[Rollout]) -> str:
     """CSV (RFC 4180) with a head line of `COLUMNS` and a row for each rollout, in the order that is given.
-    What there is none of is empty. Texts stand on one line, and spreadsheets take none for a formula."""
+    A missing value is empty. Texts stand on one line, and spreadsheets take none for a formula."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()

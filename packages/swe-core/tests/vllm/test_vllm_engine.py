@@ -403,6 +403,7 @@ async def test_what_came_before_an_announcement_was_read_late_and_carries_the_ol
     content = aiohttp.StreamReader(protocol, 2**16)
     response = SimpleNamespace(content_type="text/event-stream", content=content)
     client = Client(cast(Any, None), "http://h", Refusals("vLLM server", "http://h", "", "m", "KEY", None))
+    # What answers stands in for aiohttp's response.
     client._asked = lambda body: nullcontext(response)  # type: ignore[method-assign, assignment, return-value]
     policy = Policy("m", None)
     versions: list[int] = []

@@ -128,7 +128,7 @@ def create(
         command=[],
         entrypoint=["sh", "-c", _KEEP],
         user=KEEPER,
-        stdin_open=True,  # and, as docker-py has it, closed when whoever attached to it is gone (StdinOnce)
+        stdin_open=True,  # docker-py closes it when the client that is attached disconnects (StdinOnce)
         environment={**spec.env, "HOME": HOME_DIR},
         working_dir=spec.workdir,
         labels={**spec.labels, "swe-core": "1", LABEL: current_owner()},

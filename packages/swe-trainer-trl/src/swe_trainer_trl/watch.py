@@ -15,6 +15,8 @@ import httpx
 
 from swe_core.errors import EngineUnavailable
 
+_GONE = (502, 503, 504)
+"""What vLLM says of itself when its engine has died, and a proxy of a server that it does not reach."""
 _EVERY = 3.0
 """Seconds between two looks."""
 LOOKS = 3
@@ -112,8 +114,8 @@ def dead(url: str) -> str | None:
     """
     try:
         status = httpx.get(f"{url}/health", timeout=_TIMEOUT, trust_env=False).status_code
-    except httpx.ConnectError:
+    except (httpx.ConnectError, httpx.ConnectTimeout):
         return "it accepts no connection"
     except httpx.TransportError:
         return None
-    return "/health says 503" if status == httpx.codes.SERVICE_UNAVAILABLE else None
+    return f"/health says {status}" if status in _GONE else None

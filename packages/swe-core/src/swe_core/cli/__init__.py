@@ -111,7 +111,7 @@ def main() -> None:
         try:
             _main(redactor)
         except Exception:  # a defect: Python would print the same, secrets included
-            click.echo(printable(redactor.text(traceback.format_exc())), nl=False, err=True)
+            click.echo(redactor.text(printable(redactor.text(traceback.format_exc()))), nl=False, err=True)
             sys.exit(1)
 
 
@@ -134,5 +134,5 @@ def _main(redactor: Redactor) -> None:
         click.echo(f"swe-core: error: the output cannot be written: {error.strerror}", err=True)
         sys.exit(1)
     except SweError as error:
-        click.echo(f"swe-core: error: {printable(redactor.text(sentence(error)))}", err=True)
+        click.echo(f"swe-core: error: {redactor.text(printable(redactor.text(sentence(error))))}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
