@@ -129,13 +129,12 @@ class Redactor:
             for form in alike
             for span in _places(text, _like(text, form))
         ]
-        parts: list[AnyStr] = []
-        end = 0
+        shown, end = text[:0], 0
         for begin, after in sorted(found):
             if begin >= end:  # else it overlaps the one before, and both are one
-                parts += [text[end:begin], _like(text, MARK)]
+                shown += text[end:begin] + _like(text, MARK)
             end = max(end, after)
-        return text[:0].join([*parts, text[end:]]) if parts else text
+        return shown + text[end:]
 
 
 def _like(text: AnyStr, secret: str) -> AnyStr:
