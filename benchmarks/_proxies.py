@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from swe_core.errors import SweError
-from swe_core.ports import free_port
+from swe_core.system.ports import free_port
 
 HERE = Path(__file__).parent
 _START_SECONDS = 120.0

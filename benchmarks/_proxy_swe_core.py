@@ -15,10 +15,10 @@ from pathlib import Path
 from _workload import MODEL
 
 from swe_core.engine import Engine, EngineSession
-from swe_core.eventloop import run, settled
 from swe_core.interception.server import InterceptionServer
-from swe_core.redact import Redactor
 from swe_core.store import RolloutFolder
+from swe_core.system.event_loop import run, settled
+from swe_core.system.redaction import Redactor
 
 
 def create(name: str, url: str, tokenizer: str) -> Engine:

@@ -39,10 +39,10 @@ from rich.table import Table
 
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.errors import SweError, sentence
-from swe_core.eventloop import run as run_in_loop
 from swe_core.record import Turn
 from swe_core.sandbox import Sandbox, SandboxSpec
 from swe_core.store import RunDirectory
+from swe_core.system.event_loop import run as run_in_loop
 from swe_core.testing.loopback import LoopbackServer
 
 TASK = "demo__memofn-1"

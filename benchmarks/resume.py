@@ -27,13 +27,13 @@ from rich.table import Table
 from swe_core.engine import Usage
 from swe_core.grade import Grade
 from swe_core.record import Phases, Rollout
-from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
+from swe_core.system.redaction import Redactor
 
 TESTS = 40
 LIMIT = 1.0
 SIDES = {
-    "resume": "from swe_core.store import RunDirectory\nfrom swe_core.redact import Redactor",
+    "resume": "from swe_core.store import RunDirectory\nfrom swe_core.system.redaction import Redactor",
     "report": "from swe_core.store import RunDirectory",
     "json": "import json",
 }

@@ -14,7 +14,7 @@ import aiohttp
 import anyio
 from aiohttp import web
 
-from swe_core.serve import serve
+from swe_core.system.http_server import serve
 
 
 @dataclass

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 import swe_core as public_names
-from swe_core import hookspecs, run_lock
+from swe_core import hookspecs
 from swe_core.agent import AgentEvent
 from swe_core.engine import ForkCause, Rendered, Sampled, Usage
 from swe_core.grade import Grade
@@ -42,8 +42,8 @@ from swe_core.record import (
     TurnTokens,
     Undelivered,
 )
-from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, RunInfo, new_run_info
+from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_rollout
 from swe_core.testing.serving.start import FRUGAL, missing, obstacle
 from swe_core.tokens.book import TokenBook
@@ -61,6 +61,7 @@ ROWS = ROOT / "packages" / "swe-core" / "src" / "swe_core" / "builtin" / "rows"
 FORMAT = ROOT / "docs" / "run-directory.md"
 TOKENS = ROOT / "docs" / "tokens.md"
 TRAINING = ROOT / "docs" / "training.md"
+FILES = ROOT / "packages" / "swe-core" / "src" / "swe_core" / "system" / "files.py"
 TRAINER = ROOT / "packages" / "swe-trainer-trl" / "src" / "swe_trainer_trl"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
@@ -596,7 +597,7 @@ def test_failures_are_quoted_as_they_are_said() -> None:
             str(part.value) if isinstance(part, ast.Constant) else "…"
             for part in (node.values if isinstance(node, ast.JoinedStr) else [node])
         )
-        for module in [*TRAINER.glob("*.py"), Path(run_lock.__file__)]
+        for module in [*TRAINER.rglob("*.py"), FILES]
         for node in ast.walk(ast.parse(module.read_text()))
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
     ]

@@ -15,8 +15,8 @@ from swe_core.cli.report import report
 from swe_core.push.rows import shard
 from swe_core.push.secrets import push_redactor
 from swe_core.recording import RecordedReply
-from swe_core.redact import MARK
 from swe_core.store import RunDirectory
+from swe_core.system.redaction import MARK
 from swe_core.testing.provider import ScriptedProvider, say
 from swe_core.testing.vllm import tool_call
 from swe_core.tokens.chains import chains_of

@@ -18,7 +18,7 @@ from swe_core.builtin.vllm import VLLMConfig
 from swe_core.engine import EngineSession
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Turn
-from swe_core.serve import serve
+from swe_core.system.http_server import serve
 from swe_core.testing.serving.start import TokenServer
 from swe_core.testing.vllm import tool_call
 from swe_core.tokens.chains import Chain, chains_of

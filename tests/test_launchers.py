@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from swe_core.config import Settings
-from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
+from swe_core.system.redaction import Redactor
 
 from .conftest import Done
 from .warm import Warm

@@ -20,8 +20,8 @@ import pytest
 from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
-from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
+from swe_core.system.redaction import Redactor
 from swe_core.testing.serving.start import FRUGAL, MODEL, obstacle
 from swe_core.testing.vllm import ScriptedVLLM
 
@@ -412,7 +412,8 @@ def test_a_full_disk_is_one_sentence_and_with_room_it_goes_on(
 
 SLOW_VLLM = """
 import pathlib, sys, time
-if "vllm.entrypoints.openai.api_server" in sys.orig_argv and "swe_core.keeper" not in sys.orig_argv:
+arguments = set(sys.orig_argv)
+if "vllm.entrypoints.openai.api_server" in arguments and "swe_core.system.server_guard" not in arguments:
     pathlib.Path(sys.orig_argv[sys.orig_argv.index("--model") + 1] + ".started").touch()
     time.sleep(1e6)
 """

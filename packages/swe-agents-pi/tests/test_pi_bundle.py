@@ -23,9 +23,9 @@ import pytest
 from swe_agents_pi import bundle as bundle_module
 from swe_agents_pi.bundle import JITI, PI, NpmPackage, ensure_bundle
 from swe_agents_pi.node import find_node
-from swe_core import seal
 from swe_core.errors import AgentError, ConfigError
-from swe_core.seal import contents_of, digest_of
+from swe_core.system import seal
+from swe_core.system.seal import contents_of, digest_of
 
 
 @pytest.fixture(autouse=True)

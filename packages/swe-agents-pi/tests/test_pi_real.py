@@ -18,8 +18,8 @@ from swe_agents_pi.agent import PiAgent
 from swe_agents_pi.config import PiConfig
 from swe_core import AgentContext, AgentEvent, AgentExit
 from swe_core.agent_output import AgentOutput
-from swe_core.redact import Redactor
 from swe_core.store import RolloutFolder
+from swe_core.system.redaction import Redactor
 
 from .helpers import TASK, TOKEN, Reply, ScriptedLLM, calls, fails, says
 

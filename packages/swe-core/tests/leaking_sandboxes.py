@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from swe_core import AgentContext, AgentSpec, Component, Config, Sandbox, SandboxSpec, hookimpl
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import SandboxDied, SandboxError
-from swe_core.redact import hide
+from swe_core.system.redaction import hide
 
 logger = logging.getLogger(__name__)
 ACCOUNT = "account-token-of-the-provider"

@@ -17,8 +17,8 @@ import numpy as np
 
 from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
 from swe_core.errors import ContextOverflow, EngineUnavailable, RequestRefused
-from swe_core.eventloop import run
 from swe_core.interception.server import InterceptionServer
+from swe_core.system.event_loop import run
 from swe_core.testing.records import make_run
 
 BAD_DAYS = {

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import pytest
 
-from swe_core import apart as module
-from swe_core.apart import apart, closed, held
 from swe_core.errors import SandboxError
+from swe_core.system import detached as module
+from swe_core.system.detached import apart, closed, held
 
 WHAT = "the work"
 

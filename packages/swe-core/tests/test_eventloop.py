@@ -9,7 +9,7 @@ import signal
 import anyio
 import pytest
 
-from swe_core.eventloop import ending_signals, run, settled
+from swe_core.system.event_loop import ending_signals, run, settled
 
 
 def fail(hidden: list[int]) -> None:

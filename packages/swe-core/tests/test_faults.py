@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from swe_core import apart, sandbox_time
+from swe_core import sandbox_time
+from swe_core.system import detached
 from swe_core.tokens.audit import audit
 
 from .faulty_bench import BAD, BROKEN, Faults, Kind, comparable, run_three
@@ -121,7 +122,7 @@ async def test_what_hangs_is_left_to_itself(
     point: str,
 ) -> None:
     """Though it ignores that it is cancelled, or is shielded from it."""
-    monkeypatch.setattr(apart, "CLOSING", 0.05)
+    monkeypatch.setattr(detached, "CLOSING", 0.05)
     monkeypatch.setattr(sandbox_time, "SANDBOX_CLOSING", 0.05)
     before, seen = undisturbed
     for nth in range(seen[point]):

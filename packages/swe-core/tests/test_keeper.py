@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-KEEPER = (sys.executable, "-m", "swe_core.keeper")
+KEEPER = (sys.executable, "-m", "swe_core.system.server_guard")
 SERVER = ("bash", "-c", "echo $$; sleep 600")
 
 

@@ -26,7 +26,7 @@ from swe_core.errors import (
     EngineUnavailable,
     RequestRefused,
 )
-from swe_core.redact import redacting
+from swe_core.system.redaction import redacting
 from swe_core.testing.provider import Ear, Fault, ScriptedProvider, call_tool, refusing_url, say
 
 pytestmark = pytest.mark.anyio

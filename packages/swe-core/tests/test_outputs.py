@@ -17,15 +17,15 @@ from rich.text import Text
 from swe_core.agent import AgentEvent
 from swe_core.cli.report import report
 from swe_core.cli.show import show
-from swe_core.cli.terminal import SafeConsole
 from swe_core.grade import Grade, Suspicion, Tampering
 from swe_core.page.html import page
 from swe_core.push.card import card
 from swe_core.push.record import PushedRun
 from swe_core.record import Failure, Retried, Rollout, SandboxTime
-from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.summary import table
+from swe_core.system.redaction import Redactor
+from swe_core.system.terminal import SafeConsole
 from swe_core.testing.records import make_rollout, make_turn
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\x07\x08\x7f\x00\r"

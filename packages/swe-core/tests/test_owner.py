@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swe_core import owner
-from swe_core.owner import current_owner, is_abandoned, owner_state
+from swe_core.system import process_owner
+from swe_core.system.process_owner import current_owner, is_abandoned, owner_state
 
 
 def test_a_living_owner_is_not_abandoned() -> None:
@@ -15,7 +15,7 @@ def test_a_living_owner_is_not_abandoned() -> None:
 
 
 def test_a_dead_process_is_abandoned() -> None:
-    script = "from swe_core.owner import current_owner; print(current_owner())"
+    script = "from swe_core.system.process_owner import current_owner; print(current_owner())"
     dead = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert is_abandoned(dead.strip())
 
@@ -50,15 +50,15 @@ def test_the_states() -> None:
 
 def test_a_machine_of_the_same_name_is_another_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "machine-id").write_text("0" * 32 + "\n")
-    other = current_owner().replace(owner._boot_id(), "its-own-boot")
-    monkeypatch.setattr(owner, "_MACHINE_ID", tmp_path / "machine-id")
+    other = current_owner().replace(process_owner._boot_id(), "its-own-boot")
+    monkeypatch.setattr(process_owner, "_MACHINE_ID", tmp_path / "machine-id")
     assert owner_state(other) == "unknown", "it may be alive there"
     assert "0" * 8 not in current_owner(), "the id itself is confidential"
 
 
 def test_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Living runs were called dead there."""
-    monkeypatch.setattr(owner, "_PROC", tmp_path / "none")
+    monkeypatch.setattr(process_owner, "_PROC", tmp_path / "none")
     assert owner_state(current_owner()) == "alive"
     host, boot, namespace, _, started = current_owner().rsplit("/", 4)
     with subprocess.Popen(["true"]) as process:

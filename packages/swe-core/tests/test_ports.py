@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_core import ports
+from swe_core.system import ports
 
 
 def can_be_listened_on(port: int) -> bool:

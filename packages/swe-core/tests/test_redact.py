@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.redact import (
+from swe_core.system.redaction import (
     MARK,
     RedactingFormatter,
     Redactor,

@@ -26,8 +26,8 @@ from swe_core.page.curves import MAX_METRICS, over_steps, rolling_mean
 from swe_core.page.html import MAX_ROWS
 from swe_core.page.metrics import read_metrics
 from swe_core.record import Failure, Ledger, Phases, Retried, SandboxTime
-from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
+from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_rollout
 
 HOSTILE = "<script>alert(1)</script><img src=https://example.com/x onerror=alert(1)>\"'&amp;]]>-->"

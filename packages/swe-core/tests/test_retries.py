@@ -20,10 +20,10 @@ from swe_core.errors import (
     SweError,
 )
 from swe_core.record import Rollout
-from swe_core.redact import hide, redacting
 from swe_core.request import RolloutRequest
 from swe_core.sandbox import Sandbox
 from swe_core.store import FOLDERS, RunDirectory
+from swe_core.system.redaction import hide, redacting
 from swe_core.tokens.chains import chains_of
 
 from .runner_bench import Bench, open_bench

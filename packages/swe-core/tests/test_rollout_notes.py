@@ -14,8 +14,8 @@ from swe_core.builtin.local.provider import LocalProvider
 from swe_core.engine import Sampled, Usage
 from swe_core.errors import AgentError, LedgerError, SandboxDied
 from swe_core.record import Ledger, Outcome
-from swe_core.redact import Redactor
 from swe_core.rollout_notes import Notes
+from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_request, make_task
 from swe_core.tokens.book import TokenBook
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swe_core import seal
-from swe_core.seal import Seal, contents_of, set_aside
+from swe_core.system import seal
+from swe_core.system.seal import Seal, contents_of, set_aside
 
 
 @pytest.fixture(autouse=True)

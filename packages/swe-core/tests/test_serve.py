@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from swe_core.interception.server import InterceptionServer
-from swe_core.serve import serve
+from swe_core.system.http_server import serve
 
 
 @asynccontextmanager

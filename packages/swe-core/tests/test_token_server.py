@@ -14,7 +14,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from swe_core.serve import serve
+from swe_core.system.http_server import serve
 from swe_core.testing.serving.start import MODEL, TokenServer
 
 if TYPE_CHECKING:

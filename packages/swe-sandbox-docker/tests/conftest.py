@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import docker
 import pytest
 
-from swe_core.owner import LABEL, current_owner
+from swe_core.system.process_owner import LABEL, current_owner
 from swe_core.testing.sandbox import SandboxConformance
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider

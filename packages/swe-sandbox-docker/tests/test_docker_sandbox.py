@@ -18,8 +18,8 @@ import pytest
 from anyio.abc import SocketStream
 
 from swe_core.errors import PolicyRefused, SandboxBroken, SandboxDied, SandboxError, SandboxTimeout
-from swe_core.owner import LABEL, current_owner
 from swe_core.sandbox import Asset, SandboxProvider, SandboxSpec
+from swe_core.system.process_owner import LABEL, current_owner
 from swe_core.testing.sandbox import SandboxConformance
 from swe_sandbox_docker.client import Client, EngineLimits, resolve_host
 from swe_sandbox_docker.config import DockerConfig

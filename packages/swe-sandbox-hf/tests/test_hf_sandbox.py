@@ -18,8 +18,8 @@ import pytest
 from huggingface_hub.errors import SandboxError as HubSandboxError
 
 from swe_core.errors import PolicyRefused, SandboxBroken, SandboxDied, SandboxError, SandboxTimeout
-from swe_core.owner import LABEL, current_owner
 from swe_core.sandbox import HOME_DIR, Asset, Process, Sandbox, SandboxSpec
+from swe_core.system.process_owner import LABEL, current_owner
 from swe_core.testing.hf import LocalHF
 from swe_sandbox_hf import sandbox as hf_sandbox
 from swe_sandbox_hf.config import HfConfig

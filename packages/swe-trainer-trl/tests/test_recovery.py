@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from swe_core.errors import EngineUnavailable, SweError
-from swe_core.ports import free_port
+from swe_core.system.ports import free_port
 from swe_core.testing.serving.start import missing
 from swe_trainer_trl.config import ServerOptions
 from swe_trainer_trl.watch import ServerLost
@@ -125,7 +125,7 @@ def _listening(bench: Bench) -> int:
     """The pid of the stub that serves, by its command."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         words = path.read_bytes().split(b"\0")
-        if str(bench.port).encode() in words and b"swe_core.keeper" not in words:
+        if str(bench.port).encode() in words and b"swe_core.system.server_guard" not in words:
             return int(path.parent.name)
     raise AssertionError("none serves")
 

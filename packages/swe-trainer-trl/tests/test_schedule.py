@@ -32,11 +32,11 @@ from swe_core.errors import ConfigError, EngineUnavailable, SandboxDied, SweErro
 from swe_core.grade import Graded
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Rollout, Turn, TurnTokens
-from swe_core.redact import Redactor
 from swe_core.request import Parts, RolloutRequest
 from swe_core.runner import Runner
 from swe_core.sandbox import Sandbox, SandboxSpec
 from swe_core.store import RUN_FILE, RunDirectory, new_run_info
+from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_request
 from swe_core.tokens.audit import audit
 from swe_trainer_trl import schedule

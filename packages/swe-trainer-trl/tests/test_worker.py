@@ -30,8 +30,8 @@ from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.config import Settings
 from swe_core.errors import SweError
 from swe_core.record import Rollout
-from swe_core.redact import Redactor
 from swe_core.store import RunDirectory, new_run_info
+from swe_core.system.redaction import Redactor
 from swe_trainer_trl.groups import Assessed, Row
 from swe_trainer_trl.ipc import Metrics, Start, line
 from swe_trainer_trl.journal import Journal

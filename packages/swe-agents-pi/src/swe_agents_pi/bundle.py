@@ -7,8 +7,8 @@
 
 A bundle is relocatable and never changes: its folder is named by a digest of all that is in it. It is
 built beside its place and renamed into it, under a lock, so that a half-built one is never seen. Each run
-looks whether it is still what was built (swe_core.seal): what that has to be follows from what is pinned
-here, from node and from our extension, so nothing in the cache is believed.
+looks whether it is still what was built (`swe_core.system.seal`): what that has to be follows from what is
+pinned here, from node and from our extension, so nothing in the cache is believed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import platformdirs
 
 from swe_agents_pi.node import find_node, npm_command
 from swe_core.errors import AgentError
-from swe_core.seal import Seal, contents_of, digest_of, locked, set_aside
+from swe_core.system.seal import Seal, contents_of, digest_of, locked, set_aside
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class NpmPackage:
 
     Args:
         sha256: Of the tarball that `npm pack` fetches.
-        tree: `swe_core.seal.digest_of` what of it is kept.
+        tree: `swe_core.system.seal.digest_of` what of it is kept.
         keep: Paths inside the package; folders are taken whole.
         into: Where in the bundle they go.
     """

@@ -10,7 +10,6 @@ import anyio
 
 from swe_core.agent import AgentContext, AgentExit, AgentSpec
 from swe_core.agent_output import AgentOutput
-from swe_core.apart import closed
 from swe_core.engine import EngineSession
 from swe_core.errors import AgentError, NoLLMCall, SandboxError, raised_as
 from swe_core.interception.session import Gate
@@ -19,6 +18,7 @@ from swe_core.record import Turn
 from swe_core.request import Observer, Parts, RolloutRequest
 from swe_core.sandbox import Process, Sandbox, Stream
 from swe_core.store import RolloutFolder
+from swe_core.system.detached import closed
 
 
 @dataclass(slots=True)

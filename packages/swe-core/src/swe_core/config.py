@@ -21,8 +21,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from swe_core.component import Config
 from swe_core.errors import ConfigError
-from swe_core.redact import MARK, names_credential, secret_settings
 from swe_core.sandbox import Network
+from swe_core.system.redaction import MARK, names_credential, secret_settings
 
 PREFIX = "SWE_"
 NESTED = "__"

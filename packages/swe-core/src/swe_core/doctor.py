@@ -17,7 +17,7 @@ from swe_core.checks import Check, Finding, State
 from swe_core.errors import PluginError, sentence
 from swe_core.machine import machine_checks
 from swe_core.plugins import HOOKS, Offer, PluginSet
-from swe_core.redact import Redactor
+from swe_core.system.redaction import Redactor
 
 CORE = "swe-core"
 """Who asks for what every run needs."""

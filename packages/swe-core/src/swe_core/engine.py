@@ -224,7 +224,8 @@ class Engine(ABC):
     ) -> Completion:
         """Answer one request with a whole completion; cancelling the call aborts the generation.
 
-        A call that is cancelled and does not end is left to itself after `swe_core.apart.CLOSING` seconds.
+        A call that is cancelled and does not end is left to itself after `CLOSING` seconds
+        (`swe_core.system.detached`).
 
         Args:
             emit: Where to send pieces while they are generated, when the agent streams. An engine that

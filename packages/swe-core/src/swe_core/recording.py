@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
 from swe_core.errors import ConfigError, EngineError
-from swe_core.redact import Redactor
+from swe_core.system.redaction import Redactor
 
 
 class _Line(BaseModel):

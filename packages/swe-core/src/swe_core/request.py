@@ -13,8 +13,8 @@ from swe_core.engine import Engine
 from swe_core.grade import Grader
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Record, Rollout, Turn
-from swe_core.redact import Redactor
 from swe_core.sandbox import SandboxProvider, SandboxSpec
+from swe_core.system.redaction import Redactor
 from swe_core.task import Task
 
 Phase = Literal["open", "prepare", "agent", "export", "grade"]

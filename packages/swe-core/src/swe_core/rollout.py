@@ -20,7 +20,6 @@ from datetime import UTC, datetime
 import anyio
 
 from swe_core.agent_run import run_agent
-from swe_core.apart import nobody_cancelled
 from swe_core.errors import GraderError, SandboxBroken, SandboxError, boundary_of, raised_as, sentence
 from swe_core.grade import Grade, Graded
 from swe_core.patch import PatchUnavailable, export_patch
@@ -29,6 +28,7 @@ from swe_core.record import Outcome, Rollout
 from swe_core.request import Observer, Parts, RolloutRequest
 from swe_core.rollout_notes import Notes
 from swe_core.store import RolloutFolder
+from swe_core.system.detached import nobody_cancelled
 
 logger = logging.getLogger(__name__)
 

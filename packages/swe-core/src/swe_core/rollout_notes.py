@@ -23,10 +23,10 @@ from swe_core.errors import (
 from swe_core.grade import Grade
 from swe_core.interception.session import Gate
 from swe_core.record import Failure, Ledger, Outcome, Phases, Purpose, Retried, Rollout
-from swe_core.redact import Redactor
 from swe_core.request import Observer, Phase, RolloutRequest
 from swe_core.sandbox import SandboxProvider
 from swe_core.sandbox_time import TimedProvider
+from swe_core.system.redaction import Redactor
 from swe_core.tokens.ledger import RETRIED, add_ledgers
 
 _BOUNDARY: dict[Phase, Boundary] = {

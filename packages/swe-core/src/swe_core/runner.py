@@ -12,10 +12,10 @@ import anyio
 from swe_core.engine import Engine
 from swe_core.errors import SweError, sentence
 from swe_core.record import Rollout, Turn
-from swe_core.redact import forgetting
 from swe_core.request import Observer, Parts, Phase, RolloutRequest
 from swe_core.rollout import run_rollout
 from swe_core.store import RunDirectory
+from swe_core.system.redaction import forgetting
 
 logger = logging.getLogger(__name__)
 

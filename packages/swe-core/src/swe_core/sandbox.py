@@ -14,9 +14,9 @@ from typing import Literal, Protocol, runtime_checkable
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
-from swe_core.apart import closed
 from swe_core.errors import SandboxError, SandboxTimeout
-from swe_core.owner import OwnerState
+from swe_core.system.detached import closed
+from swe_core.system.process_owner import OwnerState
 
 Network = Literal["llm", "none", "full"]
 Stream = Literal["stdout", "stderr"]
@@ -318,7 +318,7 @@ class SandboxProvider(Protocol):
         """Open one sandbox; leaving the context destroys it, shielded from cancellation.
 
         A rollout opens it in a task of its own, and waits for its end at most so many seconds as
-        `swe_core.apart.SANDBOX_CLOSING` says.
+        `swe_core.system.detached.SANDBOX_CLOSING` says.
 
         Everything opened is closed, also when a later step of opening fails.
 

@@ -14,11 +14,10 @@ import orjson
 from pydantic import BaseModel, Field, ValidationError
 
 from swe_core.agent import AgentEvent
-from swe_core.appended_file import AppendedFile
 from swe_core.errors import UsageError
 from swe_core.record import FORMAT_VERSION, READABLE, UNDELIVERED, Outcome, Record, Rollout, Turn, Undelivered
-from swe_core.redact import Redactor
-from swe_core.run_lock import LOCK_FILE, locked
+from swe_core.system.files import LOCK_FILE, AppendedFile, locked
+from swe_core.system.redaction import Redactor
 
 RUN_FILE = "run.json"
 ROLLOUTS_FILE = "rollouts.jsonl"
@@ -187,7 +186,7 @@ class RunDirectory:
     @classmethod
     def resume(cls, path: Path, redactor: Redactor, again: Collection[Outcome] = ()) -> RunDirectory:
         """Open a run directory to go on with its run: a torn last line is cut off, and what is there of
-        rollouts that never finished is removed. The caller has it locked (`swe_core.run_lock`).
+        rollouts that never finished is removed. The caller has it locked (`swe_core.system.files`).
 
         Args:
             again: Rollouts that ended like this are removed too, so that they can be run again.

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, get_args
 
 from swe_core.page.facts import facts_of, suspicious_kinds, tamper_kinds, why
-from swe_core.printable import printable
 from swe_core.record import Phases, Purpose, Rollout
 from swe_core.results import CONFIDENCE
 from swe_core.store import RunDirectory
+from swe_core.system.printable import printable
 
 if TYPE_CHECKING:
     from swe_core.tokens.audit import Audit

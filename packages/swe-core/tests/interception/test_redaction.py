@@ -16,7 +16,7 @@ from swe_core.errors import RequestRefused
 from swe_core.interception.redaction import RedactedPieces
 from swe_core.interception.server import InterceptionServer
 from swe_core.record import Turn
-from swe_core.redact import MARK, Redactor
+from swe_core.system.redaction import MARK, Redactor
 
 from .helpers import HELLO, Plugin, by_hand, who
 

@@ -30,7 +30,7 @@ from swe_core.relay import program
 from swe_core.relay.pull import ExecTransport, HttpTransport, Timing, Transport, http_client, reach_by_pull
 from swe_core.relay.unix import background
 from swe_core.sandbox import Asset, Process, Sandbox, SandboxProvider, SandboxSpec
-from swe_core.serve import serve
+from swe_core.system.http_server import serve
 from swe_core.testing.sandbox.base import PATIENCE
 
 Dial = Callable[[int], Awaitable[ByteStream]]

@@ -19,7 +19,7 @@ from swe_core.relay.calls import end_to_end
 from swe_core.relay.outbox import ROOM, Outbox, Pace
 from swe_core.relay.pull import Timing, reach_by_pull
 from swe_core.relay.wire import MAX_BODY, MAX_LINE, ProtocolError, Question, Unpacker, signature
-from swe_core.serve import serve
+from swe_core.system.http_server import serve
 from swe_core.testing.sandbox.network import hello, serving
 
 from .helpers import Proxy, by_exec, dial_host, on_this_host, reached, request

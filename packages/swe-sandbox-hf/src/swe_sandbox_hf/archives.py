@@ -19,7 +19,7 @@ import platformdirs
 
 from swe_core.errors import SandboxError
 from swe_core.sandbox import ASSETS_DIR, Asset, SandboxSpec
-from swe_core.seal import Seal
+from swe_core.system.seal import Seal
 
 PART = 2 * 1024 * 1024
 """Bytes of one upload: what the client sends in one request. Where one fails, it alone is repeated."""

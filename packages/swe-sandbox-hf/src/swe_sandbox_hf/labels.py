@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from huggingface_hub import JobInfo
 
-from swe_core.owner import LABEL
+from swe_core.system.process_owner import LABEL
 
 UNIQUE = "swe-core.sandbox"
 """A name of ours for each job, by which one is found whose id never reached us."""
@@ -19,7 +19,7 @@ _RESERVED = re.compile(r"hf-sandbox.*|name")
 
 
 def encoded(owner: str) -> str:
-    """An owner (`swe_core.owner`) as the value of a label: its slashes become underscores."""
+    """An owner (`swe_core.system.process_owner`) as the value of a label: its slashes become underscores."""
     return owner.replace("/", "_")
 
 

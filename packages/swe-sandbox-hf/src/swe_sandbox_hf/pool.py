@@ -11,7 +11,7 @@ import anyio
 from huggingface_hub import Sandbox as HubSandbox
 from huggingface_hub import SandboxPool
 
-from swe_core.owner import current_owner
+from swe_core.system.process_owner import current_owner
 from swe_sandbox_hf.client import Client
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.labels import pool_name

@@ -18,12 +18,12 @@ from pathlib import Path
 from swe_core.assemble import make_plan
 from swe_core.config import Settings, base_url
 from swe_core.errors import SweError, sentence
-from swe_core.eventloop import run
 from swe_core.execute import execute
 from swe_core.plugins import PluginSet, allow_list
 from swe_core.record import Rollout, Turn
-from swe_core.redact import RedactingFormatter, Redactor, redacting
 from swe_core.request import Phase, RolloutRequest
+from swe_core.system.event_loop import run
+from swe_core.system.redaction import RedactingFormatter, Redactor, redacting
 from swe_trainer_trl.feeder import Feeder
 from swe_trainer_trl.ipc import Beat, Command, Failed, Report, Start, command, line
 from swe_trainer_trl.journal import Journal

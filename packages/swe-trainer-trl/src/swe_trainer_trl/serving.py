@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from swe_core.errors import ConfigError, EngineUnavailable, SweError
-from swe_core.keeper import GRACE
-from swe_core.ports import free_port
+from swe_core.system.ports import free_port
+from swe_core.system.server_guard import GRACE
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.gpus import Layout
 from swe_trainer_trl.watch import dead
@@ -314,7 +314,7 @@ def _kept(
     Raises:
         SweError: The log cannot be written.
     """
-    keep = [sys.executable, "-m", "swe_core.keeper", str(os.getpid()), *command]
+    keep = [sys.executable, "-m", "swe_core.system.server_guard", str(os.getpid()), *command]
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.config import load_settings
-from swe_core.ports import free_port
 from swe_core.push.client import TryLater
-from swe_core.redact import MARK, Redactor
 from swe_core.store import RunDirectory, new_run_info
+from swe_core.system.ports import free_port
+from swe_core.system.redaction import MARK, Redactor
 from swe_core.testing.hf import LocalHF
 from swe_trainer_trl.space import supervisor as module
 from swe_trainer_trl.space.manifest import KEY, KEY_HEADER, Manifest

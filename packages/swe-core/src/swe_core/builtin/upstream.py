@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from swe_core.checks import Check, Finding
 from swe_core.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable, RequestRefused
-from swe_core.redact import SHORTEST, Redactor, hide
+from swe_core.system.redaction import SHORTEST, Redactor, hide
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ def final(error: Exception, attempts: int = 1) -> Exception:
 
 def key_from(variable: str) -> SecretStr | None:
     """The key in an environment variable; None where it is unset or empty. From here on it is hidden
-    (`swe_core.redact.hide`), unless it is a word for no key.
+    (`swe_core.system.redaction.hide`), unless it is a word for no key.
 
     Raises:
         ConfigError: It cannot be sent in a header.

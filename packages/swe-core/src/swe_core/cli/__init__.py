@@ -11,8 +11,8 @@ import traceback
 import click
 
 from swe_core.errors import SweError, UsageError, sentence
-from swe_core.printable import printable
-from swe_core.redact import Redactor, redacting
+from swe_core.system.printable import printable
+from swe_core.system.redaction import Redactor, redacting
 
 _COMMANDS = {
     "run": ("swe_core.cli.run:run", "Run rollouts: an agent on tasks, graded on the host."),

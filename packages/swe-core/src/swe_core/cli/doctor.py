@@ -13,7 +13,7 @@ import orjson
 
 from swe_core.cli.options import plugin_options
 from swe_core.plugins import PluginSet, allow_list
-from swe_core.printable import one_line
+from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:
     from swe_core.doctor import Asked, Result
@@ -66,7 +66,7 @@ def _engine(plugins: PluginSet, url: str) -> Asked:
 def _print(results: Sequence[Result], missing: Sequence[Result]) -> None:
     from rich.text import Text
 
-    from swe_core.cli.terminal import SafeConsole
+    from swe_core.system.terminal import SafeConsole
 
     console = SafeConsole(highlight=False)
     width = max(len(result.asked.check.name) for result in results)

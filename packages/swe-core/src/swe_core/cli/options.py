@@ -12,7 +12,7 @@ import click
 
 from swe_core.config import Settings, load_settings
 from swe_core.plugins import PluginSet, allow_list
-from swe_core.printable import printable
+from swe_core.system.printable import printable
 
 if TYPE_CHECKING:
     from swe_core.store import RunDirectory

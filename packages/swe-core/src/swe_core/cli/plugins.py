@@ -21,7 +21,7 @@ def plugins(extra: tuple[str, ...], as_json: bool) -> None:
         return
     from rich.table import Table
 
-    from swe_core.cli.terminal import SafeConsole
+    from swe_core.system.terminal import SafeConsole
 
     table = Table("plugin", "from", "offers", box=None, header_style="bold", pad_edge=False)
     for plugin in found:

@@ -15,10 +15,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from swe_core.cli.terminal import SafeConsole
-from swe_core.printable import one_line, printable
 from swe_core.record import Failure, Rollout, Turn
 from swe_core.request import Phase, RolloutRequest
+from swe_core.system.printable import one_line, printable
+from swe_core.system.terminal import SafeConsole
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from swe_core.cli.options import run_directory
-from swe_core.printable import one_line
+from swe_core.system.printable import one_line
 
 
 @click.command()
@@ -26,12 +26,12 @@ def regrade(directory: Path, name: str | None, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from swe_core.cli.terminal import SafeConsole
     from swe_core.config import load_settings
-    from swe_core.eventloop import run as run_in_loop
     from swe_core.plugins import PluginSet, allow_list
     from swe_core.regrade import Regraded, chosen
     from swe_core.regrade import regrade as grade_again
+    from swe_core.system.event_loop import run as run_in_loop
+    from swe_core.system.terminal import SafeConsole
 
     run = click.get_current_context().with_resource(run_directory(directory))
     rollouts = chosen(run, name)

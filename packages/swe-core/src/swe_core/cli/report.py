@@ -11,11 +11,11 @@ import orjson
 from rich.console import RenderableType
 
 from swe_core.cli.report_text import MAX_ROWS, brief, full
-from swe_core.cli.terminal import SafeConsole
-from swe_core.outfile import write_out
 from swe_core.record import Rollout
 from swe_core.store import RunDirectory
 from swe_core.summary import summary, table
+from swe_core.system.files import write_out
+from swe_core.system.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from swe_core.tokens.audit import Audit

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from swe_core.page.facts import CAUSES, Facts, facts_of, why
-from swe_core.printable import one_line
 from swe_core.record import Rollout
 from swe_core.results import TaskResult
 from swe_core.store import RunDirectory
+from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:
     from swe_core.tokens.audit import Audit

@@ -18,7 +18,7 @@ from swe_core.component import RunOption
 from swe_core.config import Settings, load_settings
 from swe_core.errors import ConfigError, UsageError
 from swe_core.plugins import Plugin, PluginSet, allow_list
-from swe_core.redact import RedactingFormatter, Redactor, redacting
+from swe_core.system.redaction import RedactingFormatter, Redactor, redacting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -213,8 +213,8 @@ def _execute(
     """Run all rollouts in this process, or with `again` those that are left and those that ended like that.
     The notes that it begins with are added to `said`. Returns whether it was interrupted."""
     from swe_core.cli.progress import LiveProgress, PlainProgress
-    from swe_core.eventloop import run as run_in_loop
     from swe_core.execute import execute
+    from swe_core.system.event_loop import run as run_in_loop
 
     with ExitStack() as stack:
 

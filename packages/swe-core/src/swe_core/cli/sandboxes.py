@@ -13,7 +13,7 @@ import click
 import orjson
 
 from swe_core.cli.options import plugin_options, settings_and_plugins, settings_options
-from swe_core.printable import one_line
+from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:
     from swe_core.sandbox import SandboxEntry, SandboxProvider
@@ -52,7 +52,7 @@ def list_sandboxes(config: Path | None, sets: tuple[str, ...], as_json: bool, **
 
     Exit code: 0, or 1 when they cannot be had, 2 for wrong input.
     """
-    from swe_core.eventloop import run
+    from swe_core.system.event_loop import run
 
     provider = _provider(config, sets, options)
     with _patience():
@@ -66,7 +66,7 @@ def list_sandboxes(config: Path | None, sets: tuple[str, ...], as_json: bool, **
     from rich.table import Table
 
     from swe_core.cli.report_text import Uncut
-    from swe_core.cli.terminal import SafeConsole
+    from swe_core.system.terminal import SafeConsole
 
     rows = [_row(entry) for entry in found]
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -93,7 +93,7 @@ def reap(config: Path | None, sets: tuple[str, ...], as_json: bool, **options: A
 
     Exit code: 0, or 1 when they cannot be had, 2 for wrong input.
     """
-    from swe_core.eventloop import run
+    from swe_core.system.event_loop import run
 
     provider = _provider(config, sets, options)
     with _patience():

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from swe_core.cli.show_text import PARTS, Part, Shown
-from swe_core.cli.terminal import SafeConsole
 from swe_core.errors import UsageError
 from swe_core.record import Rollout
 from swe_core.store import FOLDERS, RunDirectory
+from swe_core.system.terminal import SafeConsole
 
 _NAMED = 5
 """Rollouts that the error names where none has nearly that name."""

@@ -14,9 +14,9 @@ from rich.text import Text
 from swe_core.agent import AgentEvent, EventKind
 from swe_core.cli.report_text import STYLE, Uncut
 from swe_core.page.facts import why
-from swe_core.printable import one_line, printable
 from swe_core.record import Rollout, Turn
 from swe_core.store import FOLDERS, RunDirectory
+from swe_core.system.printable import one_line, printable
 from swe_core.task import TestStatus
 
 Part = Literal["head", "transcript", "diff", "tests", "turns"]

@@ -18,7 +18,7 @@ from swe_core.cli.options import (
     task_options,
 )
 from swe_core.cli.tasks_verify import verify
-from swe_core.printable import one_line, printable
+from swe_core.system.printable import one_line, printable
 
 if TYPE_CHECKING:
     from swe_core.task import Task
@@ -51,7 +51,7 @@ def list_tasks(config: Path | None, sets: tuple[str, ...], as_json: bool, **opti
         return
     from rich.table import Table
 
-    from swe_core.cli.terminal import SafeConsole
+    from swe_core.system.terminal import SafeConsole
 
     table = Table("task", "repository", "runs in", "tests", box=None, header_style="bold", pad_edge=False)
     for task in selected:

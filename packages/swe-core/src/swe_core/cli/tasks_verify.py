@@ -9,7 +9,7 @@ import click
 
 from swe_core.cli.options import plugin_options, settings_and_plugins, settings_options, task_options
 from swe_core.errors import SweError
-from swe_core.printable import one_line, printable
+from swe_core.system.printable import one_line, printable
 
 if TYPE_CHECKING:
     from swe_core.verify.report import TaskVerdict
@@ -65,8 +65,8 @@ def verify(
     # The heavy half of the program, imported only once the input is known to be sound.
     import platformdirs
 
-    from swe_core.eventloop import run
     from swe_core.selection import selection
+    from swe_core.system.event_loop import run
     from swe_core.verify.cache import VerifyCache
     from swe_core.verify.cheats import chosen
     from swe_core.verify.report import ReportFile, VerifyReport
@@ -117,8 +117,8 @@ def _show(report: Any, asked: int, out: Path | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from swe_core.cli.terminal import SafeConsole
     from swe_core.page.facts import unchecked_bases
+    from swe_core.system.terminal import SafeConsole
 
     console = SafeConsole(highlight=False)
     table = Table(box=None, header_style="bold", pad_edge=False)

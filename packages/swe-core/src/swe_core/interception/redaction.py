@@ -12,7 +12,7 @@ from typing import Any
 
 from swe_core.deltas import Indices
 from swe_core.engine import Completion, Delta
-from swe_core.redact import MARK, SHORTEST, Redactor
+from swe_core.system.redaction import MARK, SHORTEST, Redactor
 
 _Place = str | int | tuple[str, ...]
 """Where a text stands: a field of the message, the arguments of the call of this index, or further inside."""

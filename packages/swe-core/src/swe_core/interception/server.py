@@ -25,7 +25,6 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from anyio.abc import TaskGroup
 
-from swe_core.apart import closed
 from swe_core.config import MAX_BODY, Budgets
 from swe_core.deltas import merge
 from swe_core.engine import Completion, Engine, EngineSession
@@ -48,8 +47,9 @@ from swe_core.interception.redaction import RedactedPieces
 from swe_core.interception.session import Gate
 from swe_core.interception.tools import BadArguments, ToolFailed, UnknownTool
 from swe_core.record import Turn
-from swe_core.redact import Redactor
-from swe_core.serve import serve
+from swe_core.system.detached import closed
+from swe_core.system.http_server import serve
+from swe_core.system.redaction import Redactor
 
 ENGINE_FAILED = "the model behind this endpoint failed for good and answers no more calls of this rollout"
 ENDPOINT_FAILED = "this endpoint failed to answer the request"

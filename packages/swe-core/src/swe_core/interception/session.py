@@ -15,7 +15,6 @@ from urllib.parse import quote
 import anyio
 from anyio.abc import TaskGroup
 
-from swe_core.apart import apart
 from swe_core.config import Budgets
 from swe_core.deltas import join
 from swe_core.engine import ChatRequest, Completion, Delta, Engine, EngineSession, Sampled, Usage
@@ -33,7 +32,8 @@ from swe_core.interception.dialects.base import Asked
 from swe_core.interception.redaction import redacted
 from swe_core.interception.tools import Tools
 from swe_core.record import Budget, Turn, TurnTokens
-from swe_core.redact import Redactor
+from swe_core.system.detached import apart
+from swe_core.system.redaction import Redactor
 from swe_core.tokens.book import TokenBook
 from swe_core.turns import RequestDiff
 
@@ -215,8 +215,10 @@ class Gate:
         return call
 
     async def close(self) -> None:
-        """Refuse new calls, cancel those in flight and wait for their ends, which come in time whatever an
-        engine does (`swe_core.apart`). Then drop what the agent never had. Only the server calls it."""
+        """Refuse new calls, cancel those in flight, wait for their ends and drop what the agent never had.
+
+        The ends come in time whatever an engine does (`swe_core.system.detached`). Only the server calls it.
+        """
         self._closing = anyio.Event()
         for call in self._in_flight:
             call.scope.cancel()

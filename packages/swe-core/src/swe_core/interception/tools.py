@@ -12,9 +12,9 @@ import anyio
 from pydantic import BaseModel, ValidationError
 
 from swe_core.agent import HostTool
-from swe_core.apart import apart
 from swe_core.errors import AgentError
 from swe_core.interception.calls import OVER, RolloutOver
+from swe_core.system.detached import apart
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -100,7 +100,7 @@ class Tools:
             self._closing.set()
 
     async def close(self) -> None:
-        """Refuse new calls, cancel those that run and wait for their ends (`swe_core.apart`)."""
+        """Refuse new calls, cancel those that run and wait for their ends (`swe_core.system.detached`)."""
         self._closing = anyio.Event()
         for scope in self._running:
             scope.cancel()

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from swe_core.printable import printable
+from swe_core.system.printable import printable
 
 MAX_POINTS = 400
 Colour = Literal["main", "resolved", "unresolved", "error", "cancelled"]

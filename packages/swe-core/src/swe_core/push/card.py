@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from swe_core.printable import printable
 from swe_core.push.record import SHARDS, PushedRun
+from swe_core.system.printable import printable
 
 README = "README.md"
 BEGIN = "<!-- swe-core: begin; what stands here is written anew with each push -->"

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from swe_core.interception.dialects.chat import ChatCompletions
 from swe_core.push.record import public_name
 from swe_core.record import Rollout, Turn
-from swe_core.redact import MARK, Redactor
 from swe_core.store import RunDirectory
+from swe_core.system.redaction import MARK, Redactor
 from swe_core.tokens.chains import Chain, chains_of
 from swe_core.turns import requests
 

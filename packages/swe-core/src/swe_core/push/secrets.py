@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from swe_core.redact import MARK, Redactor
+from swe_core.system.redaction import MARK, Redactor
 
 _NAMES = re.compile(r"token|secret|passw|credential|api_?key|_key$|_pat$", re.IGNORECASE)
 _TOKENS = re.compile(r"(?:swe_tok_|hf_)[A-Za-z0-9_-]{30,}")

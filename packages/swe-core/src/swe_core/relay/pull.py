@@ -23,7 +23,6 @@ import httpx
 from anyio.abc import TaskStatus
 
 from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
-from swe_core.redact import hide
 from swe_core.relay import calls
 from swe_core.relay.exec_transport import ExecTransport
 from swe_core.relay.link import converse
@@ -34,6 +33,7 @@ from swe_core.relay.transport import HttpTransport, Transport, TransportError, h
 from swe_core.relay.unix import address_of, background
 from swe_core.relay.wire import Imposture, ProtocolError
 from swe_core.sandbox import Sandbox
+from swe_core.system.redaction import hide
 
 __all__ = [
     "ExecTransport",

@@ -9,7 +9,7 @@ from typing import Self
 
 from aiohttp import web
 
-from swe_core.serve import serve
+from swe_core.system.http_server import serve
 
 _MAX_BODY = 64 * 1024 * 1024
 

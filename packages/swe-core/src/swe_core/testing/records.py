@@ -11,10 +11,10 @@ from typing import Any
 
 from swe_core.config import Limits
 from swe_core.record import Rollout, Turn
-from swe_core.redact import Redactor
 from swe_core.request import RolloutRequest
 from swe_core.sandbox import SandboxSpec
 from swe_core.store import RunDirectory, new_run_info
+from swe_core.system.redaction import Redactor
 from swe_core.task import Task
 
 

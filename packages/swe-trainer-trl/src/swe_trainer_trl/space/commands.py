@@ -135,7 +135,7 @@ def status(repo_id: str) -> None:
 @click.option("--follow", is_flag=True, help="And what comes, until Ctrl-C.")
 def logs(repo_id: str, build: bool, follow: bool) -> None:
     """Print what a Space has said."""
-    from swe_core.printable import printable
+    from swe_core.system.printable import printable
 
     for line in _hub().logs(repo_id, build=build, follow=follow):
         click.echo(printable(line), nl=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from swe_core.errors import UsageError
-from swe_core.redact import names_credential
+from swe_core.system.redaction import names_credential
 from swe_trainer_trl.space.manifest import KEY, PORT, TOKEN, Manifest
 from swe_trainer_trl.space.wheels import Wheel
 

@@ -10,9 +10,9 @@ from typing import Literal
 
 import orjson
 
-from swe_core.printable import one_line
 from swe_core.record import Record
-from swe_core.redact import Redactor
+from swe_core.system.printable import one_line
+from swe_core.system.redaction import Redactor
 from swe_trainer_trl.checkpoints import METRICS_FILE
 from swe_trainer_trl.launch import SERVER_LOG
 

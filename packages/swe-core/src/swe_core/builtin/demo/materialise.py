@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from swe_core.errors import TaskError
-from swe_core.seal import Seal, contents_of, locked, set_aside
+from swe_core.system.seal import Seal, contents_of, locked, set_aside
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def materialise(stream: Path, base_commit: str, cache: Path) -> Path:
 
     It has no remote, no tag, no hook and no other commit, so nothing in it tells how the bug was fixed. It is
     made once per content of `stream`, and made anew where it is not what was made, for which each call looks
-    (swe_core.seal); any number of processes may ask at the same time.
+    (swe_core.system.seal); any number of processes may ask at the same time.
 
     Args:
         stream: What `git fast-import` reads; it writes the branch main.

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from swe_core.errors import SandboxError
-from swe_core.owner import OwnerState, current_owner, owner_state
+from swe_core.system.process_owner import OwnerState, current_owner, owner_state
 
 _OWNER_FILE = "owner.json"
 _HALF, _SEPARATOR = ".", "~"

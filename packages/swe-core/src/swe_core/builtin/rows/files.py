@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from swe_core import strict_json
 from swe_core.builtin.rows.row import found
 from swe_core.errors import TaskError
+from swe_core.system import strict_json
 
 _BOM = b"\xef\xbb\xbf"
 

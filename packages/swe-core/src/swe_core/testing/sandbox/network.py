@@ -13,7 +13,7 @@ from aiohttp import web
 
 from swe_core.errors import PolicyRefused
 from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
-from swe_core.serve import serve
+from swe_core.system.http_server import serve
 from swe_core.testing.sandbox.base import SandboxSuite, python
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -16,8 +16,8 @@ from typing import Literal
 import httpx
 from pydantic import BaseModel, ConfigDict
 
-from swe_core.keeper import GRACE
-from swe_core.ports import free_port
+from swe_core.system.ports import free_port
+from swe_core.system.server_guard import GRACE
 
 Kind = Literal["vllm", "transformers"]
 CONTEXT = 32_768
@@ -161,7 +161,7 @@ def _spawn(*arguments: str, log: Path) -> int:
     silent = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     return os.posix_spawn(
         sys.executable,
-        [sys.executable, "-m", "swe_core.keeper", *arguments],
+        [sys.executable, "-m", "swe_core.system.server_guard", *arguments],
         {**os.environ, **_environment(log.parent)},
         file_actions=[silent, output, (os.POSIX_SPAWN_DUP2, 1, 2)],
         setsid=True,

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, AnyStr
 
-from swe_core.printable import printable
+from swe_core.system.printable import printable
 
 MARK = "[redacted]"
 SHORTEST = 8

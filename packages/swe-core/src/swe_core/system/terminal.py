@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from swe_core.printable import printable
+from swe_core.system.printable import printable
 
 
 class SafeConsole(Console):

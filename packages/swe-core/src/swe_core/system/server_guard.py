@@ -1,4 +1,4 @@
-"""Run a server for as long as another process lives: python -m swe_core.keeper PID COMMAND...
+"""Run a server for as long as another process lives: python -m swe_core.system.server_guard PID COMMAND...
 
 Whatever ends process PID, a kill included, the server does not outlive it. The keeper must lead a process
 group of its own (start it with `start_new_session=True`), all of which it ends with the server, itself
@@ -21,7 +21,7 @@ GRACE = 10.0
 def main() -> None:
     """Wait for the end of the server, of process PID, or SIGTERM; whichever it is, end the server."""
     if len(sys.argv) < 3 or not sys.argv[1].isdecimal():
-        sys.exit("usage: python -m swe_core.keeper PID COMMAND...")
+        sys.exit("usage: python -m swe_core.system.server_guard PID COMMAND...")
     if os.getpgrp() != os.getpid():  # it would end the processes of who started it
         sys.exit("the keeper must lead a process group of its own: start it in a new session")
     told = os.eventfd(0)  # and no exception, which could leave a server that starts just now to nobody
