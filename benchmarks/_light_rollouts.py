@@ -19,10 +19,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from swe_core import AgentContext, AgentSpec, Component, hookimpl
-from swe_core.component import Config
-from swe_core.grade import Grade, Graded, Grader
-from swe_core.sandbox import HOME_DIR, Process, Sandbox, SandboxEntry, SandboxProvider, SandboxSpec, Stream
-from swe_core.task import Task, TaskSource
+from swe_core.api.component import Config
+from swe_core.api.grader import Grade, Graded, Grader
+from swe_core.api.sandbox import (
+    HOME_DIR,
+    Process,
+    Sandbox,
+    SandboxEntry,
+    SandboxProvider,
+    SandboxSpec,
+    Stream,
+)
+from swe_core.api.task import Task, TaskSource
 
 _TALK = "talk"
 _COMMIT = "0" * 40

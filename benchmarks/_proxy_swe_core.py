@@ -14,7 +14,7 @@ from pathlib import Path
 
 from _workload import MODEL
 
-from swe_core.engine import Engine, EngineSession
+from swe_core.api.engine import Engine, EngineSession
 from swe_core.interception.server import InterceptionServer
 from swe_core.store import RolloutFolder
 from swe_core.system.event_loop import run, settled

@@ -25,7 +25,7 @@ from _common import Report, Target, median, ratio, shown
 from numpy.typing import NDArray
 from rich.table import Table
 
-from swe_core.engine import Sampled
+from swe_core.api.engine import Sampled
 from swe_core.tokens.book import TokenBook
 from swe_core.tokens.chains import Step, build_chains
 

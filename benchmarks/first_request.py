@@ -27,8 +27,8 @@ from rich.table import Table
 
 from swe_agents_pi.bundle import PI
 from swe_agents_pi.node import npm_command
+from swe_core.api.records import Turn
 from swe_core.errors import SweError, sentence
-from swe_core.record import Turn
 
 TASK = "demo__memofn-1"
 LIMITS = {"local": 1.0, "docker": 2.0}

@@ -30,14 +30,14 @@ import anyio
 from _common import Report, Target, give_up, median, ratio, shown
 from rich.table import Table
 
+from swe_core.api.sandbox import SandboxProvider, SandboxSpec
+from swe_core.api.task import Task
 from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.builtin.swe.parsers import parse_pytest
 from swe_core.builtin.swe.reference import as_patch
 from swe_core.builtin.swe.testrun import test_script
-from swe_core.sandbox import SandboxProvider, SandboxSpec
-from swe_core.task import Task
 
 SHARE_LIMIT, PARSE_LIMIT = 0.5, 5.0
 LOG_BYTES, LOG_TESTS = 357 * 1024, 759

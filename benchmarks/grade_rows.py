@@ -23,10 +23,10 @@ from _common import Report, Target, give_up, median, shown, usable
 from grade import bare, grade
 from rich.table import Table
 
+from swe_core.api.sandbox import SandboxProvider, SandboxSpec
+from swe_core.api.task import Task
 from swe_core.builtin import demo, rows
 from swe_core.errors import SweError, sentence
-from swe_core.sandbox import SandboxProvider, SandboxSpec
-from swe_core.task import Task
 
 ADDED_LIMIT = 3.0
 _SIDES = ("graded", "bare", "added", "sandbox")

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from _common import SANDBOXES, Report, Target, give_up, median, ratio, run, shown, usable
 from rich.table import Table
 
+from swe_core.api.records import Rollout
 from swe_core.errors import SweError, sentence
-from swe_core.record import Rollout
 
 AGENTS = ("pi", "oracle")
 LIMITS = {"local": 1.0, "docker": 4.0}

@@ -24,9 +24,9 @@ from pathlib import Path
 from _common import SWE_CORE, Report, Target, median, ratio, shown
 from rich.table import Table
 
-from swe_core.engine import Usage
-from swe_core.grade import Grade
-from swe_core.record import Phases, Rollout
+from swe_core.api.engine import Usage
+from swe_core.api.grader import Grade
+from swe_core.api.records import Phases, Rollout
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 

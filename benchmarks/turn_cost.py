@@ -28,8 +28,8 @@ from _workload import LONG_TURNS, TOOLS, Texts, long_result, opening, replies, r
 from numpy.typing import NDArray
 from rich.table import Table
 
-from swe_core.engine import Sampled
-from swe_core.messages import Message
+from swe_core.api.engine import Sampled
+from swe_core.api.messages import Message
 from swe_core.tokens.conversation import Conversation
 from swe_core.tokens.load import load_renderer
 from swe_core.tokens.renderer import Renderer

@@ -17,8 +17,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from swe_core.api.messages import Message, text_of
 from swe_core.errors import RequestRefused
-from swe_core.messages import Message, text_of
 from swe_core.testing.tokenizer import family_tokens, make_tokenizer
 from swe_core.tokens.comparison import Comparison
 from swe_core.tokens.families import FAMILIES

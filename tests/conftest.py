@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+from swe_core.api.task import Task
 from swe_core.builtin.demo.source import DemoSource
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.cli.report import report
-from swe_core.task import Task
 from swe_core.testing.serving.start import FRUGAL
 from swe_core.testing.vllm import ScriptedVLLM
 

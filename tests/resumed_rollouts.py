@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from swe_core import AgentContext, AgentSpec, Component, hookimpl
-from swe_core.grade import Grade, Graded, Grader
-from swe_core.sandbox import SandboxProvider, SandboxSpec
-from swe_core.task import Task, TaskSource
+from swe_core.api.grader import Grade, Graded, Grader
+from swe_core.api.sandbox import SandboxProvider, SandboxSpec
+from swe_core.api.task import Task, TaskSource
 
 TASKS = 10
 FAILING = "FAILING"

@@ -26,11 +26,10 @@ from pydantic import BaseModel
 
 import swe_core as public_names
 from swe_core import hookspecs
-from swe_core.agent import AgentEvent
-from swe_core.engine import ForkCause, Rendered, Sampled, Usage
-from swe_core.grade import Grade
-from swe_core.page.metrics import StepMetrics
-from swe_core.record import (
+from swe_core.api.agent import AgentEvent
+from swe_core.api.engine import ForkCause, Rendered, Sampled, Usage
+from swe_core.api.grader import Grade
+from swe_core.api.records import (
     UNDELIVERED,
     Failure,
     Ledger,
@@ -42,6 +41,7 @@ from swe_core.record import (
     TurnTokens,
     Undelivered,
 )
+from swe_core.page.metrics import StepMetrics
 from swe_core.store import RunDirectory, RunInfo, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_rollout
@@ -390,7 +390,7 @@ def test_each_public_name_has_a_docstring(name: str) -> None:
     if inspect.isclass(thing):
         assert thing.__dict__.get("__doc__"), name
     elif name in ("Delta", "Emit"):
-        assert name in documented_assignments(ROOT / "packages/swe-core/src/swe_core/engine.py")
+        assert name in documented_assignments(ROOT / "packages/swe-core/src/swe_core/api/engine.py")
     else:
         assert inspect.getdoc(thing), name
 

@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from swe_core.task import Task
+from swe_core.api.task import Task
 from swe_core.testing.provider import Fault, ScriptedProvider, call_tool, refusing_url, say
 
 from .conftest import TASK, Command, Done, SweCore, fix, leftovers, wait_for

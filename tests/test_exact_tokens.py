@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 from openai import AsyncOpenAI, LengthFinishReasonError
 
+from swe_core.api.engine import EngineSession
+from swe_core.api.records import Turn
 from swe_core.builtin.vllm import VLLMConfig
-from swe_core.engine import EngineSession
 from swe_core.interception.server import InterceptionServer
-from swe_core.record import Turn
 from swe_core.system.http_server import serve
 from swe_core.testing.serving.start import TokenServer
 from swe_core.testing.vllm import tool_call

@@ -16,8 +16,8 @@ import orjson
 import pytest
 from aiohttp import web
 
+from swe_core.api.task import Task
 from swe_core.builtin.demo.source import IMAGE
-from swe_core.task import Task
 from swe_core.testing.hf import LocalHF
 from swe_core.testing.vllm import tool_call
 

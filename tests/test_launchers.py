@@ -23,7 +23,7 @@ OUT = "run"
 Launched = Callable[..., Done]
 OPTION = """
 from swe_core import hookimpl
-from swe_core.component import RunOption
+from swe_core.api.component import RunOption
 
 @hookimpl
 def swe_options():

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 import pytest
 
+from swe_core.api.task import Task
 from swe_core.store import RunDirectory
-from swe_core.task import Task
 from swe_core.testing.serving.start import TokenServer
 from swe_core.testing.vllm import tool_call
 from swe_core.tokens.chains import Chain, chains_of

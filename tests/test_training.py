@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
-from swe_core.task import Task
+from swe_core.api.task import Task
 from swe_core.testing.serving.start import MODEL, TokenServer, obstacle
 from swe_core.testing.vllm import tool_call
 from swe_core.tokens.chains import Chain

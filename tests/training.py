@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swe_core.record import Rollout
+from swe_core.api.records import Rollout
 from swe_core.store import RunDirectory
 from swe_core.testing.serving.start import FRUGAL, MODEL
 from swe_core.tokens.chains import Chain, chains_of

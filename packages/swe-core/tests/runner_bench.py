@@ -12,21 +12,21 @@ import anyio
 import anyio.lowlevel
 from click.testing import CliRunner
 
-from swe_core.agent import AgentContext, AgentSpec
+from swe_core.api.agent import AgentContext, AgentSpec
+from swe_core.api.grader import Grade, Graded
+from swe_core.api.records import Rollout, Turn
+from swe_core.api.rollout_request import Parts, Phase, RolloutRequest
+from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
+from swe_core.api.task import Task
 from swe_core.assemble import sandbox_spec
 from swe_core.builtin.demo.source import DemoSource
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.cli.report import report
 from swe_core.config import Settings
 from swe_core.errors import SandboxDied
-from swe_core.grade import Grade, Graded
 from swe_core.interception.server import InterceptionServer
-from swe_core.record import Rollout, Turn
-from swe_core.request import Parts, Phase, RolloutRequest
 from swe_core.runner import Runner
-from swe_core.sandbox import Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
 from swe_core.store import RunDirectory
-from swe_core.task import Task
 from swe_core.testing.records import make_request, make_run
 from swe_core.tokens.audit import audit
 

@@ -15,7 +15,7 @@ from random import Random
 import anyio
 import numpy as np
 
-from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
+from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
 from swe_core.errors import ContextOverflow, EngineUnavailable, RequestRefused
 from swe_core.interception.server import InterceptionServer
 from swe_core.system.event_loop import run

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.deltas import cut, join, merge, whole
+from swe_core.api.deltas import cut, join, merge, whole
 
 _calls = st.lists(
     st.fixed_dictionaries(

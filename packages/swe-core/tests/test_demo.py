@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
+from swe_core.api.component import Config
+from swe_core.api.task import Task, TestStatus
 from swe_core.builtin.demo import swe_tasks
 from swe_core.builtin.demo.materialise import materialise
 from swe_core.builtin.demo.source import RECORDING, REPOS, DemoSource
 from swe_core.builtin.swe.parsers import log_reader, statuses
-from swe_core.component import Config
 from swe_core.errors import TaskError
 from swe_core.recording import RecordedRollout, read_recording
 from swe_core.system import seal
 from swe_core.system.seal import contents_of
-from swe_core.task import Task, TestStatus
 
 NAMES = sorted(path.name for path in REPOS.iterdir())
 KINDS = {"csvtidy", "logweave"}

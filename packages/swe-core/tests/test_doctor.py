@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 
 from swe_core import doctor as examination
 from swe_core import machine
+from swe_core.api.checks import Check, Finding
 from swe_core.builtin.local import bwrap
-from swe_core.checks import Check, Finding
 from swe_core.cli.doctor import doctor
 from swe_core.doctor import Asked, look, secrets_of
 from swe_core.endpoint import endpoint
@@ -35,7 +35,7 @@ SECRETS = {
 PLUGIN = """
 import os, time
 from swe_core import Component, hookimpl
-from swe_core.checks import Check, Finding
+from swe_core.api.checks import Check, Finding
 
 def raising():
     raise RuntimeError(f"cannot log in with {os.environ['OPENAI_API_KEY']} and {os.environ['MY_PASSWORD']}")
@@ -169,7 +169,7 @@ def test_a_check_that_hangs_is_one_line() -> None:
 
 def test_one_that_hangs_does_not_keep_the_program(file: Callable[[str], str]) -> None:
     path = file(
-        "import time\nfrom swe_core import hookimpl\nfrom swe_core.checks import Check\n"
+        "import time\nfrom swe_core import hookimpl\nfrom swe_core.api.checks import Check\n"
         "@hookimpl\ndef swe_checks():\n    return [Check('sleeper', 'x', lambda: time.sleep(1000))]\n"
     )
     program = (

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_core.api.sandbox import Stream
 from swe_core.errors import SandboxBroken, SandboxDied
 from swe_core.fed_process import BUFFERED, FedProcess
-from swe_core.sandbox import Stream
 
 pytestmark = pytest.mark.anyio
 PATIENCE = 60.0

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_core.api.sandbox import SandboxSpec
 from swe_core.builtin.local import bwrap, seccomp
 from swe_core.builtin.local.provider import LocalProvider
-from swe_core.sandbox import SandboxSpec
 
 OBSTACLE = bwrap.why_not(bwrap.find_bwrap())
 ALLOW = 0x7FFF0000

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.messages import message_key, same_arguments, text_of
+from swe_core.api.messages import message_key, same_arguments, text_of
 
 BIN = str(Path(sys.executable).parent)
 NODE = shutil.which("node") or shutil.which("node", path=BIN)  # the Pi package brings one

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.agent import AgentContext, AgentEvent, AgentExit
+from swe_core.api.agent import AgentContext, AgentEvent, AgentExit
 from swe_core.builtin.mini import MiniConfig, swe_agents
 from swe_core.builtin.mini.spec import Mini
 from swe_core.recording import RecordedReply

@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swe_core.agent import AgentEvent
+from swe_core.api.agent import AgentEvent
+from swe_core.api.grader import Grade, Suspicion, Tampering
+from swe_core.api.records import Failure, Retried, Rollout, SandboxTime
 from swe_core.cli.report import report
 from swe_core.cli.show import show
-from swe_core.grade import Grade, Suspicion, Tampering
 from swe_core.page.html import page
 from swe_core.push.card import card
 from swe_core.push.record import PushedRun
-from swe_core.record import Failure, Retried, Rollout, SandboxTime
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.summary import table
 from swe_core.system.redaction import Redactor

@@ -11,10 +11,10 @@ from typing import Any
 import click
 import pytest
 
+from swe_core.api.component import Config, RunOption
 from swe_core.assemble import grader_of, make_plan
 from swe_core.choice import Chosen
 from swe_core.cli.run import add_options, run
-from swe_core.component import Config, RunOption
 from swe_core.config import load_settings
 from swe_core.errors import PluginError
 from swe_core.plugins import PluginSet, allow_list
@@ -37,7 +37,7 @@ def swe_agents():
 HOOK = "from swe_core import hookimpl\n@hookimpl\n"
 OPTION = """
 from swe_core import hookimpl
-from swe_core.component import RunOption
+from swe_core.api.component import RunOption
 
 @hookimpl
 def swe_options():

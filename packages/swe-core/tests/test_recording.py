@@ -10,14 +10,14 @@ import anyio
 import pytest
 from openai import AsyncOpenAI
 
+from swe_core.api.engine import ChatRequest, Engine, EngineSession
+from swe_core.api.records import Turn
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.builtin.replay import ReplayConfig
 from swe_core.builtin.replay.engine import ReplayEngine
-from swe_core.engine import ChatRequest, Engine, EngineSession
 from swe_core.errors import ConfigError, EngineError, EngineRefused
 from swe_core.interception.server import InterceptionServer
-from swe_core.record import Turn
 from swe_core.recording import RecordingEngine, read_recording
 from swe_core.system.redaction import Redactor
 from swe_core.testing.provider import ScriptedProvider, call_tool, say

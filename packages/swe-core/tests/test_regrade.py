@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from swe_core.api.grader import Grade, Hashes
 from swe_core.builtin.local import bwrap
 from swe_core.cli import cli
 from swe_core.errors import UsageError
-from swe_core.grade import Grade, Hashes
 from swe_core.regrade import compare
 
 if (obstacle := bwrap.why_not(bwrap.find_bwrap())) is not None:

@@ -11,11 +11,11 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
+from swe_core.api.sandbox import ASSETS_DIR, Asset, SandboxSpec
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import SandboxError
 from swe_core.relay.unix import MAX_CONNECTIONS, address_of, unix_listener
-from swe_core.sandbox import ASSETS_DIR, Asset, SandboxSpec
 from swe_core.testing.sandbox.base import PATIENCE
 from swe_core.testing.sandbox.network import hello, serving
 

@@ -23,16 +23,16 @@ import anyio
 import pytest
 import tenacity
 
-from swe_core.engine import Engine, EngineSession
+from swe_core.api.engine import Engine, EngineSession
+from swe_core.api.records import Ledger
+from swe_core.api.request_diff import requests
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.session import Gate
-from swe_core.record import Ledger
 from swe_core.store import RunDirectory
 from swe_core.testing.records import make_run
 from swe_core.testing.vllm import ScriptedVLLM, VLLMFault
 from swe_core.testing.waiting import until
 from swe_core.tokens.ledger import add_ledgers, recount
-from swe_core.turns import requests
 
 from .shaky_server import BAD_DAYS, MAX_BODY, Shaky
 

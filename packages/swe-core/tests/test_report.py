@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from swe_core.api.engine import Sampled, Usage
+from swe_core.api.records import Ledger
 from swe_core.cli.report import report
-from swe_core.engine import Sampled, Usage
-from swe_core.record import Ledger
 from swe_core.store import RunDirectory
 from swe_core.testing.records import make_rollout, make_run, make_turn
 from swe_core.tokens.book import TokenBook

@@ -18,14 +18,14 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_core.api.engine import Usage
+from swe_core.api.records import Failure, Ledger, Phases, Retried, SandboxTime
 from swe_core.cli import main
 from swe_core.cli.report import report
-from swe_core.engine import Usage
 from swe_core.page.charts import MAX_POINTS, svg, thin
 from swe_core.page.curves import MAX_METRICS, over_steps, rolling_mean
 from swe_core.page.html import MAX_ROWS
 from swe_core.page.metrics import read_metrics
-from swe_core.record import Failure, Ledger, Phases, Retried, SandboxTime
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_rollout

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from swe_core.api.engine import Usage
+from swe_core.api.grader import Grade, Suspicion, Tampering
+from swe_core.api.records import Failure, Phases, Retried, Rollout, SandboxTime
 from swe_core.cli.report import report, show
 from swe_core.cli.report_text import MAX_ROWS
-from swe_core.engine import Usage
-from swe_core.grade import Grade, Suspicion, Tampering
-from swe_core.record import Failure, Phases, Retried, Rollout, SandboxTime
 from swe_core.summary import COLUMNS
 from swe_core.testing.records import make_rollout, make_run
 

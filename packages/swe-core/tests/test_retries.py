@@ -8,6 +8,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from swe_core.api.records import Rollout
+from swe_core.api.rollout_request import RolloutRequest
+from swe_core.api.sandbox import Sandbox
 from swe_core.errors import (
     AgentError,
     EngineUnavailable,
@@ -19,9 +22,6 @@ from swe_core.errors import (
     SandboxTimeout,
     SweError,
 )
-from swe_core.record import Rollout
-from swe_core.request import RolloutRequest
-from swe_core.sandbox import Sandbox
 from swe_core.store import FOLDERS, RunDirectory
 from swe_core.system.redaction import hide, redacting
 from swe_core.tokens.chains import chains_of

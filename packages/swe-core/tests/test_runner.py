@@ -9,8 +9,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from swe_core.api.records import Rollout
 from swe_core.errors import EngineUnavailable, SweError
-from swe_core.record import Rollout
 
 from .runner_bench import Bench, open_bench
 

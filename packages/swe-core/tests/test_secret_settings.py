@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from swe_core.api.component import Config
 from swe_core.cli import cli
-from swe_core.component import Config
 from swe_core.config import load_settings, validate
 from swe_core.errors import ConfigError
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.column_filter import ColumnFilter
+from swe_core.api.column_filter import ColumnFilter
+from swe_core.api.task import Task
 from swe_core.config import load_settings
 from swe_core.errors import ConfigError, TaskError
 from swe_core.plugins import PluginSet
 from swe_core.selection import Selection, selection
-from swe_core.task import Task
 from swe_core.testing.records import make_task
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from swe_core.agent import AgentEvent
+from swe_core.api.agent import AgentEvent
+from swe_core.api.engine import Usage
+from swe_core.api.grader import Grade, Suspicion, Tampering
+from swe_core.api.records import Failure, Phases
 from swe_core.cli.show import show
-from swe_core.engine import Usage
 from swe_core.errors import UsageError
-from swe_core.grade import Grade, Suspicion, Tampering
-from swe_core.record import Failure, Phases
 from swe_core.testing.records import make_rollout, make_run, make_turn
 from swe_core.testing.terminal import pseudo_terminal
 

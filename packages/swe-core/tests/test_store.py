@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from swe_core.agent import AgentEvent
+from swe_core.api.agent import AgentEvent
+from swe_core.api.records import Rollout, TurnTokens
 from swe_core.errors import SweError, UsageError
-from swe_core.record import Rollout, TurnTokens
 from swe_core.store import MAX_LOG, RunDirectory, new_run_info
 from swe_core.system.files import locked
 from swe_core.system.redaction import MARK, Redactor

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from swe_core.api.records import Failure
 from swe_core.cli.progress import LiveProgress, PlainProgress
-from swe_core.record import Failure
 from swe_core.system.printable import one_line, printable
 from swe_core.testing.records import make_rollout
 

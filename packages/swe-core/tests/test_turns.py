@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core import turns as module
+from swe_core.api import request_diff as module
+from swe_core.api.records import Turn
+from swe_core.api.request_diff import RequestDiff, requests
 from swe_core.errors import UsageError
-from swe_core.record import Turn
 from swe_core.testing.records import make_turn
-from swe_core.turns import RequestDiff, requests
 
 _message = st.builds(
     lambda role, content: {"role": role, "content": content},

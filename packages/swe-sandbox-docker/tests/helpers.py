@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swe_core.sandbox import Sandbox
+from swe_core.api.sandbox import Sandbox
 
 
 async def sh(sandbox: Sandbox, script: str, code: int = 0, cwd: str | None = None) -> str:

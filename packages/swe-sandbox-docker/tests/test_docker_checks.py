@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from swe_core.api.sandbox import SandboxSpec
 from swe_core.errors import PolicyRefused
 from swe_core.plugins import PluginSet
-from swe_core.sandbox import SandboxSpec
 from swe_sandbox_docker import checks
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider

@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from swe_core.api.sandbox import SandboxSpec
 from swe_core.builtin.swe import SweGraderConfig, grader, swe_graders
-from swe_core.sandbox import SandboxSpec
 from swe_core.testing.records import make_task
 from swe_sandbox_docker.provider import DockerProvider
 

@@ -19,8 +19,8 @@ import anyio.to_thread
 import docker
 import pytest
 
+from swe_core.api.sandbox import SandboxSpec
 from swe_core.errors import ImageNotFound, SandboxError
-from swe_core.sandbox import SandboxSpec
 from swe_sandbox_docker import images
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider

@@ -17,8 +17,8 @@ import docker
 import pytest
 from anyio.abc import SocketStream
 
+from swe_core.api.sandbox import Asset, SandboxProvider, SandboxSpec
 from swe_core.errors import PolicyRefused, SandboxBroken, SandboxDied, SandboxError, SandboxTimeout
-from swe_core.sandbox import Asset, SandboxProvider, SandboxSpec
 from swe_core.system.process_owner import LABEL, current_owner
 from swe_core.testing.sandbox import SandboxConformance
 from swe_sandbox_docker.client import Client, EngineLimits, resolve_host
@@ -394,7 +394,7 @@ async def test_many_commands_at_once_in_one_sandbox(provider: DockerProvider, sp
 
 _KILLED = """
 import sys, anyio
-from swe_core.sandbox import SandboxSpec
+from swe_core.api.sandbox import SandboxSpec
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import docker
 import pytest
 
+from swe_core.api.sandbox import SandboxSpec
 from swe_core.builtin.local import seccomp as local
 from swe_core.errors import PolicyRefused
-from swe_core.sandbox import SandboxSpec
 from swe_sandbox_docker import checks, seccomp
 from swe_sandbox_docker.client import Client, _limits
 from swe_sandbox_docker.config import DockerConfig

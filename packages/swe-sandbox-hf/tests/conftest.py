@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_core.sandbox import Asset, SandboxSpec
+from swe_core.api.sandbox import Asset, SandboxSpec
 from swe_core.testing.hf import LocalHF
 from swe_core.testing.sandbox import SandboxConformance
 from swe_sandbox_hf.config import HfConfig

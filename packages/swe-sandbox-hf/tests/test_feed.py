@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_core.sandbox import Stream
+from swe_core.api.sandbox import Stream
 from swe_sandbox_hf.feed import Feed, Garbled
 
 

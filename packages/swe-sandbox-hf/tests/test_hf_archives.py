@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swe_core.sandbox import Asset, SandboxSpec
+from swe_core.api.sandbox import Asset, SandboxSpec
 from swe_core.system import seal
 from swe_sandbox_hf import archives
 from swe_sandbox_hf.archives import FORMAT, Archives, parts_of, size_of

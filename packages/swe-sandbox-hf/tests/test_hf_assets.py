@@ -12,8 +12,8 @@ import pytest
 from huggingface_hub import HfApi, constants
 from pydantic import ValidationError
 
+from swe_core.api.sandbox import Asset, Sandbox, SandboxSpec
 from swe_core.errors import ConfigError, SandboxError
-from swe_core.sandbox import Asset, Sandbox, SandboxSpec
 from swe_core.testing.hf import LocalHF
 from swe_core.testing.hf.repos import Repo
 from swe_sandbox_hf import assets
@@ -122,7 +122,7 @@ async def test_another_process_uploads_nothing(
     os.utime(other / "file", (1, 1))
     program = (
         "import anyio, pathlib, sys\n"
-        "from swe_core.sandbox import Asset, SandboxSpec\n"
+        "from swe_core.api.sandbox import Asset, SandboxSpec\n"
         "from swe_sandbox_hf.config import HfConfig\n"
         "from swe_sandbox_hf.provider import HfProvider\n"
         "async def main():\n"

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import pytest
 
-from swe_core.sandbox import SandboxProvider, SandboxSpec
+from swe_core.api.sandbox import SandboxProvider, SandboxSpec
 from swe_core.testing.hf import LocalHF
 from swe_core.testing.sandbox import SandboxConformance
 from swe_sandbox_hf.config import HfConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from swe_core.api.sandbox import SandboxSpec
 from swe_core.errors import SandboxBroken
-from swe_core.sandbox import SandboxSpec
 from swe_core.testing.hf import LocalHF
 from swe_sandbox_hf.provider import HfProvider
 

@@ -9,7 +9,7 @@ import anyio
 import httpx
 import pytest
 
-from swe_core.sandbox import HOME_DIR, SandboxSpec
+from swe_core.api.sandbox import HOME_DIR, SandboxSpec
 from swe_core.testing.sandbox.network import hello, serving
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.provider import HfProvider

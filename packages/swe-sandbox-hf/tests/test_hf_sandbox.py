@@ -17,8 +17,8 @@ import anyio
 import pytest
 from huggingface_hub.errors import SandboxError as HubSandboxError
 
+from swe_core.api.sandbox import HOME_DIR, Asset, Process, Sandbox, SandboxSpec
 from swe_core.errors import PolicyRefused, SandboxBroken, SandboxDied, SandboxError, SandboxTimeout
-from swe_core.sandbox import HOME_DIR, Asset, Process, Sandbox, SandboxSpec
 from swe_core.system.process_owner import LABEL, current_owner
 from swe_core.testing.hf import LocalHF
 from swe_sandbox_hf import sandbox as hf_sandbox
@@ -415,7 +415,7 @@ async def test_no_more_at_once_than_set(local_hf: LocalHF, spec: SandboxSpec) ->
 
 _KILLED = """
 import anyio
-from swe_core.sandbox import SandboxSpec
+from swe_core.api.sandbox import SandboxSpec
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.provider import HfProvider
 

@@ -17,11 +17,11 @@ import anyio
 import numpy as np
 
 from swe_core import AgentContext, AgentSpec, Component, hookimpl, rollout
-from swe_core.component import Config
-from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
-from swe_core.grade import Grade, Graded
-from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
-from swe_core.task import Task
+from swe_core.api.component import Config
+from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
+from swe_core.api.grader import Grade, Graded
+from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.api.task import Task
 from swe_trainer_trl.ipc import FeedOptions
 
 PATIENCE = 120.0

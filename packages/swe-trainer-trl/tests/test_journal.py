@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from swe_core.engine import ForkCause
+from swe_core.api.engine import ForkCause
 from swe_core.errors import SweError, UsageError
 from swe_core.tokens.chains import Chain
 from swe_trainer_trl.groups import Assessed, Member, Row, assess

@@ -20,9 +20,9 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import hf_raise_for_status
 
+from swe_core.api.records import Ledger
 from swe_core.config import Push
 from swe_core.errors import SweError, UsageError
-from swe_core.record import Ledger
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.hf import LocalHF

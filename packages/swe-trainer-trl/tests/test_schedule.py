@@ -20,6 +20,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_core.api.engine import EngineSession
+from swe_core.api.grader import Graded
+from swe_core.api.records import Rollout, Turn, TurnTokens
+from swe_core.api.rollout_request import Parts, RolloutRequest
+from swe_core.api.sandbox import Sandbox, SandboxSpec
 from swe_core.assemble import sandbox_spec
 from swe_core.builtin.demo.source import DemoSource
 from swe_core.builtin.local import bwrap
@@ -27,14 +32,9 @@ from swe_core.builtin.local.provider import LocalProvider
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.builtin.vllm.request import Requests
 from swe_core.config import Settings
-from swe_core.engine import EngineSession
 from swe_core.errors import ConfigError, EngineUnavailable, SandboxDied, SweError
-from swe_core.grade import Graded
 from swe_core.interception.server import InterceptionServer
-from swe_core.record import Rollout, Turn, TurnTokens
-from swe_core.request import Parts, RolloutRequest
 from swe_core.runner import Runner
-from swe_core.sandbox import Sandbox, SandboxSpec
 from swe_core.store import RUN_FILE, RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_request

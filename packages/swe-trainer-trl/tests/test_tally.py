@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_core.engine import Usage
-from swe_core.record import Failure, Ledger, Phases, Rollout
+from swe_core.api.engine import Usage
+from swe_core.api.records import Failure, Ledger, Phases, Rollout
 from swe_core.testing.records import make_rollout
 from swe_trainer_trl.groups import Assessed
 from swe_trainer_trl.ipc import Metrics, Value, line, report

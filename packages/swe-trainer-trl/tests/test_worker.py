@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from swe_core.api.records import Rollout
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.config import Settings
 from swe_core.errors import SweError
-from swe_core.record import Rollout
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_trainer_trl.groups import Assessed, Row

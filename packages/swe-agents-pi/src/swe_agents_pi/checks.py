@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swe_agents_pi.bundle import PI, find_bundle
 from swe_agents_pi.node import find_node, npm_command
-from swe_core.checks import Check, Finding
+from swe_core.api.checks import Check, Finding
 from swe_core.errors import AgentError
 
 

@@ -9,7 +9,7 @@ from swe_agents_pi.config import PiConfig
 from swe_core import AgentSpec, Component, hookimpl
 
 if TYPE_CHECKING:
-    from swe_core.checks import Check
+    from swe_core.api.checks import Check
 
 
 def _create(config: PiConfig) -> AgentSpec:

@@ -4,15 +4,23 @@ The names below are what plugins are made of; the exceptions that they raise are
 Importing this package imports nothing heavy.
 """
 
-from swe_core.agent import AgentContext, AgentEvent, AgentExit, AgentSpec, HostTool
-from swe_core.component import Component, Config
-from swe_core.engine import ChatRequest, Completion, Delta, Emit, Engine, EngineSession, Usage
-from swe_core.grade import Grade, Graded, Grader
+from swe_core.api.agent import AgentContext, AgentEvent, AgentExit, AgentSpec, HostTool
+from swe_core.api.component import Component, Config
+from swe_core.api.engine import ChatRequest, Completion, Delta, Emit, Engine, EngineSession, Usage
+from swe_core.api.grader import Grade, Graded, Grader
+from swe_core.api.records import Failure, Rollout, Turn
+from swe_core.api.sandbox import (
+    Asset,
+    ExecResult,
+    Process,
+    Sandbox,
+    SandboxEntry,
+    SandboxProvider,
+    SandboxSpec,
+)
+from swe_core.api.task import Task, TaskSource
+from swe_core.api.worker import RolloutWorker
 from swe_core.hookspecs import hookimpl
-from swe_core.record import Failure, Rollout, Turn
-from swe_core.sandbox import Asset, ExecResult, Process, Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
-from swe_core.task import Task, TaskSource
-from swe_core.worker import RolloutWorker
 
 __all__ = [
     "AgentContext",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swe_core.agent import AgentEvent, AgentSpec
-from swe_core.sandbox import Stream
+from swe_core.api.agent import AgentEvent, AgentSpec
+from swe_core.api.sandbox import Stream
 from swe_core.store import RolloutFolder
 
 MAX_LINE = 4 * 1024 * 1024

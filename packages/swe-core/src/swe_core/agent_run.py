@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import anyio
 
-from swe_core.agent import AgentContext, AgentExit, AgentSpec
 from swe_core.agent_output import AgentOutput
-from swe_core.engine import EngineSession
+from swe_core.api.agent import AgentContext, AgentExit, AgentSpec
+from swe_core.api.engine import EngineSession
+from swe_core.api.records import Turn
+from swe_core.api.rollout_request import Observer, Parts, RolloutRequest
+from swe_core.api.sandbox import Process, Sandbox, Stream
 from swe_core.errors import AgentError, NoLLMCall, SandboxError, raised_as
 from swe_core.interception.session import Gate
 from swe_core.prompt import build_prompt
-from swe_core.record import Turn
-from swe_core.request import Observer, Parts, RolloutRequest
-from swe_core.sandbox import Process, Sandbox, Stream
 from swe_core.store import RolloutFolder
 from swe_core.system.detached import closed
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from swe_core.api.component import Config
 from swe_core.builtin.index import DEFAULTS
-from swe_core.component import Config
 from swe_core.config import Settings, validate
 from swe_core.errors import ConfigError, PluginError, SweError, sentence
 from swe_core.plugins import Offer, PluginSet, Role

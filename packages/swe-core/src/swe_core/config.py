@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from swe_core.component import Config
+from swe_core.api.component import Config
+from swe_core.api.sandbox import Network
 from swe_core.errors import ConfigError
-from swe_core.sandbox import Network
 from swe_core.system.redaction import MARK, names_credential, secret_settings
 
 PREFIX = "SWE_"

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from swe_core.checks import Finding
+from swe_core.api.checks import Finding
 from swe_core.errors import sentence
 
 _SECONDS = 8.0

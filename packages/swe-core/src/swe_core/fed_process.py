@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import anyio
 
+from swe_core.api.sandbox import Process, Stream
 from swe_core.errors import SandboxDied, SandboxError
-from swe_core.sandbox import Process, Stream
 
 BUFFERED = 32
 """Chunks of output that are kept for a reader; with more, `FedProcess.put` waits."""

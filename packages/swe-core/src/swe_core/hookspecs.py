@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 import pluggy
 
-from swe_core.component import Component, RunOption
+from swe_core.api.component import Component, RunOption
 
 if TYPE_CHECKING:
     import click
 
-    from swe_core.agent import AgentSpec
-    from swe_core.checks import Check
-    from swe_core.engine import Engine
-    from swe_core.grade import Grader
-    from swe_core.record import Rollout, Turn
-    from swe_core.sandbox import SandboxProvider
-    from swe_core.task import TaskSource
-    from swe_core.worker import RolloutWorker
+    from swe_core.api.agent import AgentSpec
+    from swe_core.api.checks import Check
+    from swe_core.api.engine import Engine
+    from swe_core.api.grader import Grader
+    from swe_core.api.records import Rollout, Turn
+    from swe_core.api.sandbox import SandboxProvider
+    from swe_core.api.task import TaskSource
+    from swe_core.api.worker import RolloutWorker
 
 PROJECT = "swe_core"
 hookspec = pluggy.HookspecMarker(PROJECT)

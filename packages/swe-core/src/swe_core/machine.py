@@ -14,7 +14,7 @@ from pathlib import Path
 
 import platformdirs
 
-from swe_core.checks import Check, Finding
+from swe_core.api.checks import Check, Finding
 
 SECONDS = 10.0
 """That a program may take which is asked for its version."""

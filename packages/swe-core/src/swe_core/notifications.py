@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from swe_core.api.records import Rollout, Turn
+from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.plugins import PluginSet
-from swe_core.record import Rollout, Turn
-from swe_core.request import Phase, RolloutRequest
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swe_core.api.sandbox import HOME_DIR, Sandbox
 from swe_core.errors import SandboxError, SandboxTimeout, SweError
 from swe_core.private_git import (
     NO_BASE,
@@ -21,7 +22,6 @@ from swe_core.private_git import (
     last_line,
     run_script,
 )
-from swe_core.sandbox import HOME_DIR, Sandbox
 
 MAX_PATCH_BYTES = 32 * 1024 * 1024
 """The largest patch that is taken, and the largest changed file."""

@@ -19,8 +19,8 @@ from typing import Any, Literal
 import pluggy
 
 from swe_core import hookspecs
+from swe_core.api.component import Component, RunOption
 from swe_core.builtin.index import BUILTINS, KNOWN_DISTRIBUTIONS
-from swe_core.component import Component, RunOption
 from swe_core.errors import PluginError, sentence
 
 GROUP = "swe_core"

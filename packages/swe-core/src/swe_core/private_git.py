@@ -16,8 +16,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
+from swe_core.api.sandbox import MAX_OUTPUT, ExecResult, Sandbox
 from swe_core.errors import SandboxError
-from swe_core.sandbox import MAX_OUTPUT, ExecResult, Sandbox
 
 NO_GIT, NO_WORKTREE, NO_COMMIT, NO_BASE, TOO_BIG, NO_ROOM, NO_FIT, ODD, UNKNOWN = range(41, 50)
 """Exit codes of the scripts, apart from git's own (1, 128, 129) and the shell's (126, 127)."""

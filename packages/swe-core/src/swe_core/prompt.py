@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swe_core.task import Task
+from swe_core.api.task import Task
 
 _TEMPLATE = """\
 <repository>

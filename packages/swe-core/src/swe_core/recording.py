@@ -15,7 +15,7 @@ import anyio.to_thread
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
+from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
 from swe_core.errors import ConfigError, EngineError
 from swe_core.system.redaction import Redactor
 

@@ -7,17 +7,17 @@ from typing import cast
 
 from pydantic import BaseModel, ConfigDict
 
+from swe_core.api.grader import Grade, Grader
+from swe_core.api.records import Rollout
+from swe_core.api.sandbox import SandboxProvider
+from swe_core.api.task import Task
 from swe_core.assemble import grader_of, limits_of, refuse_beforehand, sandbox_spec
 from swe_core.choice import choose
 from swe_core.config import Settings
 from swe_core.errors import SweError, UsageError, sentence
-from swe_core.grade import Grade, Grader
 from swe_core.plugins import PluginSet
-from swe_core.record import Rollout
-from swe_core.sandbox import SandboxProvider
 from swe_core.selection import selection
 from swe_core.store import RunDirectory
-from swe_core.task import Task
 
 
 class Difference(BaseModel):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
-from swe_core.record import Rollout
+from swe_core.api.records import Rollout
 
 CONFIDENCE = 0.95
 

@@ -10,7 +10,11 @@ from datetime import datetime
 from typing import Any, get_args
 
 from swe_core.agent_run import AgentRun
-from swe_core.engine import Usage
+from swe_core.api.engine import Usage
+from swe_core.api.grader import Grade
+from swe_core.api.records import Failure, Ledger, Outcome, Phases, Purpose, Retried, Rollout
+from swe_core.api.rollout_request import Observer, Phase, RolloutRequest
+from swe_core.api.sandbox import SandboxProvider
 from swe_core.errors import (
     Boundary,
     ImageNotFound,
@@ -20,11 +24,7 @@ from swe_core.errors import (
     boundary_of,
     sentence,
 )
-from swe_core.grade import Grade
 from swe_core.interception.session import Gate
-from swe_core.record import Failure, Ledger, Outcome, Phases, Purpose, Retried, Rollout
-from swe_core.request import Observer, Phase, RolloutRequest
-from swe_core.sandbox import SandboxProvider
 from swe_core.sandbox_time import TimedProvider
 from swe_core.system.redaction import Redactor
 from swe_core.tokens.ledger import RETRIED, add_ledgers

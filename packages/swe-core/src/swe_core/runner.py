@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from swe_core.engine import Engine
+from swe_core.api.engine import Engine
+from swe_core.api.records import Rollout, Turn
+from swe_core.api.rollout_request import Observer, Parts, Phase, RolloutRequest
 from swe_core.errors import SweError, sentence
-from swe_core.record import Rollout, Turn
-from swe_core.request import Observer, Parts, Phase, RolloutRequest
 from swe_core.rollout import run_rollout
 from swe_core.store import RunDirectory
 from swe_core.system.redaction import forgetting

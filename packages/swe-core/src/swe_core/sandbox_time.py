@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
+from swe_core.api.records import Purpose, SandboxTime
+from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
 from swe_core.errors import SandboxError
-from swe_core.record import Purpose, SandboxTime
-from swe_core.sandbox import Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
 from swe_core.system.detached import SANDBOX_CLOSING, held
 
 

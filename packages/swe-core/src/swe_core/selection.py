@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from swe_core.api.column_filter import ColumnFilter, keep
+from swe_core.api.task import IMAGE_NAME, Task, TaskSource
 from swe_core.choice import choose
-from swe_core.column_filter import ColumnFilter, keep
 from swe_core.config import Settings
 from swe_core.errors import ConfigError, TaskError
 from swe_core.plugins import PluginSet
 from swe_core.system import strict_json
-from swe_core.task import IMAGE_NAME, Task, TaskSource
 
 _DATA_SET = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = (".json", ".jsonl", ".parquet")

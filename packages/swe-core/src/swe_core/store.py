@@ -13,9 +13,18 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import BaseModel, Field, ValidationError
 
-from swe_core.agent import AgentEvent
+from swe_core.api.agent import AgentEvent
+from swe_core.api.records import (
+    FORMAT_VERSION,
+    READABLE,
+    UNDELIVERED,
+    Outcome,
+    Record,
+    Rollout,
+    Turn,
+    Undelivered,
+)
 from swe_core.errors import UsageError
-from swe_core.record import FORMAT_VERSION, READABLE, UNDELIVERED, Outcome, Record, Rollout, Turn, Undelivered
 from swe_core.system.files import LOCK_FILE, AppendedFile, locked
 from swe_core.system.redaction import Redactor
 

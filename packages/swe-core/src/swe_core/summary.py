@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, get_args
 
+from swe_core.api.records import Phases, Purpose, Rollout
 from swe_core.page.facts import facts_of, suspicious_kinds, tamper_kinds, why
-from swe_core.record import Phases, Purpose, Rollout
 from swe_core.results import CONFIDENCE
 from swe_core.store import RunDirectory
 from swe_core.system.printable import printable

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from swe_core.api.grader import Grader
+from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.api.task import Task
 from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.swe import SweGraderConfig, swe_graders
-from swe_core.grade import Grader
 from swe_core.patch import export_patch, record_base
-from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
-from swe_core.task import Task
 from swe_core.testing.records import make_task
 
 pytest.register_assert_rewrite(f"{__package__}.suites")

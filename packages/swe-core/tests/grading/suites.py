@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from swe_core.api.sandbox import Sandbox
 from swe_core.builtin.swe import testrun
 from swe_core.builtin.swe.report import FD, Reporter
 from swe_core.builtin.swe.testrun import TestRun, run_tests
 from swe_core.builtin.swe.trees import blob_id
-from swe_core.sandbox import Sandbox
 from swe_core.testing.records import make_task
 
 PYTHON = os.environ.get("SWE_TEST_PYTHON", sys.executable)

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from swe_core.grade import Graded, Grader
-from swe_core.sandbox import SandboxProvider
-from swe_core.task import Task
+from swe_core.api.grader import Graded, Grader
+from swe_core.api.sandbox import SandboxProvider
+from swe_core.api.task import Task
 from swe_core.testing.records import make_task
 
 from .conftest import Repo, slow_but, swe_grader

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from swe_core.api.grader import Graded
+from swe_core.api.sandbox import ASSETS_DIR, Asset, SandboxProvider, SandboxSpec
+from swe_core.api.task import Task
 from swe_core.errors import GraderError, SandboxError, SweError
-from swe_core.grade import Graded
-from swe_core.sandbox import ASSETS_DIR, Asset, SandboxProvider, SandboxSpec
-from swe_core.task import Task
 from swe_core.testing.records import make_task
 
 from .conftest import Repo, slow_but, swe_grader

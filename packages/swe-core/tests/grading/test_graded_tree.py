@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from swe_core.api.sandbox import Sandbox, SandboxProvider
+from swe_core.api.task import Task
 from swe_core.builtin.swe import worktree
 from swe_core.builtin.swe.reference import make_reference
 from swe_core.builtin.swe.trees import Entry, blob_id
@@ -21,8 +23,6 @@ from swe_core.builtin.swe.worktree import (
 )
 from swe_core.errors import GraderError
 from swe_core.patch import record_base
-from swe_core.sandbox import Sandbox, SandboxProvider
-from swe_core.task import Task
 from swe_core.testing.records import make_task
 
 from .conftest import Repo, slow_but

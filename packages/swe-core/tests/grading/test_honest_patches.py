@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swe_core.grade import Grade
-from swe_core.sandbox import SandboxProvider
+from swe_core.api.grader import Grade
+from swe_core.api.sandbox import SandboxProvider
 from swe_core.testing.records import make_task
 
 from .conftest import Repo, slow_but, swe_grader

@@ -11,10 +11,10 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from swe_core.api.grader import Graded, Suspicion
+from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.builtin.swe.testrun import HeadAndTail
 from swe_core.errors import GraderError, SandboxDied, SandboxError
-from swe_core.grade import Graded, Suspicion
-from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.testing.records import make_task
 from swe_core.testing.waiting import until
 

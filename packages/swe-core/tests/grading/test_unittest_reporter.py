@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from swe_core.api.grader import Grade
+from swe_core.api.sandbox import Sandbox, SandboxProvider
 from swe_core.builtin.swe.parsers import log_reader
 from swe_core.builtin.swe.programs import Runner, source
-from swe_core.grade import Grade
-from swe_core.sandbox import Sandbox, SandboxProvider
 from swe_core.testing.records import make_task
 
 from . import suites

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_core.sandbox import SandboxProvider
+from swe_core.api.sandbox import SandboxProvider
 
 from .conftest import Repo, a_row, swe_grader, with_and_without_import
 

@@ -13,11 +13,11 @@ import anyio
 import httpx
 import pytest
 
-from swe_core.engine import ChatRequest, Completion, Emit, EngineSession
+from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession
+from swe_core.api.records import Turn
 from swe_core.interception.calls import OVER
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.session import GONE, Gate
-from swe_core.record import Turn
 from swe_core.testing.provider import Fault, ScriptedProvider, say
 from swe_core.testing.waiting import until
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_core.api.engine import Completion
+from swe_core.api.records import Turn
 from swe_core.config import Budgets
-from swe_core.engine import Completion
 from swe_core.errors import ContextOverflow
 from swe_core.interception.budgets import Allowance
 from swe_core.interception.server import InterceptionServer
-from swe_core.record import Turn
 from swe_core.testing.waiting import until
 
 from .helpers import HELLO, Plugin, Typist, by_hand, who

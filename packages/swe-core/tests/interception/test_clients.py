@@ -12,16 +12,16 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession, Usage
+from swe_core.api.records import Turn
+from swe_core.api.request_diff import requests
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.builtin.replay import ReplayConfig
 from swe_core.builtin.replay.engine import ReplayEngine
-from swe_core.engine import ChatRequest, Completion, Emit, EngineSession, Usage
 from swe_core.interception import server as server_module
 from swe_core.interception.server import InterceptionServer
-from swe_core.record import Turn
 from swe_core.testing.provider import ScriptedProvider, call_tool, say
-from swe_core.turns import requests
 
 from .helpers import HELLO, TOOLS, Plugin, Typist, by_hand, relay, sdk, stream, who
 

@@ -13,11 +13,11 @@ import httpx
 import pytest
 from aiohttp import web
 
-from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled
+from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled
+from swe_core.api.records import Ledger
 from swe_core.interception.events import EventStream
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.session import Gate
-from swe_core.record import Ledger
 from swe_core.store import RunDirectory
 from swe_core.testing.records import make_run
 from swe_core.testing.waiting import until

@@ -11,11 +11,11 @@ import anyio
 import httpx
 import pytest
 
+from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession
+from swe_core.api.records import Turn
 from swe_core.config import Budgets
-from swe_core.engine import ChatRequest, Completion, Emit, EngineSession
 from swe_core.errors import EngineError, EngineProtocolError, EngineRefused, EngineUnavailable, LedgerError
 from swe_core.interception.server import ENDPOINT_FAILED, InterceptionServer
-from swe_core.record import Turn
 from swe_core.testing.provider import Fault, ScriptedProvider, say
 
 from .helpers import HELLO, KEY, Plugin, by_hand, relay, sampled, sdk, stream, who

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.deltas import cut, join, whole
-from swe_core.engine import ChatRequest, Completion, Delta, Emit, EngineSession
+from swe_core.api.deltas import cut, join, whole
+from swe_core.api.engine import ChatRequest, Completion, Delta, Emit, EngineSession
+from swe_core.api.records import Turn
 from swe_core.errors import RequestRefused
 from swe_core.interception.redaction import RedactedPieces
 from swe_core.interception.server import InterceptionServer
-from swe_core.record import Turn
 from swe_core.system.redaction import MARK, Redactor
 
 from .helpers import HELLO, Plugin, by_hand, who

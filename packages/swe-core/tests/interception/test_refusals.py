@@ -10,8 +10,8 @@ import anyio
 import httpx
 import pytest
 
+from swe_core.api.engine import Completion
 from swe_core.config import MAX_BODY
-from swe_core.engine import Completion
 from swe_core.errors import EngineError
 from swe_core.interception.server import UNREADABLE, InterceptionServer
 

@@ -9,11 +9,11 @@ import anyio
 import httpx
 import pytest
 
-from swe_core.engine import ChatRequest, Completion, Emit, EngineSession
+from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession
+from swe_core.api.records import Turn
 from swe_core.errors import RequestRefused
 from swe_core.interception.calls import Call, Calls
 from swe_core.interception.server import InterceptionServer
-from swe_core.record import Turn
 from swe_core.testing.waiting import until
 
 from .helpers import HELLO, Plugin, Typist, by_hand, who

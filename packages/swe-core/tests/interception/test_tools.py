@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict
 
-from swe_core.agent import HostTool
+from swe_core.api.agent import HostTool
 from swe_core.errors import AgentError, ConfigError
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.tools import Tools

@@ -24,12 +24,12 @@ import pytest
 from aiohttp import web
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
+from swe_core.api.sandbox import Asset, Process, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.relay import program
 from swe_core.relay.pull import ExecTransport, HttpTransport, Timing, Transport, http_client, reach_by_pull
 from swe_core.relay.unix import background
-from swe_core.sandbox import Asset, Process, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.system.http_server import serve
 from swe_core.testing.sandbox.base import PATIENCE
 

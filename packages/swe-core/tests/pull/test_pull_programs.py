@@ -20,10 +20,10 @@ import httpx
 import pytest
 from anyio.abc import SocketStream
 
+from swe_core.api.sandbox import Process
 from swe_core.errors import SandboxError
 from swe_core.relay.pull import HttpTransport, Timing, TransportError, http_client, reach_by_pull
 from swe_core.relay.wire import Asked, Gone, Question, Unpacker, pack
-from swe_core.sandbox import Process
 from swe_core.testing.sandbox.base import PATIENCE
 
 from .helpers import BOTH, LANGUAGES, PullSandbox, on_this_host, program_of, running

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from swe_core.engine import Sampled, Usage
-from swe_core.grade import Grade
-from swe_core.record import Failure, Rollout, Turn
+from swe_core.api.engine import Sampled, Usage
+from swe_core.api.grader import Grade
+from swe_core.api.records import Failure, Rollout, Turn
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.hf.repos import Repo

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_core.api.task import Task
 from swe_core.builtin.rows import RowsConfig, swe_tasks
 from swe_core.builtin.rows.families import task_of
 from swe_core.builtin.rows.r2e import HIDDEN
@@ -18,7 +19,6 @@ from swe_core.builtin.rows.row import CONDA, Row
 from swe_core.builtin.rows.swebench import TEST_COMMANDS
 from swe_core.builtin.swe.parsers import log_reader
 from swe_core.errors import TaskError
-from swe_core.task import Task
 
 DIFF = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a = 1\n+a = 2\n"
 BACK = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a = 2\n+a = 1\n"

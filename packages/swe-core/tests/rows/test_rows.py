@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_core.api.task import Task
 from swe_core.builtin.rows import RowsConfig, swe_tasks
 from swe_core.builtin.rows.row import CONDA
 from swe_core.builtin.rows.swegym import TEST_COMMANDS
 from swe_core.errors import TaskError
-from swe_core.task import Task
 
 DIFF = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a = 1\n+a = 2\n"
 FILE_NAME = "rows.jsonl"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_core.engine import ForkCause, Sampled
+from swe_core.api.engine import ForkCause, Sampled
 from swe_core.errors import LedgerError
 from swe_core.tokens.book import TokenBook
 from swe_core.tokens.chains import step_of

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swe_core.engine import ForkCause, Sampled
+from swe_core.api.engine import ForkCause, Sampled
+from swe_core.api.records import Turn, TurnTokens
 from swe_core.errors import LedgerError
-from swe_core.record import Turn, TurnTokens
 from swe_core.testing.records import make_turn
 from swe_core.tokens.book import TokenBook
 from swe_core.tokens.chains import Chain, Step, build_chains, chains_of

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.engine import Sampled
+from swe_core.api.engine import Sampled
+from swe_core.api.messages import Message, message_key
 from swe_core.errors import ContextOverflow
-from swe_core.messages import Message, message_key
 from swe_core.testing.waiting import until
 from swe_core.tokens.conversation import Conversation, Prompt
 from swe_core.tokens.counting import counted

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_core.api.messages import Message
 from swe_core.errors import ConfigError
-from swe_core.messages import Message
 from swe_core.testing.tokenizer import family_tokens, make_tokenizer
 from swe_core.tokens.families import FAMILIES, FamilyRenderer
 from swe_core.tokens.probes import TOOLS, reply, result, user

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from swe_core.api.records import Ledger
 from swe_core.errors import LedgerError
-from swe_core.record import Ledger
 from swe_core.tokens.chains import Step, build_chains
 from swe_core.tokens.ledger import add_ledgers, prove
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_core.api.messages import Message
 from swe_core.errors import ConfigError, RequestRefused
-from swe_core.messages import Message
 from swe_core.testing.tokenizer import make_tokenizer
 from swe_core.tokens.parsers import named_parser, response_parser
 from swe_core.tokens.probes import PROBES, TOOLS, reply, result, system, user

@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import pytest
 
+from swe_core.api.grader import Grade, Graded
+from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.api.task import Task
 from swe_core.errors import GraderError, ImageNotFound, SandboxDied, SweError
-from swe_core.grade import Grade, Graded
-from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
-from swe_core.task import Task
 from swe_core.verify.cache import VerifyCache
 from swe_core.verify.cheats import chosen
 from swe_core.verify.report import TaskVerdict

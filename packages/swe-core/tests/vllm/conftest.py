@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import tenacity
 
+from swe_core.api.engine import ChatRequest, Completion, EngineSession
+from swe_core.api.messages import Message
 from swe_core.builtin.vllm import VLLMConfig
-from swe_core.engine import ChatRequest, Completion, EngineSession
-from swe_core.messages import Message
 from swe_core.testing.provider import Ear
 from swe_core.testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 from swe_core.testing.vllm import ScriptedVLLM

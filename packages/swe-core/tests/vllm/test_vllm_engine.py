@@ -19,11 +19,12 @@ from aiohttp.base_protocol import BaseProtocol
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from swe_core.api.engine import ChatRequest, EngineSession, Sampled
+from swe_core.api.messages import Message
 from swe_core.builtin.upstream import Refusals
 from swe_core.builtin.vllm.client import Client
 from swe_core.builtin.vllm.policy import Policy
 from swe_core.builtin.vllm.replies import Chunk, Replies
-from swe_core.engine import ChatRequest, EngineSession, Sampled
 from swe_core.errors import (
     ConfigError,
     ContextOverflow,
@@ -33,7 +34,6 @@ from swe_core.errors import (
     EngineUnavailable,
     RequestRefused,
 )
-from swe_core.messages import Message
 from swe_core.testing.provider import Ear, refusing_url
 from swe_core.testing.vllm import VLLMFault, logprob_of
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_core.api.deltas import join
+from swe_core.api.engine import Delta
+from swe_core.api.messages import Message
 from swe_core.builtin.vllm.streaming import Streamer, cut
-from swe_core.deltas import join
-from swe_core.engine import Delta
 from swe_core.errors import EngineError
-from swe_core.messages import Message
 from swe_core.testing.provider import Ear
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from swe_core.checks import Check, Finding
+from swe_core.api.checks import Check, Finding
 from swe_core.errors import SandboxError
 
 _SECONDS = 10

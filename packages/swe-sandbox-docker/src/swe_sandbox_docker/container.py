@@ -13,8 +13,8 @@ from typing import IO, Any
 from docker.errors import NotFound
 from docker.types import LogConfig, Mount, Ulimit
 
+from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, SandboxSpec
 from swe_core.errors import PolicyRefused, SandboxError
-from swe_core.sandbox import ASSETS_DIR, HOME_DIR, SandboxSpec
 from swe_core.system.process_owner import LABEL, current_owner
 from swe_sandbox_docker.client import Client
 

@@ -9,7 +9,7 @@ from swe_core import Component, SandboxProvider, hookimpl
 from swe_sandbox_docker.config import DockerConfig
 
 if TYPE_CHECKING:
-    from swe_core.checks import Check
+    from swe_core.api.checks import Check
 
 
 def _create(config: DockerConfig) -> SandboxProvider:

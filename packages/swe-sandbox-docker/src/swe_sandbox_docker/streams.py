@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swe_core.sandbox import Stream
+from swe_core.api.sandbox import Stream
 
 _HEADER = 8
 _STDERR = 2

@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 import platformdirs
 
+from swe_core.api.sandbox import ASSETS_DIR, Asset, SandboxSpec
 from swe_core.errors import SandboxError
-from swe_core.sandbox import ASSETS_DIR, Asset, SandboxSpec
 from swe_core.system.seal import Seal
 
 PART = 2 * 1024 * 1024

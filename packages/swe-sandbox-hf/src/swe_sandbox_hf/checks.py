@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swe_core.checks import Check, Finding
+from swe_core.api.checks import Check, Finding
 from swe_core.errors import SandboxError
 
 

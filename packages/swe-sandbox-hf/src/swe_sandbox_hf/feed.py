@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from swe_core.sandbox import Stream
+from swe_core.api.sandbox import Stream
 
 _STREAMS: dict[str, Stream] = {"o": "stdout", "e": "stderr"}
 

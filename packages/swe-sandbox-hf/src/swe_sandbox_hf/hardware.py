@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from huggingface_hub import JobHardwareInfo
 
+from swe_core.api.sandbox import SandboxSpec
 from swe_core.errors import ConfigError, PolicyRefused
-from swe_core.sandbox import SandboxSpec
 
 _MB = {"MB": 1, "GB": 1024, "TB": 1024 * 1024}
 _NAMED = 4

@@ -20,11 +20,11 @@ from anyio.abc import TaskGroup
 from huggingface_hub import Sandbox as HubSandbox
 from huggingface_hub.errors import SandboxError as HubSandboxError
 
+from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Process, Sandbox, SandboxSpec
 from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
 from swe_core.kill_tree import KILL_TREE
 from swe_core.relay.pull import reach_by_pull
 from swe_core.relay.transport import HttpTransport
-from swe_core.sandbox import ASSETS_DIR, HOME_DIR, Process, Sandbox, SandboxSpec
 from swe_sandbox_hf.archives import parts_of, size_of
 from swe_sandbox_hf.client import ATTEMPTS, TRANSPORT, Client, Killed, is_transient
 from swe_sandbox_hf.feed import Garbled

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from swe_core.checks import Check, Finding
+from swe_core.api.checks import Check, Finding
 
 _SECONDS = 15.0
 """That importing torch may take; some seconds on an idle machine."""

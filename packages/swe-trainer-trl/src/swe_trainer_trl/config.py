@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from swe_core.component import Config
+from swe_core.api.component import Config
 from swe_trainer_trl.normalization import Normalize
 from swe_trainer_trl.presets import load_preset, overlay
 

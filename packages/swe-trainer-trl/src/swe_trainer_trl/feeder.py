@@ -63,7 +63,7 @@ class Feeder:
         self._tally = Tally()
 
     async def run(self, runner: Runner) -> None:
-        """See `swe_core.worker.RolloutWorker`.
+        """See `swe_core.api.worker.RolloutWorker`.
 
         Raises:
             SweError: The journal or the run directory cannot be written, or nothing gets a verdict.

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from swe_core.record import Rollout, Turn
-from swe_core.request import Phase, RolloutRequest
+from swe_core.api.records import Rollout, Turn
+from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.runner import Runner
 from swe_trainer_trl.ipc import ENGINE_LOST
 from swe_trainer_trl.tally import Tally
@@ -28,7 +28,7 @@ class _Running:
 
 
 class Freshness:
-    """Watches a run (`swe_core.request.Observer`).
+    """Watches a run (`swe_core.api.rollout_request.Observer`).
 
     Attributes:
         version: Of the policy now.

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from swe_core.record import Record
+from swe_core.api.records import Record
 
 Value = float | tuple[float, float]
 """A metric as TRL takes it: a number, or a rate as numerator and denominator."""

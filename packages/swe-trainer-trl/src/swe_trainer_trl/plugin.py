@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from swe_core.component import Component, RunOption
+from swe_core.api.component import Component, RunOption
 from swe_core.hookspecs import hookimpl
 from swe_trainer_trl.config import TRLConfig
 
 if TYPE_CHECKING:
     import click
 
-    from swe_core.checks import Check
-    from swe_core.worker import RolloutWorker
+    from swe_core.api.checks import Check
+    from swe_core.api.worker import RolloutWorker
     from swe_trainer_trl.launch import TRLLauncher
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 import orjson
 
+from swe_core.api.records import Rollout
 from swe_core.errors import SweError, UsageError, sentence
 from swe_core.hub_errors import problem_of
 from swe_core.push.client import client, told
-from swe_core.record import Rollout
 from swe_core.store import FOLDERS, ROLLOUTS_FILE, RUN_FILE
 from swe_trainer_trl.checkpoints import CHECKPOINTS, METRICS_FILE
 

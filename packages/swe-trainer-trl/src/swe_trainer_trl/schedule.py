@@ -14,8 +14,8 @@ import anyio
 import numpy as np
 from anyio.to_thread import run_sync
 
+from swe_core.api.records import Rollout
 from swe_core.errors import ConfigError, SweError
-from swe_core.record import Rollout
 from swe_core.runner import Runner
 from swe_core.tokens.chains import chains_of
 from swe_trainer_trl.freshness import Freshness

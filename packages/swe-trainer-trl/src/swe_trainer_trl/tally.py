@@ -10,7 +10,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable
 
-from swe_core.record import Rollout
+from swe_core.api.records import Rollout
 from swe_trainer_trl.groups import Assessed
 from swe_trainer_trl.ipc import ENGINE_LOST, Value
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from swe_core.agent import AgentContext, AgentSpec
-from swe_core.component import Component, Config
+from swe_core.api.agent import AgentContext, AgentSpec
+from swe_core.api.component import Component, Config
 from swe_core.errors import AgentError
 from swe_core.hookspecs import hookimpl
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from swe_core.component import Component, Config
+from swe_core.api.component import Component, Config
+from swe_core.api.worker import RolloutWorker
 from swe_core.hookspecs import hookimpl
-from swe_core.worker import RolloutWorker
 
 if TYPE_CHECKING:
     from swe_core.runner import Runner

@@ -15,7 +15,7 @@ import orjson
 import tenacity
 from pydantic import SecretStr
 
-from swe_core.checks import Check, Finding
+from swe_core.api.checks import Check, Finding
 from swe_core.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable, RequestRefused
 from swe_core.system.redaction import SHORTEST, Redactor, hide
 

@@ -55,7 +55,7 @@ def doctor(
 
 
 def _engine(plugins: PluginSet, url: str) -> Asked:
-    from swe_core.checks import Check
+    from swe_core.api.checks import Check
     from swe_core.doctor import CORE, Asked, key_of, used_offers
     from swe_core.endpoint import endpoint
 

@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from swe_core.record import Failure, Rollout, Turn
-from swe_core.request import Phase, RolloutRequest
+from swe_core.api.records import Failure, Rollout, Turn
+from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.system.printable import one_line, printable
 from swe_core.system.terminal import SafeConsole
 

@@ -10,8 +10,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from swe_core.api.records import Rollout
 from swe_core.page.facts import CAUSES, Facts, facts_of, why
-from swe_core.record import Rollout
 from swe_core.results import TaskResult
 from swe_core.store import RunDirectory
 from swe_core.system.printable import one_line

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from swe_core.api.component import RunOption
 from swe_core.cli.options import given, plugin_options, run_directory, settings_options, task_options
-from swe_core.component import RunOption
 from swe_core.config import Settings, load_settings
 from swe_core.errors import ConfigError, UsageError
 from swe_core.plugins import Plugin, PluginSet, allow_list
@@ -23,12 +23,12 @@ from swe_core.system.redaction import RedactingFormatter, Redactor, redacting
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from swe_core.api.records import Outcome
+    from swe_core.api.rollout_request import Observer, RolloutRequest
+    from swe_core.api.worker import RolloutWorker
     from swe_core.assemble import Plan
     from swe_core.cli.progress import Display
-    from swe_core.record import Outcome
-    from swe_core.request import Observer, RolloutRequest
     from swe_core.store import RunDirectory
-    from swe_core.worker import RolloutWorker
 
 
 @click.command()
@@ -111,12 +111,12 @@ def run(
         raise UsageError("--retry-errors goes with --resume RUN, which names the run with the errors")
     plugin_set = PluginSet(settings.run.plugins, settings.run.extra_plugins, allow_list(os.environ))
     # The heavy half of the program, imported only once the input is known to be sound.
+    from swe_core.api.worker import Launch, Launcher, RolloutWorker
     from swe_core.assemble import make_plan
     from swe_core.cli.progress import Display
     from swe_core.cli.report import show
     from swe_core.store import RUN_FILE, RunDirectory
     from swe_core.verify.report import image_ids, other_images
-    from swe_core.worker import Launch, Launcher, RolloutWorker
 
     plan = make_plan(settings, plugin_set)
     verified = image_ids(settings.run.verified) if settings.run.verified is not None else {}

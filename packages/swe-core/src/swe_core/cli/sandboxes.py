@@ -16,7 +16,7 @@ from swe_core.cli.options import plugin_options, settings_and_plugins, settings_
 from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:
-    from swe_core.sandbox import SandboxEntry, SandboxProvider
+    from swe_core.api.sandbox import SandboxEntry, SandboxProvider
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,13 +11,13 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from swe_core.agent import AgentEvent, EventKind
+from swe_core.api.agent import AgentEvent, EventKind
+from swe_core.api.records import Rollout, Turn
+from swe_core.api.task import TestStatus
 from swe_core.cli.report_text import STYLE, Uncut
 from swe_core.page.facts import why
-from swe_core.record import Rollout, Turn
 from swe_core.store import FOLDERS, RunDirectory
 from swe_core.system.printable import one_line, printable
-from swe_core.task import TestStatus
 
 Part = Literal["head", "transcript", "diff", "tests", "turns"]
 PARTS: tuple[Part, ...] = ("head", "transcript", "diff", "tests")

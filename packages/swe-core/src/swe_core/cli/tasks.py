@@ -21,7 +21,7 @@ from swe_core.cli.tasks_verify import verify
 from swe_core.system.printable import one_line, printable
 
 if TYPE_CHECKING:
-    from swe_core.task import Task
+    from swe_core.api.task import Task
 
 _PIPED_WIDTH = 10_000
 """Columns of a table that no terminal cuts."""

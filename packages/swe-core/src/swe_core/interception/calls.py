@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import anyio
 
-from swe_core.engine import Completion, Delta
+from swe_core.api.engine import Completion, Delta
 from swe_core.errors import EngineProtocolError
 
 OVER = "the rollout ended before the reply was complete"

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from swe_core.deltas import Indices
-from swe_core.engine import Completion, Delta
+from swe_core.api.deltas import Indices
+from swe_core.api.engine import Completion, Delta
 from swe_core.system.redaction import MARK, SHORTEST, Redactor
 
 _Place = str | int | tuple[str, ...]

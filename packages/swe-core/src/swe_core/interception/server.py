@@ -25,9 +25,10 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from anyio.abc import TaskGroup
 
+from swe_core.api.deltas import merge
+from swe_core.api.engine import Completion, Engine, EngineSession
+from swe_core.api.records import Turn
 from swe_core.config import MAX_BODY, Budgets
-from swe_core.deltas import merge
-from swe_core.engine import Completion, Engine, EngineSession
 from swe_core.errors import (
     ConfigError,
     ContextOverflow,
@@ -46,7 +47,6 @@ from swe_core.interception.metrics import CONTENT_TYPE, Metrics
 from swe_core.interception.redaction import RedactedPieces
 from swe_core.interception.session import Gate
 from swe_core.interception.tools import BadArguments, ToolFailed, UnknownTool
-from swe_core.record import Turn
 from swe_core.system.detached import closed
 from swe_core.system.http_server import serve
 from swe_core.system.redaction import Redactor

@@ -15,9 +15,11 @@ from urllib.parse import quote
 import anyio
 from anyio.abc import TaskGroup
 
+from swe_core.api.deltas import join
+from swe_core.api.engine import ChatRequest, Completion, Delta, Engine, EngineSession, Sampled, Usage
+from swe_core.api.records import Budget, Turn, TurnTokens
+from swe_core.api.request_diff import RequestDiff
 from swe_core.config import Budgets
-from swe_core.deltas import join
-from swe_core.engine import ChatRequest, Completion, Delta, Engine, EngineSession, Sampled, Usage
 from swe_core.errors import (
     ContextOverflow,
     EngineError,
@@ -31,11 +33,9 @@ from swe_core.interception.calls import OVER, Call, Calls, RolloutOver
 from swe_core.interception.dialects.base import Asked
 from swe_core.interception.redaction import redacted
 from swe_core.interception.tools import Tools
-from swe_core.record import Budget, Turn, TurnTokens
 from swe_core.system.detached import apart
 from swe_core.system.redaction import Redactor
 from swe_core.tokens.book import TokenBook
-from swe_core.turns import RequestDiff
 
 if TYPE_CHECKING:
     from swe_core.interception.metrics import Metrics

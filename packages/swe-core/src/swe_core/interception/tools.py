@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 from pydantic import BaseModel, ValidationError
 
-from swe_core.agent import HostTool
+from swe_core.api.agent import HostTool
 from swe_core.errors import AgentError
 from swe_core.interception.calls import OVER, RolloutOver
 from swe_core.system.detached import apart

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from swe_core.api.records import Rollout
 from swe_core.page.charts import Chart, Colour, Line, every_of
 from swe_core.page.metrics import Metric, Metrics
-from swe_core.record import Rollout
 from swe_core.store import RunInfo
 
 _SECTIONS = {

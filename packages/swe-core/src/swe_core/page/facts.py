@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import get_args
 
-from swe_core.engine import ForkCause
+from swe_core.api.engine import ForkCause
+from swe_core.api.grader import TamperKind
+from swe_core.api.records import Budget, Outcome, Phases, Rollout
 from swe_core.errors import Boundary
-from swe_core.grade import TamperKind
-from swe_core.record import Budget, Outcome, Phases, Rollout
 from swe_core.results import PassAtK, TaskResult, estimates, task_results
 
 BUDGETS: dict[Budget, str] = {

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
+from swe_core.api.records import Record
 from swe_core.errors import UsageError
-from swe_core.record import Record
 
 METRICS_FILE = "metrics.jsonl"
 LARGEST = 1e100

@@ -13,14 +13,14 @@ import anyio
 import anyio.to_thread
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
+from swe_core.api.records import Rollout, Turn
+from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.config import Push
 from swe_core.errors import UsageError, sentence
 from swe_core.push.client import TryLater
 from swe_core.push.record import PushedRun, is_final
 from swe_core.push.repository import Repository
 from swe_core.push.secrets import push_redactor
-from swe_core.record import Rollout, Turn
-from swe_core.request import Phase, RolloutRequest
 from swe_core.runner import Runner
 from swe_core.store import FOLDERS, RunDirectory
 

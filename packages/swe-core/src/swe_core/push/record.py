@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import Field
 
-from swe_core.record import Outcome, Record, Rollout
+from swe_core.api.records import Outcome, Record, Rollout
 from swe_core.store import RunDirectory, RunInfo
 
 FOLDER = "runs"

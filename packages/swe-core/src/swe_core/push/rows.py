@@ -14,13 +14,13 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from swe_core.api.records import Rollout, Turn
+from swe_core.api.request_diff import requests
 from swe_core.interception.dialects.chat import ChatCompletions
 from swe_core.push.record import public_name
-from swe_core.record import Rollout, Turn
 from swe_core.store import RunDirectory
 from swe_core.system.redaction import MARK, Redactor
 from swe_core.tokens.chains import Chain, chains_of
-from swe_core.turns import requests
 
 _TESTS = pa.list_(pa.struct([("test", pa.string()), ("status", pa.string())]))
 _CALL = pa.struct(

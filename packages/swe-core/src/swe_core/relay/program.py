@@ -12,10 +12,10 @@ from importlib import resources
 import anyio
 from anyio.abc import TaskStatus
 
+from swe_core.api.sandbox import ASSETS_DIR, Process, Sandbox
 from swe_core.errors import SandboxDied, SandboxError
 from swe_core.relay.unix import background
 from swe_core.relay.wire import ProtocolError
-from swe_core.sandbox import ASSETS_DIR, Process, Sandbox
 
 READY_TIMEOUT = 60.0
 """Seconds that the program inside may take to listen; many sandboxes may start on few cores."""

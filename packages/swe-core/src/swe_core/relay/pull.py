@@ -22,6 +22,7 @@ import anyio
 import httpx
 from anyio.abc import TaskStatus
 
+from swe_core.api.sandbox import Sandbox
 from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
 from swe_core.relay import calls
 from swe_core.relay.exec_transport import ExecTransport
@@ -32,7 +33,6 @@ from swe_core.relay.timing import Backoff, Timing
 from swe_core.relay.transport import HttpTransport, Transport, TransportError, http_client
 from swe_core.relay.unix import address_of, background
 from swe_core.relay.wire import Imposture, ProtocolError
-from swe_core.sandbox import Sandbox
 from swe_core.system.redaction import hide
 
 __all__ = [

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from swe_core.api.sandbox import Sandbox
 from swe_core.errors import PolicyRefused
 from swe_core.relay.program import running
 from swe_core.relay.unix import unix_listener
-from swe_core.sandbox import Sandbox
 
 
 def require_network(sandbox: Sandbox) -> None:

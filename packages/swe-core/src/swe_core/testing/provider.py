@@ -20,8 +20,8 @@ from typing import Any, Literal
 import anyio
 from aiohttp import web
 
-from swe_core.deltas import cut
-from swe_core.engine import Delta, Usage
+from swe_core.api.deltas import cut
+from swe_core.api.engine import Delta, Usage
 from swe_core.recording import RecordedReply
 from swe_core.testing.loopback import LoopbackServer
 

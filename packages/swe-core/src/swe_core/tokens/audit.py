@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from swe_core.api.records import Ledger, Rollout, Turn
 from swe_core.errors import LedgerError, UsageError
-from swe_core.record import Ledger, Rollout, Turn
 from swe_core.store import RunDirectory
 from swe_core.tokens.ledger import RETRIED, add_ledgers, recount
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from swe_core.engine import ForkCause, Rendered
+from swe_core.api.engine import ForkCause, Rendered
+from swe_core.api.records import Turn, TurnTokens
 from swe_core.errors import LedgerError
-from swe_core.record import Turn, TurnTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """The exact tokens of one turn, in memory: `swe_core.record.TurnTokens` as arrays.
+    """The exact tokens of one turn, in memory: `swe_core.api.records.TurnTokens` as arrays.
 
     Args:
         index: The turn's index.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from swe_core.api.messages import Message
 from swe_core.errors import ConfigError, RequestRefused
-from swe_core.messages import Message
 from swe_core.tokens.families import FAMILIES, FamilyRenderer
 from swe_core.tokens.probes import CHAT, INLINE_THINKING, PROBES, THOUGHT, TOOLS, TOOLS_WITH_THINKING, user
 from swe_core.tokens.renderer import THINKING, Renderer, Tools

@@ -13,8 +13,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from swe_core.engine import ForkCause, Rendered, Sampled
-from swe_core.messages import Message, message_key
+from swe_core.api.engine import ForkCause, Rendered, Sampled
+from swe_core.api.messages import Message, message_key
 from swe_core.tokens.counting import at_most
 from swe_core.tokens.renderer import TAIL, Renderer, Tools
 

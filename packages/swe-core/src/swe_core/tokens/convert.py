@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from swe_core.messages import Message
+from swe_core.api.messages import Message
 from swe_core.tokens.renderer import Tools
 
 _UNSETTLED = re.compile(r"[\s\ufffd]+\Z")

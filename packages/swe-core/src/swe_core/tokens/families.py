@@ -11,9 +11,9 @@ from renderers import RendererConfig, create_renderer
 from renderers.base import merge_chat_template_kwargs
 from renderers.configs import config_from_name
 
-from swe_core.engine import Rendered
+from swe_core.api.engine import Rendered
+from swe_core.api.messages import Message
 from swe_core.errors import ConfigError, ContextOverflow, RequestRefused
-from swe_core.messages import Message
 from swe_core.tokens.convert import (
     arguments_text,
     asking,

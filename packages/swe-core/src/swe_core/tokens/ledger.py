@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from swe_core.api.records import Ledger, Turn
 from swe_core.errors import LedgerError
-from swe_core.record import Ledger, Turn
 from swe_core.tokens.chains import Chain, Step, build_chains, step_of
 
 NO_LOGPROBS = "no_logprobs"

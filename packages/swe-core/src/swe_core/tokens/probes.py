@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swe_core.messages import Message
+from swe_core.api.messages import Message
 
 TOOLS: list[dict[str, Any]] = [
     {

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swe_core.engine import Rendered
-from swe_core.messages import Message
+from swe_core.api.engine import Rendered
+from swe_core.api.messages import Message
 
 TAIL = 256
 """Ids of the end of a prompt that `extend` and `parse` are given: enough to hold every generation prompt."""

@@ -9,9 +9,9 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from swe_core.engine import Rendered
+from swe_core.api.engine import Rendered
+from swe_core.api.messages import Message
 from swe_core.errors import RequestRefused
-from swe_core.messages import Message
 from swe_core.tokens.convert import asking, listed, settled, with_arguments
 from swe_core.tokens.counting import counted
 from swe_core.tokens.encoder import decodes_in_parts, takes_characters_back

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from swe_core.task import Task
+from swe_core.api.task import Task
 
 CONFTEST = """
 import pytest

@@ -17,9 +17,9 @@ from typing import Literal
 import orjson
 from pydantic import Field, ValidationError
 
+from swe_core.api.records import Record, Rollout
+from swe_core.api.task import Task
 from swe_core.errors import UsageError
-from swe_core.record import Record, Rollout
-from swe_core.task import Task
 
 Verdict = Literal["usable", "broken_gold", "unbroken", "flaky", "cheatable", "missing_image", "error"]
 VERDICTS: tuple[Verdict, ...] = (

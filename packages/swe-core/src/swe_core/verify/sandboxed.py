@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 
+from swe_core.api.sandbox import HOME_DIR, ExecResult, Sandbox
+from swe_core.api.task import Task
 from swe_core.errors import SweError
 from swe_core.patch import Base, export_patch
-from swe_core.sandbox import HOME_DIR, ExecResult, Sandbox
-from swe_core.task import Task
 from swe_core.verify.payloads import forged_log
 from swe_core.verify.recipe import Cheat, Recipe, Target
 

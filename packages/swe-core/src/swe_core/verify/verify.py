@@ -13,17 +13,17 @@ from typing import Any, TypeVar, cast
 
 import anyio
 
+from swe_core.api.grader import Grade, Graded, Grader
+from swe_core.api.sandbox import SandboxProvider, SandboxSpec
+from swe_core.api.task import Task
 from swe_core.assemble import refuse_beforehand, sandbox_spec
 from swe_core.choice import choose
 from swe_core.config import Limits, Settings
 from swe_core.errors import GraderError, ImageNotFound, SandboxError, SweError, sentence
-from swe_core.grade import Grade, Graded, Grader
 from swe_core.patch import PatchUnavailable
 from swe_core.plugins import PluginSet
 from swe_core.prepare import prepare_repository
-from swe_core.sandbox import SandboxProvider, SandboxSpec
 from swe_core.system.event_loop import ending_signals
-from swe_core.task import Task
 from swe_core.verify.cache import VerifyCache, versions
 from swe_core.verify.recipe import Cheat
 from swe_core.verify.report import Check, TaskVerdict, Verdict

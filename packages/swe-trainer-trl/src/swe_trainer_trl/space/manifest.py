@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swe_core.record import Record
+from swe_core.api.records import Record
 
 PORT = 7860
 """Where a Space is asked."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 import orjson
 
-from swe_core.record import Record
+from swe_core.api.records import Record
 from swe_core.system.printable import one_line
 from swe_core.system.redaction import Redactor
 from swe_trainer_trl.checkpoints import METRICS_FILE

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from swe_core.component import Component, Config
+from swe_core.api.component import Component, Config
 from swe_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from swe_core.task import TaskSource
+    from swe_core.api.task import TaskSource
 
 
 def _create(config: Config) -> TaskSource:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import platformdirs
 
+from swe_core.api.task import Task
 from swe_core.builtin.demo.materialise import materialise
-from swe_core.task import Task
 
 REPOS = Path(__file__).parent / "repos"
 RECORDING = Path(__file__).parent / "recording.jsonl"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from swe_core.component import Component, Config
+from swe_core.api.component import Component, Config
 from swe_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from swe_core.checks import Check
-    from swe_core.sandbox import SandboxProvider
+    from swe_core.api.checks import Check
+    from swe_core.api.sandbox import SandboxProvider
 
 
 class LocalConfig(Config):

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from swe_core.api.sandbox import ASSETS_DIR, SandboxSpec
 from swe_core.errors import PolicyRefused
-from swe_core.sandbox import ASSETS_DIR, SandboxSpec
 
 SOCKET_DIR = "/run/swe"
 """Where a sandbox sees the directory of relay sockets."""

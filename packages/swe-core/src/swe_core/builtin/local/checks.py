@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 import sys
 
+from swe_core.api.checks import Check, Finding
 from swe_core.builtin.local import limits, seccomp
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
-from swe_core.checks import Check, Finding
 
 
 def isolation() -> Finding:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio
 
-from swe_core.sandbox import SandboxSpec
+from swe_core.api.sandbox import SandboxSpec
 
 ROOT = Path("/sys/fs/cgroup")
 _RMDIR_PATIENCE = 2.0

@@ -15,13 +15,13 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process as HostProcess
 
+from swe_core.api.sandbox import HOME_DIR, Sandbox, SandboxEntry, SandboxSpec
 from swe_core.builtin.local import bwrap, limits, seccomp, state
 from swe_core.builtin.local.control import Control, sealed
 from swe_core.builtin.local.sandbox import LocalSandbox
 from swe_core.builtin.local.unisolated import Paths, UnisolatedSandbox
 from swe_core.errors import PolicyRefused, SandboxDied, SandboxError
 from swe_core.relay.unix import require_room
-from swe_core.sandbox import HOME_DIR, Sandbox, SandboxEntry, SandboxSpec
 
 OPEN_TIMEOUT = 60.0
 """Seconds that a sandbox may take to open on a busy machine."""

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 
+from swe_core.api.sandbox import Process, Sandbox, SandboxSpec, Stream
 from swe_core.builtin.local.bwrap import SOCKET_DIR
 from swe_core.builtin.local.control import Control, sealed
 from swe_core.errors import SandboxError
 from swe_core.relay import reach_by_socket
-from swe_core.sandbox import Process, Sandbox, SandboxSpec, Stream
 
 _CHUNK = 65536
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from swe_core.component import Component, Config
+from swe_core.api.component import Component, Config
 from swe_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from swe_core.agent import AgentSpec
+    from swe_core.api.agent import AgentSpec
 
 
 class MiniConfig(Config):

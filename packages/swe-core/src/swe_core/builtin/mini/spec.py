@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 from collections.abc import Mapping, Sequence
 
-from swe_core.agent import AgentContext, AgentEvent, AgentExit, AgentSpec
+from swe_core.api.agent import AgentContext, AgentEvent, AgentExit, AgentSpec
 from swe_core.builtin.mini import MiniConfig
 
 

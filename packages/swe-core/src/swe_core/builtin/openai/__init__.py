@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import Field
 
-from swe_core.checks import Check
-from swe_core.component import Component, Config
-from swe_core.engine import Engine
+from swe_core.api.checks import Check
+from swe_core.api.component import Component, Config
+from swe_core.api.engine import Engine
 from swe_core.hookspecs import hookimpl
 
 

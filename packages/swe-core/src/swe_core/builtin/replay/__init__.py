@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from swe_core.component import Component, Config
-from swe_core.engine import Engine
+from swe_core.api.component import Component, Config
+from swe_core.api.engine import Engine
 from swe_core.hookspecs import hookimpl
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from swe_core.api.deltas import cut
+from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
 from swe_core.builtin.replay import ReplayConfig
-from swe_core.deltas import cut
-from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
 from swe_core.errors import ConfigError, EngineRefused
 from swe_core.recording import RecordedReply, RecordedRollout, read_recording
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from swe_core.component import Component, Config
+from swe_core.api.component import Component, Config
 from swe_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from swe_core.task import TaskSource
+    from swe_core.api.task import TaskSource
 
 
 class RowsConfig(Config):

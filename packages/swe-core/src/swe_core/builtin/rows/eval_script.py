@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 
+from swe_core.api.task import Task
 from swe_core.builtin.rows.row import Row
 from swe_core.builtin.swe.swebench_parsers import START
-from swe_core.task import Task
 
 END = ">>>>> End Test Output"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swe_core.api.task import Task
 from swe_core.builtin.rows.eval_script import eval_script_task
 from swe_core.builtin.rows.r2e import r2e_task
 from swe_core.builtin.rows.rebench import rebench_task
@@ -10,7 +11,6 @@ from swe_core.builtin.rows.smith import is_smith, smith_task
 from swe_core.builtin.rows.swebench import TEST_COMMANDS as SWE_BENCH
 from swe_core.builtin.rows.swebench import swebench_task
 from swe_core.builtin.rows.swegym import swegym_task
-from swe_core.task import Task
 
 
 def task_of(row: Row) -> Task:

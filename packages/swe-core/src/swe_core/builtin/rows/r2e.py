@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from swe_core.api.task import Task, TestStatus
 from swe_core.builtin.rows.row import Row
 from swe_core.builtin.swe.parsers import r2e_name
-from swe_core.task import Task, TestStatus
 
 WORKDIR = "/testbed"
 TESTS = "/r2e_tests"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from swe_core.api.task import Task
 from swe_core.builtin.rows.row import CONDA, Row
-from swe_core.task import Task
 
 
 def rebench_task(row: Row) -> Task:

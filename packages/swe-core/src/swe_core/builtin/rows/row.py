@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from swe_core.api.task import IMAGE_NAME
 from swe_core.builtin.swe.parsers import SWEBENCH, log_reader
 from swe_core.errors import TaskError
 from swe_core.system import strict_json
-from swe_core.task import IMAGE_NAME
 
 COMMON = ("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch")
 """The text columns that the rows of SWE-Gym, SWE-bench and SWE-rebench have in common."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from swe_core.api.task import Task
 from swe_core.builtin.rows.reverse import NotReversible, reversed_diff
 from swe_core.builtin.rows.row import CONDA, Row
-from swe_core.task import Task
 
 _PYTEST = "pytest --disable-warnings --color=no --tb=no --verbose -rA"
 _OF_REPO: Mapping[str, tuple[str, str]] = {

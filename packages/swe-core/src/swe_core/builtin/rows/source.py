@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from swe_core.api.column_filter import ColumnFilter, keep
+from swe_core.api.task import Task
 from swe_core.builtin.rows.families import task_of
 from swe_core.builtin.rows.files import read_rows
 from swe_core.builtin.rows.hub import load_rows
 from swe_core.builtin.rows.row import Row
-from swe_core.column_filter import ColumnFilter, keep
 from swe_core.errors import ConfigError, TaskError
-from swe_core.task import Task
 
 
 class RowsSource:

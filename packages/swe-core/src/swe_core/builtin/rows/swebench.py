@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from swe_core.api.task import Task
 from swe_core.builtin.rows.environment import Environment, task_fields
 from swe_core.builtin.rows.row import CONDA, Row
-from swe_core.task import Task
 
 IMAGE = "swebench/sweb.eval.x86_64."
 """SWE-bench's published images: this, the lower-cased instance id with "__" written "_1776_", ":latest"."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from swe_core.api.task import Task
 from swe_core.builtin.rows.environment import Environment, task_fields
 from swe_core.builtin.rows.row import CONDA, Row
-from swe_core.task import Task
 
 IMAGE = "xingyaoww/sweb.eval.x86_64."
 """SWE-Gym's published images: this, then the lower-cased instance id with "__" written "_s_"."""

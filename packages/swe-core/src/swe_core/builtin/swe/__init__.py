@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from swe_core.component import Component, Config
+from swe_core.api.component import Component, Config
 from swe_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from swe_core.grade import Grader
+    from swe_core.api.grader import Grader
 
 
 class SweGraderConfig(Config):

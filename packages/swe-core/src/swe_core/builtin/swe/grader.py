@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 import anyio
 import anyio.to_thread
 
+from swe_core.api.grader import Grade, Graded, Hashes
+from swe_core.api.sandbox import SandboxProvider, SandboxSpec
+from swe_core.api.task import Task
 from swe_core.builtin.swe.reference import as_patch
 from swe_core.builtin.swe.testrun import TestRun, run_tests
 from swe_core.builtin.swe.verdict import Doubt, Reading, read
@@ -19,11 +22,8 @@ from swe_core.builtin.swe.worktree import (
     prepare_tree,
 )
 from swe_core.errors import GraderError
-from swe_core.grade import Grade, Graded, Hashes
 from swe_core.patch import check_alive
 from swe_core.prepare import prepare_repository
-from swe_core.sandbox import SandboxProvider, SandboxSpec
-from swe_core.task import Task
 
 GIT_TIMEOUT = 300.0
 """Seconds for each of git's two parts: preparing the fresh repository, and writing the graded state."""

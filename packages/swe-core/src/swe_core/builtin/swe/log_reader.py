@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from swe_core.api.task import TestStatus
 from swe_core.builtin.swe.programs import Runner
-from swe_core.task import TestStatus
 
 Found = Mapping[str, TestStatus]
 """Test id → how it ended. Ids are those of the log (pytest) or dotted names (unittest)."""

@@ -11,9 +11,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, takewhile
 
+from swe_core.api.task import TestStatus
 from swe_core.builtin.swe.log_reader import Found, LogReader
 from swe_core.errors import TaskError
-from swe_core.task import TestStatus
 
 _STATUSES: tuple[TestStatus, ...] = ("PASSED", "XFAIL", "XPASS", "SKIPPED", "FAILED", "ERROR", "MISSING")
 LONGEST_LINE = 16 * 1024

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from swe_core.api.task import Task
 from swe_core.builtin.swe.trees import (
     SUBMODULE,
     Changes,
@@ -26,7 +27,6 @@ from swe_core.builtin.swe.trees import (
 )
 from swe_core.errors import GraderError
 from swe_core.private_git import NO_GIT, last_line, run_here
-from swe_core.task import Task
 
 GIT_APPLY = r"""
 # git_apply NAME INDEX: bring NAME.index to INDEX with NAME.patch; NAME.how says what applied it.

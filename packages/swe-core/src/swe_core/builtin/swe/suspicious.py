@@ -19,10 +19,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
+from swe_core.api.grader import Suspicion
+from swe_core.api.task import Task
 from swe_core.builtin.swe.folded import folded
 from swe_core.builtin.swe.trees import printable
-from swe_core.grade import Suspicion
-from swe_core.task import Task
 
 MAX_LISTED = 20
 """Of a patch with more, these many are listed."""

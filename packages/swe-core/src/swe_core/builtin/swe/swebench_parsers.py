@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, get_args
 
+from swe_core.api.task import TestStatus
 from swe_core.builtin.swe.log_reader import Found, LogReader
 from swe_core.errors import TaskError
-from swe_core.task import TestStatus
 
 _log = logging.getLogger(__name__)
 

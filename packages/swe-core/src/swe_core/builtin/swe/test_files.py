@@ -6,8 +6,8 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Set
 
+from swe_core.api.task import Task
 from swe_core.builtin.swe.trees import Trees, ancestors
-from swe_core.task import Task
 
 _NOT_TESTS = frozenset((
     ".cfg", ".csv", ".ini", ".jpeg", ".jpg", ".json", ".lock", ".md", ".pkl", ".png", ".rst", ".toml",

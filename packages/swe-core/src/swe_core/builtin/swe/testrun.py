@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import anyio
 
+from swe_core.api.sandbox import Sandbox
+from swe_core.api.task import Task
 from swe_core.builtin.swe.parsers import log_reader
 from swe_core.builtin.swe.report import FD, NOTHING_REPORTED, Report, Reporter
 from swe_core.errors import SandboxError
-from swe_core.sandbox import Sandbox
 from swe_core.system.detached import closed
-from swe_core.task import Task
 
 # stdout and stderr in one stream, in order, and what was stderr is the reporter's; bash where there is one,
 # since set-up lines `source` things

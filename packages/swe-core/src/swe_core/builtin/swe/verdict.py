@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from swe_core.api.grader import Tampering
+from swe_core.api.task import Task, TestStatus
 from swe_core.builtin.swe.log_reader import Found
 from swe_core.builtin.swe.parsers import log_reader, shortened, statuses
 from swe_core.builtin.swe.testrun import TestRun
 from swe_core.builtin.swe.trees import printable
-from swe_core.grade import Tampering
-from swe_core.task import Task, TestStatus
 
 _PASSED: frozenset[TestStatus] = frozenset(("PASSED", "XFAIL", "XPASS"))
 _KEPT: frozenset[TestStatus] = frozenset((*_PASSED, "SKIPPED"))

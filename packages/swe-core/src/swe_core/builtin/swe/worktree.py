@@ -22,6 +22,9 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
+from swe_core.api.grader import Suspicion, Tampering
+from swe_core.api.sandbox import ExecResult, Sandbox
+from swe_core.api.task import Task
 from swe_core.builtin.swe.archive import packed
 from swe_core.builtin.swe.config_sections import MAX_BYTES as LARGEST_CONFIG
 from swe_core.builtin.swe.protected import Protection
@@ -39,11 +42,8 @@ from swe_core.builtin.swe.trees import (
     printable,
 )
 from swe_core.errors import GraderError, SandboxBroken, SandboxTimeout, SweError
-from swe_core.grade import Suspicion, Tampering
 from swe_core.patch import MAX_PATCH_BYTES, Base, check_alive
 from swe_core.private_git import last_line, run_script
-from swe_core.sandbox import ExecResult, Sandbox
-from swe_core.task import Task
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """The longest answer of git that is taken: some two million paths."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import Field
 
-from swe_core.checks import Check, Finding
-from swe_core.component import Component, Config
-from swe_core.engine import Engine
+from swe_core.api.checks import Check, Finding
+from swe_core.api.component import Component, Config
+from swe_core.api.engine import Engine
 from swe_core.errors import ConfigError
 from swe_core.hookspecs import hookimpl
 

@@ -13,6 +13,7 @@ import aiohttp
 import anyio
 import anyio.to_thread
 
+from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
 from swe_core.builtin.upstream import BACKOFF, Refusals, Transient, attempted, final, key_from
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.builtin.vllm.check import ask_served, check_server, format_notes
@@ -23,7 +24,6 @@ from swe_core.builtin.vllm.request import Requests, most_calls, offered_tools, s
 from swe_core.builtin.vllm.servers import Server, Servers
 from swe_core.builtin.vllm.streaming import Streamer, assistant_message
 from swe_core.config import base_url
-from swe_core.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
 from swe_core.errors import (
     ConfigError,
     ContextOverflow,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import orjson
 
+from swe_core.api.engine import Progress, Sampled
 from swe_core.builtin.vllm.replies import Chunk
-from swe_core.engine import Progress, Sampled
 from swe_core.tokens.conversation import Prompt
 
 

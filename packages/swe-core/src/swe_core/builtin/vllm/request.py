@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
+from swe_core.api.engine import ChatRequest
 from swe_core.builtin.vllm import VLLMConfig
-from swe_core.engine import ChatRequest
 from swe_core.errors import RequestRefused
 from swe_core.tokens.renderer import Tools
 

@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from swe_core.deltas import whole
-from swe_core.engine import Emit
+from swe_core.api.deltas import whole
+from swe_core.api.engine import Emit
+from swe_core.api.messages import Message
 from swe_core.errors import EngineError
-from swe_core.messages import Message
 from swe_core.tokens.reading import Reader
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
 

@@ -3,7 +3,7 @@
     bytes ─parse→ Asked ─(gate, engine)→ Completion ─reply→ a body, or events while the engine generates
 
 A new dialect is one module: a `Dialect` whose `parse` turns a request into the canonical form of
-`swe_core.messages`, and a `Reply` that turns a completion, or its pieces as they come, into bytes. It is
+`swe_core.api.messages`, and a `Reply` that turns a completion, or its pieces as they come, into bytes. It is
 added to `DIALECTS`, and the server routes its path, keeps its streams alive and tells errors in its shape.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from swe_core.engine import Completion, Delta
-from swe_core.messages import Message
+from swe_core.api.engine import Completion, Delta
+from swe_core.api.messages import Message
 
 ErrorKind = Literal["invalid_request", "authentication", "rollout_over", "engine", "tool", "server"]
 

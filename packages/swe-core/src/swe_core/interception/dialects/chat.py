@@ -11,10 +11,10 @@ from uuid import uuid4
 
 import orjson
 
-from swe_core.deltas import whole
-from swe_core.engine import Completion, Delta, Usage
+from swe_core.api.deltas import whole
+from swe_core.api.engine import Completion, Delta, Usage
+from swe_core.api.messages import Message, dumps, text_of
 from swe_core.interception.dialects.base import Asked, BadRequest, Dialect, Problem, Reply
-from swe_core.messages import Message, dumps, text_of
 
 _ROLES = {"developer": "system", **{role: role for role in ("system", "user", "assistant", "tool")}}
 _KINDS = {

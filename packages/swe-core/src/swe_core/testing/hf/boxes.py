@@ -16,10 +16,10 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
+from swe_core.api.sandbox import SandboxSpec
 from swe_core.builtin.local import seccomp
 from swe_core.builtin.local.bwrap import Binds, default_path, find_bwrap, identity_files, why_not
 from swe_core.builtin.local.control import sealed
-from swe_core.sandbox import SandboxSpec
 
 SHARED = "/run/hf"
 """Where a box sees the directory that it shares with this process."""

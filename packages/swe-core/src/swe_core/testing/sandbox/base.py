@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection
 import anyio
 import pytest
 
-from swe_core.sandbox import Process, Sandbox, SandboxProvider, SandboxSpec
+from swe_core.api.sandbox import Process, Sandbox, SandboxProvider, SandboxSpec
 
 PATIENCE = 120.0
 """Seconds after which something that should have happened at once has not happened."""

@@ -10,8 +10,8 @@ import tracemalloc
 import anyio
 import pytest
 
+from swe_core.api.sandbox import HOME_DIR, ExecResult, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.errors import SandboxTimeout
-from swe_core.sandbox import HOME_DIR, ExecResult, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.testing.sandbox.base import PATIENCE, SandboxSuite, drain, runs, unique_seconds, until_runs
 
 

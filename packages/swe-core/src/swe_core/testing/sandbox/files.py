@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Asset, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.errors import SandboxError
-from swe_core.sandbox import ASSETS_DIR, HOME_DIR, Asset, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.testing.sandbox.base import SandboxSuite
 
 _CHANGES = (

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import anyio
 import pytest
 
-from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.testing.sandbox.base import SandboxSuite, python
 
 _OPEN_VSOCK = """

@@ -8,8 +8,7 @@ from typing import get_args
 import anyio
 import pytest
 
-from swe_core.errors import PolicyRefused, SandboxError
-from swe_core.sandbox import (
+from swe_core.api.sandbox import (
     HOME_DIR,
     Network,
     Process,
@@ -18,6 +17,7 @@ from swe_core.sandbox import (
     SandboxSpec,
     SelectiveProvider,
 )
+from swe_core.errors import PolicyRefused, SandboxError
 from swe_core.testing.sandbox.base import PATIENCE, SandboxSuite, runs, unique_seconds, until_runs
 
 SLACK = timedelta(seconds=2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from swe_core.api.sandbox import SandboxProvider, SandboxSpec
 from swe_core.errors import SandboxError
-from swe_core.sandbox import SandboxProvider, SandboxSpec
 from swe_core.testing.sandbox.base import PATIENCE, SandboxSuite, python
 
 _SPAWN = """

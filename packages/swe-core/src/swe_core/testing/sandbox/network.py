@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from aiohttp import web
 
+from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.errors import PolicyRefused
-from swe_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.system.http_server import serve
 from swe_core.testing.sandbox.base import SandboxSuite, python
 

@@ -20,10 +20,10 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
 from swe_core import hookimpl
+from swe_core.api.component import Component
+from swe_core.api.engine import ChatRequest, Engine, EngineSession
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.builtin.vllm.engine import VLLMEngine
-from swe_core.component import Component
-from swe_core.engine import ChatRequest, Engine, EngineSession
 from swe_core.errors import ConfigError
 from swe_core.tokens.renderer import Renderer
 

@@ -7,15 +7,15 @@ from typing import Literal, Protocol
 
 from pydantic import Field
 
-from swe_core.agent import AgentSpec
+from swe_core.api.agent import AgentSpec
+from swe_core.api.engine import Engine
+from swe_core.api.grader import Grader
+from swe_core.api.records import Record, Rollout, Turn
+from swe_core.api.sandbox import SandboxProvider, SandboxSpec
+from swe_core.api.task import Task
 from swe_core.config import Budgets, Limits
-from swe_core.engine import Engine
-from swe_core.grade import Grader
 from swe_core.interception.server import InterceptionServer
-from swe_core.record import Record, Rollout, Turn
-from swe_core.sandbox import SandboxProvider, SandboxSpec
 from swe_core.system.redaction import Redactor
-from swe_core.task import Task
 
 Phase = Literal["open", "prepare", "agent", "export", "grade"]
 

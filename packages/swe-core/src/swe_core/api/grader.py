@@ -6,8 +6,8 @@ from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swe_core.sandbox import SandboxProvider, SandboxSpec
-from swe_core.task import Task, TestStatus
+from swe_core.api.sandbox import SandboxProvider, SandboxSpec
+from swe_core.api.task import Task, TestStatus
 
 TamperKind = Literal[
     "tests",  # a file of the task's own tests, or one that they are built on

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from swe_core.api.messages import Message
 from swe_core.errors import EngineError
-from swe_core.messages import Message
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,7 +114,7 @@ class ChatRequest:
 
     Args:
         body: A chat-completions request body: the agent's own where it speaks that dialect.
-        messages: The conversation so far in canonical form (`swe_core.messages`).
+        messages: The conversation so far in canonical form (`swe_core.api.messages`).
         tools: The tools offered, chat-completions form; None where there are none.
         max_tokens: Tokens that may be sampled, the smaller of what the agent asked for and what its budget
             has left; None is no limit.

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swe_core.engine import ForkCause, Rendered, Usage
+from swe_core.api.engine import ForkCause, Rendered, Usage
+from swe_core.api.grader import Grade
 from swe_core.errors import Boundary
-from swe_core.grade import Grade
 
 FORMAT_VERSION = 5
 READABLE = (4, FORMAT_VERSION)

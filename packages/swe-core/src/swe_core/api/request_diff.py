@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from swe_core.api.records import Turn
 from swe_core.errors import UsageError
-from swe_core.record import Turn
 
 _KNOWN = 2**16
 """Beginnings of requests that are known at most, in about 10 MB. With more all are forgotten, and each of the

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from swe_core.engine import Delta
+from swe_core.api.engine import Delta
 
 _TEXTS = frozenset({"content", "reasoning", "reasoning_content"})
 

@@ -9,8 +9,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from swe_core.sandbox import ASSETS_DIR, HOME_DIR, Asset
-from swe_core.task import Task
+from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Asset
+from swe_core.api.task import Task
 
 Arguments = TypeVar("Arguments", bound=BaseModel)
 EventKind = Literal["text", "reasoning", "tool_call", "tool_result", "error", "info"]

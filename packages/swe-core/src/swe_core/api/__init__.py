@@ -1,0 +1,1 @@
+"""What the author of a plugin implements and receives: types and pure functions, no I/O."""
