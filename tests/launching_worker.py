@@ -22,7 +22,7 @@ from swe_core.cli.progress import PlainProgress
 from swe_core.config import Settings
 from swe_core.errors import ConfigError, SweError
 from swe_core.execute import execute
-from swe_core.plugins import PluginSet
+from swe_core.plugins.manager import PluginSet
 from swe_core.runner import Runner
 from swe_core.system.event_loop import run
 

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 import swe_core as public_names
-from swe_core import hookspecs
 from swe_core.api.agent import AgentEvent
 from swe_core.api.engine import ForkCause, Rendered, Sampled, Usage
 from swe_core.api.grader import Grade
@@ -42,6 +41,7 @@ from swe_core.api.records import (
     Undelivered,
 )
 from swe_core.page.metrics import StepMetrics
+from swe_core.plugins import hookspecs
 from swe_core.store import RunDirectory, RunInfo, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_rollout

@@ -92,7 +92,7 @@ def test_the_core_knows_no_agent_and_no_provider_by_name() -> None:
     wrong = [
         f"{path.relative_to(core)}: {name}"
         for path in core.rglob("*.py")
-        if "builtin" not in path.parts
+        if "builtin" not in path.parts and path.name != "builtins.py"
         for name in names
         if name in path.read_text()
     ]

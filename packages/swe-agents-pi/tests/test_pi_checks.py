@@ -9,7 +9,7 @@ import pytest
 
 from swe_agents_pi import bundle, checks, node
 from swe_core.errors import AgentError
-from swe_core.plugins import PluginSet
+from swe_core.plugins.manager import PluginSet
 
 
 def test_no_node_and_no_npm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from swe_core.builtin.local import bwrap
 from swe_core.cli.doctor import doctor
 from swe_core.doctor import Asked, look, secrets_of
 from swe_core.endpoint import endpoint
-from swe_core.plugins import PluginSet
+from swe_core.plugins.manager import PluginSet
 from swe_core.system.redaction import Redactor
 
 SECRET = "sk-a-secret-that-nobody-may-see"

@@ -17,7 +17,7 @@ from swe_core.choice import Chosen
 from swe_core.cli.run import add_options, run
 from swe_core.config import load_settings
 from swe_core.errors import PluginError
-from swe_core.plugins import PluginSet, allow_list
+from swe_core.plugins.manager import PluginSet, allow_list
 
 Install = Callable[..., None]
 Load = Callable[[str, str], PluginSet]

@@ -12,7 +12,7 @@ import pytest
 
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.errors import PolicyRefused
-from swe_core.plugins import PluginSet
+from swe_core.plugins.manager import PluginSet
 from swe_sandbox_docker import checks
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider

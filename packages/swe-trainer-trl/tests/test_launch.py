@@ -17,7 +17,7 @@ from swe_core.assemble import grader_of
 from swe_core.builtin.swe import SweGraderConfig
 from swe_core.config import RunOptions, Settings
 from swe_core.errors import ConfigError
-from swe_core.plugins import PluginSet
+from swe_core.plugins.manager import PluginSet
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.launch import TRLLauncher, refuse_used, require_adapters
 
@@ -78,7 +78,7 @@ from swe_core.assemble import grader_of
 from swe_core.builtin.swe import SweGraderConfig
 from swe_core.config import RunOptions, Settings
 from swe_core.errors import ConfigError
-from swe_core.plugins import PluginSet
+from swe_core.plugins.manager import PluginSet
 from swe_core.api.worker import Launch
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.launch import TRLLauncher

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from swe_core.api.checks import Finding
-from swe_core.plugins import PluginSet
+from swe_core.plugins.manager import PluginSet
 from swe_trainer_trl import checks
 
 

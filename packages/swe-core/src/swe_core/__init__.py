@@ -20,7 +20,7 @@ from swe_core.api.sandbox import (
 )
 from swe_core.api.task import Task, TaskSource
 from swe_core.api.worker import RolloutWorker
-from swe_core.hookspecs import hookimpl
+from swe_core.plugins.hookspecs import hookimpl
 
 __all__ = [
     "AgentContext",

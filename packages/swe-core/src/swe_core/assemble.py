@@ -13,11 +13,11 @@ from pydantic import SecretStr
 from swe_core.api.agent import AgentSpec
 from swe_core.api.sandbox import SandboxProvider, SandboxSpec, SelectiveProvider
 from swe_core.api.task import Task, TaskSource
-from swe_core.builtin.index import DEFAULTS, KNOWN_DISTRIBUTIONS, RECORDED_ENGINE
 from swe_core.choice import Chosen, choose
 from swe_core.config import Limits, Settings, base_url
 from swe_core.errors import ConfigError, PolicyRefused, sentence
-from swe_core.plugins import HOOKS, PluginSet
+from swe_core.plugins.builtins import DEFAULTS, KNOWN_DISTRIBUTIONS, RECORDED_ENGINE
+from swe_core.plugins.manager import HOOKS, PluginSet
 from swe_core.selection import selection
 
 

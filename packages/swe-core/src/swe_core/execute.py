@@ -28,8 +28,8 @@ from swe_core.assemble import BlackBoxPlan, Plan, limits_of, refuse_beforehand, 
 from swe_core.config import Budgets
 from swe_core.errors import ConfigError, SweError
 from swe_core.interception.server import InterceptionServer
-from swe_core.notifications import PluginObserver
-from swe_core.plugins import PluginSet
+from swe_core.plugins.manager import PluginSet
+from swe_core.plugins.notifications import PluginObserver
 from swe_core.push.pusher import prepared, pushing
 from swe_core.recording import RecordingEngine
 from swe_core.runner import Runner

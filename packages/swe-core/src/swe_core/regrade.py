@@ -15,7 +15,7 @@ from swe_core.assemble import grader_of, limits_of, refuse_beforehand, sandbox_s
 from swe_core.choice import choose
 from swe_core.config import Settings
 from swe_core.errors import SweError, UsageError, sentence
-from swe_core.plugins import PluginSet
+from swe_core.plugins.manager import PluginSet
 from swe_core.selection import selection
 from swe_core.store import RunDirectory
 

@@ -25,7 +25,7 @@ from swe_core.api.task import IMAGE_NAME, Task, TaskSource
 from swe_core.choice import choose
 from swe_core.config import Settings
 from swe_core.errors import ConfigError, TaskError
-from swe_core.plugins import PluginSet
+from swe_core.plugins.manager import PluginSet
 from swe_core.system import strict_json
 
 _DATA_SET = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -15,7 +15,7 @@ from swe_core.api.records import Ledger, TurnTokens
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.cli import cli
 from swe_core.errors import ConfigError, EngineUnavailable
-from swe_core.plugins import PluginSet
+from swe_core.plugins.manager import PluginSet
 from swe_core.store import RunDirectory
 from swe_core.testing.provider import Ear
 from swe_core.testing.serving.start import TokenServer

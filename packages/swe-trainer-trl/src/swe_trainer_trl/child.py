@@ -21,7 +21,7 @@ from swe_core.assemble import make_plan
 from swe_core.config import Settings, base_url
 from swe_core.errors import SweError, sentence
 from swe_core.execute import execute
-from swe_core.plugins import PluginSet, allow_list
+from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.system.event_loop import run
 from swe_core.system.redaction import RedactingFormatter, Redactor, redacting
 from swe_trainer_trl.feeder import Feeder

@@ -20,7 +20,7 @@ from swe_core.choice import Chosen
 from swe_core.config import Settings, base_url
 from swe_core.errors import ConfigError, EngineError, SweError, UsageError, sentence
 from swe_core.execute import create_directory
-from swe_core.plugins import PluginSet, allow_list
+from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.push.pusher import push_run
 from swe_core.store import RunDirectory
 from swe_core.system.event_loop import ending_signals

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from swe_core.api.component import Component, RunOption
-from swe_core.hookspecs import hookimpl
+from swe_core.plugins.hookspecs import hookimpl
 from swe_trainer_trl.config import TRLConfig
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from swe_core.api.agent import AgentContext, AgentSpec
 from swe_core.api.component import Component, Config
 from swe_core.errors import AgentError
-from swe_core.hookspecs import hookimpl
+from swe_core.plugins.hookspecs import hookimpl
 
 
 class Oracle(AgentSpec):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from swe_core.api.component import Component, Config
 from swe_core.api.worker import RolloutWorker
-from swe_core.hookspecs import hookimpl
+from swe_core.plugins.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from swe_core.runner import Runner

@@ -60,11 +60,11 @@ class _LazyGroup(click.Group):
         Raises:
             PluginError: What has to be done to have it.
         """
-        from swe_core.builtin.index import KNOWN_COMMANDS
+        from swe_core.plugins.builtins import KNOWN_COMMANDS
 
         owner = KNOWN_COMMANDS.get(args[0])
         if owner is not None and self.get_command(ctx, args[0]) is None:
-            from swe_core.plugins import PluginSet, allow_list
+            from swe_core.plugins.manager import PluginSet, allow_list
 
             PluginSet((owner,), allow=allow_list(os.environ))  # it knows why: absent, broken, not allowed
         return super().resolve_command(ctx, args)
@@ -83,7 +83,7 @@ class _LazyGroup(click.Group):
         if self._plugins_asked:
             return
         self._plugins_asked = True
-        from swe_core.plugins import PluginSet, allow_list
+        from swe_core.plugins.manager import PluginSet, allow_list
 
         for problem in PluginSet(allow=allow_list(os.environ)).notify("swe_commands", cli=self):
             click.echo(f"swe-core: {printable(problem)}", err=True)
@@ -93,7 +93,7 @@ class _LazyGroup(click.Group):
             return
         self._options_asked = True
         from swe_core.cli.run import add_options
-        from swe_core.plugins import PluginSet, allow_list
+        from swe_core.plugins.manager import PluginSet, allow_list
 
         for problem in add_options(run, PluginSet(allow=allow_list(os.environ)).plugins.values()):
             click.echo(f"swe-core: {printable(problem)}", err=True)

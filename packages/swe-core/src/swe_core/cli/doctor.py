@@ -12,7 +12,7 @@ import click
 import orjson
 
 from swe_core.cli.options import plugin_options
-from swe_core.plugins import PluginSet, allow_list
+from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:

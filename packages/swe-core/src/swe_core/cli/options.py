@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from swe_core.config import Settings, load_settings
-from swe_core.plugins import PluginSet, allow_list
+from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.system.printable import printable
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import os
 
 import click
 
-from swe_core.plugins import Plugin, PluginSet, allow_list
+from swe_core.plugins.manager import Plugin, PluginSet, allow_list
 
 
 @click.command()

@@ -17,7 +17,7 @@ from swe_core.api.component import RunOption
 from swe_core.cli.options import given, plugin_options, run_directory, settings_options, task_options
 from swe_core.config import Settings, load_settings
 from swe_core.errors import ConfigError, UsageError
-from swe_core.plugins import Plugin, PluginSet, allow_list
+from swe_core.plugins.manager import Plugin, PluginSet, allow_list
 from swe_core.system.redaction import RedactingFormatter, Redactor, redacting
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from swe_core.choice import choose
 from swe_core.config import Limits, Settings
 from swe_core.errors import GraderError, ImageNotFound, SandboxError, SweError, sentence
 from swe_core.patch import PatchUnavailable
-from swe_core.plugins import PluginSet
+from swe_core.plugins.manager import PluginSet
 from swe_core.prepare import prepare_repository
 from swe_core.system.event_loop import ending_signals
 from swe_core.verify.cache import VerifyCache, versions

@@ -17,7 +17,7 @@ from urllib.request import url2pathname
 from packaging.utils import parse_wheel_filename
 
 from swe_core.errors import ConfigError, SweError
-from swe_core.hookspecs import PROJECT
+from swe_core.plugins.hookspecs import PROJECT
 
 CORE = "swe-core"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from swe_core.api.component import Component, Config
-from swe_core.hookspecs import hookimpl
+from swe_core.plugins.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from swe_core.api.task import TaskSource

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from swe_core.api.component import Component, Config
-from swe_core.hookspecs import hookimpl
+from swe_core.plugins.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from swe_core.api.agent import AgentSpec

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from swe_core.api.component import Component, Config
 from swe_core.api.engine import Engine
-from swe_core.hookspecs import hookimpl
+from swe_core.plugins.hookspecs import hookimpl
 
 
 class ReplayConfig(Config):

@@ -13,7 +13,7 @@ from swe_core.api.checks import Check, Finding
 from swe_core.api.component import Component, Config
 from swe_core.api.engine import Engine
 from swe_core.errors import ConfigError
-from swe_core.hookspecs import hookimpl
+from swe_core.plugins.hookspecs import hookimpl
 
 
 class VLLMConfig(Config):

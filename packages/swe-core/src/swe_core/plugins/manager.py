@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 import pluggy
 
-from swe_core import hookspecs
 from swe_core.api.component import Component, RunOption
-from swe_core.builtin.index import BUILTINS, KNOWN_DISTRIBUTIONS
 from swe_core.errors import PluginError, sentence
+from swe_core.plugins import hookspecs
+from swe_core.plugins.builtins import BUILTINS, KNOWN_DISTRIBUTIONS
 
 GROUP = "swe_core"
 ALLOW_VARIABLE = "SWE_PLUGINS"

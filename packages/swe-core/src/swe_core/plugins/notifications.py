@@ -6,7 +6,7 @@ import logging
 
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
-from swe_core.plugins import PluginSet
+from swe_core.plugins.manager import PluginSet
 
 logger = logging.getLogger(__name__)
 

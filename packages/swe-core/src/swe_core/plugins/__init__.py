@@ -1,0 +1,1 @@
+"""The hook specifications; plugins found, loaded and named."""
