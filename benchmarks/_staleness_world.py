@@ -23,11 +23,11 @@ import anyio
 from _virtual_time import run
 
 from swe_core.api.engine import Usage
+from swe_core.api.limits import Limits
 from swe_core.api.records import Outcome, Rollout, Turn, TurnTokens
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.api.task import Task
-from swe_core.config import Limits
 from swe_trainer_trl import feeder, freshness, schedule, tally
 from swe_trainer_trl.feeder import Feeder
 from swe_trainer_trl.freshness import STALE

@@ -16,12 +16,12 @@ import anyio
 from swe_core import Component, hookimpl
 from swe_core.api.component import Config
 from swe_core.api.rollout_request import RolloutRequest
-from swe_core.api.worker import Launch, Launcher
 from swe_core.assemble import make_plan
 from swe_core.cli.progress import PlainProgress
 from swe_core.config import Settings
 from swe_core.errors import ConfigError, SweError
 from swe_core.execute import execute
+from swe_core.launcher import Launch, Launcher
 from swe_core.plugins.manager import PluginSet
 from swe_core.runner import Runner
 from swe_core.system.event_loop import run

@@ -11,8 +11,8 @@ from pathlib import Path
 import anyio.to_thread
 import pytest
 
+from swe_core.api.limits import Budgets
 from swe_core.api.records import Rollout
-from swe_core.config import Budgets
 
 from .conftest import Done, Scripted, SweCore
 

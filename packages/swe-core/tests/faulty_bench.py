@@ -19,14 +19,15 @@ from swe_core import rollout as loop
 from swe_core.api.agent import AgentContext, AgentEvent, AgentExit, AgentSpec, HostTool
 from swe_core.api.engine import ChatRequest, Completion, Delta, Emit, Engine, EngineSession, Sampled, Usage
 from swe_core.api.grader import Grade, Graded
+from swe_core.api.limits import Budgets
 from swe_core.api.records import Rollout, Turn
-from swe_core.api.rollout_request import Parts, Phase, RolloutRequest
+from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.api.sandbox import Process, Sandbox, SandboxSpec, Stream
 from swe_core.api.task import Task
-from swe_core.config import Budgets
 from swe_core.interception.dialects.base import Asked, Reply
 from swe_core.interception.dialects.chat import ChatCompletions
 from swe_core.interception.server import InterceptionServer
+from swe_core.rollout_parts import Parts
 from swe_core.runner import Runner
 from swe_core.store import RolloutFolder, RunDirectory
 from swe_core.testing.records import make_request, make_run, make_task

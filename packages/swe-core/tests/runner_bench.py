@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from swe_core.api.agent import AgentContext, AgentSpec
 from swe_core.api.grader import Grade, Graded
 from swe_core.api.records import Rollout, Turn
-from swe_core.api.rollout_request import Parts, Phase, RolloutRequest
+from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.assemble import sandbox_spec
@@ -25,6 +25,7 @@ from swe_core.cli.report import report
 from swe_core.config import Settings
 from swe_core.errors import SandboxDied
 from swe_core.interception.server import InterceptionServer
+from swe_core.rollout_parts import Parts
 from swe_core.runner import Runner
 from swe_core.store import RunDirectory
 from swe_core.testing.records import make_request, make_run

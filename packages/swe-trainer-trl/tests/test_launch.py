@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from swe_core.api.worker import Launch
 from swe_core.assemble import grader_of
 from swe_core.builtin.swe import SweGraderConfig
 from swe_core.config import RunOptions, Settings
 from swe_core.errors import ConfigError
+from swe_core.launcher import Launch
 from swe_core.plugins.manager import PluginSet
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.launch import TRLLauncher, refuse_used, require_adapters
@@ -79,7 +79,7 @@ from swe_core.builtin.swe import SweGraderConfig
 from swe_core.config import RunOptions, Settings
 from swe_core.errors import ConfigError
 from swe_core.plugins.manager import PluginSet
-from swe_core.api.worker import Launch
+from swe_core.launcher import Launch
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.launch import TRLLauncher
 

@@ -21,8 +21,8 @@ from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import hf_raise_for_status
 
 from swe_core.api.records import Ledger
-from swe_core.config import Push
 from swe_core.errors import SweError, UsageError
+from swe_core.hub.options import Push
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.hf import LocalHF
@@ -282,7 +282,7 @@ from pathlib import Path
 from types import SimpleNamespace
 names = ("TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments")
 sys.modules["transformers"] = SimpleNamespace(**dict.fromkeys(names, object))  # its import takes seconds
-from swe_core.config import Push
+from swe_core.hub.options import Push
 from swe_trainer_trl.push import prepared
 callback = prepared(Push(to=sys.argv[2]), Path(sys.argv[1]))
 callback.on_save(None, None, None)

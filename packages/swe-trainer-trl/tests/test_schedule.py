@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from swe_core.api.engine import EngineSession
 from swe_core.api.grader import Graded
 from swe_core.api.records import Rollout, Turn, TurnTokens
-from swe_core.api.rollout_request import Parts, RolloutRequest
+from swe_core.api.rollout_request import RolloutRequest
 from swe_core.api.sandbox import Sandbox, SandboxSpec
 from swe_core.assemble import sandbox_spec
 from swe_core.builtin.demo.source import DemoSource
@@ -34,6 +34,7 @@ from swe_core.builtin.vllm.request import Requests
 from swe_core.config import Settings
 from swe_core.errors import ConfigError, EngineUnavailable, SandboxDied, SweError
 from swe_core.interception.server import InterceptionServer
+from swe_core.rollout_parts import Parts
 from swe_core.runner import Runner
 from swe_core.store import RUN_FILE, RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor

@@ -12,11 +12,12 @@ from swe_core.agent_output import AgentOutput
 from swe_core.api.agent import AgentContext, AgentExit, AgentSpec
 from swe_core.api.engine import EngineSession
 from swe_core.api.records import Turn
-from swe_core.api.rollout_request import Observer, Parts, RolloutRequest
+from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.sandbox import Process, Sandbox, Stream
 from swe_core.errors import AgentError, NoLLMCall, SandboxError, raised_as
 from swe_core.interception.session import Gate
 from swe_core.prompt import build_prompt
+from swe_core.rollout_parts import Parts
 from swe_core.store import RolloutFolder
 from swe_core.system.detached import closed
 

@@ -11,14 +11,16 @@ from typing import cast
 from pydantic import SecretStr
 
 from swe_core.api.agent import AgentSpec
+from swe_core.api.limits import Limits
 from swe_core.api.sandbox import SandboxProvider, SandboxSpec, SelectiveProvider
 from swe_core.api.task import Task, TaskSource
 from swe_core.choice import Chosen, choose
-from swe_core.config import Limits, Settings, base_url
+from swe_core.config import Settings
 from swe_core.errors import ConfigError, PolicyRefused, sentence
 from swe_core.plugins.builtins import DEFAULTS, KNOWN_DISTRIBUTIONS, RECORDED_ENGINE
 from swe_core.plugins.manager import HOOKS, PluginSet
 from swe_core.selection import selection
+from swe_core.system.urls import base_url
 
 
 @dataclass(frozen=True, slots=True)

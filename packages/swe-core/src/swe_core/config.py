@@ -9,25 +9,23 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit
+from typing import Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from swe_core.api.component import Config
+from swe_core.api.limits import MAX_BODY, Budgets, Limits
 from swe_core.api.sandbox import Network
 from swe_core.errors import ConfigError
+from swe_core.hub.options import Push
 from swe_core.system.redaction import MARK, names_credential, secret_settings
 
 PREFIX = "SWE_"
 NESTED = "__"
-MAX_BODY = 32 * 1024 * 1024
-"""Bytes of a request, unless `server.max_body` says otherwise."""
 
 ComponentOptions = dict[str, dict[str, Any]]
 """Component name → its own settings, validated by the component's `config` model."""
@@ -70,57 +68,11 @@ class RunOptions(Config):
     )
 
 
-class Limits(Config):
-    """`[limits]`: the time budget of each phase, seconds."""
-
-    open: float = Field(default=600.0, gt=0, description="open a sandbox, a pull included")
-    prepare: float = Field(default=120.0, gt=0, description="prepare the repository; also export the patch")
-    agent: float = Field(default=1800.0, gt=0, description="the agent's own run")
-    first_call: float = Field(default=300.0, gt=0, description="from the agent's start to its first LLM call")
-    grade: float = Field(default=1800.0, gt=0, description="the test run of a grade")
-
-    @property
-    def verdict(self) -> float:
-        """Seconds for one verdict: a fresh sandbox and its tests, and again for the task's reference."""
-        return 2 * (self.open + self.prepare + self.grade)
-
-
-class Budgets(Config):
-    """`[budget]`: what the policy may use in one rollout. Running out is no error: the agent is told in its
-    dialect, ends or is ended, and what it did is graded."""
-
-    turns: int | None = Field(default=None, ge=1, description="LLM calls")
-    completion_tokens: int | None = Field(default=None, ge=1, description="sampled tokens, of all calls")
-    context: int | None = Field(default=None, ge=1, description="tokens of one call, prompt and completion")
-    wall: float | None = Field(default=None, gt=0, description="seconds from the agent's start")
-    grace: float = Field(
-        default=30.0,
-        ge=0,
-        description="seconds to end in, after a budget has run out or the agent's exit",
-    )
-
-
 class Server(Config):
     """`[server]`: the host's endpoint for the agents' LLM calls; it listens on loopback only."""
 
     port: int = Field(default=0, ge=0, le=65535, description="0 is any free port")
     max_body: int = Field(default=MAX_BODY, ge=1, description="bytes of a request at most")
-
-
-def _repository(name: str) -> str:
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
-        raise ValueError("expected OWNER/NAME")
-    return name
-
-
-class Push(Config):
-    """`[push]`: finished rollouts to a data set on the Hugging Face Hub."""
-
-    to: Annotated[str, AfterValidator(_repository)] | None = Field(
-        default=None, description="OWNER/NAME; unset pushes nothing"
-    )
-    private: bool = Field(default=True, description="false makes it public, and takes one that is public")
-    every: float = Field(default=300.0, gt=0, description="seconds between two commits at least")
 
 
 class Resources(Config):
@@ -236,28 +188,6 @@ def validate(model: type[Config], values: Mapping[str, Any], what: str) -> Confi
         return model.model_validate(dict(values))
     except ValidationError as error:
         raise ConfigError(explain(error, what, model)) from None
-
-
-def base_url(text: str) -> str:
-    """A provider's base URL as it is used: http or https, a host, no query, no trailing slash.
-
-    Raises:
-        ConfigError: It is something else; a user or password in it is refused and not repeated.
-    """
-    try:
-        parts = urlsplit(text)
-        _ = parts.port  # raises when it is no number
-    except ValueError as error:
-        raise ConfigError(f"the engine URL is not a URL ({error}): pass http(s)://HOST[:PORT]/v1") from None
-    if parts.username is not None or parts.password is not None:
-        raise ConfigError(
-            "the engine URL holds a user or password: leave them out, the key is read from the environment"
-        )
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ConfigError(
-            f"the engine URL {text!r} is not a base URL: pass http(s)://HOST[:PORT]/v1, no query"
-        )
-    return text.rstrip("/")
 
 
 def explain(error: ValidationError, what: str, model: type[BaseModel] | None = None) -> str:

@@ -20,18 +20,19 @@ import orjson
 from swe_core.api.agent import AgentSpec
 from swe_core.api.engine import Engine
 from swe_core.api.grader import Grader
+from swe_core.api.limits import Budgets
 from swe_core.api.records import Outcome
-from swe_core.api.rollout_request import BlackBox, Observer, Parts, RolloutRequest
+from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.sandbox import Asset, SandboxProvider
 from swe_core.api.worker import RolloutWorker
 from swe_core.assemble import BlackBoxPlan, Plan, limits_of, refuse_beforehand, sandbox_spec
-from swe_core.config import Budgets
 from swe_core.errors import ConfigError, SweError
 from swe_core.interception.server import InterceptionServer
 from swe_core.plugins.manager import PluginSet
 from swe_core.plugins.notifications import PluginObserver
 from swe_core.push.pusher import prepared, pushing
 from swe_core.recording import RecordingEngine
+from swe_core.rollout_parts import BlackBox, Parts
 from swe_core.runner import Runner
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.system.event_loop import ending_signals, settled

@@ -22,11 +22,12 @@ import anyio
 from swe_core.agent_run import run_agent
 from swe_core.api.grader import Grade, Graded
 from swe_core.api.records import Outcome, Rollout
-from swe_core.api.rollout_request import Observer, Parts, RolloutRequest
+from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.errors import GraderError, SandboxBroken, SandboxError, boundary_of, raised_as, sentence
 from swe_core.patch import PatchUnavailable, export_patch
 from swe_core.prepare import prepare_repository
 from swe_core.rollout_notes import Notes
+from swe_core.rollout_parts import Parts
 from swe_core.store import RolloutFolder
 from swe_core.system.detached import nobody_cancelled
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.api.engine import Completion
+from swe_core.api.limits import Budgets
 from swe_core.api.records import Turn
-from swe_core.config import Budgets
 from swe_core.errors import ContextOverflow
 from swe_core.interception.budgets import Allowance
 from swe_core.interception.server import InterceptionServer

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession
+from swe_core.api.limits import Budgets
 from swe_core.api.records import Turn
-from swe_core.config import Budgets
 from swe_core.errors import EngineError, EngineProtocolError, EngineRefused, EngineUnavailable, LedgerError
 from swe_core.interception.server import ENDPOINT_FAILED, InterceptionServer
 from swe_core.testing.provider import Fault, ScriptedProvider, say

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.api.engine import Completion
-from swe_core.config import Budgets
+from swe_core.api.limits import Budgets
 from swe_core.interception import bodies
 from swe_core.interception.bodies import MAX_VALUES, Room, values
 from swe_core.interception.dialects import DIALECTS, chat

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from swe_core.api.engine import Completion
-from swe_core.config import MAX_BODY
+from swe_core.api.limits import MAX_BODY
 from swe_core.errors import EngineError
 from swe_core.interception.server import UNREADABLE, InterceptionServer
 

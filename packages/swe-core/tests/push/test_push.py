@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.cli.push import push
-from swe_core.config import Push, load_settings
+from swe_core.config import load_settings
 from swe_core.errors import ConfigError, SweError, UsageError
+from swe_core.hub.options import Push
 from swe_core.push import pusher
 from swe_core.push.client import TryLater
 from swe_core.push.pusher import push_run
@@ -292,7 +293,7 @@ def test_no_secret_leaves_the_machine(
 KILLED = """
 import sys
 from pathlib import Path
-from swe_core.config import Push
+from swe_core.hub.options import Push
 from swe_core.push.pusher import push_run
 from swe_core.store import RunDirectory
 from swe_core.push import pusher

@@ -11,11 +11,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from swe_core.api.rollout_request import Parts
-from swe_core.config import Push
 from swe_core.errors import SweError, UsageError
+from swe_core.hub.options import Push
 from swe_core.push import pusher
 from swe_core.push.pusher import prepared, push_run, pushing
+from swe_core.rollout_parts import Parts
 from swe_core.runner import Runner
 from swe_core.store import RunDirectory
 from swe_core.testing.hf import LocalHF

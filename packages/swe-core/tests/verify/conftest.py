@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from swe_core.api.grader import Grade, Graded, Grader
+from swe_core.api.limits import Limits
 from swe_core.api.sandbox import SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
-from swe_core.config import Limits
 from swe_core.verify.recipe import Cheat
 from swe_core.verify.verify import Methods
 

@@ -330,7 +330,7 @@ async def test_a_time_out_names_what_did_not_end(
         async def grade(self, *args: object) -> None:
             await anyio.sleep_forever()
 
-    from swe_core.config import Limits
+    from swe_core.api.limits import Limits
 
     limits = Limits(open=5.0, prepare=5.0, grade=0.1)
     clock = anyio.move_on_after

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_core.api.limits import Limits
 from swe_core.api.task import Task
 from swe_core.assemble import limits_of
-from swe_core.config import Limits, RunOptions, Settings
+from swe_core.config import RunOptions, Settings
 from swe_core.errors import UsageError
 from swe_core.verify.report import (
     VERDICTS,

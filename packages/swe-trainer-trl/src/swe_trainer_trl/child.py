@@ -18,12 +18,13 @@ from pathlib import Path
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.assemble import make_plan
-from swe_core.config import Settings, base_url
+from swe_core.config import Settings
 from swe_core.errors import SweError, sentence
 from swe_core.execute import execute
 from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.system.event_loop import run
 from swe_core.system.redaction import RedactingFormatter, Redactor, redacting
+from swe_core.system.urls import base_url
 from swe_trainer_trl.feeder import Feeder
 from swe_trainer_trl.ipc import Beat, Command, Failed, Report, Start, command, line
 from swe_trainer_trl.journal import Journal

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import anyio
 
+from swe_core.api.worker import RolloutRunner
 from swe_core.errors import ConfigError
-from swe_core.runner import Runner
 from swe_trainer_trl.freshness import Freshness
 from swe_trainer_trl.ipc import (
     Back,
@@ -62,7 +62,7 @@ class Feeder:
         self._dead = dead
         self._tally = Tally()
 
-    async def run(self, runner: Runner) -> None:
+    async def run(self, runner: RolloutRunner) -> None:
         """See `swe_core.api.worker.RolloutWorker`.
 
         Raises:

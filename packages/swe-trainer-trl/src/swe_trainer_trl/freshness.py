@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
-from swe_core.runner import Runner
+from swe_core.api.worker import RolloutRunner
 from swe_trainer_trl.ipc import ENGINE_LOST
 from swe_trainer_trl.tally import Tally
 
@@ -39,7 +39,12 @@ class Freshness:
     """
 
     def __init__(
-        self, runner: Runner, version: int, updates: Mapping[int, int], max_staleness: int, tally: Tally
+        self,
+        runner: RolloutRunner,
+        version: int,
+        updates: Mapping[int, int],
+        max_staleness: int,
+        tally: Tally,
     ) -> None:
         self.version = version
         self._updates = dict(updates)

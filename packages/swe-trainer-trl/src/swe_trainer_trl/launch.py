@@ -14,12 +14,12 @@ import httpx
 
 from swe_core.api.engine import Engine
 from swe_core.api.sandbox import SandboxProvider
-from swe_core.api.worker import Launch, Launcher
 from swe_core.assemble import make_plan
 from swe_core.choice import Chosen
-from swe_core.config import Settings, base_url
+from swe_core.config import Settings
 from swe_core.errors import ConfigError, EngineError, SweError, UsageError, sentence
 from swe_core.execute import create_directory
+from swe_core.launcher import Launch, Launcher
 from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.push.pusher import push_run
 from swe_core.store import RunDirectory
@@ -27,6 +27,7 @@ from swe_core.system.event_loop import ending_signals
 from swe_core.system.event_loop import run as run_in_loop
 from swe_core.system.files import locked
 from swe_core.system.redaction import Redactor
+from swe_core.system.urls import base_url
 from swe_trainer_trl.checkpoints import CHECKPOINTS
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.journal import JOURNAL, Journal

@@ -20,8 +20,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from swe_core.config import Push
 from swe_core.errors import UsageError, sentence
+from swe_core.hub.options import Push
 from swe_core.push.client import TryLater, client, told
 from swe_core.push.record import public_name, run_name
 from swe_core.push.secrets import push_redactor

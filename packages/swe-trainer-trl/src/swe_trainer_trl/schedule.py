@@ -15,8 +15,8 @@ import numpy as np
 from anyio.to_thread import run_sync
 
 from swe_core.api.records import Rollout
+from swe_core.api.worker import RolloutRunner
 from swe_core.errors import ConfigError, SweError
-from swe_core.runner import Runner
 from swe_core.tokens.chains import chains_of
 from swe_trainer_trl.freshness import Freshness
 from swe_trainer_trl.groups import Member, assess
@@ -48,7 +48,7 @@ class Schedule:
         self,
         options: FeedOptions,
         journal: Journal,
-        runner: Runner,
+        runner: RolloutRunner,
         freshness: Freshness,
         tally: Tally,
         closed: Callable[[int], None],

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from pydantic import Field
 
-from swe_core.api.agent import AgentSpec
-from swe_core.api.engine import Engine
-from swe_core.api.grader import Grader
+from swe_core.api.limits import Budgets, Limits
 from swe_core.api.records import Record, Rollout, Turn
-from swe_core.api.sandbox import SandboxProvider, SandboxSpec
+from swe_core.api.sandbox import SandboxSpec
 from swe_core.api.task import Task
-from swe_core.config import Budgets, Limits
-from swe_core.interception.server import InterceptionServer
-from swe_core.system.redaction import Redactor
 
 Phase = Literal["open", "prepare", "agent", "export", "grade"]
 
@@ -34,26 +28,6 @@ class RolloutRequest(Record):
     limits: Limits
     budget: Budgets = Budgets()
     sandbox_retries: int = Field(default=0, ge=0, description="how often it is run again for its sandbox")
-
-
-@dataclass(frozen=True, slots=True)
-class BlackBox:
-    """Black-box mode: where the agent calls the provider itself, with a key that the user hands over."""
-
-    url: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The live objects that the rollouts of a run share; `gate` is the host's way to answer LLM calls."""
-
-    agent: AgentSpec
-    provider: SandboxProvider
-    grader: Grader
-    gate: tuple[InterceptionServer, Engine] | None
-    black_box: BlackBox | None
-    redactor: Redactor
 
 
 class Observer(Protocol):

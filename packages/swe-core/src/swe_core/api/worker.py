@@ -2,51 +2,95 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from swe_core.config import Settings
-    from swe_core.runner import Runner
+from swe_core.api.engine import Engine
+from swe_core.api.records import Rollout, Turn
+from swe_core.api.rollout_request import Observer, RolloutRequest
+
+
+class RolloutStore(Protocol):
+    """The run directory, as a worker reads it."""
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        ...
+
+    def finished(self) -> Collection[str]:
+        """Return the ids of the rollouts that need no other try."""
+        ...
+
+    def rollouts(self) -> Iterable[Rollout]:
+        """Return the finished rollouts, in the order in which they finished."""
+        ...
+
+    def turns(self, rollout_id: str) -> Iterable[Turn]:
+        """Return the LLM calls of a rollout, in order."""
+        ...
+
+
+class RolloutRunner(Protocol):
+    """What a worker drives: it runs the rollouts of one run and keeps what they end with."""
+
+    @property
+    def requests(self) -> Sequence[RolloutRequest]:
+        """Every attempt at every task, in the order in which they start.
+
+        A worker that needs other rollouts makes their requests from these, with ids of their own.
+        """
+        ...
+
+    @property
+    def store(self) -> RolloutStore:
+        """Where each finished rollout is written before an observer hears of it."""
+        ...
+
+    @property
+    def concurrency(self) -> int:
+        """Rollouts at once."""
+        ...
+
+    @property
+    def engine(self) -> Engine | None:
+        """What answers LLM calls; None in black-box mode, and for an agent that makes none."""
+        ...
+
+    async def run_all(self) -> None:
+        """Run every request without a finished rollout; cancelled, record the running ones as cancelled.
+
+        Raises:
+            SweError: The run directory can no longer be written, or the engine is unfit. Finished rollouts
+                are kept.
+        """
+        ...
+
+    async def run(self, request: RolloutRequest) -> Rollout:
+        """Run one rollout and record it, however it ends. The caller bounds how many run at once.
+
+        Raises:
+            SweError: As in `run_all`.
+        """
+        ...
+
+    def cancel(self, rollout_id: str, why: str) -> None:
+        """End a running rollout: close its sandbox at once and record it as cancelled.
+
+        Args:
+            why: Stands in the record and, for its tokens, in the ledger, such as "stale". The first counts.
+        """
+        ...
+
+    def observe(self, observer: Observer) -> None:
+        """Add an observer of what happens from now on."""
+        ...
 
 
 class RolloutWorker(Protocol):
     """Drives a run: collects rollouts to a run directory, or feeds a trainer."""
 
-    async def run(self, runner: Runner) -> None:
+    async def run(self, runner: RolloutRunner) -> None:
         """Drive `runner` to its end; return when the run is over."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A run that is about to start.
-
-    Args:
-        settings: All of its settings, the plugins included: a process elsewhere can make the same plan.
-        directory: The run directory, which does not exist or is empty; with `resume`, that of the run.
-        resume: Whether an earlier run in `directory` is gone on with.
-    """
-
-    settings: Settings
-    directory: Path
-    resume: bool
-
-
-class Launcher(ABC):
-    """A worker that has a process of its own beside the rollouts', such as a trainer. It is asked in the
-    main thread, outside any event loop, and runs `swe_core.execute.execute` with a `RolloutWorker` of its
-    own wherever it likes."""
-
-    @abstractmethod
-    def launch(self, launch: Launch) -> bool:
-        """Run to the end. Whatever it started is over when it returns or raises.
-
-        Returns:
-            Whether it was interrupted.
-
-        Raises:
-            SweError: The run could not start, or could not go on.
-        """

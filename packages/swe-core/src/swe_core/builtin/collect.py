@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from swe_core.api.component import Component, Config
-from swe_core.api.worker import RolloutWorker
+from swe_core.api.worker import RolloutRunner, RolloutWorker
 from swe_core.plugins.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from swe_core.runner import Runner
 
 
 class Collect:
     """Runs every rollout once."""
 
-    async def run(self, runner: Runner) -> None:
+    async def run(self, runner: RolloutRunner) -> None:
         """Run all requests of `runner`."""
         await runner.run_all()
 

@@ -111,10 +111,11 @@ def run(
         raise UsageError("--retry-errors goes with --resume RUN, which names the run with the errors")
     plugin_set = PluginSet(settings.run.plugins, settings.run.extra_plugins, allow_list(os.environ))
     # The heavy half of the program, imported only once the input is known to be sound.
-    from swe_core.api.worker import Launch, Launcher, RolloutWorker
+    from swe_core.api.worker import RolloutWorker
     from swe_core.assemble import make_plan
     from swe_core.cli.progress import Display
     from swe_core.cli.report import show
+    from swe_core.launcher import Launch, Launcher
     from swe_core.store import RUN_FILE, RunDirectory
     from swe_core.verify.report import image_ids, other_images
 

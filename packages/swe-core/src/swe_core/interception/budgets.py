@@ -6,8 +6,8 @@ import math
 
 import anyio
 
+from swe_core.api.limits import Budgets
 from swe_core.api.records import Budget
-from swe_core.config import Budgets
 
 
 class Allowance:

@@ -27,8 +27,8 @@ from anyio.abc import TaskGroup
 
 from swe_core.api.deltas import merge
 from swe_core.api.engine import Completion, Engine, EngineSession
+from swe_core.api.limits import MAX_BODY, Budgets
 from swe_core.api.records import Turn
-from swe_core.config import MAX_BODY, Budgets
 from swe_core.errors import (
     ConfigError,
     ContextOverflow,

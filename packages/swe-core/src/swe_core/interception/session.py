@@ -17,9 +17,9 @@ from anyio.abc import TaskGroup
 
 from swe_core.api.deltas import join
 from swe_core.api.engine import ChatRequest, Completion, Delta, Engine, EngineSession, Sampled, Usage
+from swe_core.api.limits import Budgets
 from swe_core.api.records import Budget, Turn, TurnTokens
 from swe_core.api.request_diff import RequestDiff
-from swe_core.config import Budgets
 from swe_core.errors import (
     ContextOverflow,
     EngineError,

@@ -15,8 +15,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
-from swe_core.config import Push
 from swe_core.errors import UsageError, sentence
+from swe_core.hub.options import Push
 from swe_core.push.client import TryLater
 from swe_core.push.record import PushedRun, is_final
 from swe_core.push.repository import Repository

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from swe_core.config import Push
 from swe_core.errors import UsageError
+from swe_core.hub.options import Push
 from swe_core.push.card import README, card
 from swe_core.push.client import client, told
 from swe_core.push.record import FOLDER, SHARDS, PushedRun

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from swe_core.api.limits import Limits
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import RolloutRequest
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.api.task import Task
-from swe_core.config import Limits
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 

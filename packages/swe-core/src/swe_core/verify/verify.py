@@ -14,11 +14,12 @@ from typing import Any, TypeVar, cast
 import anyio
 
 from swe_core.api.grader import Grade, Graded, Grader
+from swe_core.api.limits import Limits
 from swe_core.api.sandbox import SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.assemble import refuse_beforehand, sandbox_spec
 from swe_core.choice import choose
-from swe_core.config import Limits, Settings
+from swe_core.config import Settings
 from swe_core.errors import GraderError, ImageNotFound, SandboxError, SweError, sentence
 from swe_core.patch import PatchUnavailable
 from swe_core.plugins.manager import PluginSet

@@ -19,8 +19,8 @@ from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.replies import StreamedReply, parse_models, parse_reply
 from swe_core.builtin.sse import EventParser
 from swe_core.builtin.upstream import BACKOFF, Refusals, Transient, attempted, final, key_from
-from swe_core.config import base_url
 from swe_core.errors import ConfigError, EngineProtocolError, EngineUnavailable
+from swe_core.system.urls import base_url
 
 _BACKOFF = BACKOFF
 _CHECK_TIMEOUT = 10.0

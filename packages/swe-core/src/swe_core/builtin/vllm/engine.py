@@ -23,7 +23,6 @@ from swe_core.builtin.vllm.policy import AdapterUnknown, Policy
 from swe_core.builtin.vllm.request import Requests, most_calls, offered_tools, stop_texts
 from swe_core.builtin.vllm.servers import Server, Servers
 from swe_core.builtin.vllm.streaming import Streamer, assistant_message
-from swe_core.config import base_url
 from swe_core.errors import (
     ConfigError,
     ContextOverflow,
@@ -32,6 +31,7 @@ from swe_core.errors import (
     EngineUnavailable,
     RequestRefused,
 )
+from swe_core.system.urls import base_url
 from swe_core.tokens.conversation import Conversation
 from swe_core.tokens.load import load_renderer
 from swe_core.tokens.renderer import Renderer

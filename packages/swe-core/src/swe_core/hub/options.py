@@ -1,0 +1,26 @@
+"""Settings of a push to the Hub."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from swe_core.api.component import Config
+
+
+def _repository(name: str) -> str:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
+        raise ValueError("expected OWNER/NAME")
+    return name
+
+
+class Push(Config):
+    """`[push]`: finished rollouts to a data set on the Hugging Face Hub."""
+
+    to: Annotated[str, AfterValidator(_repository)] | None = Field(
+        default=None, description="OWNER/NAME; unset pushes nothing"
+    )
+    private: bool = Field(default=True, description="false makes it public, and takes one that is public")
+    every: float = Field(default=300.0, gt=0, description="seconds between two commits at least")
