@@ -27,7 +27,13 @@ PROGRAM = (
     *("swe_core.cli.progress", "swe_core.cli.report", "swe_core.cli.run", "swe_core.cli.tasks_verify"),
     *("swe_core.builtin.demo.source", "swe_core.builtin.local.provider", "swe_core.builtin.mini.spec"),
     *("swe_core.builtin.openai.engine", "swe_core.builtin.replay.engine", "swe_core.builtin.swe.grader"),
-    *("swe_core.relay.program", "swe_core.relay.unix", "rich.logging", "rich.table", "uvloop"),
+    *(
+        "swe_core.sandboxing.relay.launcher",
+        "swe_core.sandboxing.relay.unix_socket",
+        "rich.logging",
+        "rich.table",
+        "uvloop",
+    ),
     *("swe_agents_pi.agent", "swe_sandbox_docker.plugin", "swe_sandbox_hf.plugin", "swe_trainer_trl.plugin"),
 )
 """What a run imports."""

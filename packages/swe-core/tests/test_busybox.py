@@ -16,9 +16,9 @@ from swe_core.api.sandbox import ASSETS_DIR, Asset, Sandbox, SandboxProvider, Sa
 from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.swe.worktree import References, prepare_tree
-from swe_core.kill_tree import KILL_TREE
-from swe_core.patch import export_patch
-from swe_core.prepare import prepare_repository
+from swe_core.sandboxing.kill_tree import KILL_TREE
+from swe_core.sandboxing.repository.patch import export_patch
+from swe_core.sandboxing.repository.prepare import prepare_repository
 from swe_core.testing.records import make_task
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swe_core.api.sandbox import Stream
 from swe_core.errors import SandboxBroken, SandboxDied
-from swe_core.fed_process import BUFFERED, FedProcess
+from swe_core.sandboxing.process import BUFFERED, FedProcess
 
 pytestmark = pytest.mark.anyio
 PATIENCE = 60.0

@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from swe_core.lasting import lasting_tasks
+from swe_core.sandboxing.background import lasting_tasks
 
 pytestmark = pytest.mark.anyio
 PATIENCE = 60.0

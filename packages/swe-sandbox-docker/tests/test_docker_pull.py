@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swe_core.api.sandbox import SandboxSpec
-from swe_core.relay.pull import ExecTransport, reach_by_pull
+from swe_core.sandboxing.relay.pull_relay import ExecTransport, reach_by_pull
 from swe_core.testing.sandbox.base import python
 from swe_core.testing.sandbox.network import hello, serving
 from swe_sandbox_docker.provider import DockerProvider

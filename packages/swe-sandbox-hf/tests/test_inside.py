@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_core.kill_tree import KILL_TREE
+from swe_core.sandboxing.kill_tree import KILL_TREE
 from swe_sandbox_hf.feed import Feed
 
 _SYSTEM_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:$PATH"

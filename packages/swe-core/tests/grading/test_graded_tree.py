@@ -22,7 +22,7 @@ from swe_core.builtin.swe.worktree import (
     prepare_tree,
 )
 from swe_core.errors import GraderError
-from swe_core.patch import record_base
+from swe_core.sandboxing.repository.patch import record_base
 from swe_core.testing.records import make_task
 
 from .conftest import Repo, slow_but

@@ -9,7 +9,7 @@ import pytest
 
 from swe_core.api.sandbox import HOME_DIR, Sandbox, SandboxProvider
 from swe_core.errors import SandboxError
-from swe_core.patch import Base, PatchUnavailable, export_patch, record_base
+from swe_core.sandboxing.repository.patch import Base, PatchUnavailable, export_patch, record_base
 
 from .conftest import Repo, slow_but
 

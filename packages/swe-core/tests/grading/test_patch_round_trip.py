@@ -15,7 +15,7 @@ from swe_core.api.sandbox import Sandbox, SandboxProvider
 from swe_core.builtin.swe.protected import Protection
 from swe_core.builtin.swe.trees import Trees
 from swe_core.builtin.swe.worktree import References, prepare_tree
-from swe_core.patch import export_patch, record_base
+from swe_core.sandboxing.repository.patch import export_patch, record_base
 from swe_core.testing.records import make_task
 
 from .conftest import Repo

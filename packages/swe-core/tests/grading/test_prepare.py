@@ -12,8 +12,8 @@ import pytest
 from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import SandboxError, SandboxTimeout
-from swe_core.patch import Base, export_patch
-from swe_core.prepare import prepare_repository
+from swe_core.sandboxing.repository.patch import Base, export_patch
+from swe_core.sandboxing.repository.prepare import prepare_repository
 from swe_core.testing.records import make_task
 
 from .conftest import Repo, slow_but

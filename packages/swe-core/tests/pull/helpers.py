@@ -27,9 +27,16 @@ from anyio.abc import ByteStream, SocketAttribute, SocketStream
 from swe_core.api.sandbox import Asset, Process, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.local.provider import LocalProvider
-from swe_core.relay import program
-from swe_core.relay.pull import ExecTransport, HttpTransport, Timing, Transport, http_client, reach_by_pull
-from swe_core.relay.unix import background
+from swe_core.sandboxing.relay import launcher
+from swe_core.sandboxing.relay.pull_relay import (
+    ExecTransport,
+    HttpTransport,
+    Timing,
+    Transport,
+    http_client,
+    reach_by_pull,
+)
+from swe_core.sandboxing.relay.unix_socket import background
 from swe_core.system.http_server import serve
 from swe_core.testing.sandbox.base import PATIENCE
 
@@ -58,7 +65,7 @@ QUICK = Timing(open=20.0, hold=2.0, poll=1.0, tick=0.2, patience=2.0, retry=0.01
 def program_of(name: str, language: str) -> list[str]:
     """The argv of one of the relay's programs."""
     interpreter, suffix = (["python3", "-I", "-S"], "py") if language == "python" else ([str(NODE)], "mjs")
-    return [*interpreter, str(resources.files("swe_core.relay") / f"{name}.{suffix}")]
+    return [*interpreter, str(resources.files("swe_core.sandboxing.relay.inside") / f"{name}.{suffix}")]
 
 
 @asynccontextmanager
@@ -89,9 +96,9 @@ def speaking(language: str) -> Iterator[SandboxSpec]:
         return
     assert NODE is not None
     node = Asset(name="agent", path=NODE.parents[1], digest="1")
-    script = program._SCRIPT.replace("for python in python3 python", "for python in nothing")
-    assert script != program._SCRIPT
-    with mock.patch.object(program, "_SCRIPT", script):
+    script = launcher._SCRIPT.replace("for python in python3 python", "for python in nothing")
+    assert script != launcher._SCRIPT
+    with mock.patch.object(launcher, "_SCRIPT", script):
         yield SandboxSpec(disk_mb=256, assets=(node,))
 
 

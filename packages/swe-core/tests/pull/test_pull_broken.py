@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swe_core.errors import SandboxError
-from swe_core.relay.pull import Timing
+from swe_core.sandboxing.relay.pull_relay import Timing
 from swe_core.testing.sandbox.base import PATIENCE
 from swe_core.testing.sandbox.network import hello, serving
 from swe_core.testing.waiting import until

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
-from swe_core.relay import calls, program, pull, puller
-from swe_core.relay.link import converse
-from swe_core.relay.pull import Timing, reach_by_pull
-from swe_core.relay.transport import HttpTransport, TransportError, http_client
-from swe_core.relay.wire import MAX_PROOF, ProtocolError, Question, Unpacker, signature
+from swe_core.sandboxing.relay import launcher, pull_relay, receiver, requests
+from swe_core.sandboxing.relay.frames import MAX_PROOF, ProtocolError, Question, Unpacker, signature
+from swe_core.sandboxing.relay.pull_relay import Timing, reach_by_pull
+from swe_core.sandboxing.relay.session import converse
+from swe_core.sandboxing.relay.transport import HttpTransport, TransportError, http_client
 from swe_core.testing.sandbox.base import PATIENCE
 from swe_core.testing.sandbox.network import hello, serving
 from swe_core.testing.waiting import until
@@ -91,7 +91,7 @@ async def talk(impostor: Impostor, endpoint: str = ANY) -> None:
 @pytest.mark.parametrize("proof", [b"x" * (MAX_PROOF + 1), b"x" * (4 << 20), b"x" * 64 + b"\n", b"\n"])
 async def test_who_never_proves_anything(proof: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is kept, and after some times it counts as somebody else."""
-    monkeypatch.setattr(puller, "_IMPOSTURES", 4)
+    monkeypatch.setattr(receiver, "_IMPOSTURES", 4)
     with pytest.raises(ProtocolError, match="not ours any more"):
         await talk(Impostor(proof=lambda *_: proof))
 
@@ -128,7 +128,7 @@ def test_whatever_it_says_is_a_frame_or_a_protocol_error(said: list[bytes]) -> N
 
 async def test_bodies_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """One alone may be as big as it likes; ours sends no second one then."""
-    monkeypatch.setattr(calls, "MAX_BODIES", 1000)
+    monkeypatch.setattr(requests, "MAX_BODIES", 1000)
 
     async def hang(asked: web.Request) -> web.Response:
         await anyio.sleep_forever()
@@ -151,7 +151,7 @@ async def test_bodies_wait_inside_and_who_leaves_is_heard(
 ) -> None:
     """So many bytes are with the host at once. While they are, a client that leaves is still told up, and its
     place is the next one's."""
-    monkeypatch.setattr(calls, "MAX_BODIES", 3 << 16)
+    monkeypatch.setattr(requests, "MAX_BODIES", 3 << 16)
     now, most, done = 0, 0, 0
     full = anyio.Event()
 
@@ -308,7 +308,7 @@ async def reach_while_it_is_replaced(script: str, monkeypatch: pytest.MonkeyPatc
     ):
         with anyio.fail_after(PATIENCE):
             async with reach_by_pull(sandbox, server, connect, timing=QUICK):
-                monkeypatch.setattr(program, "_SCRIPT", script)
+                monkeypatch.setattr(launcher, "_SCRIPT", script)
                 await sandbox.kill_all()
                 await anyio.sleep_forever()
 
@@ -324,11 +324,11 @@ time.localtime = time.gmtime = time.strftime = None
 @pytest.mark.parametrize("language", LANGUAGES)
 async def test_no_clock_is_compared(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside it is another century, and nothing depends on it."""
-    before = program._sources("pulled")
+    before = launcher._sources("pull")
     python = before[0].replace("\nimport asyncio\n", SKEWED + "import asyncio\n", 1)
     assert python != before[0]
     node = "Date.now = () => 4e12;\n" + before[1]
-    monkeypatch.setattr(program, "_sources", lambda name: (python, node))
+    monkeypatch.setattr(launcher, "_sources", lambda name: (python, node))
     async with serving({"/": hello}) as server, reached(server, language) as (url, _):
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as agent:
             for _ in range(3):
@@ -342,7 +342,7 @@ async def test_program_that_ends_each_time_before_the_first_pull(monkeypatch: py
         raise ConnectionRefusedError(port)
 
     async with on_this_host("python") as sandbox, over(Proxy(nowhere)) as connect:
-        monkeypatch.setattr(program, "_SCRIPT", "echo ready 1 2")
+        monkeypatch.setattr(launcher, "_SCRIPT", "echo ready 1 2")
         timing = Timing(open=PATIENCE, retry=0.001, retry_most=0.001)
         with pytest.raises(SandboxBroken, match="as its relay"):
             async with reach_by_pull(sandbox, ANY, connect, timing=timing):
@@ -352,14 +352,14 @@ async def test_program_that_ends_each_time_before_the_first_pull(monkeypatch: py
 @pytest.mark.parametrize("script", ["exit 3", "exit 69", "echo ready; exit 0"])
 async def test_program_that_ends_again_and_again(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replaced interpreter that just ends, or is not there: it is not started for ever."""
-    monkeypatch.setattr(pull, "_ENOUGH", 4)
+    monkeypatch.setattr(pull_relay, "_ENOUGH", 4)
     with pytest.raises(SandboxBroken, match="again and again: the "):
         await reach_while_it_is_replaced(script, monkeypatch)
 
 
 async def test_program_that_is_killed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Soon after each start."""
-    monkeypatch.setattr(pull, "_ENOUGH", 4)
+    monkeypatch.setattr(pull_relay, "_ENOUGH", 4)
     async with serving({"/": hello}) as server:
 
         async def killed() -> None:
@@ -377,8 +377,8 @@ async def test_program_that_is_killed_again_and_again(monkeypatch: pytest.Monkey
 
 async def test_program_that_is_killed_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ran well in between, however often it is."""
-    monkeypatch.setattr(pull, "_ENOUGH", 3)
-    monkeypatch.setattr(pull, "_STABLE", 0.0)
+    monkeypatch.setattr(pull_relay, "_ENOUGH", 3)
+    monkeypatch.setattr(pull_relay, "_STABLE", 0.0)
     async with serving({"/": hello}) as server, reached(server) as (url, sandbox):
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as agent:
             for _ in range(5):
@@ -406,7 +406,7 @@ server.serve_forever()
 async def test_answers_that_prove_nothing(whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy with a page for everything answers also for a port on which nobody can listen, and the sandbox
     counts as lost; where it does not, the program was replaced, which is the deed of the code inside."""
-    monkeypatch.setattr(puller, "_IMPOSTURES", 3)
+    monkeypatch.setattr(receiver, "_IMPOSTURES", 3)
     proxy = Proxy(dial_host)
     kind = SandboxDied if whose == "the way's" else SandboxBroken
 
@@ -415,7 +415,7 @@ async def test_answers_that_prove_nothing(whose: str, monkeypatch: pytest.Monkey
             if whose == "the way's":
                 proxy.page = b"<html>We will be back soon.</html>" + b" " * 5000
             else:
-                monkeypatch.setattr(program, "_sources", lambda name: (LIAR, ""))
+                monkeypatch.setattr(launcher, "_sources", lambda name: (LIAR, ""))
             await sandbox.kill_all()
             await anyio.sleep_forever()
 
@@ -427,7 +427,7 @@ async def test_answers_that_prove_nothing(whose: str, monkeypatch: pytest.Monkey
 
 async def test_page_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy that serves its own page for a while costs what was in flight, and nothing else."""
-    monkeypatch.setattr(puller, "_IMPOSTURES", 3)
+    monkeypatch.setattr(receiver, "_IMPOSTURES", 3)
     proxy = Proxy(dial_host)
     async with serving({"/": hello}) as server, reached(server, "python", proxy) as (url, sandbox):
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as agent:

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.errors import SandboxDied
-from swe_core.relay.calls import end_to_end
-from swe_core.relay.outbox import ROOM, Outbox, Pace
-from swe_core.relay.pull import Timing, reach_by_pull
-from swe_core.relay.wire import MAX_BODY, MAX_LINE, ProtocolError, Question, Unpacker, signature
+from swe_core.sandboxing.relay.frames import MAX_BODY, MAX_LINE, ProtocolError, Question, Unpacker, signature
+from swe_core.sandboxing.relay.pull_relay import Timing, reach_by_pull
+from swe_core.sandboxing.relay.requests import end_to_end
+from swe_core.sandboxing.relay.send_buffer import ROOM, Outbox, Pace
 from swe_core.system.http_server import serve
 from swe_core.testing.sandbox.network import hello, serving
 

@@ -22,8 +22,14 @@ from anyio.abc import SocketStream
 
 from swe_core.api.sandbox import Process
 from swe_core.errors import SandboxError
-from swe_core.relay.pull import HttpTransport, Timing, TransportError, http_client, reach_by_pull
-from swe_core.relay.wire import Asked, Gone, Question, Unpacker, pack
+from swe_core.sandboxing.relay.frames import Asked, Gone, Question, Unpacker, pack
+from swe_core.sandboxing.relay.pull_relay import (
+    HttpTransport,
+    Timing,
+    TransportError,
+    http_client,
+    reach_by_pull,
+)
 from swe_core.testing.sandbox.base import PATIENCE
 
 from .helpers import BOTH, LANGUAGES, PullSandbox, on_this_host, program_of, running
@@ -71,7 +77,7 @@ class Inside:
 @pytest.fixture(params=LANGUAGES)
 async def inside(request: pytest.FixtureRequest) -> AsyncIterator[Inside]:
     """One of the programs, run as inside a sandbox."""
-    argv, settings = program_of("pulled", request.param), json.dumps(SETTINGS).encode()
+    argv, settings = program_of("pull", request.param), json.dumps(SETTINGS).encode()
     async with running(argv, settings) as (port, control), http_client() as client:
         yield Inside(port, control, HttpTransport(client, f"http://127.0.0.1:{control}"))
 
@@ -295,7 +301,7 @@ def test_standard_input_that_is_a_file_is_closed_once_it_is_read(language: str, 
         server.settimeout(PATIENCE)
         port = str(server.getsockname()[1])
         for name, said, arguments in (
-            ("pulled", json.dumps(SETTINGS), []),
+            ("pull", json.dumps(SETTINGS), []),
             ("client", '{"X-Relay-Proof": "x"}\nbody', ["POST", port, "/"]),
         ):
             given.write_text(said)
@@ -306,7 +312,7 @@ def test_standard_input_that_is_a_file_is_closed_once_it_is_read(language: str, 
             ):
                 try:
                     assert process.stdout is not None
-                    if name == "pulled":
+                    if name == "pull":
                         assert process.stdout.readline().startswith(b"ready")
                     else:
                         with server.accept()[0] as asked:
@@ -444,6 +450,8 @@ def what_processes_tell() -> list[bytes]:
     return seen
 
 
-@pytest.mark.parametrize("name", ["pulled.py", "client.py", "forward.py"])
+@pytest.mark.parametrize("name", ["pull.py", "client.py", "forward.py"])
 def test_programs_are_written_in_an_old_python(name: str) -> None:
-    ast.parse((resources.files("swe_core.relay") / name).read_text(), feature_version=(3, 6))
+    ast.parse(
+        (resources.files("swe_core.sandboxing.relay.inside") / name).read_text(), feature_version=(3, 6)
+    )

@@ -13,8 +13,8 @@ from swe_core.api.sandbox import SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.builtin.swe.parsers import parse_pytest
 from swe_core.errors import UsageError
-from swe_core.patch import record_base
-from swe_core.prepare import prepare_repository
+from swe_core.sandboxing.repository.patch import record_base
+from swe_core.sandboxing.repository.prepare import prepare_repository
 from swe_core.verify.cheats import CHEATS, chosen
 from swe_core.verify.recipe import Cheat, Recipe
 from swe_core.verify.sandboxed import CheatFailed, files_of_tests, make_patch

@@ -10,7 +10,7 @@ from anyio.abc import SocketStream
 from docker.errors import APIError, NotFound
 
 from swe_core.errors import SandboxDied, SandboxError
-from swe_core.fed_process import FedProcess
+from swe_core.sandboxing.process import FedProcess
 from swe_sandbox_docker.client import Client, reason
 from swe_sandbox_docker.streams import take_frames
 

@@ -20,8 +20,8 @@ from docker.errors import ImageNotFound as Absent
 
 from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxSpec
 from swe_core.errors import ImageNotFound, PolicyRefused, SandboxError
-from swe_core.lasting import lasting_tasks
-from swe_core.relay.unix import require_room
+from swe_core.sandboxing.background import lasting_tasks
+from swe_core.sandboxing.relay.unix_socket import require_room
 from swe_core.system.process_owner import LABEL, current_owner, is_abandoned, owner_state
 from swe_sandbox_docker.client import Client, reason, resolve_host
 from swe_sandbox_docker.config import DockerConfig

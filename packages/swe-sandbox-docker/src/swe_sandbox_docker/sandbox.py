@@ -16,8 +16,8 @@ from docker.errors import APIError
 
 from swe_core.api.sandbox import Process, Sandbox, SandboxSpec
 from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
-from swe_core.kill_tree import KILL_TREE, MARK
-from swe_core.relay import reach_by_socket
+from swe_core.sandboxing.kill_tree import KILL_TREE, MARK
+from swe_core.sandboxing.relay import reach_by_socket
 from swe_sandbox_docker.client import Client, reason
 from swe_sandbox_docker.container import SOCKET_DIR, User, as_keepers
 from swe_sandbox_docker.lifeline import Lifeline, ShellEnded

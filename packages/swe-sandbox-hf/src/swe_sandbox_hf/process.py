@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from swe_core.errors import SandboxError
-from swe_core.fed_process import FedProcess
+from swe_core.sandboxing.process import FedProcess
 from swe_sandbox_hf.feed import Feed
 
 

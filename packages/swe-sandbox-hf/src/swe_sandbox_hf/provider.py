@@ -17,8 +17,8 @@ from huggingface_hub import Sandbox as HubSandbox
 
 from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxSpec
 from swe_core.errors import ImageNotFound, PolicyRefused, SandboxError, SweError
-from swe_core.lasting import lasting_tasks
-from swe_core.relay.transport import http_client
+from swe_core.sandboxing.background import lasting_tasks
+from swe_core.sandboxing.relay.transport import http_client
 from swe_core.system.process_owner import current_owner, is_abandoned, owner_state
 from swe_sandbox_hf.archives import Archives
 from swe_sandbox_hf.assets import AssetsRepo, Mounted

@@ -22,9 +22,9 @@ from huggingface_hub.errors import SandboxError as HubSandboxError
 
 from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Process, Sandbox, SandboxSpec
 from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
-from swe_core.kill_tree import KILL_TREE
-from swe_core.relay.pull import reach_by_pull
-from swe_core.relay.transport import HttpTransport
+from swe_core.sandboxing.kill_tree import KILL_TREE
+from swe_core.sandboxing.relay.pull_relay import reach_by_pull
+from swe_core.sandboxing.relay.transport import HttpTransport
 from swe_sandbox_hf.archives import parts_of, size_of
 from swe_sandbox_hf.client import ATTEMPTS, TRANSPORT, Client, Killed, is_transient
 from swe_sandbox_hf.feed import Garbled

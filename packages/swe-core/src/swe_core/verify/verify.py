@@ -21,9 +21,9 @@ from swe_core.assemble import refuse_beforehand, sandbox_spec
 from swe_core.choice import choose
 from swe_core.config import Settings
 from swe_core.errors import GraderError, ImageNotFound, SandboxError, SweError, sentence
-from swe_core.patch import PatchUnavailable
 from swe_core.plugins.manager import PluginSet
-from swe_core.prepare import prepare_repository
+from swe_core.sandboxing.repository.patch import PatchUnavailable
+from swe_core.sandboxing.repository.prepare import prepare_repository
 from swe_core.system.event_loop import ending_signals
 from swe_core.verify.cache import VerifyCache, versions
 from swe_core.verify.recipe import Cheat

@@ -21,7 +21,7 @@ from swe_core.builtin.local.control import Control, sealed
 from swe_core.builtin.local.sandbox import LocalSandbox
 from swe_core.builtin.local.unisolated import Paths, UnisolatedSandbox
 from swe_core.errors import PolicyRefused, SandboxDied, SandboxError
-from swe_core.relay.unix import require_room
+from swe_core.sandboxing.relay.unix_socket import require_room
 
 OPEN_TIMEOUT = 60.0
 """Seconds that a sandbox may take to open on a busy machine."""

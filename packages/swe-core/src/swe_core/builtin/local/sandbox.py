@@ -15,7 +15,7 @@ from swe_core.api.sandbox import Process, Sandbox, SandboxSpec, Stream
 from swe_core.builtin.local.bwrap import SOCKET_DIR
 from swe_core.builtin.local.control import Control, sealed
 from swe_core.errors import SandboxError
-from swe_core.relay import reach_by_socket
+from swe_core.sandboxing.relay import reach_by_socket
 
 _CHUNK = 65536
 

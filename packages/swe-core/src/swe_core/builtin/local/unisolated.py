@@ -17,7 +17,7 @@ from pathlib import Path
 from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, SandboxSpec
 from swe_core.builtin.local.control import Control
 from swe_core.builtin.local.sandbox import LocalSandbox
-from swe_core.relay import require_network
+from swe_core.sandboxing.relay import require_network
 
 
 class Paths:

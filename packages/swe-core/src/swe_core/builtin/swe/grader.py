@@ -22,8 +22,8 @@ from swe_core.builtin.swe.worktree import (
     prepare_tree,
 )
 from swe_core.errors import GraderError
-from swe_core.patch import check_alive
-from swe_core.prepare import prepare_repository
+from swe_core.sandboxing.repository.patch import check_alive
+from swe_core.sandboxing.repository.prepare import prepare_repository
 
 GIT_TIMEOUT = 300.0
 """Seconds for each of git's two parts: preparing the fresh repository, and writing the graded state."""

@@ -26,7 +26,7 @@ from swe_core.builtin.swe.trees import (
     parse_changes,
 )
 from swe_core.errors import GraderError
-from swe_core.private_git import NO_GIT, last_line, run_here
+from swe_core.sandboxing.repository.git import NO_GIT, last_line, run_here
 
 GIT_APPLY = r"""
 # git_apply NAME INDEX: bring NAME.index to INDEX with NAME.patch; NAME.how says what applied it.

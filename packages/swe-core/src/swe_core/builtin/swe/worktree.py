@@ -8,8 +8,8 @@ files that it is tested with.
 
 A patch is applied with `git apply`, else with `git apply --3way` where that leaves no conflict, else with
 `patch --fuzz=5` to a copy of the base; always the whole of it or nothing. (swebench goes on to `git apply
---reject`, which drops the hunks that do not fit. An export of `swe_core.patch` always fits its base, and what
-is left of somebody else's patch without some of its hunks is a patch that nobody wrote.)
+--reject`, which drops the hunks that do not fit. A patch that `sandboxing.repository.patch` exported always
+fits its base, and any other patch without some of its hunks is a patch that its author did not write.)
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from swe_core.builtin.swe.trees import (
     printable,
 )
 from swe_core.errors import GraderError, SandboxBroken, SandboxTimeout, SweError
-from swe_core.patch import MAX_PATCH_BYTES, Base, check_alive
-from swe_core.private_git import last_line, run_script
+from swe_core.sandboxing.repository.git import last_line, run_script
+from swe_core.sandboxing.repository.patch import MAX_PATCH_BYTES, Base, check_alive
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """The longest answer of git that is taken: some two million paths."""

@@ -14,8 +14,8 @@ from anyio.abc import TaskStatus
 
 from swe_core.api.sandbox import ASSETS_DIR, Process, Sandbox
 from swe_core.errors import SandboxDied, SandboxError
-from swe_core.relay.unix import background
-from swe_core.relay.wire import ProtocolError
+from swe_core.sandboxing.relay.frames import ProtocolError
+from swe_core.sandboxing.relay.unix_socket import background
 
 READY_TIMEOUT = 60.0
 """Seconds that the program inside may take to listen; many sandboxes may start on few cores."""
@@ -62,7 +62,7 @@ class Program:
 
 @cache
 def _sources(name: str) -> tuple[str, str]:
-    package = resources.files("swe_core.relay")
+    package = resources.files("swe_core.sandboxing.relay.inside")
     return (package / f"{name}.py").read_text(), (package / f"{name}.mjs").read_text()
 
 

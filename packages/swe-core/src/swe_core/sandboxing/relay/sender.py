@@ -9,10 +9,10 @@ from functools import partial
 
 import anyio
 
-from swe_core.relay.outbox import Outbox, Pace
-from swe_core.relay.timing import Backoff, Timing
-from swe_core.relay.transport import Transport, TransportError
-from swe_core.relay.wire import ProtocolError, Question
+from swe_core.sandboxing.relay.frames import ProtocolError, Question
+from swe_core.sandboxing.relay.send_buffer import Outbox, Pace
+from swe_core.sandboxing.relay.timing import Backoff, Timing
+from swe_core.sandboxing.relay.transport import Transport, TransportError
 
 BATCH = 1 << 20
 """Bytes of a push at most; the program inside takes no more."""

@@ -17,9 +17,9 @@ import anyio
 from swe_core.api.sandbox import HOME_DIR, Sandbox
 from swe_core.api.task import Task
 from swe_core.errors import SandboxError, SandboxTimeout
-from swe_core.history import cut_history, owns_disk
-from swe_core.patch import Base, record_base
-from swe_core.private_git import NO_FIT, UNKNOWN, failure, last_line, run_script
+from swe_core.sandboxing.repository.git import NO_FIT, UNKNOWN, failure, last_line, run_script
+from swe_core.sandboxing.repository.patch import Base, record_base
+from swe_core.sandboxing.repository.truncate_history import cut_history, owns_disk
 
 _COMMIT_ID = re.compile(r"[0-9a-f]{7,64}\^?")
 

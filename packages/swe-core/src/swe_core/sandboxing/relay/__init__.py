@@ -1,5 +1,5 @@
 """The way from inside a sandbox to a host endpoint."""
 
-from swe_core.relay.reach import reach_by_socket, require_network
+from swe_core.sandboxing.relay.socket_relay import reach_by_socket, require_network
 
 __all__ = ["reach_by_socket", "require_network"]

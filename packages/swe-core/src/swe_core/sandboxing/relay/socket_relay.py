@@ -9,8 +9,8 @@ from pathlib import Path
 
 from swe_core.api.sandbox import Sandbox
 from swe_core.errors import PolicyRefused
-from swe_core.relay.program import running
-from swe_core.relay.unix import unix_listener
+from swe_core.sandboxing.relay.launcher import running
+from swe_core.sandboxing.relay.unix_socket import unix_listener
 
 
 def require_network(sandbox: Sandbox) -> None:

@@ -3,7 +3,7 @@
 `record_base` notes the exact working state before the agent starts; `export_patch` compares the working state
 after it ended with that. What counts is the files in the work tree: commits, branches, stashes, the index and
 the configuration of the repository do not, and no command that the agent planted there is run
-(`swe_core.private_git`).
+(`swe_core.sandboxing.repository.git`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from swe_core.api.sandbox import HOME_DIR, Sandbox
 from swe_core.errors import SandboxError, SandboxTimeout, SweError
-from swe_core.private_git import (
+from swe_core.sandboxing.repository.git import (
     NO_BASE,
     NO_GIT,
     NO_ROOM,

@@ -8,9 +8,9 @@ from functools import partial
 import anyio
 import httpx
 
-from swe_core.relay.outbox import Outbox, Pace
-from swe_core.relay.unix import MAX_CONNECTIONS
-from swe_core.relay.wire import Asked, Gone, ProtocolError, pack
+from swe_core.sandboxing.relay.frames import Asked, Gone, ProtocolError, pack
+from swe_core.sandboxing.relay.send_buffer import Outbox, Pace
+from swe_core.sandboxing.relay.unix_socket import MAX_CONNECTIONS
 
 _CHUNK = 65536
 MAX_BODIES = 64 << 20

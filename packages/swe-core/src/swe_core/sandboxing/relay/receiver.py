@@ -9,9 +9,18 @@ from collections.abc import Callable
 import anyio
 import anyio.lowlevel
 
-from swe_core.relay.timing import Backoff, Timing
-from swe_core.relay.transport import Transport, TransportError
-from swe_core.relay.wire import MAX_PROOF, Asked, Gone, Imposture, ProtocolError, Question, Unpacker, Unproven
+from swe_core.sandboxing.relay.frames import (
+    MAX_PROOF,
+    Asked,
+    Gone,
+    Imposture,
+    ProtocolError,
+    Question,
+    Unpacker,
+    Unproven,
+)
+from swe_core.sandboxing.relay.timing import Backoff, Timing
+from swe_core.sandboxing.relay.transport import Transport, TransportError
 
 _STRIKES = 2
 _WORTH_A_WORD = 5

@@ -15,7 +15,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from swe_core.errors import SandboxError
-from swe_core.relay.transport import TransportError
+from swe_core.sandboxing.relay.transport import TransportError
 
 MAX_LINE = 1 << 19
 """Bytes of a frame's line: 64 KiB of headers, each byte of which JSON may escape with six."""

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import anyio
 
 from swe_core.api.sandbox import Process, Sandbox
-from swe_core.relay.program import KILL_TIMEOUT, command
-from swe_core.relay.transport import TransportError, short
+from swe_core.sandboxing.relay.launcher import KILL_TIMEOUT, command
+from swe_core.sandboxing.relay.transport import TransportError, short
 
 _TOLD = 200
 

@@ -18,7 +18,7 @@ configuration are kept, so git works as before.
 from __future__ import annotations
 
 from swe_core.api.sandbox import HOME_DIR, Sandbox
-from swe_core.private_git import failure, run_script
+from swe_core.sandboxing.repository.git import failure, run_script
 
 _CUT = r"""
 private=$3

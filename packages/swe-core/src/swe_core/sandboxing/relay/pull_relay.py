@@ -24,15 +24,15 @@ from anyio.abc import TaskStatus
 
 from swe_core.api.sandbox import Sandbox
 from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
-from swe_core.relay import calls
-from swe_core.relay.exec_transport import ExecTransport
-from swe_core.relay.link import converse
-from swe_core.relay.program import NotStarted, running
-from swe_core.relay.reach import require_network
-from swe_core.relay.timing import Backoff, Timing
-from swe_core.relay.transport import HttpTransport, Transport, TransportError, http_client
-from swe_core.relay.unix import address_of, background
-from swe_core.relay.wire import Imposture, ProtocolError
+from swe_core.sandboxing.relay import requests
+from swe_core.sandboxing.relay.exec_transport import ExecTransport
+from swe_core.sandboxing.relay.frames import Imposture, ProtocolError
+from swe_core.sandboxing.relay.launcher import NotStarted, running
+from swe_core.sandboxing.relay.session import converse
+from swe_core.sandboxing.relay.socket_relay import require_network
+from swe_core.sandboxing.relay.timing import Backoff, Timing
+from swe_core.sandboxing.relay.transport import HttpTransport, Transport, TransportError, http_client
+from swe_core.sandboxing.relay.unix_socket import address_of, background
 from swe_core.system.redaction import hide
 
 __all__ = [
@@ -221,9 +221,9 @@ class _Keeper:
             "secret": secret.hex(),
             "port": self._port,
             "tick": self.timing.tick,
-            "bodies": calls.MAX_BODIES,
+            "bodies": requests.MAX_BODIES,
         }
-        async with running(self._sandbox, "pulled", stdin=json.dumps(settings).encode(), ports=2) as program:
+        async with running(self._sandbox, "pull", stdin=json.dumps(settings).encode(), ports=2) as program:
             port, control = program.ports
             if self._port not in (0, port):
                 raise ProtocolError(f"the relay inside listens on port {port}, expected {self._port}")

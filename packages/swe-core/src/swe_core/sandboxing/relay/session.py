@@ -8,12 +8,12 @@ import anyio
 import httpx
 
 from swe_core.errors import SandboxError
-from swe_core.relay.calls import Calls
-from swe_core.relay.outbox import Outbox, Pace
-from swe_core.relay.puller import Puller
-from swe_core.relay.pusher import Pusher
-from swe_core.relay.timing import Timing
-from swe_core.relay.transport import Transport, TransportError
+from swe_core.sandboxing.relay.receiver import Puller
+from swe_core.sandboxing.relay.requests import Calls
+from swe_core.sandboxing.relay.send_buffer import Outbox, Pace
+from swe_core.sandboxing.relay.sender import Pusher
+from swe_core.sandboxing.relay.timing import Timing
+from swe_core.sandboxing.relay.transport import Transport, TransportError
 
 
 async def converse(

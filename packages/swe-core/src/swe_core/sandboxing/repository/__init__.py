@@ -1,0 +1,1 @@
+"""The repository inside a sandbox: prepared, its history cut, its patch exported."""
