@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from swe_core.api.engine import Sampled
-from swe_core.tokens.book import TokenBook
 from swe_core.tokens.chains import Step, build_chains
+from swe_core.tokens.token_log import TokenBook
 
 TURNS, TOKENS = 100, 74_000
 COMPLETION = 60

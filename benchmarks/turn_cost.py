@@ -31,7 +31,7 @@ from rich.table import Table
 from swe_core.api.engine import Sampled
 from swe_core.api.messages import Message
 from swe_core.tokens.conversation import Conversation
-from swe_core.tokens.load import load_renderer
+from swe_core.tokens.load_renderer import load_renderer
 from swe_core.tokens.renderer import Renderer
 
 EARLY, AROUND = 5, 2

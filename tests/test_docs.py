@@ -46,8 +46,8 @@ from swe_core.store import RunDirectory, RunInfo, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_rollout
 from swe_core.testing.serving.start import FRUGAL, missing, obstacle
-from swe_core.tokens.book import TokenBook
 from swe_core.tokens.ledger import NO_LOGPROBS, RETRIED
+from swe_core.tokens.token_log import TokenBook
 from swe_trainer_trl.config import ServerOptions, TRLConfig
 from swe_trainer_trl.groups import Skipped
 from swe_trainer_trl.presets import preset_names

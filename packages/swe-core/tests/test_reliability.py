@@ -26,8 +26,8 @@ import tenacity
 from swe_core.api.engine import Engine, EngineSession
 from swe_core.api.records import Ledger
 from swe_core.api.request_diff import requests
+from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
-from swe_core.interception.session import Gate
 from swe_core.store import RunDirectory
 from swe_core.testing.records import make_run
 from swe_core.testing.vllm import ScriptedVLLM, VLLMFault

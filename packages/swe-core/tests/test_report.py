@@ -15,7 +15,7 @@ from swe_core.api.records import Ledger
 from swe_core.cli.report import report
 from swe_core.store import RunDirectory
 from swe_core.testing.records import make_rollout, make_run, make_turn
-from swe_core.tokens.book import TokenBook
+from swe_core.tokens.token_log import TokenBook
 
 
 def add_rollout(run: RunDirectory, name: str, ledger: Ledger | None, **fields: Any) -> None:

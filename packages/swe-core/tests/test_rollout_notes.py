@@ -17,7 +17,7 @@ from swe_core.errors import AgentError, LedgerError, SandboxDied
 from swe_core.rollout_notes import Notes
 from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_request, make_task
-from swe_core.tokens.book import TokenBook
+from swe_core.tokens.token_log import TokenBook
 
 
 class Unbalanced(TokenBook):

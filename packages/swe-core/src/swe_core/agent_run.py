@@ -15,7 +15,7 @@ from swe_core.api.records import Turn
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.sandbox import Process, Sandbox, Stream
 from swe_core.errors import AgentError, NoLLMCall, SandboxError, raised_as
-from swe_core.interception.session import Gate
+from swe_core.interception.gate import Gate
 from swe_core.prompt import build_prompt
 from swe_core.rollout_parts import Parts
 from swe_core.store import RolloutFolder

@@ -24,7 +24,7 @@ from swe_core.errors import (
     boundary_of,
     sentence,
 )
-from swe_core.interception.session import Gate
+from swe_core.interception.gate import Gate
 from swe_core.sandbox_time import TimedProvider
 from swe_core.system.redaction import Redactor
 from swe_core.tokens.ledger import RETRIED, add_ledgers

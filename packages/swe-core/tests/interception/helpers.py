@@ -13,8 +13,8 @@ import numpy as np
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.engine import OpenAIEngine
+from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
-from swe_core.interception.session import Gate
 from swe_core.testing.provider import ScriptedProvider
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import pytest
 from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession
 from swe_core.api.records import Turn
 from swe_core.interception.calls import OVER
+from swe_core.interception.gate import GONE, Gate
 from swe_core.interception.server import InterceptionServer
-from swe_core.interception.session import GONE, Gate
 from swe_core.testing.provider import Fault, ScriptedProvider, say
 from swe_core.testing.waiting import until
 

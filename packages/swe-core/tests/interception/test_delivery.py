@@ -15,9 +15,9 @@ from aiohttp import web
 
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled
 from swe_core.api.records import Ledger
-from swe_core.interception.events import EventStream
+from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
-from swe_core.interception.session import Gate
+from swe_core.interception.sse import EventStream
 from swe_core.store import RunDirectory
 from swe_core.testing.records import make_run
 from swe_core.testing.waiting import until

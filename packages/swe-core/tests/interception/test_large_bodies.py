@@ -23,8 +23,8 @@ from swe_core.interception import bodies
 from swe_core.interception.bodies import MAX_VALUES, Room, values
 from swe_core.interception.dialects import DIALECTS, chat
 from swe_core.interception.dialects.base import Asked, BadRequest
+from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
-from swe_core.interception.session import Gate
 from swe_core.testing.waiting import until
 
 from .helpers import HELLO, Plugin, Typist, by_hand, who

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from swe_core.api.agent import HostTool
 from swe_core.errors import AgentError, ConfigError
+from swe_core.interception.host_tools import Tools
 from swe_core.interception.server import InterceptionServer
-from swe_core.interception.tools import Tools
 
 from .helpers import HELLO, Typist, by_hand, who
 

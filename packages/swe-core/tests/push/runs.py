@@ -16,7 +16,7 @@ from swe_core.api.records import Failure, Rollout, Turn
 from swe_core.store import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.hf.repos import Repo
-from swe_core.tokens.book import TokenBook
+from swe_core.tokens.token_log import TokenBook
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

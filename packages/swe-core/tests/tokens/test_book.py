@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from swe_core.api.engine import ForkCause, Sampled
 from swe_core.errors import LedgerError
-from swe_core.tokens.book import TokenBook
 from swe_core.tokens.chains import step_of
+from swe_core.tokens.token_log import TokenBook
 
 
 def sampled(

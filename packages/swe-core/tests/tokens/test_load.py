@@ -12,15 +12,15 @@ import pytest
 
 from swe_core.errors import ConfigError
 from swe_core.testing.tokenizer import family_tokens, make_tokenizer
-from swe_core.tokens.probes import TOOLS, reply, user
+from swe_core.tokens.probe_messages import TOOLS, reply, user
 from swe_core.tokens.renderer import THINKING, Renderer
 
 
 def load_renderer(tokenizer: str, **options: Any) -> Renderer:
     """The function under test. Its module imports transformers, which collection should not wait for."""
-    from swe_core.tokens import load
+    from swe_core.tokens import load_renderer
 
-    return load.load_renderer(tokenizer, **options)
+    return load_renderer.load_renderer(tokenizer, **options)
 
 
 def shipped(name: str) -> str:
@@ -35,7 +35,7 @@ def model(directory: Path, template: str | None, *more: str) -> str:
 
 
 def without_trl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swe_core.tokens.load.find_spec", lambda name: None)
+    monkeypatch.setattr("swe_core.tokens.load_renderer.find_spec", lambda name: None)
 
 
 def known_as(family: str, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_a_family_whose_bridge_is_not_trusted_gives_way_to_a_proven_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, renderer: str
 ) -> None:
     without_trl(monkeypatch)
-    monkeypatch.setattr("swe_core.tokens.families.FamilyRenderer._bridge_agrees", lambda self: False)
+    monkeypatch.setattr("swe_core.tokens.family_renderer.FamilyRenderer._bridge_agrees", lambda self: False)
     directory = model(tmp_path, shipped(template))
     known_as("qwen3", directory, monkeypatch)
     assert load_renderer(directory).name == renderer

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_core.testing.tokenizer import family_tokens, make_tokenizer
-from swe_core.tokens.probes import PROBES
+from swe_core.tokens.probe_messages import PROBES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,7 +27,7 @@ CLASSES = ("TokenizersBackend", "Qwen2Tokenizer")
 NO_TORCH = """
 import sys
 from swe_core.builtin.vllm import engine
-from swe_core.tokens.load import load_renderer
+from swe_core.tokens.load_renderer import load_renderer
 family = load_renderer(sys.argv[1])
 template = load_renderer(sys.argv[2], tool_parser="qwen3")
 print(family.name, template.name, sorted({"torch", "trl"} & sys.modules.keys()))

@@ -61,7 +61,7 @@ class Qwen:
 
 @pytest.fixture(scope="session")
 def qwen(tokenizer_path: Path) -> Qwen:
-    from swe_core.tokens.load import load_renderer
+    from swe_core.tokens.load_renderer import load_renderer
 
     return Qwen(tokenizer_path, load_renderer(str(tokenizer_path), renderer="qwen3"))
 

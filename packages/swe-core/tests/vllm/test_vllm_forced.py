@@ -19,9 +19,9 @@ from swe_core.plugins.manager import PluginSet
 from swe_core.store import RunDirectory
 from swe_core.testing.provider import Ear
 from swe_core.testing.serving.start import TokenServer
-from swe_core.tokens.book import TokenBook
 from swe_core.tokens.chains import build_chains, step_of
 from swe_core.tokens.renderer import Renderer
+from swe_core.tokens.token_log import TokenBook
 
 from .conftest import HELLO, TOOLS, Qwen, chat, said
 

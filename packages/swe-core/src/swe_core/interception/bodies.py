@@ -21,7 +21,7 @@ from aiohttp import web
 
 from swe_core.errors import ContextOverflow
 from swe_core.interception.dialects.base import Asked, BadRequest, Dialect
-from swe_core.interception.session import Gate
+from swe_core.interception.gate import Gate
 
 T = TypeVar("T")
 

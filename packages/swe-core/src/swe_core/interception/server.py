@@ -42,11 +42,11 @@ from swe_core.interception.bodies import Bodies
 from swe_core.interception.calls import Call, Listener, RolloutOver
 from swe_core.interception.dialects import DIALECTS
 from swe_core.interception.dialects.base import BadRequest, Dialect, Problem, Reply
-from swe_core.interception.events import EventStream
+from swe_core.interception.gate import Gate
+from swe_core.interception.host_tools import BadArguments, ToolFailed, UnknownTool
 from swe_core.interception.metrics import CONTENT_TYPE, Metrics
 from swe_core.interception.redaction import RedactedPieces
-from swe_core.interception.session import Gate
-from swe_core.interception.tools import BadArguments, ToolFailed, UnknownTool
+from swe_core.interception.sse import EventStream
 from swe_core.system.detached import closed
 from swe_core.system.http_server import serve
 from swe_core.system.redaction import Redactor

@@ -63,7 +63,7 @@ def family_tokens(family: str) -> tuple[str, ...]:
     Raises:
         ConfigError: The family needs something else, such as a download.
     """
-    from swe_core.tokens.families import FamilyRenderer
+    from swe_core.tokens.family_renderer import FamilyRenderer
 
     special = ["<|endoftext|>", "<think>", "</think>"]
     while True:

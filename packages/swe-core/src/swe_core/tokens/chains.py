@@ -2,7 +2,7 @@
 
 A turn extends a chain only if its prompt begins with ALL ids of that chain; otherwise it starts a new one
 with its whole prompt as context. Nothing is tokenised here and no two prompts are compared: what a prompt
-begins with is known (`Step.base`), by construction or because `swe_core.tokens.book` compared the ids.
+begins with is known (`Step.base`), by construction or because `swe_core.tokens.token_log` compared the ids.
 """
 
 from __future__ import annotations

@@ -12,10 +12,18 @@ import orjson
 
 from swe_core.api.messages import Message
 from swe_core.errors import ConfigError, RequestRefused
-from swe_core.tokens.families import FAMILIES, FamilyRenderer
-from swe_core.tokens.probes import CHAT, INLINE_THINKING, PROBES, THOUGHT, TOOLS, TOOLS_WITH_THINKING, user
+from swe_core.tokens.family_renderer import FAMILIES, FamilyRenderer
+from swe_core.tokens.probe_messages import (
+    CHAT,
+    INLINE_THINKING,
+    PROBES,
+    THOUGHT,
+    TOOLS,
+    TOOLS_WITH_THINKING,
+    user,
+)
 from swe_core.tokens.renderer import THINKING, Renderer, Tools
-from swe_core.tokens.templates import ChatTemplate, TemplateRenderer
+from swe_core.tokens.template_renderer import ChatTemplate, TemplateRenderer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swe_core.tokens.convert import lasting, settled
 from swe_core.tokens.renderer import Renderer, Tools
+from swe_core.tokens.wire_messages import lasting, settled
 
 _REASONING, _CONTENT, _HIDDEN = 0, 1, 2
 _Texts = tuple[str, str]

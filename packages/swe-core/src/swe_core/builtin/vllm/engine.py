@@ -33,7 +33,7 @@ from swe_core.errors import (
 )
 from swe_core.system.urls import base_url
 from swe_core.tokens.conversation import Conversation
-from swe_core.tokens.load import load_renderer
+from swe_core.tokens.load_renderer import load_renderer
 from swe_core.tokens.renderer import Renderer
 
 _BACKOFF = BACKOFF

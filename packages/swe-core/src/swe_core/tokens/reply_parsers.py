@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from renderers.parsers import get_reasoning_parser, get_tool_parser
 
 from swe_core.errors import ConfigError
-from swe_core.tokens.convert import arguments_text, is_name, listed
 from swe_core.tokens.renderer import Parsed, Tools
+from swe_core.tokens.wire_messages import arguments_text, is_name, listed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -31,11 +31,11 @@ from swe_core.errors import (
 from swe_core.interception.budgets import Allowance
 from swe_core.interception.calls import OVER, Call, Calls, RolloutOver
 from swe_core.interception.dialects.base import Asked
+from swe_core.interception.host_tools import Tools
 from swe_core.interception.redaction import redacted
-from swe_core.interception.tools import Tools
 from swe_core.system.detached import apart
 from swe_core.system.redaction import Redactor
-from swe_core.tokens.book import TokenBook
+from swe_core.tokens.token_log import TokenBook
 
 if TYPE_CHECKING:
     from swe_core.interception.metrics import Metrics

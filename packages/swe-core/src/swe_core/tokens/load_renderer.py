@@ -12,11 +12,11 @@ from renderers.base import MODEL_RENDERER_MAP
 
 from swe_core.errors import ConfigError
 from swe_core.tokens.comparison import Comparison
-from swe_core.tokens.families import FAMILIES, FamilyRenderer
-from swe_core.tokens.parsers import Parser, named_parser, response_parser
-from swe_core.tokens.probes import TOOLS
+from swe_core.tokens.family_renderer import FAMILIES, FamilyRenderer
+from swe_core.tokens.probe_messages import TOOLS
 from swe_core.tokens.renderer import Renderer
-from swe_core.tokens.templates import TemplateRenderer
+from swe_core.tokens.reply_parsers import Parser, named_parser, response_parser
+from swe_core.tokens.template_renderer import TemplateRenderer
 from swe_core.tokens.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:

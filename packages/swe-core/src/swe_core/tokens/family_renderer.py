@@ -14,7 +14,10 @@ from renderers.configs import config_from_name
 from swe_core.api.engine import Rendered
 from swe_core.api.messages import Message
 from swe_core.errors import ConfigError, ContextOverflow, RequestRefused
-from swe_core.tokens.convert import (
+from swe_core.tokens.encoder import decodes_in_parts, encoder_for, takes_characters_back
+from swe_core.tokens.probe_messages import MALFORMED, PROBES, reply, result, user
+from swe_core.tokens.renderer import Parsed, Renderer, Tools
+from swe_core.tokens.wire_messages import (
     arguments_text,
     asking,
     is_name,
@@ -23,9 +26,6 @@ from swe_core.tokens.convert import (
     with_arguments,
     with_tool_names,
 )
-from swe_core.tokens.encoder import decodes_in_parts, encoder_for, takes_characters_back
-from swe_core.tokens.probes import MALFORMED, PROBES, reply, result, user
-from swe_core.tokens.renderer import Parsed, Renderer, Tools
 
 if TYPE_CHECKING:
     from renderers.base import ParsedResponse

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from swe_core.api.engine import Rendered
 from swe_core.api.messages import Message
 from swe_core.errors import RequestRefused
-from swe_core.tokens.convert import asking, listed, settled, with_arguments
 from swe_core.tokens.counting import counted
 from swe_core.tokens.encoder import decodes_in_parts, takes_characters_back
-from swe_core.tokens.parsers import Parser, plain_parser
-from swe_core.tokens.probes import CHAT, INLINE_THINKING, PROBES, TOOLS, reply, result, user
+from swe_core.tokens.probe_messages import CHAT, INLINE_THINKING, PROBES, TOOLS, reply, result, user
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
+from swe_core.tokens.reply_parsers import Parser, plain_parser
+from swe_core.tokens.wire_messages import asking, listed, settled, with_arguments
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
