@@ -31,7 +31,7 @@ from typing import NoReturn
 from rich.console import Console, RenderableType
 
 from swe_core.errors import SweError, sentence
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 
 SWE_CORE = str(Path(sys.executable).with_name("swe-core"))
 IMAGE = "swe-core-demo:1"

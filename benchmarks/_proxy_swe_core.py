@@ -16,7 +16,7 @@ from _workload import MODEL
 
 from swe_core.api.engine import Engine, EngineSession
 from swe_core.interception.server import InterceptionServer
-from swe_core.store import RolloutFolder
+from swe_core.rollout.run_directory import RolloutFolder
 from swe_core.system.event_loop import run, settled
 from swe_core.system.redaction import Redactor
 

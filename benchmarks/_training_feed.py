@@ -49,7 +49,7 @@ def make_trl(config: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
     from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
-    from swe_core.prompt import build_prompt
+    from swe_core.rollout.agent_run import build_prompt
 
     PartialState()  # its log wants it, and a trainer has it
     tokenizer = AutoTokenizer.from_pretrained(config["model_directory"])

@@ -41,7 +41,7 @@ from swe_core.api.records import Turn
 from swe_core.api.sandbox import Sandbox, SandboxSpec
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.errors import SweError, sentence
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.event_loop import run as run_in_loop
 from swe_core.testing.loopback import LoopbackServer
 

@@ -21,7 +21,7 @@ from _common import SWE_CORE, Report, Target, give_up, median, ratio, shown
 from rich.table import Table
 
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 
 TASKS = ("demo__csvtidy-1", "demo__memofn-1", "demo__runall-1", "demo__slotbook-1")
 LIMIT_MB = 250.0

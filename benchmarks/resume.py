@@ -27,14 +27,15 @@ from rich.table import Table
 from swe_core.api.engine import Usage
 from swe_core.api.grader import Grade
 from swe_core.api.records import Phases, Rollout
-from swe_core.store import RunDirectory, new_run_info
+from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 
 TESTS = 40
 LIMIT = 1.0
 SIDES = {
-    "resume": "from swe_core.store import RunDirectory\nfrom swe_core.system.redaction import Redactor",
-    "report": "from swe_core.store import RunDirectory",
+    "resume": "from swe_core.rollout.run_directory import RunDirectory\n"
+    "from swe_core.system.redaction import Redactor",
+    "report": "from swe_core.rollout.run_directory import RunDirectory",
     "json": "import json",
 }
 WORK = {

@@ -23,7 +23,7 @@ from swe_core.errors import ConfigError, SweError
 from swe_core.execute import execute
 from swe_core.launcher import Launch, Launcher
 from swe_core.plugins.manager import PluginSet
-from swe_core.runner import Runner
+from swe_core.rollout.runner import Runner
 from swe_core.system.event_loop import run
 
 

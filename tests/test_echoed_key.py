@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from swe_core.cli.report import report
 from swe_core.push.rows import shard
 from swe_core.push.secrets import push_redactor
-from swe_core.recording import RecordedReply
-from swe_core.store import RunDirectory
+from swe_core.rollout.recording import RecordedReply
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.redaction import MARK
 from swe_core.testing.provider import ScriptedProvider, say
 from swe_core.testing.vllm import tool_call

@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 
 from swe_core.api.task import Task
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.testing.serving.start import TokenServer
 from swe_core.testing.vllm import tool_call
 from swe_core.tokens.chains import Chain, chains_of

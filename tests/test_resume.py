@@ -15,7 +15,7 @@ from secrets import randbelow
 
 import pytest
 
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 
 from .conftest import leftovers, wait_for, wait_for_the_end
 from .resumed_rollouts import FAILING, STAYING, TASKS

@@ -20,7 +20,7 @@ import pytest
 from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
-from swe_core.store import RunDirectory, new_run_info
+from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.serving.start import FRUGAL, MODEL, obstacle
 from swe_core.testing.vllm import ScriptedVLLM

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_core.api.records import Rollout
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.testing.serving.start import FRUGAL, MODEL
 from swe_core.tokens.chains import Chain, chains_of
 

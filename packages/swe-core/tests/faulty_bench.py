@@ -15,7 +15,6 @@ import anyio
 import pytest
 from pydantic import BaseModel
 
-from swe_core import rollout as loop
 from swe_core.api.agent import AgentContext, AgentEvent, AgentExit, AgentSpec, HostTool
 from swe_core.api.engine import ChatRequest, Completion, Delta, Emit, Engine, EngineSession, Sampled, Usage
 from swe_core.api.grader import Grade, Graded
@@ -27,9 +26,10 @@ from swe_core.api.task import Task
 from swe_core.interception.dialects.base import Asked, Reply
 from swe_core.interception.dialects.chat import ChatCompletions
 from swe_core.interception.server import InterceptionServer
-from swe_core.rollout_parts import Parts
-from swe_core.runner import Runner
-from swe_core.store import RolloutFolder, RunDirectory
+from swe_core.rollout import loop
+from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_directory import RolloutFolder, RunDirectory
+from swe_core.rollout.runner import Runner
 from swe_core.testing.records import make_request, make_run, make_task
 
 from .interception.helpers import sampled

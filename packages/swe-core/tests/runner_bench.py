@@ -25,9 +25,9 @@ from swe_core.cli.report import report
 from swe_core.config import Settings
 from swe_core.errors import SandboxDied
 from swe_core.interception.server import InterceptionServer
-from swe_core.rollout_parts import Parts
-from swe_core.runner import Runner
-from swe_core.store import RunDirectory
+from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_directory import RunDirectory
+from swe_core.rollout.runner import Runner
 from swe_core.testing.records import make_request, make_run
 from swe_core.tokens.audit import audit
 

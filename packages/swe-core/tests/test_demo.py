@@ -22,7 +22,7 @@ from swe_core.builtin.demo.materialise import materialise
 from swe_core.builtin.demo.source import RECORDING, REPOS, DemoSource
 from swe_core.builtin.swe.parsers import log_reader, statuses
 from swe_core.errors import TaskError
-from swe_core.recording import RecordedRollout, read_recording
+from swe_core.rollout.recording import RecordedRollout, read_recording
 from swe_core.system import seal
 from swe_core.system.seal import contents_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swe_core import sandbox_time
+from swe_core.rollout import state
 from swe_core.system import detached
 from swe_core.tokens.audit import audit
 
@@ -123,7 +123,7 @@ async def test_what_hangs_is_left_to_itself(
 ) -> None:
     """Though it ignores that it is cancelled, or is shielded from it."""
     monkeypatch.setattr(detached, "CLOSING", 0.05)
-    monkeypatch.setattr(sandbox_time, "SANDBOX_CLOSING", 0.05)
+    monkeypatch.setattr(state, "SANDBOX_CLOSING", 0.05)
     before, seen = undisturbed
     for nth in range(seen[point]):
         caplog.clear()

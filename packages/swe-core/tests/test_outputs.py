@@ -22,7 +22,7 @@ from swe_core.cli.show import show
 from swe_core.page.html import page
 from swe_core.push.card import card
 from swe_core.push.record import PushedRun
-from swe_core.store import RunDirectory, new_run_info
+from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.summary import table
 from swe_core.system.redaction import Redactor
 from swe_core.system.terminal import SafeConsole

@@ -18,7 +18,7 @@ from swe_core.builtin.replay import ReplayConfig
 from swe_core.builtin.replay.engine import ReplayEngine
 from swe_core.errors import ConfigError, EngineError, EngineRefused
 from swe_core.interception.server import InterceptionServer
-from swe_core.recording import RecordingEngine, read_recording
+from swe_core.rollout.recording import RecordingEngine, read_recording
 from swe_core.system.redaction import Redactor
 from swe_core.testing.provider import ScriptedProvider, call_tool, say
 

@@ -28,7 +28,7 @@ from swe_core.api.records import Ledger
 from swe_core.api.request_diff import requests
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.testing.records import make_run
 from swe_core.testing.vllm import ScriptedVLLM, VLLMFault
 from swe_core.testing.waiting import until

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from swe_core.api.engine import Sampled, Usage
 from swe_core.api.records import Ledger
 from swe_core.cli.report import report
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.testing.records import make_rollout, make_run, make_turn
 from swe_core.tokens.token_log import TokenBook
 

@@ -26,7 +26,7 @@ from swe_core.page.charts import MAX_POINTS, svg, thin
 from swe_core.page.curves import MAX_METRICS, over_steps, rolling_mean
 from swe_core.page.html import MAX_ROWS
 from swe_core.page.metrics import read_metrics
-from swe_core.store import RunDirectory, new_run_info
+from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_rollout
 

@@ -22,7 +22,7 @@ from swe_core.errors import (
     SandboxTimeout,
     SweError,
 )
-from swe_core.store import FOLDERS, RunDirectory
+from swe_core.rollout.run_directory import FOLDERS, RunDirectory
 from swe_core.system.redaction import hide, redacting
 from swe_core.tokens.chains import chains_of
 
@@ -295,7 +295,7 @@ async def test_the_time_that_opening_takes_is_not_counted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 0.0
-    monkeypatch.setattr("swe_core.sandbox_time.monotonic", lambda: clock)
+    monkeypatch.setattr("swe_core.rollout.state.monotonic", lambda: clock)
 
     def passes(seconds: float) -> Callable[..., None]:
         def wait(*args: object) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swe_core.agent_run import AgentRun
 from swe_core.api.engine import Sampled, Usage
 from swe_core.api.records import Ledger, Outcome
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import AgentError, LedgerError, SandboxDied
-from swe_core.rollout_notes import Notes
+from swe_core.rollout.agent_run import AgentRun
+from swe_core.rollout.state import Notes
 from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_request, make_task
 from swe_core.tokens.token_log import TokenBook

@@ -10,7 +10,7 @@ import pytest
 from swe_core.api.agent import AgentEvent
 from swe_core.api.records import Rollout, TurnTokens
 from swe_core.errors import SweError, UsageError
-from swe_core.store import MAX_LOG, RunDirectory, new_run_info
+from swe_core.rollout.run_directory import MAX_LOG, RunDirectory, new_run_info
 from swe_core.system.files import locked
 from swe_core.system.redaction import MARK, Redactor
 from swe_core.testing.records import make_rollout, make_run, make_turn

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from swe_core.builtin.local import bwrap
 from swe_core.cli import cli
 from swe_core.errors import UsageError
-from swe_core.store import RUN_FILE, RunDirectory
+from swe_core.rollout.run_directory import RUN_FILE, RunDirectory
 
 if (obstacle := bwrap.why_not(bwrap.find_bwrap())) is not None:
     pytest.skip(obstacle, allow_module_level=True)

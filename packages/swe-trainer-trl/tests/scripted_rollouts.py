@@ -16,12 +16,13 @@ from pathlib import Path
 import anyio
 import numpy as np
 
-from swe_core import AgentContext, AgentSpec, Component, hookimpl, rollout
+from swe_core import AgentContext, AgentSpec, Component, hookimpl
 from swe_core.api.component import Config
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
 from swe_core.api.grader import Grade, Graded
 from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
+from swe_core.rollout import loop
 from swe_trainer_trl.ipc import FeedOptions
 
 PATIENCE = 120.0
@@ -163,8 +164,8 @@ async def _exported(sandbox: Sandbox, base: None, *, timeout: float) -> bytes:
 
 def leave_repositories(put: Callable[[object, str, object], None] = setattr) -> None:
     """Neither cut histories nor export patches, which takes a hundred processes: no agent changes files."""
-    put(rollout, "prepare_repository", _prepared)
-    put(rollout, "export_patch", _exported)
+    put(loop, "prepare_repository", _prepared)
+    put(loop, "export_patch", _exported)
 
 
 def agents(mark: str) -> int:

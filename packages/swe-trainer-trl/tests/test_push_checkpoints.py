@@ -23,7 +23,7 @@ from huggingface_hub.utils import hf_raise_for_status
 from swe_core.api.records import Ledger
 from swe_core.errors import SweError, UsageError
 from swe_core.hub.options import Push
-from swe_core.store import RunDirectory, new_run_info
+from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.hf import LocalHF
 from swe_core.testing.records import make_rollout

@@ -34,9 +34,9 @@ from swe_core.builtin.vllm.request import Requests
 from swe_core.config import Settings
 from swe_core.errors import ConfigError, EngineUnavailable, SandboxDied, SweError
 from swe_core.interception.server import InterceptionServer
-from swe_core.rollout_parts import Parts
-from swe_core.runner import Runner
-from swe_core.store import RUN_FILE, RunDirectory, new_run_info
+from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_directory import RUN_FILE, RunDirectory, new_run_info
+from swe_core.rollout.runner import Runner
 from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_request
 from swe_core.tokens.audit import audit

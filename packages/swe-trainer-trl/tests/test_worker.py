@@ -30,7 +30,7 @@ from swe_core.api.records import Rollout
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.config import Settings
 from swe_core.errors import SweError
-from swe_core.store import RunDirectory, new_run_info
+from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_trainer_trl.groups import Assessed, Row
 from swe_trainer_trl.ipc import Metrics, Start, line

@@ -31,10 +31,10 @@ from swe_core.interception.server import InterceptionServer
 from swe_core.plugins.manager import PluginSet
 from swe_core.plugins.notifications import PluginObserver
 from swe_core.push.pusher import prepared, pushing
-from swe_core.recording import RecordingEngine
-from swe_core.rollout_parts import BlackBox, Parts
-from swe_core.runner import Runner
-from swe_core.store import RunDirectory, new_run_info
+from swe_core.rollout.parts import BlackBox, Parts
+from swe_core.rollout.recording import RecordingEngine
+from swe_core.rollout.run_directory import RunDirectory, new_run_info
+from swe_core.rollout.runner import Runner
 from swe_core.system.event_loop import ending_signals, settled
 from swe_core.system.files import locked
 from swe_core.system.redaction import Redactor, redacting

@@ -16,8 +16,8 @@ from swe_core.choice import choose
 from swe_core.config import Settings
 from swe_core.errors import SweError, UsageError, sentence
 from swe_core.plugins.manager import PluginSet
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.selection import selection
-from swe_core.store import RunDirectory
 
 
 class Difference(BaseModel):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_core.errors import UsageError
-from swe_core.store import RunDirectory, working_directory
+from swe_core.rollout.run_directory import RunDirectory, working_directory
 
 if TYPE_CHECKING:
     from swe_core.assemble import Plan

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 from swe_core.api.records import Phases, Purpose, Rollout
 from swe_core.page.facts import facts_of, suspicious_kinds, tamper_kinds, why
 from swe_core.results import CONFIDENCE
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.printable import printable
 
 if TYPE_CHECKING:

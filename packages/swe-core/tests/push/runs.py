@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from swe_core.api.engine import Sampled, Usage
 from swe_core.api.grader import Grade
 from swe_core.api.records import Failure, Rollout, Turn
-from swe_core.store import RunDirectory, new_run_info
+from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.hf.repos import Repo
 from swe_core.tokens.token_log import TokenBook

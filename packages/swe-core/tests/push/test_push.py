@@ -23,7 +23,7 @@ from swe_core.push import pusher
 from swe_core.push.client import TryLater
 from swe_core.push.pusher import push_run
 from swe_core.push.record import PushedRun
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.testing.hf import LocalHF
 from swe_core.testing.hf.faults import Faults
 from swe_core.testing.hf.repos import Repo
@@ -295,7 +295,7 @@ import sys
 from pathlib import Path
 from swe_core.hub.options import Push
 from swe_core.push.pusher import push_run
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.push import pusher
 pusher.MAX_ROWS = 1
 print("ready", flush=True)

@@ -13,7 +13,7 @@ import pytest
 from swe_core.push.record import public_name, run_name
 from swe_core.push.rows import SCHEMA, shard
 from swe_core.push.secrets import push_redactor
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.redaction import MARK
 
 from .runs import add, error, new_run, rollout

@@ -15,9 +15,9 @@ from swe_core.errors import SweError, UsageError
 from swe_core.hub.options import Push
 from swe_core.push import pusher
 from swe_core.push.pusher import prepared, push_run, pushing
-from swe_core.rollout_parts import Parts
-from swe_core.runner import Runner
-from swe_core.store import RunDirectory
+from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_directory import RunDirectory
+from swe_core.rollout.runner import Runner
 from swe_core.testing.hf import LocalHF
 from swe_core.testing.waiting import until
 

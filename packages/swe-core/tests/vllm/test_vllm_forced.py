@@ -16,7 +16,7 @@ from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.cli import cli
 from swe_core.errors import ConfigError, EngineUnavailable
 from swe_core.plugins.manager import PluginSet
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.testing.provider import Ear
 from swe_core.testing.serving.start import TokenServer
 from swe_core.tokens.chains import build_chains, step_of

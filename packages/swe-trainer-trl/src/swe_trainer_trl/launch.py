@@ -22,7 +22,7 @@ from swe_core.execute import create_directory
 from swe_core.launcher import Launch, Launcher
 from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.push.pusher import push_run
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.event_loop import ending_signals
 from swe_core.system.event_loop import run as run_in_loop
 from swe_core.system.files import locked

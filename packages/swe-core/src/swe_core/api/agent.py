@@ -37,7 +37,7 @@ class AgentContext:
     Args:
         task: The whole task. Trusted plugin code runs on the host and sees all of it; what it puts into
             the sandbox the agent can read.
-        prompt: The user prompt, built by the one prompt builder (`swe_core.prompt`).
+        prompt: The user prompt, built by the one prompt builder (`swe_core.rollout.agent_run`).
         base_url: Base URL of the LLM endpoint as seen from inside, ending in `/v1`.
         api_key: The rollout's own token (or, in black-box mode, the key that the user hands over).
         model: The model name to ask for.

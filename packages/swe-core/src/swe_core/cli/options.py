@@ -15,7 +15,7 @@ from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.system.printable import printable
 
 if TYPE_CHECKING:
-    from swe_core.store import RunDirectory
+    from swe_core.rollout.run_directory import RunDirectory
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -29,7 +29,7 @@ def push(directory: Path, to: str | None, public: bool) -> None:
 
     from swe_core.hub.options import Push
     from swe_core.push.pusher import push_run
-    from swe_core.store import RunDirectory
+    from swe_core.rollout.run_directory import RunDirectory
 
     run = RunDirectory.open(directory)
     recorded = run.info.settings.get("push", {})

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from swe_core.api.records import Rollout
 from swe_core.cli.report_text import MAX_ROWS, brief, full
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.summary import summary, table
 from swe_core.system.files import write_out
 from swe_core.system.terminal import SafeConsole

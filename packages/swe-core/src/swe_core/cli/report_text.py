@@ -13,7 +13,7 @@ from rich.text import Text
 from swe_core.api.records import Rollout
 from swe_core.page.facts import CAUSES, Facts, facts_of, why
 from swe_core.results import TaskResult
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:

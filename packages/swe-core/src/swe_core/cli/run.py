@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from swe_core.api.worker import RolloutWorker
     from swe_core.assemble import Plan
     from swe_core.cli.progress import Display
-    from swe_core.store import RunDirectory
+    from swe_core.rollout.run_directory import RunDirectory
 
 
 @click.command()
@@ -116,7 +116,7 @@ def run(
     from swe_core.cli.progress import Display
     from swe_core.cli.report import show
     from swe_core.launcher import Launch, Launcher
-    from swe_core.store import RUN_FILE, RunDirectory
+    from swe_core.rollout.run_directory import RUN_FILE, RunDirectory
     from swe_core.verify.report import image_ids, other_images
 
     plan = make_plan(settings, plugin_set)

@@ -16,7 +16,7 @@ from swe_core.api.records import Rollout, Turn
 from swe_core.api.task import TestStatus
 from swe_core.cli.report_text import STYLE, Uncut
 from swe_core.page.facts import why
-from swe_core.store import FOLDERS, RunDirectory
+from swe_core.rollout.run_directory import FOLDERS, RunDirectory
 from swe_core.system.printable import one_line, printable
 
 Part = Literal["head", "transcript", "diff", "tests", "turns"]

@@ -13,7 +13,7 @@ from swe_core.api.records import Rollout
 from swe_core.errors import UsageError
 from swe_core.page.facts import CAUSES, facts_of, why
 from swe_core.page.metrics import read_metrics
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.files import write_out
 from swe_core.system.printable import printable
 

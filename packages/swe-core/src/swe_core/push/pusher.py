@@ -21,8 +21,8 @@ from swe_core.push.client import TryLater
 from swe_core.push.record import PushedRun, is_final
 from swe_core.push.repository import Repository
 from swe_core.push.secrets import push_redactor
-from swe_core.runner import Runner
-from swe_core.store import FOLDERS, RunDirectory
+from swe_core.rollout.run_directory import FOLDERS, RunDirectory
+from swe_core.rollout.runner import Runner
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Self
 from pydantic import Field
 
 from swe_core.api.records import Outcome, Record, Rollout
-from swe_core.store import RunDirectory, RunInfo
+from swe_core.rollout.run_directory import RunDirectory, RunInfo
 
 FOLDER = "runs"
 """In the repository: one file for each run."""

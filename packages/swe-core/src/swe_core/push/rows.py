@@ -18,7 +18,7 @@ from swe_core.api.records import Rollout, Turn
 from swe_core.api.request_diff import requests
 from swe_core.interception.dialects.chat import ChatCompletions
 from swe_core.push.record import public_name
-from swe_core.store import RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.redaction import MARK, Redactor
 from swe_core.tokens.chains import Chain, chains_of
 

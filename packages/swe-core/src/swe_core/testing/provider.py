@@ -22,7 +22,7 @@ from aiohttp import web
 
 from swe_core.api.deltas import cut
 from swe_core.api.engine import Delta, Usage
-from swe_core.recording import RecordedReply
+from swe_core.rollout.recording import RecordedReply
 from swe_core.testing.loopback import LoopbackServer
 
 Fault = Literal[

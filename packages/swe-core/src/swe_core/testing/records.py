@@ -14,7 +14,7 @@ from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import RolloutRequest
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.api.task import Task
-from swe_core.store import RunDirectory, new_run_info
+from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 
 

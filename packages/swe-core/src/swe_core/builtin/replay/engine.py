@@ -8,7 +8,7 @@ from swe_core.api.deltas import cut
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
 from swe_core.builtin.replay import ReplayConfig
 from swe_core.errors import ConfigError, EngineRefused
-from swe_core.recording import RecordedReply, RecordedRollout, read_recording
+from swe_core.rollout.recording import RecordedReply, RecordedRollout, read_recording
 
 _PIECE = 24
 """Characters of a streamed piece, about what models send."""

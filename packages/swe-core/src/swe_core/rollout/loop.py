@@ -19,16 +19,16 @@ from datetime import UTC, datetime
 
 import anyio
 
-from swe_core.agent_run import run_agent
 from swe_core.api.grader import Grade, Graded
 from swe_core.api.records import Outcome, Rollout
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.errors import GraderError, SandboxBroken, SandboxError, boundary_of, raised_as, sentence
-from swe_core.rollout_notes import Notes
-from swe_core.rollout_parts import Parts
+from swe_core.rollout.agent_run import run_agent
+from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_directory import RolloutFolder
+from swe_core.rollout.state import Notes
 from swe_core.sandboxing.repository.patch import PatchUnavailable, export_patch
 from swe_core.sandboxing.repository.prepare import prepare_repository
-from swe_core.store import RolloutFolder
 from swe_core.system.detached import nobody_cancelled
 
 logger = logging.getLogger(__name__)

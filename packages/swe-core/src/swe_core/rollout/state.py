@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from time import monotonic
 from typing import Any, get_args
 
-from swe_core.agent_run import AgentRun
 from swe_core.api.engine import Usage
 from swe_core.api.grader import Grade
-from swe_core.api.records import Failure, Ledger, Outcome, Phases, Purpose, Retried, Rollout
+from swe_core.api.records import Failure, Ledger, Outcome, Phases, Purpose, Retried, Rollout, SandboxTime
 from swe_core.api.rollout_request import Observer, Phase, RolloutRequest
-from swe_core.api.sandbox import SandboxProvider
+from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
 from swe_core.errors import (
     Boundary,
     ImageNotFound,
     LedgerError,
     PolicyRefused,
     SandboxBroken,
+    SandboxError,
     boundary_of,
     sentence,
 )
 from swe_core.interception.gate import Gate
-from swe_core.sandbox_time import TimedProvider
+from swe_core.rollout.agent_run import AgentRun
+from swe_core.system.detached import SANDBOX_CLOSING, held
 from swe_core.system.redaction import Redactor
 from swe_core.tokens.ledger import RETRIED, add_ledgers
 
@@ -170,3 +172,58 @@ class Notes:
         found += [self.agent.gate.book.ledger(no_reward)] if self.agent.gate else []
         ledgers = [ledger for ledger in found if ledger is not None]
         return add_ledgers(ledgers) if ledgers else None
+
+
+class TimedProvider:
+    """`inner`, with the time that its sandboxes stood open.
+
+    From when a sandbox was open until it was closed: waiting for a place or for a pull costs nothing.
+
+    Args:
+        purpose: What all of them are opened for.
+    """
+
+    def __init__(self, inner: SandboxProvider, purpose: Purpose) -> None:
+        self._inner = inner
+        self._purpose = purpose
+        self._spent: dict[str | None, tuple[int, float]] = {}
+
+    @property
+    def spent(self) -> tuple[SandboxTime, ...]:
+        """Of the sandboxes that are closed, by flavor."""
+        return tuple(
+            SandboxTime(purpose=self._purpose, flavor=flavor, sandboxes=count, seconds=round(seconds, 4))
+            for flavor, (count, seconds) in self._spent.items()
+        )
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        """See `SandboxProvider.open`. It waits `SANDBOX_CLOSING` seconds for a sandbox to close.
+
+        Raises:
+            SandboxError: It did not, or has a flavor that is no name.
+        """
+        opened: tuple[str | None, float] | None = None
+        try:
+            async with held(self._inner.open(spec), "the sandbox", SANDBOX_CLOSING, SandboxError) as sandbox:
+                if not isinstance(sandbox.flavor, str | None):
+                    raise SandboxError(f"the flavor of a sandbox is {sandbox.flavor!r}, expected a name")
+                opened = sandbox.flavor, monotonic()
+                yield sandbox
+        finally:
+            if opened is not None:
+                flavor, began = opened
+                count, seconds = self._spent.get(flavor, (0, 0.0))
+                self._spent[flavor] = count + 1, seconds + monotonic() - began
+
+    def notes(self) -> Sequence[str]:
+        """See `SandboxProvider.notes`."""
+        return self._inner.notes()
+
+    async def list(self) -> Sequence[SandboxEntry]:
+        """See `SandboxProvider.list`."""
+        return await self._inner.list()
+
+    async def reap(self) -> int:
+        """See `SandboxProvider.reap`."""
+        return await self._inner.reap()

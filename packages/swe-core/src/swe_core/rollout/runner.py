@@ -13,9 +13,9 @@ from swe_core.api.engine import Engine
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Observer, Phase, RolloutRequest
 from swe_core.errors import SweError, sentence
-from swe_core.rollout import run_rollout
-from swe_core.rollout_parts import Parts
-from swe_core.store import RunDirectory
+from swe_core.rollout.loop import run_rollout
+from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.redaction import forgetting
 
 logger = logging.getLogger(__name__)

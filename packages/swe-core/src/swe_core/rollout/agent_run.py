@@ -8,17 +8,16 @@ from dataclasses import dataclass
 
 import anyio
 
-from swe_core.agent_output import AgentOutput
-from swe_core.api.agent import AgentContext, AgentExit, AgentSpec
+from swe_core.api.agent import AgentContext, AgentEvent, AgentExit, AgentSpec
 from swe_core.api.engine import EngineSession
 from swe_core.api.records import Turn
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.sandbox import Process, Sandbox, Stream
+from swe_core.api.task import Task
 from swe_core.errors import AgentError, NoLLMCall, SandboxError, raised_as
 from swe_core.interception.gate import Gate
-from swe_core.prompt import build_prompt
-from swe_core.rollout_parts import Parts
-from swe_core.store import RolloutFolder
+from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_directory import RolloutFolder
 from swe_core.system.detached import closed
 
 
@@ -197,3 +196,91 @@ async def _watched(
     if problem is not None:
         raise problem
     return exit_code
+
+
+MAX_LINE = 4 * 1024 * 1024
+"""Bytes of one stdout line that are still parsed as an event; a longer one is only logged."""
+STDERR_TAIL = 4000
+
+
+class AgentOutput:
+    """Splits an agent's output into lines, logs them and turns them into events; memory is bounded.
+
+    Args:
+        agent: Whose `parse_event` reads stdout.
+        folder: Where the log and the transcript go.
+    """
+
+    def __init__(self, agent: AgentSpec, folder: RolloutFolder) -> None:
+        self._agent = agent
+        self._folder = folder
+        self._line = bytearray()
+        self._skipping = False
+        self._tail = b""
+        self.last_error: AgentEvent | None = None
+
+    def feed(self, stream: Stream, chunk: bytes) -> None:
+        """Take in one chunk of stdout or stderr."""
+        self._folder.add_output(chunk)
+        if stream == "stderr":
+            self._tail = (self._tail + chunk)[-STDERR_TAIL:]
+            return
+        *whole, rest = chunk.split(b"\n")
+        for piece in whole:
+            self._extend(piece)
+            self._end_line()
+        self._extend(rest)
+
+    def close(self) -> None:
+        """Take the last line as it is, whether or not it was ended."""
+        if self._line:
+            self._end_line()
+
+    @property
+    def stderr_tail(self) -> str:
+        """The end of standard error, as text."""
+        return self._tail.decode(errors="replace")
+
+    def _extend(self, piece: bytes) -> None:
+        if self._skipping:
+            return
+        self._line += piece
+        if len(self._line) > MAX_LINE:
+            self._skipping = True
+            self._line.clear()
+
+    def _end_line(self) -> None:
+        line = self._line.decode(errors="replace")
+        self._line.clear()
+        if self._skipping:
+            self._skipping = False
+            events = [AgentEvent(kind="info", text=f"a line of more than {MAX_LINE} bytes was left out")]
+        else:
+            events = list(self._agent.parse_event(line))
+        for event in events:
+            self._folder.add_event(event)
+            if event.kind == "error":
+                self.last_error = event
+            elif event.kind != "info":
+                self.last_error = None
+
+
+_TEMPLATE = """\
+<repository>
+{workdir}
+</repository>
+
+<issue>
+{problem_statement}
+</issue>
+
+Fix the issue above by changing the source code of the repository at {workdir}. Read the code first, \
+change as little as needed, and check your change by running what the repository offers. Hidden tests decide \
+whether the issue is fixed; do not change existing tests. Work alone: nobody answers questions. \
+When you are done, end with a short summary of what you changed.\
+"""
+
+
+def build_prompt(task: Task) -> str:
+    """The user prompt for `task`: its problem statement, where the repository is and what counts."""
+    return _TEMPLATE.format(workdir=task.workdir, problem_statement=task.problem_statement.strip())
