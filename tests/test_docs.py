@@ -40,8 +40,8 @@ from swe_core.api.records import (
     TurnTokens,
     Undelivered,
 )
-from swe_core.page.metrics import StepMetrics
 from swe_core.plugins import hookspecs
+from swe_core.report.training_metrics import StepMetrics
 from swe_core.rollout.run_directory import RunDirectory, RunInfo, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_rollout

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from swe_core.cli.report import report
-from swe_core.push.rows import shard
-from swe_core.push.secrets import push_redactor
+from swe_core.hub.rows import shard
+from swe_core.hub.secrets import push_redactor
 from swe_core.rollout.recording import RecordedReply
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.redaction import MARK

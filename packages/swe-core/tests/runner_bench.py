@@ -25,11 +25,11 @@ from swe_core.cli.report import report
 from swe_core.config import Settings
 from swe_core.errors import SandboxDied
 from swe_core.interception.server import InterceptionServer
+from swe_core.report.token_audit import audit
 from swe_core.rollout.parts import Parts
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner
 from swe_core.testing.records import make_request, make_run
-from swe_core.tokens.audit import audit
 
 from .shaky_server import Shaky
 

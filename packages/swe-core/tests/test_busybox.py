@@ -15,7 +15,7 @@ import pytest
 from swe_core.api.sandbox import ASSETS_DIR, Asset, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
-from swe_core.builtin.swe.worktree import References, prepare_tree
+from swe_core.builtin.swe.graded_tree import References, prepare_tree
 from swe_core.sandboxing.kill_tree import KILL_TREE
 from swe_core.sandboxing.repository.patch import export_patch
 from swe_core.sandboxing.repository.prepare import prepare_repository

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from swe_core.report.token_audit import audit
 from swe_core.rollout import state
 from swe_core.system import detached
-from swe_core.tokens.audit import audit
 
 from .faulty_bench import BAD, BROKEN, Faults, Kind, comparable, run_three
 

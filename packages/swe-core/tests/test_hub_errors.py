@@ -20,7 +20,7 @@ from huggingface_hub.utils import hf_raise_for_status
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.hub_errors import NO_TOKEN, Kind, problem_of
+from swe_core.hub.errors import NO_TOKEN, Kind, problem_of
 from swe_core.testing.hf import LocalHF
 
 NAME = "tester/thing"
@@ -126,5 +126,5 @@ def test_one_long_word_keeps_its_beginning(length: int) -> None:
 
 
 def test_nothing_heavy_is_imported_before_there_is_an_error() -> None:
-    script = "import sys, swe_core.hub_errors; sys.exit('huggingface_hub' in sys.modules)"
+    script = "import sys, swe_core.hub.errors; sys.exit('huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -13,11 +13,11 @@ import pytest
 import tenacity
 
 from swe_core.api.engine import ChatRequest, Completion, EngineSession, Usage
+from swe_core.builtin.http_engine import BACKOFF, MAX_WAIT, Refusals, Transient, Wished, key_check
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai import engine as engine_module
 from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.builtin.openai.replies import parse_reply
-from swe_core.builtin.upstream import BACKOFF, MAX_WAIT, Refusals, Transient, Wished, key_check
 from swe_core.errors import (
     ConfigError,
     EngineError,

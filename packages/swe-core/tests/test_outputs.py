@@ -19,11 +19,11 @@ from swe_core.api.grader import Grade, Suspicion, Tampering
 from swe_core.api.records import Failure, Retried, Rollout, SandboxTime
 from swe_core.cli.report import report
 from swe_core.cli.show import show
-from swe_core.page.html import page
-from swe_core.push.card import card
-from swe_core.push.record import PushedRun
+from swe_core.hub.card import card
+from swe_core.hub.pushed_run import PushedRun
+from swe_core.report.html.page import page
+from swe_core.report.summary import table
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
-from swe_core.summary import table
 from swe_core.system.redaction import Redactor
 from swe_core.system.terminal import SafeConsole
 from swe_core.testing.records import make_rollout, make_turn

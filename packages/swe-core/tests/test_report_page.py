@@ -22,10 +22,10 @@ from swe_core.api.engine import Usage
 from swe_core.api.records import Failure, Ledger, Phases, Retried, SandboxTime
 from swe_core.cli import main
 from swe_core.cli.report import report
-from swe_core.page.charts import MAX_POINTS, svg, thin
-from swe_core.page.curves import MAX_METRICS, over_steps, rolling_mean
-from swe_core.page.html import MAX_ROWS
-from swe_core.page.metrics import read_metrics
+from swe_core.report.html.charts import MAX_POINTS, svg, thin
+from swe_core.report.html.curves import MAX_METRICS, over_steps, rolling_mean
+from swe_core.report.html.page import MAX_ROWS
+from swe_core.report.training_metrics import read_metrics
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_rollout

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_core.results import (
+from swe_core.report.statistics import (
     TaskResult,
     effective_trials,
     estimates,

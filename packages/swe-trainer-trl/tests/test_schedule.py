@@ -34,12 +34,12 @@ from swe_core.builtin.vllm.request import Requests
 from swe_core.config import Settings
 from swe_core.errors import ConfigError, EngineUnavailable, SandboxDied, SweError
 from swe_core.interception.server import InterceptionServer
+from swe_core.report.token_audit import audit
 from swe_core.rollout.parts import Parts
 from swe_core.rollout.run_directory import RUN_FILE, RunDirectory, new_run_info
 from swe_core.rollout.runner import Runner
 from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_request
-from swe_core.tokens.audit import audit
 from swe_trainer_trl import schedule
 from swe_trainer_trl.feeder import Feeder
 from swe_trainer_trl.freshness import Freshness

@@ -27,10 +27,10 @@ from swe_core.api.sandbox import Asset, SandboxProvider
 from swe_core.api.worker import RolloutWorker
 from swe_core.assemble import BlackBoxPlan, Plan, limits_of, refuse_beforehand, sandbox_spec
 from swe_core.errors import ConfigError, SweError
+from swe_core.hub.push import prepared, pushing
 from swe_core.interception.server import InterceptionServer
 from swe_core.plugins.manager import PluginSet
 from swe_core.plugins.notifications import PluginObserver
-from swe_core.push.pusher import prepared, pushing
 from swe_core.rollout.parts import BlackBox, Parts
 from swe_core.rollout.recording import RecordingEngine
 from swe_core.rollout.run_directory import RunDirectory, new_run_info

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from swe_core.api.sandbox import Sandbox
-from swe_core.builtin.swe import testrun
+from swe_core.builtin.swe import run_tests as runner
+from swe_core.builtin.swe.git_trees import blob_id
 from swe_core.builtin.swe.report import FD, Reporter
-from swe_core.builtin.swe.testrun import TestRun, run_tests
-from swe_core.builtin.swe.trees import blob_id
+from swe_core.builtin.swe.run_tests import TestRun, run_tests
 from swe_core.testing.records import make_task
 
 PYTHON = os.environ.get("SWE_TEST_PYTHON", sys.executable)
@@ -80,7 +80,7 @@ async def run_twice(sandbox: Sandbox, suite: Suite, log_parser: str) -> TestRun:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Reporter, "environment", "")
-        patched.setattr(testrun, "_SHELL", testrun._SHELL.replace(f"exec {FD}>&2 ", "exec "))
+        patched.setattr(runner, "_SHELL", runner._SHELL.replace(f"exec {FD}>&2 ", "exec "))
         bare, kept = await once()
     watched, kept_too = await once()
     assert bare.report.sessions == 0

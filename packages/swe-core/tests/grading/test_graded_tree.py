@@ -11,16 +11,16 @@ import pytest
 
 from swe_core.api.sandbox import Sandbox, SandboxProvider
 from swe_core.api.task import Task
-from swe_core.builtin.swe import worktree
-from swe_core.builtin.swe.reference import make_reference
-from swe_core.builtin.swe.trees import Entry, blob_id
-from swe_core.builtin.swe.worktree import (
+from swe_core.builtin.swe import graded_tree
+from swe_core.builtin.swe.git_trees import Entry, blob_id
+from swe_core.builtin.swe.graded_tree import (
     GradedTree,
     PatchDoesNotApply,
     References,
     changed_files,
     prepare_tree,
 )
+from swe_core.builtin.swe.reference import make_reference
 from swe_core.errors import GraderError
 from swe_core.sandboxing.repository.patch import record_base
 from swe_core.testing.records import make_task
@@ -387,7 +387,7 @@ async def test_a_name_that_linux_does_not_take_is_refused(world: World, path: st
 
 async def test_large_files_do_no_harm(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are neither read as code nor as configuration: what git says has a limit."""
-    monkeypatch.setattr(worktree, "MAX_ANSWER_BYTES", 3 * 1024 * 1024)
+    monkeypatch.setattr(graded_tree, "MAX_ANSWER_BYTES", 3 * 1024 * 1024)
     large = "import base64, random; text = base64.b85encode(random.randbytes(2 << 20)).decode()"
     script = f"python3 -c '{large}; [print(chr(35), text, file=open(name, chr(97))) for name in names]'"
     tree = await world.grade(script.replace("names", '["calc.py", "pyproject.toml"]'))
@@ -401,7 +401,7 @@ async def test_an_absolute_path_is_one_inside(world: World) -> None:
 
 
 async def test_an_oversized_patch_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worktree, "MAX_PATCH_BYTES", 10)
+    monkeypatch.setattr(graded_tree, "MAX_PATCH_BYTES", 10)
     with pytest.raises(PatchDoesNotApply, match="the patch has 11 bytes; at most 10 are graded"):
         await world.grade(b"x" * 11)
 
@@ -508,13 +508,13 @@ async def test_a_reference_with_odd_names(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(("script", "most"), [(FIX, 2), ("echo x >>setup.cfg; ln -s calc.py x.py", 3)])
 async def test_few_round_trips(world: World, monkeypatch: pytest.MonkeyPatch, script: str, most: int) -> None:
     ran: list[object] = []
-    run_script = worktree.run_script
+    run_script = graded_tree.run_script
 
     async def counted(*args: Any, **options: Any) -> Any:
         ran.append(args)
         return await run_script(*args, **options)
 
     await world.grade(script)  # which makes the reference
-    monkeypatch.setattr(worktree, "run_script", counted)
+    monkeypatch.setattr(graded_tree, "run_script", counted)
     await world.grade(script)
     assert len(ran) == most

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swe_core.api.sandbox import Sandbox, SandboxProvider
+from swe_core.builtin.swe.git_trees import Trees
+from swe_core.builtin.swe.graded_tree import References, prepare_tree
 from swe_core.builtin.swe.protected import Protection
-from swe_core.builtin.swe.trees import Trees
-from swe_core.builtin.swe.worktree import References, prepare_tree
 from swe_core.sandboxing.repository.patch import export_patch, record_base
 from swe_core.testing.records import make_task
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_core.api.task import Task
+from swe_core.builtin.swe.git_trees import LINK, Changes, Entry, Trees, ancestors, blob_id
+from swe_core.builtin.swe.merge_trees import digest_of_tests, settle
 from swe_core.builtin.swe.protected import Protection
-from swe_core.builtin.swe.settle import digest_of_tests, settle
 from swe_core.builtin.swe.test_files import files_to_run
-from swe_core.builtin.swe.trees import LINK, Changes, Entry, Trees, ancestors, blob_id
 from swe_core.testing.records import make_task
 
 OLD, NEW, GOLD = (Entry("100644", digit * 40) for digit in "123")

@@ -17,9 +17,9 @@ from swe_core.api.sandbox import Sandbox
 from swe_core.builtin.swe import report as report_module
 from swe_core.builtin.swe.agreement import PRIME, Agreement
 from swe_core.builtin.swe.parsers import parse_pytest
-from swe_core.builtin.swe.programs import source
 from swe_core.builtin.swe.report import MAX_LINE, SESSIONS, Report, Reporter
-from swe_core.builtin.swe.testrun import TestRun
+from swe_core.builtin.swe.run_tests import TestRun
+from swe_core.builtin.swe.test_runners import source
 
 from . import suites
 from .conftest import slow_but

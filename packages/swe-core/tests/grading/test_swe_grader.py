@@ -13,7 +13,7 @@ import pytest
 
 from swe_core.api.grader import Graded, Suspicion
 from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
-from swe_core.builtin.swe.testrun import HeadAndTail
+from swe_core.builtin.swe.run_tests import HeadAndTail
 from swe_core.errors import GraderError, SandboxDied, SandboxError
 from swe_core.testing.records import make_task
 from swe_core.testing.waiting import until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swe_core.builtin.swe.report import Report
-from swe_core.builtin.swe.testrun import TestRun
+from swe_core.builtin.swe.run_tests import TestRun
 from swe_core.builtin.swe.verdict import read
 from swe_core.testing.records import make_task
 

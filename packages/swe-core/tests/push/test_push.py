@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from swe_core.cli.push import push
 from swe_core.config import load_settings
 from swe_core.errors import ConfigError, SweError, UsageError
+from swe_core.hub import push as hub_push
+from swe_core.hub.client import TryLater
 from swe_core.hub.options import Push
-from swe_core.push import pusher
-from swe_core.push.client import TryLater
-from swe_core.push.pusher import push_run
-from swe_core.push.record import PushedRun
+from swe_core.hub.push import push_run
+from swe_core.hub.pushed_run import PushedRun
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.testing.hf import LocalHF
 from swe_core.testing.hf.faults import Faults
@@ -35,7 +35,7 @@ TO = "tester/rollouts"
 
 @pytest.fixture
 def hf(threaded_hf: LocalHF, monkeypatch: pytest.MonkeyPatch) -> LocalHF:
-    monkeypatch.setattr(pusher, "WAIT", lambda attempt: 0.0)
+    monkeypatch.setattr(hub_push, "WAIT", lambda attempt: 0.0)
     return threaded_hf
 
 
@@ -78,13 +78,13 @@ def test_a_run_is_pushed_once(hf: LocalHF, run: RunDirectory) -> None:
 def test_shards_are_of_a_bounded_size(
     hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pusher, "MAX_ROWS", 2)
+    monkeypatch.setattr(hub_push, "MAX_ROWS", 2)
     assert push_run(run, Push(to=TO)).new == 3
     assert sorted(name[-13:] for name in repo(hf).files if name.startswith("data/")) == [
         "00000.parquet",
         "00001.parquet",
     ]
-    monkeypatch.setattr(pusher, "MAX_BYTES", 1)
+    monkeypatch.setattr(hub_push, "MAX_BYTES", 1)
     add(run, rollout("t-3", 3))
     add(run, rollout("t-4", 4))
     push_run(run, Push(to=TO))
@@ -294,10 +294,10 @@ KILLED = """
 import sys
 from pathlib import Path
 from swe_core.hub.options import Push
-from swe_core.push.pusher import push_run
+from swe_core.hub.push import push_run
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.push import pusher
-pusher.MAX_ROWS = 1
+from swe_core.hub import push
+push.MAX_ROWS = 1
 print("ready", flush=True)
 push_run(RunDirectory.open(Path(sys.argv[1])), Push(to=sys.argv[2]))
 """

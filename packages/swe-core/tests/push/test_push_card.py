@@ -6,8 +6,8 @@ from pathlib import Path
 
 from huggingface_hub import DatasetCard
 
-from swe_core.push.card import BEGIN, END, card
-from swe_core.push.record import PushedRun
+from swe_core.hub.card import BEGIN, END, card
+from swe_core.hub.pushed_run import PushedRun
 
 from .runs import error, new_run, rollout
 

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from swe_core.push.record import public_name, run_name
-from swe_core.push.rows import SCHEMA, shard
-from swe_core.push.secrets import push_redactor
+from swe_core.hub.pushed_run import public_name, run_name
+from swe_core.hub.rows import SCHEMA, shard
+from swe_core.hub.secrets import push_redactor
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.redaction import MARK
 

@@ -12,9 +12,9 @@ import anyio.lowlevel
 import pytest
 
 from swe_core.errors import SweError, UsageError
+from swe_core.hub import push
 from swe_core.hub.options import Push
-from swe_core.push import pusher
-from swe_core.push.pusher import prepared, push_run, pushing
+from swe_core.hub.push import prepared, push_run, pushing
 from swe_core.rollout.parts import Parts
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner
@@ -29,7 +29,7 @@ TO = "tester/rollouts"
 
 @pytest.fixture
 def hf(threaded_hf: LocalHF, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> LocalHF:
-    monkeypatch.setattr(pusher, "WAIT", lambda attempt: 0.0)
+    monkeypatch.setattr(push, "WAIT", lambda attempt: 0.0)
     caplog.set_level(logging.INFO, "swe_core")
     return threaded_hf
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from swe_core.api.engine import ChatRequest, EngineSession, Sampled
 from swe_core.api.messages import Message
-from swe_core.builtin.upstream import Refusals
+from swe_core.builtin.http_engine import Refusals
 from swe_core.builtin.vllm.client import Client
 from swe_core.builtin.vllm.policy import Policy
 from swe_core.builtin.vllm.replies import Chunk, Replies

@@ -20,7 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.errors import SandboxError as HubSandboxError
 
 from swe_core.errors import SandboxError
-from swe_core.hub_errors import NO_TOKEN, Advice, Problem, one_line, problem_of, said_by
+from swe_core.hub.errors import NO_TOKEN, Advice, Problem, one_line, problem_of, said_by
 from swe_core.system.redaction import Redactor, hide
 from swe_sandbox_hf.feed import Garbled
 

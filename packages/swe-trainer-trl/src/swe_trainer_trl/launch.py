@@ -19,9 +19,9 @@ from swe_core.choice import Chosen
 from swe_core.config import Settings
 from swe_core.errors import ConfigError, EngineError, SweError, UsageError, sentence
 from swe_core.execute import create_directory
+from swe_core.hub.push import push_run
 from swe_core.launcher import Launch, Launcher
 from swe_core.plugins.manager import PluginSet, allow_list
-from swe_core.push.pusher import push_run
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.event_loop import ending_signals
 from swe_core.system.event_loop import run as run_in_loop

@@ -21,10 +21,10 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from swe_core.errors import UsageError, sentence
+from swe_core.hub.client import TryLater, client, told
 from swe_core.hub.options import Push
-from swe_core.push.client import TryLater, client, told
-from swe_core.push.record import public_name, run_name
-from swe_core.push.secrets import push_redactor
+from swe_core.hub.pushed_run import public_name, run_name
+from swe_core.hub.secrets import push_redactor
 from swe_core.rollout.run_directory import ROLLOUTS_FILE, RUN_FILE, RunInfo
 from swe_trainer_trl.checkpoints import CHECKPOINTS, METRICS_FILE, last_checkpoint
 from swe_trainer_trl.journal import JOURNAL

@@ -10,8 +10,8 @@ import orjson
 
 from swe_core.api.records import Rollout
 from swe_core.errors import SweError, UsageError, sentence
-from swe_core.hub_errors import problem_of
-from swe_core.push.client import client, told
+from swe_core.hub.client import client, told
+from swe_core.hub.errors import problem_of
 from swe_core.rollout.run_directory import FOLDERS, ROLLOUTS_FILE, RUN_FILE
 from swe_trainer_trl.checkpoints import CHECKPOINTS, METRICS_FILE
 

@@ -28,7 +28,7 @@ def push(directory: Path, to: str | None, public: bool) -> None:
     from pydantic import ValidationError
 
     from swe_core.hub.options import Push
-    from swe_core.push.pusher import push_run
+    from swe_core.hub.push import push_run
     from swe_core.rollout.run_directory import RunDirectory
 
     run = RunDirectory.open(directory)

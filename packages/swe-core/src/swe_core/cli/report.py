@@ -11,14 +11,14 @@ import orjson
 from rich.console import RenderableType
 
 from swe_core.api.records import Rollout
-from swe_core.cli.report_text import MAX_ROWS, brief, full
+from swe_core.report.summary import summary, table
+from swe_core.report.text import MAX_ROWS, brief, full
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.summary import summary, table
 from swe_core.system.files import write_out
 from swe_core.system.terminal import SafeConsole
 
 if TYPE_CHECKING:
-    from swe_core.tokens.audit import Audit
+    from swe_core.report.token_audit import Audit
 
 
 @click.command()
@@ -53,7 +53,7 @@ def report(directory: Path, every: bool, as_json: bool, sheet: Path | None, page
     unbalanced = "; its tokens are NOT BALANCED" if tokens and tokens.problems else ""
     said = []
     if page is not None:
-        from swe_core.page.html import write_page
+        from swe_core.report.html.page import write_page
 
         write_page(page, run, rollouts, tokens)
         said.append(f"Page: {page}{unbalanced}")
@@ -92,7 +92,7 @@ def _audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> Audit | None:
     """What the ledgers say; None where the engine does not own the tokens."""
     if not any(rollout.ledger for rollout in rollouts):
         return None
-    from swe_core.tokens.audit import audit  # numpy, only where there are tokens
+    from swe_core.report.token_audit import audit  # numpy, only where there are tokens
 
     return audit(run, rollouts)
 

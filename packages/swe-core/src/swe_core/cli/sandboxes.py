@@ -65,7 +65,7 @@ def list_sandboxes(config: Path | None, sets: tuple[str, ...], as_json: bool, **
         return
     from rich.table import Table
 
-    from swe_core.cli.report_text import Uncut
+    from swe_core.report.text import Uncut
     from swe_core.system.terminal import SafeConsole
 
     rows = [_row(entry) for entry in found]

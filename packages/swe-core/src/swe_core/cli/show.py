@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from swe_core.api.records import Rollout
-from swe_core.cli.show_text import PARTS, Part, Shown
 from swe_core.errors import UsageError
+from swe_core.report.rollout_text import PARTS, Part, Shown
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
 from swe_core.system.terminal import SafeConsole
 

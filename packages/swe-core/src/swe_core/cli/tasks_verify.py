@@ -117,7 +117,7 @@ def _show(report: Any, asked: int, out: Path | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from swe_core.page.facts import unchecked_bases
+    from swe_core.report.facts import unchecked_bases
     from swe_core.system.terminal import SafeConsole
 
     console = SafeConsole(highlight=False)

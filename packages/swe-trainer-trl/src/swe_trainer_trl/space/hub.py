@@ -15,7 +15,7 @@ from huggingface_hub import HfApi, JobHardwareInfo, Volume, get_token
 from huggingface_hub.errors import HFValidationError, HTTPError, RepositoryNotFoundError
 
 from swe_core.errors import ConfigError, SweError, UsageError, sentence
-from swe_core.hub_errors import NO_TOKEN, Advice, Kind, problem_of
+from swe_core.hub.errors import NO_TOKEN, Advice, Kind, problem_of
 from swe_trainer_trl.space.deployment import LOGIN, RANDOM, Deployment, Needs, RepoKind, write
 from swe_trainer_trl.space.hardware import require_gpus
 from swe_trainer_trl.space.keys import KeyStore

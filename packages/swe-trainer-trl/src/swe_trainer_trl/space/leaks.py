@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from swe_core.errors import ConfigError
-from swe_core.push.secrets import secret_variables
+from swe_core.hub.secrets import secret_variables
 from swe_trainer_trl.space.deployment import HUB_TOKEN, Deployment
 
 _SHORTEST = 8

@@ -41,6 +41,6 @@ def swe_engines() -> Iterable[Component[Engine]]:
 
 @hookimpl
 def swe_checks() -> Iterable[Check]:
-    from swe_core.builtin.upstream import key_check
+    from swe_core.builtin.http_engine import key_check
 
     return [key_check(OpenAIConfig.model_fields["api_key_env"].default)]

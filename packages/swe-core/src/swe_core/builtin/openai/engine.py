@@ -15,10 +15,10 @@ import orjson
 from aiohttp.http_exceptions import ContentEncodingError
 
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession
+from swe_core.builtin.http_engine import BACKOFF, Refusals, Transient, attempted, final, key_from
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.replies import StreamedReply, parse_models, parse_reply
 from swe_core.builtin.sse import EventParser
-from swe_core.builtin.upstream import BACKOFF, Refusals, Transient, attempted, final, key_from
 from swe_core.errors import ConfigError, EngineProtocolError, EngineUnavailable
 from swe_core.system.urls import base_url
 

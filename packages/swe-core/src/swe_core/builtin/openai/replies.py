@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from swe_core.api.deltas import Joiner
 from swe_core.api.engine import Completion, Delta, Emit, Usage
-from swe_core.builtin.upstream import Refusals, Transient, is_html
+from swe_core.builtin.http_engine import Refusals, Transient, is_html
 from swe_core.errors import EngineProtocolError, EngineUnavailable
 
 

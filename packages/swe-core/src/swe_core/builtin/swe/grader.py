@@ -11,16 +11,16 @@ import anyio.to_thread
 from swe_core.api.grader import Grade, Graded, Hashes
 from swe_core.api.sandbox import SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
-from swe_core.builtin.swe.reference import as_patch
-from swe_core.builtin.swe.testrun import TestRun, run_tests
-from swe_core.builtin.swe.verdict import Doubt, Reading, read
-from swe_core.builtin.swe.worktree import (
+from swe_core.builtin.swe.graded_tree import (
     GradedTree,
     PatchDoesNotApply,
     References,
     changed_files,
     prepare_tree,
 )
+from swe_core.builtin.swe.reference import as_patch
+from swe_core.builtin.swe.run_tests import TestRun, run_tests
+from swe_core.builtin.swe.verdict import Doubt, Reading, read
 from swe_core.errors import GraderError
 from swe_core.sandboxing.repository.patch import check_alive
 from swe_core.sandboxing.repository.prepare import prepare_repository

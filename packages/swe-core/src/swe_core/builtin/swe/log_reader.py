@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from swe_core.api.task import TestStatus
-from swe_core.builtin.swe.programs import Runner
+from swe_core.builtin.swe.test_runners import Runner
 
 Found = Mapping[str, TestStatus]
 """Test id → how it ended. Ids are those of the log (pytest) or dotted names (unittest)."""

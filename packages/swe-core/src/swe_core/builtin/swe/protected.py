@@ -39,6 +39,7 @@ from collections.abc import Iterator, Mapping
 from swe_core.api.grader import TamperKind
 from swe_core.api.task import Task
 from swe_core.builtin.swe.config_sections import WITH_SECTIONS
+from swe_core.builtin.swe.git_trees import LINK, Trees, ancestors
 from swe_core.builtin.swe.test_files import (
     command_files,
     command_words,
@@ -47,7 +48,6 @@ from swe_core.builtin.swe.test_files import (
     named_directories,
     named_files,
 )
-from swe_core.builtin.swe.trees import LINK, Trees, ancestors
 
 SHARED_CONFIG = frozenset(("setup.cfg", "tox.ini", "pyproject.toml"))
 """Files that the test runner reads some sections of."""

@@ -17,14 +17,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from swe_core.api.task import Task
-from swe_core.builtin.swe.trees import (
-    SUBMODULE,
-    Changes,
-    Entry,
-    ancestors,
-    index_info,
-    parse_changes,
-)
+from swe_core.builtin.swe.git_trees import SUBMODULE, Changes, Entry, ancestors, index_info, parse_changes
 from swe_core.errors import GraderError
 from swe_core.sandboxing.repository.git import NO_GIT, last_line, run_here
 

@@ -22,7 +22,7 @@ from swe_core.api.sandbox import HOME_DIR, Sandbox
 from swe_core.api.task import TestStatus
 from swe_core.builtin.swe.agreement import HALF_BYTES, Agreement
 from swe_core.builtin.swe.archive import packed
-from swe_core.builtin.swe.programs import Runner, program
+from swe_core.builtin.swe.test_runners import Runner, program
 
 FD = 9
 """The descriptor of the stream in the test command, as in `reporter/common.py`."""

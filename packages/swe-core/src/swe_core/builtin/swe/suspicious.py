@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from swe_core.api.grader import Suspicion
 from swe_core.api.task import Task
 from swe_core.builtin.swe.folded import folded
-from swe_core.builtin.swe.trees import printable
+from swe_core.builtin.swe.git_trees import printable
 
 MAX_LISTED = 20
 """Of a patch with more, these many are listed."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Set
 
 from swe_core.api.task import Task
-from swe_core.builtin.swe.trees import Trees, ancestors
+from swe_core.builtin.swe.git_trees import Trees, ancestors
 
 _NOT_TESTS = frozenset((
     ".cfg", ".csv", ".ini", ".jpeg", ".jpg", ".json", ".lock", ".md", ".pkl", ".png", ".rst", ".toml",

@@ -14,10 +14,10 @@ from typing import Literal
 
 from swe_core.api.grader import Tampering
 from swe_core.api.task import Task, TestStatus
+from swe_core.builtin.swe.git_trees import printable
 from swe_core.builtin.swe.log_reader import Found
 from swe_core.builtin.swe.parsers import log_reader, shortened, statuses
-from swe_core.builtin.swe.testrun import TestRun
-from swe_core.builtin.swe.trees import printable
+from swe_core.builtin.swe.run_tests import TestRun
 
 _PASSED: frozenset[TestStatus] = frozenset(("PASSED", "XFAIL", "XPASS"))
 _KEPT: frozenset[TestStatus] = frozenset((*_PASSED, "SKIPPED"))

@@ -97,7 +97,7 @@ def swe_engines() -> Iterable[Component[Engine]]:
 
 @hookimpl
 def swe_checks() -> Iterable[Check]:
-    from swe_core.builtin.upstream import key_check
+    from swe_core.builtin.http_engine import key_check
 
     return [
         Check("libraries", "--engine vllm", _libraries),

@@ -11,8 +11,8 @@ import aiohttp
 import anyio.lowlevel
 import orjson
 
+from swe_core.builtin.http_engine import Refusals, Transient
 from swe_core.builtin.sse import EventParser
-from swe_core.builtin.upstream import Refusals, Transient
 from swe_core.builtin.vllm.replies import Card, Chunk, Replies
 from swe_core.errors import EngineError, EngineProtocolError
 

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
-from swe_core.builtin.upstream import BACKOFF, Refusals, Transient, attempted, final, key_from
+from swe_core.builtin.http_engine import BACKOFF, Refusals, Transient, attempted, final, key_from
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.builtin.vllm.check import ask_served, check_server, format_notes
 from swe_core.builtin.vllm.client import Client, open_session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swe_core.builtin.upstream import Transient
+from swe_core.builtin.http_engine import Transient
 from swe_core.errors import EngineRefused
 
 

@@ -11,7 +11,7 @@ import msgspec
 import orjson
 from pydantic import BaseModel, Field, ValidationError
 
-from swe_core.builtin.upstream import Refusals
+from swe_core.builtin.http_engine import Refusals
 from swe_core.errors import EngineProtocolError
 
 _PROMPT = b'"prompt_token_ids":['

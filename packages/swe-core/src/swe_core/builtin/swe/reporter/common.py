@@ -1,6 +1,6 @@
-# The first part of each program that tells the host how tests ended: `swe_core.builtin.swe.programs` puts it
-# before all others. `swe_core.builtin.swe.report` puts the whole into the
-# sandbox, where it runs in the image's own Python: nothing newer than Python 3.6.
+# The first part of each program that tells the host how tests ended: `swe_core.builtin.swe.test_runners`
+# puts it before all others. `swe_core.builtin.swe.report` puts the whole into the sandbox, where it runs in
+# the image's own Python: nothing newer than Python 3.6.
 #
 # Code under test runs in this process later. So everything that is needed then is taken now, into closures,
 # and as little as possible of it can be replaced from outside: methods of built-in types, functions in C. The

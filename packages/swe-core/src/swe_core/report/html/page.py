@@ -11,14 +11,14 @@ import orjson
 
 from swe_core.api.records import Rollout
 from swe_core.errors import UsageError
-from swe_core.page.facts import CAUSES, facts_of, why
-from swe_core.page.metrics import read_metrics
+from swe_core.report.facts import CAUSES, facts_of, why
+from swe_core.report.training_metrics import read_metrics
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.files import write_out
 from swe_core.system.printable import printable
 
 if TYPE_CHECKING:
-    from swe_core.tokens.audit import Audit
+    from swe_core.report.token_audit import Audit
 
 MAX_ROWS = 500
 _MAX_LINES = 20
@@ -51,8 +51,8 @@ def page(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    from swe_core.page.charts import Chart, svg
-    from swe_core.page.curves import over_rollouts, over_steps
+    from swe_core.report.html.charts import Chart, svg
+    from swe_core.report.html.curves import over_rollouts, over_steps
 
     drawn = 0
 
@@ -62,7 +62,7 @@ def page(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -
         return Markup(svg(chart, f"chart-{drawn}"))  # ElementTree has escaped what is in it
 
     environment = Environment(
-        loader=PackageLoader("swe_core.page"),
+        loader=PackageLoader("swe_core.report.html"),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_finalized,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from swe_core.push.record import SHARDS, PushedRun
+from swe_core.hub.pushed_run import SHARDS, PushedRun
 from swe_core.system.printable import printable
 
 README = "README.md"

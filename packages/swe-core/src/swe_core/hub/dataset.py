@@ -8,10 +8,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from swe_core.errors import UsageError
+from swe_core.hub.card import README, card
+from swe_core.hub.client import client, told
 from swe_core.hub.options import Push
-from swe_core.push.card import README, card
-from swe_core.push.client import client, told
-from swe_core.push.record import FOLDER, SHARDS, PushedRun
+from swe_core.hub.pushed_run import FOLDER, SHARDS, PushedRun
 
 _KIND = "dataset"
 

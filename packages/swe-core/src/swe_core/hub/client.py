@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
 from swe_core.errors import SweError, UsageError
-from swe_core.hub_errors import NO_TOKEN, problem_of
+from swe_core.hub.errors import NO_TOKEN, problem_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swe_core.api.records import Rollout
-from swe_core.page.charts import Chart, Colour, Line, every_of
-from swe_core.page.metrics import Metric, Metrics
+from swe_core.report.html.charts import Chart, Colour, Line, every_of
+from swe_core.report.training_metrics import Metric, Metrics
 from swe_core.rollout.run_directory import RunInfo
 
 _SECTIONS = {

@@ -14,8 +14,8 @@ from rich.text import Text
 from swe_core.api.agent import AgentEvent, EventKind
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.task import TestStatus
-from swe_core.cli.report_text import STYLE, Uncut
-from swe_core.page.facts import why
+from swe_core.report.facts import why
+from swe_core.report.text import STYLE, Uncut
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
 from swe_core.system.printable import one_line, printable
 

@@ -9,13 +9,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, get_args
 
 from swe_core.api.records import Phases, Purpose, Rollout
-from swe_core.page.facts import facts_of, suspicious_kinds, tamper_kinds, why
-from swe_core.results import CONFIDENCE
+from swe_core.report.facts import facts_of, suspicious_kinds, tamper_kinds, why
+from swe_core.report.statistics import CONFIDENCE
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.printable import printable
 
 if TYPE_CHECKING:
-    from swe_core.tokens.audit import Audit
+    from swe_core.report.token_audit import Audit
 
 _FORMULA = tuple("=+-@＝＋－＠")
 """What formulas begin with, also as East Asian keyboards write it."""

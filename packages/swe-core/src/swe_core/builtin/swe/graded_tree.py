@@ -27,12 +27,7 @@ from swe_core.api.sandbox import ExecResult, Sandbox
 from swe_core.api.task import Task
 from swe_core.builtin.swe.archive import packed
 from swe_core.builtin.swe.config_sections import MAX_BYTES as LARGEST_CONFIG
-from swe_core.builtin.swe.protected import Protection
-from swe_core.builtin.swe.reference import GIT_APPLY, Reference, make_reference
-from swe_core.builtin.swe.settle import contents_needed, digest_of_tests, own_files, settle
-from swe_core.builtin.swe.suspicious import LARGEST_SOURCE, added, names_of_tests
-from swe_core.builtin.swe.test_files import files_to_run
-from swe_core.builtin.swe.trees import (
+from swe_core.builtin.swe.git_trees import (
     Entry,
     Trees,
     index_info,
@@ -41,6 +36,11 @@ from swe_core.builtin.swe.trees import (
     parse_listing,
     printable,
 )
+from swe_core.builtin.swe.merge_trees import contents_needed, digest_of_tests, own_files, settle
+from swe_core.builtin.swe.protected import Protection
+from swe_core.builtin.swe.reference import GIT_APPLY, Reference, make_reference
+from swe_core.builtin.swe.suspicious import LARGEST_SOURCE, added, names_of_tests
+from swe_core.builtin.swe.test_files import files_to_run
 from swe_core.errors import GraderError, SandboxBroken, SandboxTimeout, SweError
 from swe_core.sandboxing.repository.git import last_line, run_script
 from swe_core.sandboxing.repository.patch import MAX_PATCH_BYTES, Base, check_alive

@@ -9,8 +9,17 @@ from dataclasses import dataclass, field
 
 from swe_core.api.grader import Tampering, TamperKind
 from swe_core.builtin.swe.config_sections import with_sections_of
+from swe_core.builtin.swe.git_trees import (
+    LINK,
+    SUBMODULE,
+    Changes,
+    Entry,
+    Trees,
+    ancestors,
+    blob_id,
+    printable,
+)
 from swe_core.builtin.swe.protected import Protection
-from swe_core.builtin.swe.trees import LINK, SUBMODULE, Changes, Entry, Trees, ancestors, blob_id, printable
 
 MAX_LISTED = 100
 """A patch that tampers with more paths has only these listed, and a last entry that says how many more."""

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.request_diff import requests
+from swe_core.hub.pushed_run import public_name
 from swe_core.interception.dialects.chat import ChatCompletions
-from swe_core.push.record import public_name
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.redaction import MARK, Redactor
 from swe_core.tokens.chains import Chain, chains_of
@@ -84,7 +84,7 @@ def shard(run: RunDirectory, name: str, rollouts: Sequence[Rollout], redactor: R
     """A Parquet file with one row for each of `rollouts`, finished ones of `run`.
 
     Args:
-        name: The run's, `swe_core.push.record.run_name`.
+        name: The run's, `swe_core.hub.pushed_run.run_name`.
         redactor: Knows what must not be in it.
 
     Raises:

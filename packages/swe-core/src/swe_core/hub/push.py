@@ -16,11 +16,11 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.errors import UsageError, sentence
+from swe_core.hub.client import TryLater
+from swe_core.hub.dataset import Repository
 from swe_core.hub.options import Push
-from swe_core.push.client import TryLater
-from swe_core.push.record import PushedRun, is_final
-from swe_core.push.repository import Repository
-from swe_core.push.secrets import push_redactor
+from swe_core.hub.pushed_run import PushedRun, is_final
+from swe_core.hub.secrets import push_redactor
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
 from swe_core.rollout.runner import Runner
 
@@ -238,7 +238,7 @@ def _push(
     run: RunDirectory, repository: Repository, rollouts: Iterable[Rollout], secrets: Iterable[str]
 ) -> int:
     """Push those of `rollouts` that are not there, shard by shard. Returns how many they were."""
-    from swe_core.push.rows import shard  # pyarrow
+    from swe_core.hub.rows import shard  # pyarrow
 
     redactor = push_redactor(secrets)
     none, wanted, pushed = PushedRun.of(run), list(rollouts), 0

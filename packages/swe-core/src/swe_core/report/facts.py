@@ -13,7 +13,7 @@ from swe_core.api.engine import ForkCause
 from swe_core.api.grader import TamperKind
 from swe_core.api.records import Budget, Outcome, Phases, Rollout
 from swe_core.errors import Boundary
-from swe_core.results import PassAtK, TaskResult, estimates, task_results
+from swe_core.report.statistics import PassAtK, TaskResult, estimates, task_results
 
 BUDGETS: dict[Budget, str] = {
     "turns": "turns",

@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from swe_core.api.records import Rollout
-from swe_core.page.facts import CAUSES, Facts, facts_of, why
-from swe_core.results import TaskResult
+from swe_core.report.facts import CAUSES, Facts, facts_of, why
+from swe_core.report.statistics import TaskResult
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:
-    from swe_core.tokens.audit import Audit
+    from swe_core.report.token_audit import Audit
 
 MAX_ROWS = 40
 """Rows of a table, unless all are asked for."""

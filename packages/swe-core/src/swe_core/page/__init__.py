@@ -1,1 +1,0 @@
-"""One HTML page of a run: `swe-core report RUN --html FILE`."""
