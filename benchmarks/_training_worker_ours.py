@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from swe_core.assemble import make_plan
-from swe_core.config import Settings
-from swe_core.execute import create_directory
 from swe_core.plugins.manager import PluginSet
+from swe_core.run.execute import create_directory
+from swe_core.run.plan import make_plan
+from swe_core.run.settings import Settings
 from swe_core.system.redaction import Redactor
 from swe_trainer_trl.ipc import FeedOptions
 from swe_trainer_trl.journal import Journal

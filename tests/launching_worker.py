@@ -16,14 +16,14 @@ import anyio
 from swe_core import Component, hookimpl
 from swe_core.api.component import Config
 from swe_core.api.rollout_request import RolloutRequest
-from swe_core.assemble import make_plan
 from swe_core.cli.progress import PlainProgress
-from swe_core.config import Settings
 from swe_core.errors import ConfigError, SweError
-from swe_core.execute import execute
-from swe_core.launcher import Launch, Launcher
 from swe_core.plugins.manager import PluginSet
 from swe_core.rollout.runner import Runner
+from swe_core.run.execute import execute
+from swe_core.run.launcher import Launch, Launcher
+from swe_core.run.plan import make_plan
+from swe_core.run.settings import Settings
 from swe_core.system.event_loop import run
 
 

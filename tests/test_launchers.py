@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from swe_core.config import Settings
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
+from swe_core.run.settings import Settings
 from swe_core.system.redaction import Redactor
 
 from .conftest import Done

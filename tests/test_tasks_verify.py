@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from swe_core.verify.cheats import CHEATS
-from swe_core.verify.report import VERDICTS, Check, TaskVerdict
+from swe_core.run.verify.cheats import CHEATS
+from swe_core.run.verify.report import VERDICTS, Check, TaskVerdict
 
 from .conftest import Command, Done, SweCore, leftovers, wait_for
 from .warm import Warm

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 PROGRAM = (
-    *("swe_core.assemble", "swe_core.execute", "swe_core.resume", "swe_core.verify.verify"),
+    *("swe_core.run.plan", "swe_core.run.execute", "swe_core.run.resume", "swe_core.run.verify.verify"),
     *("swe_core.cli.progress", "swe_core.cli.report", "swe_core.cli.run", "swe_core.cli.tasks_verify"),
     *("swe_core.builtin.demo.source", "swe_core.builtin.local.provider", "swe_core.builtin.mini.spec"),
     *("swe_core.builtin.openai.engine", "swe_core.builtin.replay.engine", "swe_core.builtin.swe.grader"),

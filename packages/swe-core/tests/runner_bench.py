@@ -18,17 +18,17 @@ from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
-from swe_core.assemble import sandbox_spec
 from swe_core.builtin.demo.source import DemoSource
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.cli.report import report
-from swe_core.config import Settings
 from swe_core.errors import SandboxDied
 from swe_core.interception.server import InterceptionServer
 from swe_core.report.token_audit import audit
 from swe_core.rollout.parts import Parts
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner
+from swe_core.run.plan import sandbox_spec
+from swe_core.run.settings import Settings
 from swe_core.testing.records import make_request, make_run
 
 from .shaky_server import Shaky

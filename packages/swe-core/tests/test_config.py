@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swe_core.config import Settings, load_settings
 from swe_core.errors import ConfigError
+from swe_core.run.settings import Settings, load_settings
 
 
 @pytest.fixture

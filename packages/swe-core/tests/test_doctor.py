@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from swe_core import doctor as examination
-from swe_core import machine
 from swe_core.api.checks import Check, Finding
 from swe_core.builtin.local import bwrap
-from swe_core.cli.doctor import doctor
-from swe_core.doctor import Asked, look, secrets_of
-from swe_core.endpoint import endpoint
+from swe_core.cli.doctor import checks as examination
+from swe_core.cli.doctor import machine
+from swe_core.cli.doctor.checks import Asked, look, secrets_of
+from swe_core.cli.doctor.command import doctor
+from swe_core.cli.doctor.endpoint import endpoint
 from swe_core.plugins.manager import PluginSet
 from swe_core.system.redaction import Redactor
 
@@ -173,7 +173,7 @@ def test_one_that_hangs_does_not_keep_the_program(file: Callable[[str], str]) ->
         "@hookimpl\ndef swe_checks():\n    return [Check('sleeper', 'x', lambda: time.sleep(1000))]\n"
     )
     program = (
-        "import sys; from swe_core import doctor; doctor.look.__defaults__ = (0.1,)\n"
+        "import sys; from swe_core.cli.doctor import checks; checks.look.__defaults__ = (0.1,)\n"
         f"from swe_core.cli import main; sys.argv = ['swe-core', 'doctor', '-p', {path!r}]; main()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180)

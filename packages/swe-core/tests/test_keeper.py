@@ -29,8 +29,8 @@ def kept(watched: int, *command: str) -> tuple[subprocess.Popen[str], int]:
     keeper = subprocess.Popen(
         [*KEEPER, str(watched), *command], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert server_guard.stdout is not None
-    return keeper, os.pidfd_open(int(server_guard.stdout.readline()))
+    assert keeper.stdout is not None
+    return keeper, os.pidfd_open(int(keeper.stdout.readline()))
 
 
 def gone(server: int) -> bool:
@@ -49,7 +49,7 @@ def test_server_ends_with_the_process_that_it_is_for(watched: subprocess.Popen[b
 def test_server_ends_with_the_keepers_sigterm(watched: subprocess.Popen[bytes]) -> None:
     keeper, server = kept(watched.pid, *SERVER)
     with keeper:
-        server_guard.terminate()
+        keeper.terminate()
         assert gone(server)
     assert watched.poll() is None
 
@@ -71,9 +71,9 @@ def test_server_ends_with_a_sigterm_that_comes_while_it_starts(watched: subproce
     """Its pid is known before the keeper has it."""
     command = [sys.executable, "-c", TOLD_EARLY, str(watched.pid), "sleep", "600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as keeper:
-        assert server_guard.stdout is not None
-        assert server_guard.stdout.read() == b""  # the server has it open as long as it lives
-    assert server_guard.returncode == -signal.SIGKILL
+        assert keeper.stdout is not None
+        assert keeper.stdout.read() == b""  # the server has it open as long as it lives
+    assert keeper.returncode == -signal.SIGKILL
 
 
 def test_what_the_server_leaves_behind_ends_too(watched: subprocess.Popen[bytes]) -> None:
@@ -81,7 +81,7 @@ def test_what_the_server_leaves_behind_ends_too(watched: subprocess.Popen[bytes]
     keeper, worker = kept(watched.pid, "bash", "-c", "sleep 600 & echo $!")
     with keeper:
         assert gone(worker)
-    assert server_guard.returncode == -signal.SIGKILL
+    assert keeper.returncode == -signal.SIGKILL
 
 
 def refused(*arguments: str, leads: bool = True) -> str:

@@ -17,12 +17,12 @@ import anyio.abc
 import pytest
 
 from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Asset, SandboxProvider, SandboxSpec
-from swe_core.assemble import refuse_beforehand
 from swe_core.builtin.local import bwrap, limits, state
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.builtin.local.unisolated import Paths
-from swe_core.config import Settings
 from swe_core.errors import ConfigError, SandboxDied, SandboxError, SandboxTimeout
+from swe_core.run.plan import refuse_beforehand
+from swe_core.run.settings import Settings
 from swe_core.system.process_owner import current_owner
 from swe_core.testing.sandbox import SandboxConformance
 from swe_core.testing.sandbox.base import PATIENCE, SandboxSuite, runs, unique_seconds, until_runs

@@ -12,12 +12,12 @@ import click
 import pytest
 
 from swe_core.api.component import Config, RunOption
-from swe_core.assemble import grader_of, make_plan
-from swe_core.choice import Chosen
 from swe_core.cli.run import add_options, run
-from swe_core.config import load_settings
 from swe_core.errors import PluginError
 from swe_core.plugins.manager import PluginSet, allow_list
+from swe_core.run.components import Chosen
+from swe_core.run.plan import grader_of, make_plan
+from swe_core.run.settings import load_settings
 
 Install = Callable[..., None]
 Load = Callable[[str, str], PluginSet]

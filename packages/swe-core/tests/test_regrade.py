@@ -14,7 +14,7 @@ from swe_core.api.grader import Grade, Hashes
 from swe_core.builtin.local import bwrap
 from swe_core.cli import cli
 from swe_core.errors import UsageError
-from swe_core.regrade import compare
+from swe_core.run.regrade import compare
 
 if (obstacle := bwrap.why_not(bwrap.find_bwrap())) is not None:
     pytest.skip(obstacle, allow_module_level=True)

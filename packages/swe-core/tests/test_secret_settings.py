@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from swe_core.api.component import Config
 from swe_core.cli import cli
-from swe_core.config import load_settings, validate
 from swe_core.errors import ConfigError
+from swe_core.run.settings import load_settings, validate
 
 SECRET = "sk-of-nobody-at-all"
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from swe_core.api.column_filter import ColumnFilter
 from swe_core.api.task import Task
-from swe_core.config import load_settings
 from swe_core.errors import ConfigError, TaskError
 from swe_core.plugins.manager import PluginSet
-from swe_core.selection import Selection, selection
+from swe_core.run.settings import load_settings
+from swe_core.run.task_selection import Selection, selection
 from swe_core.testing.records import make_task
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from swe_core.api.sandbox import Asset, SandboxSpec
-from swe_core.assemble import refuse_beforehand
-from swe_core.config import load_settings
 from swe_core.errors import ConfigError, ImageNotFound, PolicyRefused, SandboxError, SweError
+from swe_core.run.plan import refuse_beforehand
+from swe_core.run.settings import load_settings
 from swe_core.system.process_owner import LABEL, current_owner
 from swe_core.testing.hf import LocalHF
 from swe_sandbox_hf.checks import account

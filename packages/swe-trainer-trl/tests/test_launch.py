@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from swe_core.assemble import grader_of
 from swe_core.builtin.swe import SweGraderConfig
-from swe_core.config import RunOptions, Settings
 from swe_core.errors import ConfigError
-from swe_core.launcher import Launch
 from swe_core.plugins.manager import PluginSet
+from swe_core.run.launcher import Launch
+from swe_core.run.plan import grader_of
+from swe_core.run.settings import RunOptions, Settings
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.launch import TRLLauncher, refuse_used, require_adapters
 
@@ -74,12 +74,12 @@ class Watch:
 sys.meta_path.insert(0, Watch())
 from swe_trainer_trl import gpus
 gpus.visible_gpus = lambda: ("4", "7")
-from swe_core.assemble import grader_of
+from swe_core.run.plan import grader_of
 from swe_core.builtin.swe import SweGraderConfig
-from swe_core.config import RunOptions, Settings
+from swe_core.run.settings import RunOptions, Settings
 from swe_core.errors import ConfigError
 from swe_core.plugins.manager import PluginSet
-from swe_core.launcher import Launch
+from swe_core.run.launcher import Launch
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.launch import TRLLauncher
 

@@ -25,19 +25,19 @@ from swe_core.api.grader import Graded
 from swe_core.api.records import Rollout, Turn, TurnTokens
 from swe_core.api.rollout_request import RolloutRequest
 from swe_core.api.sandbox import Sandbox, SandboxSpec
-from swe_core.assemble import sandbox_spec
 from swe_core.builtin.demo.source import DemoSource
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.builtin.vllm.request import Requests
-from swe_core.config import Settings
 from swe_core.errors import ConfigError, EngineUnavailable, SandboxDied, SweError
 from swe_core.interception.server import InterceptionServer
 from swe_core.report.token_audit import audit
 from swe_core.rollout.parts import Parts
 from swe_core.rollout.run_directory import RUN_FILE, RunDirectory, new_run_info
 from swe_core.rollout.runner import Runner
+from swe_core.run.plan import sandbox_spec
+from swe_core.run.settings import Settings
 from swe_core.system.redaction import Redactor
 from swe_core.testing.records import make_request
 from swe_trainer_trl import schedule

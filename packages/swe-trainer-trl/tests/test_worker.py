@@ -28,9 +28,9 @@ import pytest
 
 from swe_core.api.records import Rollout
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
-from swe_core.config import Settings
 from swe_core.errors import SweError
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
+from swe_core.run.settings import Settings
 from swe_core.system.redaction import Redactor
 from swe_trainer_trl.groups import Assessed, Row
 from swe_trainer_trl.ipc import Metrics, Start, line
@@ -54,7 +54,7 @@ from pathlib import Path
 from types import SimpleNamespace
 # It makes no row, and the import of TRL takes seconds.
 sys.modules["swe_trainer_trl.compat"] = SimpleNamespace(make_sample=None, RolloutSample=None)
-from swe_core.config import Settings
+from swe_core.run.settings import Settings
 from swe_trainer_trl.ipc import FeedOptions
 from swe_trainer_trl.journal import Journal
 from swe_trainer_trl.worker import TRLRolloutWorker

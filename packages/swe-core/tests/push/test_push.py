@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.cli.push import push
-from swe_core.config import load_settings
 from swe_core.errors import ConfigError, SweError, UsageError
 from swe_core.hub import push as hub_push
 from swe_core.hub.client import TryLater
@@ -24,6 +23,7 @@ from swe_core.hub.options import Push
 from swe_core.hub.push import push_run
 from swe_core.hub.pushed_run import PushedRun
 from swe_core.rollout.run_directory import RunDirectory
+from swe_core.run.settings import load_settings
 from swe_core.testing.hf import LocalHF
 from swe_core.testing.hf.faults import Faults
 from swe_core.testing.hf.repos import Repo

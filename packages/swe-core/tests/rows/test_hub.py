@@ -17,10 +17,10 @@ import pytest
 from swe_core.api.task import Task
 from swe_core.builtin.rows import RowsConfig, swe_tasks
 from swe_core.builtin.rows.hub import load_rows
-from swe_core.config import load_settings
 from swe_core.errors import ConfigError, TaskError
 from swe_core.plugins.manager import PluginSet
-from swe_core.selection import selection
+from swe_core.run.settings import load_settings
+from swe_core.run.task_selection import selection
 
 from .test_families import R2E, REBENCH, SMITH, SWE_BENCH
 

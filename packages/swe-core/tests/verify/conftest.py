@@ -15,8 +15,8 @@ from swe_core.api.sandbox import SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
-from swe_core.verify.recipe import Cheat
-from swe_core.verify.verify import Methods
+from swe_core.run.verify.recipe import Cheat
+from swe_core.run.verify.verify import Methods
 
 FUNCTIONS = """from adder import add
 

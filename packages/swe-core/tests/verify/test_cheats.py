@@ -13,11 +13,11 @@ from swe_core.api.sandbox import SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.builtin.swe.parsers import parse_pytest
 from swe_core.errors import UsageError
+from swe_core.run.verify.apply_cheat import CheatFailed, files_of_tests, make_patch
+from swe_core.run.verify.cheats import CHEATS, chosen
+from swe_core.run.verify.recipe import Cheat, Recipe
 from swe_core.sandboxing.repository.patch import record_base
 from swe_core.sandboxing.repository.prepare import prepare_repository
-from swe_core.verify.cheats import CHEATS, chosen
-from swe_core.verify.recipe import Cheat, Recipe
-from swe_core.verify.sandboxed import CheatFailed, files_of_tests, make_patch
 
 from .conftest import CASES, git, new_file
 

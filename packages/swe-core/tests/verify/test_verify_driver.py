@@ -14,10 +14,10 @@ from swe_core.api.grader import Grade, Graded
 from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.errors import GraderError, ImageNotFound, SandboxDied, SweError
-from swe_core.verify.cache import VerifyCache
-from swe_core.verify.cheats import chosen
-from swe_core.verify.report import TaskVerdict
-from swe_core.verify.verify import UNRELATED, Methods, verify_tasks
+from swe_core.run.verify.cache import VerifyCache
+from swe_core.run.verify.cheats import chosen
+from swe_core.run.verify.report import TaskVerdict
+from swe_core.run.verify.verify import UNRELATED, Methods, verify_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -349,6 +349,6 @@ def test_nothing_heavy_is_needed_to_read_a_report() -> None:
     import subprocess
     import sys
 
-    code = "import sys, swe_core.verify.report; print('swe_core.verify.verify' in sys.modules)"
+    code = "import sys, swe_core.run.verify.report; print('swe_core.run.verify.verify' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from swe_core.api.limits import Limits
 from swe_core.api.task import Task
-from swe_core.assemble import limits_of
-from swe_core.config import RunOptions, Settings
 from swe_core.errors import UsageError
-from swe_core.verify.report import (
+from swe_core.run.plan import limits_of
+from swe_core.run.settings import RunOptions, Settings
+from swe_core.run.verify.report import (
     VERDICTS,
     Check,
     ReportFile,

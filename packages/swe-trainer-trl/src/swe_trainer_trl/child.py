@@ -17,11 +17,11 @@ from pathlib import Path
 
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
-from swe_core.assemble import make_plan
-from swe_core.config import Settings
 from swe_core.errors import SweError, sentence
-from swe_core.execute import execute
 from swe_core.plugins.manager import PluginSet, allow_list
+from swe_core.run.execute import execute
+from swe_core.run.plan import make_plan
+from swe_core.run.settings import Settings
 from swe_core.system.event_loop import run
 from swe_core.system.redaction import RedactingFormatter, Redactor, redacting
 from swe_core.system.urls import base_url

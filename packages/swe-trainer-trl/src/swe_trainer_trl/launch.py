@@ -14,15 +14,15 @@ import httpx
 
 from swe_core.api.engine import Engine
 from swe_core.api.sandbox import SandboxProvider
-from swe_core.assemble import make_plan
-from swe_core.choice import Chosen
-from swe_core.config import Settings
 from swe_core.errors import ConfigError, EngineError, SweError, UsageError, sentence
-from swe_core.execute import create_directory
 from swe_core.hub.push import push_run
-from swe_core.launcher import Launch, Launcher
 from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.rollout.run_directory import RunDirectory
+from swe_core.run.components import Chosen
+from swe_core.run.execute import create_directory
+from swe_core.run.launcher import Launch, Launcher
+from swe_core.run.plan import make_plan
+from swe_core.run.settings import Settings
 from swe_core.system.event_loop import ending_signals
 from swe_core.system.event_loop import run as run_in_loop
 from swe_core.system.files import locked

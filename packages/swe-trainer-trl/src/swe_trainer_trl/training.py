@@ -15,9 +15,9 @@ import torch
 from datasets import Dataset
 
 from swe_core.api.task import Task
-from swe_core.config import Settings
 from swe_core.errors import ConfigError
 from swe_core.rollout.run_directory import RunDirectory
+from swe_core.run.settings import Settings
 from swe_trainer_trl import cpu
 from swe_trainer_trl.arguments import sampling
 from swe_trainer_trl.checkpoints import CHECKPOINTS, METRICS_FILE, MODEL, last_checkpoint

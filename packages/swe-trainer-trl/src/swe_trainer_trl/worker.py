@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from swe_core.config import Settings
 from swe_core.errors import SweError, sentence
+from swe_core.run.settings import Settings
 from swe_trainer_trl.blobs import count
 from swe_trainer_trl.buffer import Item, RowBuffer
 from swe_trainer_trl.compat import make_sample

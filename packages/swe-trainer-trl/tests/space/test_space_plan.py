@@ -19,8 +19,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.config import Settings, load_settings
 from swe_core.errors import ConfigError, SweError, UsageError
+from swe_core.run.settings import Settings, load_settings
 from swe_trainer_trl.space.deployment import (
     LOGIN,
     RANDOM,

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.config import load_settings
 from swe_core.hub.client import TryLater
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
+from swe_core.run.settings import load_settings
 from swe_core.system.ports import free_port
 from swe_core.system.redaction import MARK, Redactor
 from swe_core.testing.hf import LocalHF

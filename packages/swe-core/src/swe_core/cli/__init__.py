@@ -25,7 +25,7 @@ _COMMANDS = {
         "swe_core.cli.sandboxes:sandboxes",
         "List the sandboxes that exist, and remove what killed runs left.",
     ),
-    "doctor": ("swe_core.cli.doctor:doctor", "Look at what this machine can run, and what it lacks."),
+    "doctor": ("swe_core.cli.doctor.command:doctor", "Look at what this machine can run, and what it lacks."),
     "plugins": ("swe_core.cli.plugins:plugins", "List every plugin, what it offers, and what is broken."),
 }
 

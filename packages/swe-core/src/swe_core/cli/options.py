@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from swe_core.config import Settings, load_settings
 from swe_core.plugins.manager import PluginSet, allow_list
+from swe_core.run.settings import Settings, load_settings
 from swe_core.system.printable import printable
 
 if TYPE_CHECKING:
@@ -136,6 +136,6 @@ def run_directory(path: Path) -> AbstractContextManager[RunDirectory]:
     Raises:
         UsageError: `path` is no run directory.
     """
-    from swe_core.resume import where_it_was_started
+    from swe_core.run.resume import where_it_was_started
 
     return where_it_was_started(path, lambda sentence: click.echo(f"Note: {printable(sentence)}", err=True))

@@ -26,10 +26,10 @@ def regrade(directory: Path, name: str | None, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from swe_core.config import load_settings
     from swe_core.plugins.manager import PluginSet, allow_list
-    from swe_core.regrade import Regraded, chosen
-    from swe_core.regrade import regrade as grade_again
+    from swe_core.run.regrade import Regraded, chosen
+    from swe_core.run.regrade import regrade as grade_again
+    from swe_core.run.settings import load_settings
     from swe_core.system.event_loop import run as run_in_loop
     from swe_core.system.terminal import SafeConsole
 

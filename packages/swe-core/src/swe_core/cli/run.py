@@ -15,9 +15,9 @@ import click
 
 from swe_core.api.component import RunOption
 from swe_core.cli.options import given, plugin_options, run_directory, settings_options, task_options
-from swe_core.config import Settings, load_settings
 from swe_core.errors import ConfigError, UsageError
 from swe_core.plugins.manager import Plugin, PluginSet, allow_list
+from swe_core.run.settings import Settings, load_settings
 from swe_core.system.redaction import RedactingFormatter, Redactor, redacting
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from swe_core.api.records import Outcome
     from swe_core.api.rollout_request import Observer, RolloutRequest
     from swe_core.api.worker import RolloutWorker
-    from swe_core.assemble import Plan
     from swe_core.cli.progress import Display
     from swe_core.rollout.run_directory import RunDirectory
+    from swe_core.run.plan import Plan
 
 
 @click.command()
@@ -112,12 +112,12 @@ def run(
     plugin_set = PluginSet(settings.run.plugins, settings.run.extra_plugins, allow_list(os.environ))
     # The heavy half of the program, imported only once the input is known to be sound.
     from swe_core.api.worker import RolloutWorker
-    from swe_core.assemble import make_plan
     from swe_core.cli.progress import Display
     from swe_core.cli.report import show
-    from swe_core.launcher import Launch, Launcher
     from swe_core.rollout.run_directory import RUN_FILE, RunDirectory
-    from swe_core.verify.report import image_ids, other_images
+    from swe_core.run.launcher import Launch, Launcher
+    from swe_core.run.plan import make_plan
+    from swe_core.run.verify.report import image_ids, other_images
 
     plan = make_plan(settings, plugin_set)
     verified = image_ids(settings.run.verified) if settings.run.verified is not None else {}
@@ -134,7 +134,7 @@ def run(
     else:
         again: list[Outcome] | None = None
         if begun is not None:
-            from swe_core.resume import check_same
+            from swe_core.run.resume import check_same
 
             check_same(begun, plan)
             again = ["cancelled", *(("error",) if retry_errors else ())]
@@ -214,7 +214,7 @@ def _execute(
     """Run all rollouts in this process, or with `again` those that are left and those that ended like that.
     The notes that it begins with are added to `said`. Returns whether it was interrupted."""
     from swe_core.cli.progress import LiveProgress, PlainProgress
-    from swe_core.execute import execute
+    from swe_core.run.execute import execute
     from swe_core.system.event_loop import run as run_in_loop
 
     with ExitStack() as stack:

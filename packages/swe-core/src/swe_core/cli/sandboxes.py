@@ -106,7 +106,7 @@ def reap(config: Path | None, sets: tuple[str, ...], as_json: bool, **options: A
 
 def _provider(config: Path | None, sets: Sequence[str], options: dict[str, Any]) -> SandboxProvider:
     settings, plugins = settings_and_plugins(config, sets, options)
-    from swe_core.choice import choose
+    from swe_core.run.components import choose
 
     return cast("SandboxProvider", choose(settings, plugins, "sandbox", settings.run.sandbox).create())
 

@@ -89,7 +89,7 @@ def show_task(
 
 def _selected(config: Path | None, sets: Sequence[str], options: dict[str, Any]) -> list[Task]:
     settings, plugins = settings_and_plugins(config, sets, options)
-    from swe_core.selection import selection
+    from swe_core.run.task_selection import selection
 
     return selection(settings, plugins).tasks()
 

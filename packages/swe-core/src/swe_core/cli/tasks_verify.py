@@ -12,7 +12,7 @@ from swe_core.errors import SweError
 from swe_core.system.printable import one_line, printable
 
 if TYPE_CHECKING:
-    from swe_core.verify.report import TaskVerdict
+    from swe_core.run.verify.report import TaskVerdict
 
 
 @click.command()
@@ -65,12 +65,12 @@ def verify(
     # The heavy half of the program, imported only once the input is known to be sound.
     import platformdirs
 
-    from swe_core.selection import selection
+    from swe_core.run.task_selection import selection
+    from swe_core.run.verify.cache import VerifyCache
+    from swe_core.run.verify.cheats import chosen
+    from swe_core.run.verify.report import ReportFile, VerifyReport
+    from swe_core.run.verify.verify import methods_of, until_signalled
     from swe_core.system.event_loop import run
-    from swe_core.verify.cache import VerifyCache
-    from swe_core.verify.cheats import chosen
-    from swe_core.verify.report import ReportFile, VerifyReport
-    from swe_core.verify.verify import methods_of, until_signalled
 
     methods = methods_of(settings, plugins, chosen(cheats), repeat)
     tasks = selection(settings, plugins).tasks()

@@ -211,7 +211,7 @@ def run_job(folder: str | None, timeout: str, **options: Any) -> None:
 def _deployment(target: Target, scratch: Path, options: dict[str, Any], *, ask: bool) -> Deployment:
     from importlib.metadata import version
 
-    from swe_core.config import load_settings
+    from swe_core.run.settings import load_settings
     from swe_trainer_trl.space.deployment import BASE_IMAGE, Request, check, plan
     from swe_trainer_trl.space.inputs import input_files
     from swe_trainer_trl.space.preflight import check_run

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from swe_core.config import Settings
 from swe_core.errors import ConfigError
+from swe_core.run.settings import Settings
 
 _ROWS = (".jsonl", ".json", ".parquet")
 

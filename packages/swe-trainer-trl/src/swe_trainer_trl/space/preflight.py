@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from swe_core.api.sandbox import SandboxProvider
-from swe_core.assemble import refuse_beforehand
-from swe_core.choice import Chosen, choose
-from swe_core.config import Settings
 from swe_core.errors import ConfigError, sentence
 from swe_core.plugins.builtins import DEFAULTS
 from swe_core.plugins.manager import PluginSet
-from swe_core.selection import selection
+from swe_core.run.components import Chosen, choose
+from swe_core.run.plan import refuse_beforehand
+from swe_core.run.settings import Settings
+from swe_core.run.task_selection import selection
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.space.deployment import Needs, RepoKind, Request, Training
 

@@ -22,10 +22,10 @@ import anyio
 from aiohttp import web
 from anyio.abc import ByteReceiveStream, Process
 
-from swe_core.config import Settings, load_settings
 from swe_core.errors import ConfigError, SweError, UsageError, sentence
 from swe_core.hub.client import TryLater
 from swe_core.rollout.run_directory import RUN_FILE, RunDirectory
+from swe_core.run.settings import Settings, load_settings
 from swe_core.system.server_guard import GRACE
 from swe_trainer_trl.restore import restore
 from swe_trainer_trl.space.manifest import KEY, KEY_HEADER, PORT, Manifest

@@ -17,18 +17,18 @@ from swe_core.api.grader import Grade, Graded, Grader
 from swe_core.api.limits import Limits
 from swe_core.api.sandbox import SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
-from swe_core.assemble import refuse_beforehand, sandbox_spec
-from swe_core.choice import choose
-from swe_core.config import Settings
 from swe_core.errors import GraderError, ImageNotFound, SandboxError, SweError, sentence
 from swe_core.plugins.manager import PluginSet
+from swe_core.run.components import choose
+from swe_core.run.plan import refuse_beforehand, sandbox_spec
+from swe_core.run.settings import Settings
+from swe_core.run.verify.apply_cheat import RECIPE_TIMEOUT, make_patch
+from swe_core.run.verify.cache import VerifyCache, versions
+from swe_core.run.verify.recipe import Cheat
+from swe_core.run.verify.report import Check, TaskVerdict, Verdict
 from swe_core.sandboxing.repository.patch import PatchUnavailable
 from swe_core.sandboxing.repository.prepare import prepare_repository
 from swe_core.system.event_loop import ending_signals
-from swe_core.verify.cache import VerifyCache, versions
-from swe_core.verify.recipe import Cheat
-from swe_core.verify.report import Check, TaskVerdict, Verdict
-from swe_core.verify.sandboxed import RECIPE_TIMEOUT, make_patch
 
 UNRELATED = b"""diff --git a/swe-core-verify.txt b/swe-core-verify.txt
 new file mode 100644

@@ -16,7 +16,7 @@ from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:
-    from swe_core.doctor import Asked, Result
+    from swe_core.cli.doctor.checks import Asked, Result
 
 _STYLE = {"ok": "green", "missing": "red", "info": "dim"}
 _WIDTH = 500
@@ -37,7 +37,7 @@ def doctor(
 
     Exit code: 0, or 1 when something is missing that a run with these plugins needs, 2 for wrong input.
     """
-    from swe_core import doctor as examination
+    from swe_core.cli.doctor import checks as examination
 
     plugin_set = PluginSet(plugins, extra_plugins, allow_list(os.environ))
     asked = examination.asked_of(plugin_set)
@@ -56,8 +56,8 @@ def doctor(
 
 def _engine(plugins: PluginSet, url: str) -> Asked:
     from swe_core.api.checks import Check
-    from swe_core.doctor import CORE, Asked, key_of, used_offers
-    from swe_core.endpoint import endpoint
+    from swe_core.cli.doctor.checks import CORE, Asked, key_of, used_offers
+    from swe_core.cli.doctor.endpoint import endpoint
 
     variable, key = key_of(used_offers(plugins).get("engine"))
     return Asked(CORE, Check("engine URL", "--engine-url", lambda: endpoint(url, variable, key)), used=True)
@@ -90,7 +90,7 @@ def _print(results: Sequence[Result], missing: Sequence[Result]) -> None:
 
 def _place(result: Result) -> tuple[bool, bool, str]:
     """The core first, then plugins that are used, then the rest."""
-    from swe_core.doctor import CORE
+    from swe_core.cli.doctor.checks import CORE
 
     asked = result.asked
     return asked.plugin != CORE, not asked.used, asked.plugin

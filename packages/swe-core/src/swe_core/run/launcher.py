@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from swe_core.config import Settings
+    from swe_core.run.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Launch:
 
 class Launcher(ABC):
     """A worker that has a process of its own beside the rollouts', such as a trainer. It is asked in the
-    main thread, outside any event loop, and runs `swe_core.execute.execute` with a `RolloutWorker` of its
+    main thread, outside any event loop, and runs `swe_core.run.execute.execute` with a `RolloutWorker` of its
     own wherever it likes."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ import orjson
 from pydantic import ValidationError
 
 import swe_core
-from swe_core.verify.report import TaskVerdict
+from swe_core.run.verify.report import TaskVerdict
 
 
 @cache

@@ -13,8 +13,8 @@ from queue import Empty, SimpleQueue
 from typing import cast, get_args
 
 from swe_core.api.checks import Check, Finding, State
+from swe_core.cli.doctor.machine import machine_checks
 from swe_core.errors import PluginError, sentence
-from swe_core.machine import machine_checks
 from swe_core.plugins.builtins import DEFAULTS
 from swe_core.plugins.manager import HOOKS, Offer, PluginSet
 from swe_core.system.redaction import Redactor

@@ -12,7 +12,7 @@ from swe_core.errors import UsageError
 from swe_core.rollout.run_directory import RunDirectory, working_directory
 
 if TYPE_CHECKING:
-    from swe_core.assemble import Plan
+    from swe_core.run.plan import Plan
 
 ADJUSTABLE = (
     *("run.concurrency", "run.engine_url", "run.sandbox_retries", "server.port"),

@@ -14,12 +14,12 @@ from swe_core.api.agent import AgentSpec
 from swe_core.api.limits import Limits
 from swe_core.api.sandbox import SandboxProvider, SandboxSpec, SelectiveProvider
 from swe_core.api.task import Task, TaskSource
-from swe_core.choice import Chosen, choose
-from swe_core.config import Settings
 from swe_core.errors import ConfigError, PolicyRefused, sentence
 from swe_core.plugins.builtins import DEFAULTS, KNOWN_DISTRIBUTIONS, RECORDED_ENGINE
 from swe_core.plugins.manager import HOOKS, PluginSet
-from swe_core.selection import selection
+from swe_core.run.components import Chosen, choose
+from swe_core.run.settings import Settings
+from swe_core.run.task_selection import selection
 from swe_core.system.urls import base_url
 
 
@@ -106,7 +106,7 @@ def limits_of(settings: Settings) -> Callable[[Task], Limits]:
     Raises:
         UsageError: The report cannot be read.
     """
-    from swe_core.verify.report import gold_seconds
+    from swe_core.run.verify.report import gold_seconds
 
     limits = settings.limits
     known = {} if settings.run.verified is None else gold_seconds(settings.run.verified)

@@ -8,9 +8,9 @@ import shlex
 from swe_core.api.sandbox import HOME_DIR, ExecResult, Sandbox
 from swe_core.api.task import Task
 from swe_core.errors import SweError
+from swe_core.run.verify.payloads import forged_log
+from swe_core.run.verify.recipe import Cheat, Recipe, Target
 from swe_core.sandboxing.repository.patch import Base, export_patch
-from swe_core.verify.payloads import forged_log
-from swe_core.verify.recipe import Cheat, Recipe, Target
 
 _ADDED_FILE = re.compile(r"^\+\+\+ b/([^\t\n]+)", re.MULTILINE)
 RECIPE_TIMEOUT = 120.0

@@ -25,7 +25,6 @@ from swe_core.api.records import Outcome
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.sandbox import Asset, SandboxProvider
 from swe_core.api.worker import RolloutWorker
-from swe_core.assemble import BlackBoxPlan, Plan, limits_of, refuse_beforehand, sandbox_spec
 from swe_core.errors import ConfigError, SweError
 from swe_core.hub.push import prepared, pushing
 from swe_core.interception.server import InterceptionServer
@@ -35,6 +34,7 @@ from swe_core.rollout.parts import BlackBox, Parts
 from swe_core.rollout.recording import RecordingEngine
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.rollout.runner import Runner
+from swe_core.run.plan import BlackBoxPlan, Plan, limits_of, refuse_beforehand, sandbox_spec
 from swe_core.system.event_loop import ending_signals, settled
 from swe_core.system.files import locked
 from swe_core.system.redaction import Redactor, redacting

@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from swe_core.errors import UsageError
-from swe_core.verify import payloads
-from swe_core.verify.recipe import Cheat, Recipe, Target
+from swe_core.run.verify import payloads
+from swe_core.run.verify.recipe import Cheat, Recipe, Target
 
 _PLUGIN = {"swe_passing.py": payloads.CONFTEST}
 _NO_INI = r"""rm -f pytest.ini .pytest.ini pytest.toml .pytest.toml

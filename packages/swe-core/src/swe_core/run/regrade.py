@@ -11,13 +11,13 @@ from swe_core.api.grader import Grade, Grader
 from swe_core.api.records import Rollout
 from swe_core.api.sandbox import SandboxProvider
 from swe_core.api.task import Task
-from swe_core.assemble import grader_of, limits_of, refuse_beforehand, sandbox_spec
-from swe_core.choice import choose
-from swe_core.config import Settings
 from swe_core.errors import SweError, UsageError, sentence
 from swe_core.plugins.manager import PluginSet
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.selection import selection
+from swe_core.run.components import choose
+from swe_core.run.plan import grader_of, limits_of, refuse_beforehand, sandbox_spec
+from swe_core.run.settings import Settings
+from swe_core.run.task_selection import selection
 
 
 class Difference(BaseModel):

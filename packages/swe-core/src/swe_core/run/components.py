@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from swe_core.api.component import Config
-from swe_core.config import Settings, validate
 from swe_core.errors import ConfigError, PluginError, SweError, sentence
 from swe_core.plugins.builtins import DEFAULTS
 from swe_core.plugins.manager import Offer, PluginSet, Role
+from swe_core.run.settings import Settings, validate
 
 Shared = Mapping[str, tuple[str, Any]]
 """Settings of a component that are options of the run: setting → (the option's name, its value or None)."""

@@ -22,10 +22,10 @@ from typing import cast
 
 from swe_core.api.column_filter import ColumnFilter, keep
 from swe_core.api.task import IMAGE_NAME, Task, TaskSource
-from swe_core.choice import choose
-from swe_core.config import Settings
 from swe_core.errors import ConfigError, TaskError
 from swe_core.plugins.manager import PluginSet
+from swe_core.run.components import choose
+from swe_core.run.settings import Settings
 from swe_core.system import strict_json
 
 _DATA_SET = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -120,7 +120,7 @@ def _only(tasks: Sequence[Task], wanted: Sequence[str]) -> list[Task]:
 
 
 def _usable(tasks: Sequence[Task], report: Path) -> list[Task]:
-    from swe_core.verify.report import usable_ids
+    from swe_core.run.verify.report import usable_ids
 
     usable = usable_ids(report, tasks)
     kept = [task for task in tasks if task.instance_id in usable]

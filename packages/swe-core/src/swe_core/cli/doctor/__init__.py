@@ -1,0 +1,1 @@
+"""`swe-core doctor`: what this machine can do."""
