@@ -13,8 +13,8 @@ hypothesis.settings.register_profile("untimed", hypothesis.settings(), deadline=
 hypothesis.settings.load_profile("untimed")
 
 pytest_plugins = [
-    "swe_core.testing.serving.fixtures",
-    "swe_core.testing.hf.fixtures",
+    "swe_testing.serving.fixtures",
+    "swe_testing.hf.fixtures",
     *(["swe_sandbox_docker.testing"] if find_spec("swe_sandbox_docker") else []),
 ]
 

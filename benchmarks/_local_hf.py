@@ -21,7 +21,7 @@ class LocalHF:
     """
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "swe_core.testing.hf", IMAGE]
+        command = [sys.executable, "-m", "swe_testing.hf", IMAGE]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )

@@ -43,7 +43,7 @@ from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.errors import SweError, sentence
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.event_loop import run as run_in_loop
-from swe_core.testing.loopback import LoopbackServer
+from swe_testing.loopback import LoopbackServer
 
 TASK = "demo__memofn-1"
 REPLY = {"task_id": TASK, "replies": [{"message": {"role": "assistant", "content": "Nothing to do."}}]}

@@ -105,7 +105,7 @@ def bench() -> Iterator[Bench]:
     """Start what is shared."""
     from transformers import AutoTokenizer
 
-    from swe_core.testing.serving.tiny_model import make_tiny_model
+    from swe_testing.serving.tiny_model import make_tiny_model
 
     with tempfile.TemporaryDirectory(prefix="swe-bench-") as scratch:
         folder, texts = Path(scratch), Texts()

@@ -19,12 +19,12 @@ from transformers import PreTrainedTokenizerFast
 
 from swe_core.api.messages import Message, text_of
 from swe_core.errors import RequestRefused
-from swe_core.testing.tokenizer import family_tokens, make_tokenizer
 from swe_core.tokens.comparison import Comparison
 from swe_core.tokens.family_renderer import FAMILIES
 from swe_core.tokens.probe_messages import PROBES, TOOLS, reply, result, user
 from swe_core.tokens.renderer import TAIL, Renderer
 from swe_core.tokens.template_renderer import ChatTemplate, TemplateRenderer
+from swe_testing.tokenizer import family_tokens, make_tokenizer
 
 PAGE = Path(__file__).with_name("chat-templates.md")
 OUTCOMES = ("bridged", "extended", "kept", "forks", "refused")

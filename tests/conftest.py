@@ -22,8 +22,8 @@ from swe_core.api.task import Task
 from swe_core.builtin.demo.source import DemoSource
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.cli.report import report
-from swe_core.testing.serving.start import FRUGAL
-from swe_core.testing.vllm import ScriptedVLLM
+from swe_testing.serving.start import FRUGAL
+from swe_testing.vllm import ScriptedVLLM
 
 from .warm import PROGRAM, TRAINING, Program, Warm
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_core.testing.hf import LocalHF
+from swe_testing.hf import LocalHF
 
 from .conftest import Command, SweCore
 

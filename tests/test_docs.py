@@ -44,10 +44,10 @@ from swe_core.plugins import hookspecs
 from swe_core.report.training_metrics import StepMetrics
 from swe_core.rollout.run_directory import RunDirectory, RunInfo, new_run_info
 from swe_core.system.redaction import Redactor
-from swe_core.testing.records import make_rollout
-from swe_core.testing.serving.start import FRUGAL, missing, obstacle
 from swe_core.tokens.ledger import NO_LOGPROBS, RETRIED
 from swe_core.tokens.token_log import TokenBook
+from swe_testing.records import make_rollout
+from swe_testing.serving.start import FRUGAL, missing, obstacle
 from swe_trainer_trl.config import ServerOptions, TRLConfig
 from swe_trainer_trl.groups import Skipped
 from swe_trainer_trl.presets import preset_names

@@ -17,9 +17,9 @@ from swe_core.hub.secrets import push_redactor
 from swe_core.rollout.recording import RecordedReply
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.redaction import MARK
-from swe_core.testing.provider import ScriptedProvider, say
-from swe_core.testing.vllm import tool_call
 from swe_core.tokens.chains import chains_of
+from swe_testing.provider import ScriptedProvider, say
+from swe_testing.vllm import tool_call
 
 from .conftest import Done, Scripted, SweCore
 

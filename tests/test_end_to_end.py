@@ -19,7 +19,7 @@ import anyio.to_thread
 import pytest
 
 from swe_core.api.task import Task
-from swe_core.testing.provider import Fault, ScriptedProvider, call_tool, refusing_url, say
+from swe_testing.provider import Fault, ScriptedProvider, call_tool, refusing_url, say
 
 from .conftest import TASK, Command, Done, SweCore, fix, leftovers, wait_for
 

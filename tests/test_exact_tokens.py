@@ -19,10 +19,10 @@ from swe_core.api.records import Turn
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.interception.server import InterceptionServer
 from swe_core.system.http_server import serve
-from swe_core.testing.serving.start import TokenServer
-from swe_core.testing.vllm import tool_call
 from swe_core.tokens.chains import Chain, chains_of
 from swe_core.tokens.ledger import recount
+from swe_testing.serving.start import TokenServer
+from swe_testing.vllm import tool_call
 
 from .conftest import Scripted
 from .engines import Call, ObservingProxy
@@ -158,7 +158,7 @@ async def talkative(tiny_model: Path) -> AsyncIterator[tuple[Any, str]]:
     """A server of its own, which a test may pause, and its URL; its model all but never ends a reply."""
     import torch
 
-    from swe_core.testing.serving.hf_server import Server
+    from swe_testing.serving.hf_server import Server
 
     server = Server(str(tiny_model), "talkative", 4096)
     with torch.no_grad():

@@ -18,8 +18,8 @@ from aiohttp import web
 
 from swe_core.api.task import Task
 from swe_core.builtin.demo.source import IMAGE
-from swe_core.testing.hf import LocalHF
-from swe_core.testing.vllm import tool_call
+from swe_testing.hf import LocalHF
+from swe_testing.vllm import tool_call
 
 from .conftest import TASK, Done, Scripted, SweCore, fix
 

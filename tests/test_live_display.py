@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from swe_core.builtin.demo.source import RECORDING
-from swe_core.testing.terminal import pseudo_terminal
+from swe_testing.terminal import pseudo_terminal
 
 TASK = "demo__memofn-1"
 

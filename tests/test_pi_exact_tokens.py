@@ -12,9 +12,9 @@ import pytest
 
 from swe_core.api.task import Task
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.testing.serving.start import TokenServer
-from swe_core.testing.vllm import tool_call
 from swe_core.tokens.chains import Chain, chains_of
+from swe_testing.serving.start import TokenServer
+from swe_testing.vllm import tool_call
 
 from .conftest import TASK, Done, Scripted, SweCore, fix, reported
 from .engines import ObservingProxy

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.testing.hf import LocalHF
+from swe_testing.hf import LocalHF
 
 from .conftest import Command, wait_for
 from .warm import Warm

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from swe_core.api.task import Task
-from swe_core.testing.serving.start import MODEL, TokenServer, obstacle
-from swe_core.testing.vllm import tool_call
 from swe_core.tokens.chains import Chain
+from swe_testing.serving.start import MODEL, TokenServer, obstacle
+from swe_testing.vllm import tool_call
 
 from .conftest import TASK, fix
 from .training import Training, train
@@ -76,7 +76,7 @@ def options(sandbox: str, script: Path, steps: int) -> list[str]:
     }
     return [
         *("--plugins", ",".join(["pi", "trl", *(["docker"] if sandbox == "docker" else [])])),
-        *("-p", "swe_core.testing.serving.forced", "--engine", "vllm-forced"),
+        *("-p", "swe_testing.serving.forced", "--engine", "vllm-forced"),
         *("--set", f"engine.vllm-forced.script={script}", "--set", "engine.vllm-forced.max_tokens=500"),
         *("--tasks", "demo", "--task", TASK, "--sandbox", sandbox, "--concurrency", "2"),
         *("--set", f"worker.trl.grpo={json.dumps(grpo)}"),

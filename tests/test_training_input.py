@@ -22,8 +22,8 @@ from anyio.from_thread import start_blocking_portal
 
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
-from swe_core.testing.serving.start import FRUGAL, MODEL, obstacle
-from swe_core.testing.vllm import ScriptedVLLM
+from swe_testing.serving.start import FRUGAL, MODEL, obstacle
+from swe_testing.vllm import ScriptedVLLM
 
 from .conftest import Scripted, leftovers, wait_for, wait_for_the_end
 from .warm import Program, Warm

@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from swe_core.testing.hf import LocalHF
-from swe_core.testing.serving.start import FRUGAL, start, stop
+from swe_testing.hf import LocalHF
+from swe_testing.serving.start import FRUGAL, start, stop
 
 from .training import PROGRAM, Training, toy_options
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from swe_core.testing.serving.start import FRUGAL, start, stop
+from swe_testing.serving.start import FRUGAL, start, stop
 
 from .conftest import leftovers, wait_for, wait_for_the_end
 from .training import Row, Training, toy_options

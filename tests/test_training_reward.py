@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from swe_core.testing.serving.start import TokenServer
+from swe_testing.serving.start import TokenServer
 
 from .training import toy_options, train
 from .warm import Warm

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from swe_core.testing.serving.start import FRUGAL, TokenServer, start, stop
+from swe_testing.serving.start import FRUGAL, TokenServer, start, stop
 
 from .conftest import leftovers, wait_for, wait_for_the_end
 from .training import Training, toy_options

@@ -15,8 +15,8 @@ from typing import Any
 
 from swe_core.api.records import Rollout
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.testing.serving.start import FRUGAL, MODEL
 from swe_core.tokens.chains import Chain, chains_of
+from swe_testing.serving.start import FRUGAL, MODEL
 
 from .conftest import reported
 from .warm import Warm

@@ -11,8 +11,8 @@ import anyio
 from aiohttp import web
 
 from swe_core import AgentContext
-from swe_core.testing.loopback import LoopbackServer
-from swe_core.testing.records import make_task
+from swe_testing.loopback import LoopbackServer
+from swe_testing.records import make_task
 
 TOKEN = "the-token-of-this-rollout"
 TASK = make_task(problem_statement="It is broken.")

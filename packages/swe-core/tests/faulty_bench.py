@@ -30,7 +30,7 @@ from swe_core.rollout import loop
 from swe_core.rollout.parts import Parts
 from swe_core.rollout.run_directory import RolloutFolder, RunDirectory
 from swe_core.rollout.runner import Runner
-from swe_core.testing.records import make_request, make_run, make_task
+from swe_testing.records import make_request, make_run, make_task
 
 from .interception.helpers import sampled
 

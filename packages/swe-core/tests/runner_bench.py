@@ -29,7 +29,7 @@ from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner
 from swe_core.run.plan import sandbox_spec
 from swe_core.run.settings import Settings
-from swe_core.testing.records import make_request, make_run
+from swe_testing.records import make_request, make_run
 
 from .shaky_server import Shaky
 

@@ -19,7 +19,7 @@ from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSes
 from swe_core.errors import ContextOverflow, EngineUnavailable, RequestRefused
 from swe_core.interception.server import InterceptionServer
 from swe_core.system.event_loop import run
-from swe_core.testing.records import make_run
+from swe_testing.records import make_run
 
 BAD_DAYS = {
     "ok": 70,

@@ -19,7 +19,7 @@ from swe_core.builtin.swe.graded_tree import References, prepare_tree
 from swe_core.sandboxing.kill_tree import KILL_TREE
 from swe_core.sandboxing.repository.patch import export_patch
 from swe_core.sandboxing.repository.prepare import prepare_repository
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.hub.errors import NO_TOKEN, Kind, problem_of
-from swe_core.testing.hf import LocalHF
+from swe_testing.hf import LocalHF
 
 NAME = "tester/thing"
 

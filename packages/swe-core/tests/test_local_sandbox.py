@@ -24,13 +24,13 @@ from swe_core.errors import ConfigError, SandboxDied, SandboxError, SandboxTimeo
 from swe_core.run.plan import refuse_beforehand
 from swe_core.run.settings import Settings
 from swe_core.system.process_owner import current_owner
-from swe_core.testing.sandbox import SandboxConformance
-from swe_core.testing.sandbox.base import PATIENCE, SandboxSuite, runs, unique_seconds, until_runs
-from swe_core.testing.sandbox.commands import CommandTests
-from swe_core.testing.sandbox.files import FileTests
-from swe_core.testing.sandbox.lifecycle import LifecycleTests
-from swe_core.testing.sandbox.network import NetworkTests, hello, serving
-from swe_core.testing.waiting import until
+from swe_testing.sandbox import SandboxConformance
+from swe_testing.sandbox.base import PATIENCE, SandboxSuite, runs, unique_seconds, until_runs
+from swe_testing.sandbox.commands import CommandTests
+from swe_testing.sandbox.files import FileTests
+from swe_testing.sandbox.lifecycle import LifecycleTests
+from swe_testing.sandbox.network import NetworkTests, hello, serving
+from swe_testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 OBSTACLE = bwrap.why_not(bwrap.find_bwrap())
@@ -359,7 +359,7 @@ import sys, anyio
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.api.sandbox import SandboxSpec
-from swe_core.testing.sandbox.base import until_runs
+from swe_testing.sandbox.base import until_runs
 
 async def main():
     if sys.argv[2] == "unisolated":

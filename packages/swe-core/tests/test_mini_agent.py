@@ -20,9 +20,9 @@ from swe_core.api.agent import AgentContext, AgentEvent, AgentExit
 from swe_core.builtin.mini import MiniConfig, swe_agents
 from swe_core.builtin.mini.spec import Mini
 from swe_core.rollout.recording import RecordedReply
-from swe_core.testing.provider import ScriptedProvider, call_tool, refusing_url, say
-from swe_core.testing.records import make_task
-from swe_core.testing.waiting import until
+from swe_testing.provider import ScriptedProvider, call_tool, refusing_url, say
+from swe_testing.records import make_task
+from swe_testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -27,7 +27,7 @@ from swe_core.errors import (
     RequestRefused,
 )
 from swe_core.system.redaction import redacting
-from swe_core.testing.provider import Ear, Fault, ScriptedProvider, call_tool, refusing_url, say
+from swe_testing.provider import Ear, Fault, ScriptedProvider, call_tool, refusing_url, say
 
 pytestmark = pytest.mark.anyio
 KEY = "sk-do-not-show-this-0123456789"

@@ -20,7 +20,7 @@ from swe_core.errors import ConfigError, EngineError, EngineRefused
 from swe_core.interception.server import InterceptionServer
 from swe_core.rollout.recording import RecordingEngine, read_recording
 from swe_core.system.redaction import Redactor
-from swe_core.testing.provider import ScriptedProvider, call_tool, say
+from swe_testing.provider import ScriptedProvider, call_tool, say
 
 pytestmark = pytest.mark.anyio
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -16,8 +16,8 @@ from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import SandboxError
 from swe_core.sandboxing.relay.unix_socket import MAX_CONNECTIONS, address_of, unix_listener
-from swe_core.testing.sandbox.base import PATIENCE
-from swe_core.testing.sandbox.network import hello, serving
+from swe_testing.sandbox.base import PATIENCE
+from swe_testing.sandbox.network import hello, serving
 
 from .pull.helpers import BOTH, NODE, needs_node, program_of, running
 

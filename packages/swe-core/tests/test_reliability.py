@@ -29,10 +29,10 @@ from swe_core.api.request_diff import requests
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.testing.records import make_run
-from swe_core.testing.vllm import ScriptedVLLM, VLLMFault
-from swe_core.testing.waiting import until
 from swe_core.tokens.ledger import add_ledgers, recount
+from swe_testing.records import make_run
+from swe_testing.vllm import ScriptedVLLM, VLLMFault
+from swe_testing.waiting import until
 
 from .shaky_server import BAD_DAYS, MAX_BODY, Shaky
 
@@ -262,7 +262,7 @@ async def test_the_engine_vllm_on_bad_days(
     """Ledgers balance, and every turn's ids are, in one piece, ids that the server was sent and sampled."""
     pytest.importorskip("renderers")
     from swe_core.builtin.vllm import VLLMConfig, engine
-    from swe_core.testing.tokenizer import QWEN3_TOKENS, make_tokenizer
+    from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 
     monkeypatch.setattr(engine, "_BACKOFF", tenacity.wait_none())
     tokenizer = make_tokenizer(QWEN3_TOKENS, eos_token="<|im_end|>", pad_token="<|endoftext|>")

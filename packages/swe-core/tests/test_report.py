@@ -14,8 +14,8 @@ from swe_core.api.engine import Sampled, Usage
 from swe_core.api.records import Ledger
 from swe_core.cli.report import report
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.testing.records import make_rollout, make_run, make_turn
 from swe_core.tokens.token_log import TokenBook
+from swe_testing.records import make_rollout, make_run, make_turn
 
 
 def add_rollout(run: RunDirectory, name: str, ledger: Ledger | None, **fields: Any) -> None:

@@ -28,7 +28,7 @@ from swe_core.report.html.page import MAX_ROWS
 from swe_core.report.training_metrics import read_metrics
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
-from swe_core.testing.records import make_rollout
+from swe_testing.records import make_rollout
 
 HOSTILE = "<script>alert(1)</script><img src=https://example.com/x onerror=alert(1)>\"'&amp;]]>-->"
 VOID = {"meta", "link", "img", "br", "hr", "input", "base", "source"}

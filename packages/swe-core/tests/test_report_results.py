@@ -18,7 +18,7 @@ from swe_core.api.records import Failure, Phases, Retried, Rollout, SandboxTime
 from swe_core.cli.report import report, show
 from swe_core.report.summary import COLUMNS
 from swe_core.report.text import MAX_ROWS
-from swe_core.testing.records import make_rollout, make_run
+from swe_testing.records import make_rollout, make_run
 
 DIED = Failure(boundary="sandbox", type="SandboxDied", message="it is gone,\n \x1b[2Jfor good")
 

@@ -21,7 +21,7 @@ from swe_core.report.statistics import (
     task_results,
     wilson,
 )
-from swe_core.testing.records import make_rollout
+from swe_testing.records import make_rollout
 
 
 def task(verdicts: int, resolved: int, name: str = "t") -> TaskResult:

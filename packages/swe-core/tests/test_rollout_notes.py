@@ -16,8 +16,8 @@ from swe_core.errors import AgentError, LedgerError, SandboxDied
 from swe_core.rollout.agent_run import AgentRun
 from swe_core.rollout.state import Notes
 from swe_core.system.redaction import Redactor
-from swe_core.testing.records import make_request, make_task
 from swe_core.tokens.token_log import TokenBook
+from swe_testing.records import make_request, make_task
 
 
 class Unbalanced(TokenBook):

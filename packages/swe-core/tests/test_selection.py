@@ -17,7 +17,7 @@ from swe_core.errors import ConfigError, TaskError
 from swe_core.plugins.manager import PluginSet
 from swe_core.run.settings import load_settings
 from swe_core.run.task_selection import Selection, selection
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 
 def task(name: str, **fields: Any) -> Task:

@@ -18,8 +18,8 @@ from swe_core.api.grader import Grade, Suspicion, Tampering
 from swe_core.api.records import Failure, Phases
 from swe_core.cli.show import show
 from swe_core.errors import UsageError
-from swe_core.testing.records import make_rollout, make_run, make_turn
-from swe_core.testing.terminal import pseudo_terminal
+from swe_testing.records import make_rollout, make_run, make_turn
+from swe_testing.terminal import pseudo_terminal
 
 ATTACK = "\x1b]52;c;c3RvbGVu\x07\x1b[2J\x9b1;1H\x1b]0;owned\x07"
 """Sets the clipboard, clears the screen, moves the cursor, sets the title."""

@@ -13,7 +13,7 @@ from swe_core.errors import SweError, UsageError
 from swe_core.rollout.run_directory import MAX_LOG, RunDirectory, new_run_info
 from swe_core.system.files import locked
 from swe_core.system.redaction import MARK, Redactor
-from swe_core.testing.records import make_rollout, make_run, make_turn
+from swe_testing.records import make_rollout, make_run, make_turn
 
 
 def rollout(name: str) -> Rollout:

@@ -12,7 +12,7 @@ from rich.console import Console
 from swe_core.api.records import Failure
 from swe_core.cli.progress import LiveProgress, PlainProgress
 from swe_core.system.printable import one_line, printable
-from swe_core.testing.records import make_rollout
+from swe_testing.records import make_rollout
 
 _NASTY = st.text(st.sampled_from("\x1b\x9b\x9d\x90\x9c\x07\x00\x08\r\n\t[]0;31mPX^_\\a\u202e\u2066 "))
 

@@ -16,7 +16,7 @@ from swe_core.api import request_diff as module
 from swe_core.api.records import Turn
 from swe_core.api.request_diff import RequestDiff, requests
 from swe_core.errors import UsageError
-from swe_core.testing.records import make_turn
+from swe_testing.records import make_turn
 
 _message = st.builds(
     lambda role, content: {"role": role, "content": content},

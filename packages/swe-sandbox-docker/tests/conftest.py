@@ -8,9 +8,9 @@ import docker
 import pytest
 
 from swe_core.system.process_owner import LABEL, current_owner
-from swe_core.testing.sandbox import SandboxConformance
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
+from swe_testing.sandbox import SandboxConformance
 
 ESSENTIAL = {
     "test_assets", "test_cancellation", "test_cancellation_kills", "test_closing_leaves_nothing",

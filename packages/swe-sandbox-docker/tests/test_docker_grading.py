@@ -9,8 +9,8 @@ import pytest
 
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.builtin.swe import SweGraderConfig, grader, swe_graders
-from swe_core.testing.records import make_task
 from swe_sandbox_docker.provider import DockerProvider
+from swe_testing.records import make_task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 

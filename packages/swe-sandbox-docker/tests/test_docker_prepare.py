@@ -7,8 +7,8 @@ import pytest
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.sandboxing.repository.patch import export_patch
 from swe_core.sandboxing.repository.prepare import prepare_repository
-from swe_core.testing.records import make_task
 from swe_sandbox_docker.provider import DockerProvider
+from swe_testing.records import make_task
 
 from .helpers import sh
 

@@ -6,9 +6,9 @@ import pytest
 
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.sandboxing.relay.pull_relay import ExecTransport, reach_by_pull
-from swe_core.testing.sandbox.base import python
-from swe_core.testing.sandbox.network import hello, serving
 from swe_sandbox_docker.provider import DockerProvider
+from swe_testing.sandbox.base import python
+from swe_testing.sandbox.network import hello, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 

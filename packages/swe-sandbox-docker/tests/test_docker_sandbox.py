@@ -20,13 +20,13 @@ from anyio.abc import SocketStream
 from swe_core.api.sandbox import Asset, SandboxProvider, SandboxSpec
 from swe_core.errors import PolicyRefused, SandboxBroken, SandboxDied, SandboxError, SandboxTimeout
 from swe_core.system.process_owner import LABEL, current_owner
-from swe_core.testing.sandbox import SandboxConformance
 from swe_sandbox_docker.client import Client, EngineLimits, resolve_host
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.container import check
 from swe_sandbox_docker.images import Images
 from swe_sandbox_docker.process import DockerProcess
 from swe_sandbox_docker.provider import DockerProvider
+from swe_testing.sandbox import SandboxConformance
 
 from .helpers import sh
 

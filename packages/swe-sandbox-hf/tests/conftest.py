@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from swe_core.api.sandbox import Asset, SandboxSpec
-from swe_core.testing.hf import LocalHF
-from swe_core.testing.sandbox import SandboxConformance
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.provider import HfProvider
+from swe_testing.hf import LocalHF
+from swe_testing.sandbox import SandboxConformance
 
 BREADTH = {
     "test_big_output_streams", "test_cancellation_while_opening", "test_exit_code[exit 255-255]",

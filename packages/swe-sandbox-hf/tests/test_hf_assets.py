@@ -14,12 +14,12 @@ from pydantic import ValidationError
 
 from swe_core.api.sandbox import Asset, Sandbox, SandboxSpec
 from swe_core.errors import ConfigError, SandboxError
-from swe_core.testing.hf import LocalHF
-from swe_core.testing.hf.repos import Repo
 from swe_sandbox_hf import assets
 from swe_sandbox_hf.assets import FOLDER, MOUNT
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.provider import HfProvider
+from swe_testing.hf import LocalHF
+from swe_testing.hf.repos import Repo
 
 pytestmark = pytest.mark.anyio
 

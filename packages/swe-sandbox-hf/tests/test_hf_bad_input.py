@@ -19,13 +19,13 @@ from swe_core.errors import ConfigError, ImageNotFound, PolicyRefused, SandboxEr
 from swe_core.run.plan import refuse_beforehand
 from swe_core.run.settings import load_settings
 from swe_core.system.process_owner import LABEL, current_owner
-from swe_core.testing.hf import LocalHF
 from swe_sandbox_hf.checks import account
 from swe_sandbox_hf.client import TRANSPORT
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.hardware import Flavor, check, flavors_of
 from swe_sandbox_hf.labels import POOL, encoded, labels_of, owner_of, pool_name
 from swe_sandbox_hf.provider import HfProvider
+from swe_testing.hf import LocalHF
 
 pytestmark = pytest.mark.anyio
 

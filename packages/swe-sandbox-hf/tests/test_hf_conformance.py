@@ -7,10 +7,10 @@ from collections.abc import Collection
 import pytest
 
 from swe_core.api.sandbox import SandboxProvider, SandboxSpec
-from swe_core.testing.hf import LocalHF
-from swe_core.testing.sandbox import SandboxConformance
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.provider import HfProvider
+from swe_testing.hf import LocalHF
+from swe_testing.sandbox import SandboxConformance
 
 pytestmark = pytest.mark.anyio
 

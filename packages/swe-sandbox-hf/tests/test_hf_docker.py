@@ -7,8 +7,8 @@ import pytest
 
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.errors import SandboxBroken
-from swe_core.testing.hf import LocalHF
 from swe_sandbox_hf.provider import HfProvider
+from swe_testing.hf import LocalHF
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 PATIENCE = 60.0

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from swe_core.api.sandbox import HOME_DIR, SandboxSpec
-from swe_core.testing.sandbox.network import hello, serving
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.provider import HfProvider
 from swe_sandbox_hf.sandbox import HfSandbox
+from swe_testing.sandbox.network import hello, serving
 
 _HOST = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname or ""
 pytestmark = [

@@ -20,11 +20,11 @@ from huggingface_hub.errors import SandboxError as HubSandboxError
 from swe_core.api.sandbox import HOME_DIR, Asset, Process, Sandbox, SandboxSpec
 from swe_core.errors import PolicyRefused, SandboxBroken, SandboxDied, SandboxError, SandboxTimeout
 from swe_core.system.process_owner import LABEL, current_owner
-from swe_core.testing.hf import LocalHF
 from swe_sandbox_hf import sandbox as hf_sandbox
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.labels import encoded
 from swe_sandbox_hf.provider import HfProvider
+from swe_testing.hf import LocalHF
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.errors import ConfigError
 from swe_core.run.settings import RunOptions, Settings
-from swe_core.testing.serving.start import missing
+from swe_testing.serving.start import missing
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.presets import load_preset, overlay, preset_names
 

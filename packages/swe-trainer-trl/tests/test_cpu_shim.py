@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_core.errors import ConfigError
-from swe_core.testing.serving.start import missing
+from swe_testing.serving.start import missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

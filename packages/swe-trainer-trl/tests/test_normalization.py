@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.testing.serving.start import missing
+from swe_testing.serving.start import missing
 from swe_trainer_trl.groups import advantages
 from swe_trainer_trl.normalization import Normalize, Part, weighted
 

@@ -25,8 +25,8 @@ from swe_core.errors import SweError, UsageError
 from swe_core.hub.options import Push
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
-from swe_core.testing.hf import LocalHF
-from swe_core.testing.records import make_rollout
+from swe_testing.hf import LocalHF
+from swe_testing.records import make_rollout
 from swe_trainer_trl.checkpoints import last_checkpoint
 from swe_trainer_trl.groups import Member
 from swe_trainer_trl.journal import JOURNAL, Journal

@@ -18,7 +18,7 @@ import pytest
 
 from swe_core.errors import EngineUnavailable, SweError
 from swe_core.system.ports import free_port
-from swe_core.testing.serving.start import missing
+from swe_testing.serving.start import missing
 from swe_trainer_trl.config import ServerOptions
 from swe_trainer_trl.watch import ServerLost
 

@@ -39,7 +39,7 @@ from swe_core.rollout.runner import Runner
 from swe_core.run.plan import sandbox_spec
 from swe_core.run.settings import Settings
 from swe_core.system.redaction import Redactor
-from swe_core.testing.records import make_request
+from swe_testing.records import make_request
 from swe_trainer_trl import schedule
 from swe_trainer_trl.feeder import Feeder
 from swe_trainer_trl.freshness import Freshness

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from swe_core.errors import ConfigError, EngineUnavailable, SweError
 from swe_core.system.ports import free_port
-from swe_core.testing.serving.start import missing, obstacle
+from swe_testing.serving.start import missing, obstacle
 from swe_trainer_trl import launch
 from swe_trainer_trl.config import ServerOptions, TRLConfig
 

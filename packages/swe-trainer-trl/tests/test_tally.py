@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swe_core.api.engine import Usage
 from swe_core.api.records import Failure, Ledger, Phases, Rollout
-from swe_core.testing.records import make_rollout
+from swe_testing.records import make_rollout
 from swe_trainer_trl.groups import Assessed
 from swe_trainer_trl.ipc import Metrics, Value, line, report
 from swe_trainer_trl.tally import Tally, most_frequent, remaining

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from swe_core.testing.serving.start import missing
+from swe_testing.serving.start import missing
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swe-core" / "trl"
 _VERSIONS = [

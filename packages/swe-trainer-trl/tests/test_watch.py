@@ -14,7 +14,7 @@ from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
 from swe_core.errors import EngineUnavailable
-from swe_core.testing.loopback import LoopbackServer
+from swe_testing.loopback import LoopbackServer
 from swe_trainer_trl import watch
 from swe_trainer_trl.watch import not_left_paused, watched
 

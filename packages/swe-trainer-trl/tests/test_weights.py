@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from swe_core.errors import ConfigError, EngineError, EngineUnavailable, SweError
-from swe_core.testing.serving.start import CONTEXT, TokenServer, missing
+from swe_testing.serving.start import CONTEXT, TokenServer, missing
 from swe_trainer_trl.weights import DiskWeightTransfer
 
 if TYPE_CHECKING:  # takes seconds

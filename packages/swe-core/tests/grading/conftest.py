@@ -16,7 +16,7 @@ from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.sandboxing.repository.patch import export_patch, record_base
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 pytest.register_assert_rewrite(f"{__package__}.suites")
 

@@ -15,7 +15,7 @@ from swe_core.builtin.swe import run_tests as runner
 from swe_core.builtin.swe.git_trees import blob_id
 from swe_core.builtin.swe.report import FD, Reporter
 from swe_core.builtin.swe.run_tests import TestRun, run_tests
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 PYTHON = os.environ.get("SWE_TEST_PYTHON", sys.executable)
 """Another Python, whose own pytest and unittest are then tried."""

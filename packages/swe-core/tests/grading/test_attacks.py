@@ -15,7 +15,7 @@ import pytest
 from swe_core.api.grader import Graded, Grader
 from swe_core.api.sandbox import SandboxProvider
 from swe_core.api.task import Task
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 from .conftest import Repo, slow_but, swe_grader
 

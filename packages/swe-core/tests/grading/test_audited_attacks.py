@@ -12,7 +12,7 @@ import pytest
 
 from swe_core.api.grader import Grader
 from swe_core.api.sandbox import SandboxProvider
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 from .conftest import Repo, a_row, slow_but, swe_grader, with_and_without_import
 

@@ -11,7 +11,7 @@ from swe_core.api.grader import Graded
 from swe_core.api.sandbox import ASSETS_DIR, Asset, SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.errors import GraderError, SandboxError, SweError
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 from .conftest import Repo, slow_but, swe_grader
 

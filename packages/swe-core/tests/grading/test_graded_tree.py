@@ -23,7 +23,7 @@ from swe_core.builtin.swe.graded_tree import (
 from swe_core.builtin.swe.reference import make_reference
 from swe_core.errors import GraderError
 from swe_core.sandboxing.repository.patch import record_base
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 from .conftest import Repo, slow_but
 

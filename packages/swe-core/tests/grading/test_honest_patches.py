@@ -6,7 +6,7 @@ import pytest
 
 from swe_core.api.grader import Grade
 from swe_core.api.sandbox import SandboxProvider
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 from .conftest import Repo, slow_but, swe_grader
 

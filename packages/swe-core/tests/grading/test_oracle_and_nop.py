@@ -9,7 +9,7 @@ from swe_core.api.sandbox import ExecResult, SandboxProvider
 from swe_core.builtin.agents import swe_agents
 from swe_core.errors import AgentError
 from swe_core.sandboxing.repository.patch import export_patch, record_base
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 from .conftest import Repo
 

@@ -16,7 +16,7 @@ from swe_core.builtin.swe.git_trees import Trees
 from swe_core.builtin.swe.graded_tree import References, prepare_tree
 from swe_core.builtin.swe.protected import Protection
 from swe_core.sandboxing.repository.patch import export_patch, record_base
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 from .conftest import Repo
 

@@ -14,7 +14,7 @@ from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import SandboxError, SandboxTimeout
 from swe_core.sandboxing.repository.patch import Base, export_patch
 from swe_core.sandboxing.repository.prepare import prepare_repository
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 from .conftest import Repo, slow_but
 

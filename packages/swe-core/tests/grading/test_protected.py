@@ -13,7 +13,7 @@ from swe_core.builtin.swe.git_trees import LINK, Changes, Entry, Trees, ancestor
 from swe_core.builtin.swe.merge_trees import digest_of_tests, settle
 from swe_core.builtin.swe.protected import Protection
 from swe_core.builtin.swe.test_files import files_to_run
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 OLD, NEW, GOLD = (Entry("100644", digit * 40) for digit in "123")
 

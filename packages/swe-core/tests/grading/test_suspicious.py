@@ -8,7 +8,7 @@ import pytest
 
 from swe_core.builtin.swe.folded import folded
 from swe_core.builtin.swe.suspicious import LARGEST_SOURCE, MAX_LISTED, added, names_of_tests
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 TESTS = names_of_tests(
     make_task(fail_to_pass=("tests/test_calc.py::Add::test_add[1]",), pass_to_pass=("test_x (a.test_y.B)",))

@@ -15,7 +15,7 @@ from swe_core.api.grader import Grade
 from swe_core.api.sandbox import Sandbox, SandboxProvider
 from swe_core.builtin.swe.parsers import log_reader
 from swe_core.builtin.swe.test_runners import Runner, source
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 from . import suites
 from .conftest import Repo, slow_but, swe_grader

@@ -7,7 +7,7 @@ import pytest
 from swe_core.builtin.swe.report import Report
 from swe_core.builtin.swe.run_tests import TestRun
 from swe_core.builtin.swe.verdict import read
-from swe_core.testing.records import make_task
+from swe_testing.records import make_task
 
 A, B = "t.py::test_a", "t.py::test_b"
 HEAD = "=== short test summary info ===\n"

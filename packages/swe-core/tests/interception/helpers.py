@@ -15,7 +15,7 @@ from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
-from swe_core.testing.provider import ScriptedProvider
+from swe_testing.provider import ScriptedProvider
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -18,8 +18,8 @@ from swe_core.api.records import Turn
 from swe_core.interception.calls import OVER
 from swe_core.interception.gate import GONE, Gate
 from swe_core.interception.server import InterceptionServer
-from swe_core.testing.provider import Fault, ScriptedProvider, say
-from swe_core.testing.waiting import until
+from swe_testing.provider import Fault, ScriptedProvider, say
+from swe_testing.waiting import until
 
 from .helpers import HELLO, Plugin, Typist, by_hand, relay, sampled, who
 

@@ -15,7 +15,7 @@ from swe_core.api.records import Turn
 from swe_core.errors import ContextOverflow
 from swe_core.interception.budgets import Allowance
 from swe_core.interception.server import InterceptionServer
-from swe_core.testing.waiting import until
+from swe_testing.waiting import until
 
 from .helpers import HELLO, Plugin, Typist, by_hand, who
 

@@ -21,7 +21,7 @@ from swe_core.builtin.replay import ReplayConfig
 from swe_core.builtin.replay.engine import ReplayEngine
 from swe_core.interception import server as server_module
 from swe_core.interception.server import InterceptionServer
-from swe_core.testing.provider import ScriptedProvider, call_tool, say
+from swe_testing.provider import ScriptedProvider, call_tool, say
 
 from .helpers import HELLO, TOOLS, Plugin, Typist, by_hand, relay, sdk, stream, who
 

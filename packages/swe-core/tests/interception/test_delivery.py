@@ -19,10 +19,10 @@ from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.sse import EventStream
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.testing.records import make_run
-from swe_core.testing.waiting import until
 from swe_core.tokens.chains import Chain, chains_of
 from swe_core.tokens.ledger import recount
+from swe_testing.records import make_run
+from swe_testing.waiting import until
 
 from .helpers import HELLO, by_hand, sampled, who
 

@@ -16,7 +16,7 @@ from swe_core.api.limits import Budgets
 from swe_core.api.records import Turn
 from swe_core.errors import EngineError, EngineProtocolError, EngineRefused, EngineUnavailable, LedgerError
 from swe_core.interception.server import ENDPOINT_FAILED, InterceptionServer
-from swe_core.testing.provider import Fault, ScriptedProvider, say
+from swe_testing.provider import Fault, ScriptedProvider, say
 
 from .helpers import HELLO, KEY, Plugin, by_hand, relay, sampled, sdk, stream, who
 

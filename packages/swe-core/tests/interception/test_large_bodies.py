@@ -25,7 +25,7 @@ from swe_core.interception.dialects import DIALECTS, chat
 from swe_core.interception.dialects.base import Asked, BadRequest
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
-from swe_core.testing.waiting import until
+from swe_testing.waiting import until
 
 from .helpers import HELLO, Plugin, Typist, by_hand, who
 

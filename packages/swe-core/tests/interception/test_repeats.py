@@ -14,7 +14,7 @@ from swe_core.api.records import Turn
 from swe_core.errors import RequestRefused
 from swe_core.interception.calls import Call, Calls
 from swe_core.interception.server import InterceptionServer
-from swe_core.testing.waiting import until
+from swe_testing.waiting import until
 
 from .helpers import HELLO, Plugin, Typist, by_hand, who
 

@@ -38,7 +38,7 @@ from swe_core.sandboxing.relay.pull_relay import (
 )
 from swe_core.sandboxing.relay.unix_socket import background
 from swe_core.system.http_server import serve
-from swe_core.testing.sandbox.base import PATIENCE
+from swe_testing.sandbox.base import PATIENCE
 
 Dial = Callable[[int], Awaitable[ByteStream]]
 _START = re.compile(rb"(GET|POST) /proxy/(\d+)(/\S*) HTTP/1.1\r\n")

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from swe_core.errors import SandboxError
 from swe_core.sandboxing.relay.pull_relay import Timing
-from swe_core.testing.sandbox.base import PATIENCE
-from swe_core.testing.sandbox.network import hello, serving
-from swe_core.testing.waiting import until
+from swe_testing.sandbox.base import PATIENCE
+from swe_testing.sandbox.network import hello, serving
+from swe_testing.waiting import until
 
 from .helpers import BOTH, LANGUAGES, QUICK, Proxy, cancelling, dial_host, reached, until_answered
 

@@ -23,9 +23,9 @@ from swe_core.sandboxing.relay.frames import MAX_PROOF, ProtocolError, Question,
 from swe_core.sandboxing.relay.pull_relay import Timing, reach_by_pull
 from swe_core.sandboxing.relay.session import converse
 from swe_core.sandboxing.relay.transport import HttpTransport, TransportError, http_client
-from swe_core.testing.sandbox.base import PATIENCE
-from swe_core.testing.sandbox.network import hello, serving
-from swe_core.testing.waiting import until
+from swe_testing.sandbox.base import PATIENCE
+from swe_testing.sandbox.network import hello, serving
+from swe_testing.waiting import until
 
 from .helpers import (
     LANGUAGES,

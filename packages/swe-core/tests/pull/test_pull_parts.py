@@ -20,7 +20,7 @@ from swe_core.sandboxing.relay.pull_relay import Timing, reach_by_pull
 from swe_core.sandboxing.relay.requests import end_to_end
 from swe_core.sandboxing.relay.send_buffer import ROOM, Outbox, Pace
 from swe_core.system.http_server import serve
-from swe_core.testing.sandbox.network import hello, serving
+from swe_testing.sandbox.network import hello, serving
 
 from .helpers import Proxy, by_exec, dial_host, on_this_host, reached, request
 

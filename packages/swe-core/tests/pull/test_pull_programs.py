@@ -30,7 +30,7 @@ from swe_core.sandboxing.relay.pull_relay import (
     http_client,
     reach_by_pull,
 )
-from swe_core.testing.sandbox.base import PATIENCE
+from swe_testing.sandbox.base import PATIENCE
 
 from .helpers import BOTH, LANGUAGES, PullSandbox, on_this_host, program_of, running
 

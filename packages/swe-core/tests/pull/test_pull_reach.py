@@ -7,7 +7,7 @@ import pytest
 from swe_core.api.sandbox import SandboxProvider, SandboxSpec
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.builtin.local.provider import LocalProvider
-from swe_core.testing.sandbox import NetworkTests
+from swe_testing.sandbox import NetworkTests
 
 from .helpers import PullProvider, by_exec, by_proxy
 

@@ -15,8 +15,8 @@ from swe_core.api.grader import Grade
 from swe_core.api.records import Failure, Rollout, Turn
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
-from swe_core.testing.hf.repos import Repo
 from swe_core.tokens.token_log import TokenBook
+from swe_testing.hf.repos import Repo
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -24,9 +24,9 @@ from swe_core.hub.push import push_run
 from swe_core.hub.pushed_run import PushedRun
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.run.settings import load_settings
-from swe_core.testing.hf import LocalHF
-from swe_core.testing.hf.faults import Faults
-from swe_core.testing.hf.repos import Repo
+from swe_testing.hf import LocalHF
+from swe_testing.hf.faults import Faults
+from swe_testing.hf.repos import Repo
 
 from .runs import add, error, ids_of, new_run, rollout, rows_of
 

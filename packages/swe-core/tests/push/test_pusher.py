@@ -18,8 +18,8 @@ from swe_core.hub.push import prepared, push_run, pushing
 from swe_core.rollout.parts import Parts
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner
-from swe_core.testing.hf import LocalHF
-from swe_core.testing.waiting import until
+from swe_testing.hf import LocalHF
+from swe_testing.waiting import until
 
 from .runs import add, ids_of, new_run, rollout, rows_of
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from swe_core.api.engine import ForkCause, Sampled
 from swe_core.api.records import Turn, TurnTokens
 from swe_core.errors import LedgerError
-from swe_core.testing.records import make_turn
 from swe_core.tokens.chains import Chain, Step, build_chains, chains_of
 from swe_core.tokens.ledger import recount
 from swe_core.tokens.token_log import TokenBook
+from swe_testing.records import make_turn
 
 LOADED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A machine that does other things too must not fail a test."""

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from swe_core.api.engine import Sampled
 from swe_core.api.messages import Message, message_key
 from swe_core.errors import ContextOverflow
-from swe_core.testing.waiting import until
 from swe_core.tokens.conversation import Conversation, Prompt
 from swe_core.tokens.counting import counted
 from swe_core.tokens.renderer import TAIL, Parsed, Renderer, Tools
+from swe_testing.waiting import until
 
 STOP, THINK, AB, LONG = 1, 2, 3, 4
 ROLES = {"system": 10, "user": 11, "assistant": 12, "tool": 13}

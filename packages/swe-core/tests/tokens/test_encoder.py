@@ -9,12 +9,12 @@ from renderers import create_renderer
 from renderers.configs import config_from_name
 
 from swe_core.errors import ContextOverflow
-from swe_core.testing.tokenizer import family_tokens, make_tokenizer
 from swe_core.tokens.counting import at_most
 from swe_core.tokens.encoder import Encoder
 from swe_core.tokens.family_renderer import FamilyRenderer
 from swe_core.tokens.probe_messages import PROBES, TOOLS, result, user
 from swe_core.tokens.template_renderer import TemplateRenderer
+from swe_testing.tokenizer import family_tokens, make_tokenizer
 
 from .test_families import MADE, each
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from swe_core.errors import ConfigError
-from swe_core.testing.tokenizer import family_tokens, make_tokenizer
 from swe_core.tokens.probe_messages import TOOLS, reply, user
 from swe_core.tokens.renderer import THINKING, Renderer
+from swe_testing.tokenizer import family_tokens, make_tokenizer
 
 
 def load_renderer(tokenizer: str, **options: Any) -> Renderer:

@@ -9,11 +9,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from swe_core.testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 from swe_core.tokens.family_renderer import FamilyRenderer
 from swe_core.tokens.reading import Reader
 from swe_core.tokens.renderer import Parsed, Tools
 from swe_core.tokens.template_renderer import TemplateRenderer
+from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 
 THOUGHT = "<think>\nI look at ünïcode 🎉 first.\n\nThen at the rest.\n</think>\n\n"
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'

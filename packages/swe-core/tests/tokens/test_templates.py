@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from swe_core.api.messages import Message
 from swe_core.errors import ConfigError, RequestRefused
-from swe_core.testing.tokenizer import make_tokenizer
 from swe_core.tokens.probe_messages import PROBES, TOOLS, reply, result, system, user
 from swe_core.tokens.renderer import TAIL, Parsed
 from swe_core.tokens.reply_parsers import named_parser, response_parser
 from swe_core.tokens.template_renderer import ChatTemplate, TemplateRenderer, prove_prefix_preserving
+from swe_testing.tokenizer import make_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_core.testing.tokenizer import family_tokens, make_tokenizer
 from swe_core.tokens.probe_messages import PROBES
+from swe_testing.tokenizer import family_tokens, make_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

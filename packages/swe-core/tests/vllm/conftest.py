@@ -16,10 +16,10 @@ import tenacity
 from swe_core.api.engine import ChatRequest, Completion, EngineSession
 from swe_core.api.messages import Message
 from swe_core.builtin.vllm import VLLMConfig
-from swe_core.testing.provider import Ear
-from swe_core.testing.tokenizer import QWEN3_TOKENS, make_tokenizer
-from swe_core.testing.vllm import ScriptedVLLM
 from swe_core.tokens.renderer import Renderer
+from swe_testing.provider import Ear
+from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
+from swe_testing.vllm import ScriptedVLLM
 
 if TYPE_CHECKING:
     from swe_core.builtin.vllm.engine import VLLMEngine

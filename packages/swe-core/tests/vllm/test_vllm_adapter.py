@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swe_core.errors import EngineRefused
-from swe_core.testing.serving.start import TokenServer
-from swe_core.testing.vllm import VLLMFault
+from swe_testing.serving.start import TokenServer
+from swe_testing.vllm import VLLMFault
 
 from .conftest import Qwen, ask, chat, make_engine, session
 from .test_vllm_engine import sampled_of

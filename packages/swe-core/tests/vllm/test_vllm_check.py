@@ -14,8 +14,8 @@ import pytest
 from swe_core.builtin import vllm
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.errors import ConfigError, EngineError, EngineProtocolError, EngineRefused, EngineUnavailable
-from swe_core.testing.provider import ScriptedProvider, refusing_url
 from swe_core.tokens.renderer import THINKING, Renderer
+from swe_testing.provider import ScriptedProvider, refusing_url
 
 from .conftest import Qwen, ask, make_engine
 

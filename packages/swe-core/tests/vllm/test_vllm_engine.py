@@ -34,8 +34,8 @@ from swe_core.errors import (
     EngineUnavailable,
     RequestRefused,
 )
-from swe_core.testing.provider import Ear, refusing_url
-from swe_core.testing.vllm import VLLMFault, logprob_of
+from swe_testing.provider import Ear, refusing_url
+from swe_testing.vllm import VLLMFault, logprob_of
 
 from .conftest import HELLO, KEY, TOOLS, Qwen, ask, chat, make_engine, said, session
 

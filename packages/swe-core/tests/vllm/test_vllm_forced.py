@@ -17,16 +17,16 @@ from swe_core.cli import cli
 from swe_core.errors import ConfigError, EngineUnavailable
 from swe_core.plugins.manager import PluginSet
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.testing.provider import Ear
-from swe_core.testing.serving.start import TokenServer
 from swe_core.tokens.chains import build_chains, step_of
 from swe_core.tokens.renderer import Renderer
 from swe_core.tokens.token_log import TokenBook
+from swe_testing.provider import Ear
+from swe_testing.serving.start import TokenServer
 
 from .conftest import HELLO, TOOLS, Qwen, chat, said
 
 if TYPE_CHECKING:
-    from swe_core.testing.serving.forced import ForcedEngine
+    from swe_testing.serving.forced import ForcedEngine
 
 pytestmark = pytest.mark.anyio
 COMMAND = "cd /x && sed -i 's/a.b/c+d/' \"f\" | grep '(é)[1]' <<EOF\n$HOME\nEOF"
@@ -41,7 +41,7 @@ def script(path: Path, content: object) -> Path:
 
 
 def forced(url: str, file: Path, **settings: Any) -> ForcedEngine:
-    from swe_core.testing.serving.forced import ForcedConfig, ForcedEngine
+    from swe_testing.serving.forced import ForcedConfig, ForcedEngine
 
     defaults: dict[str, Any] = {"model": "scripted", "renderer": "qwen3", "max_retries": 1}
     return ForcedEngine(ForcedConfig(url=url, script=file, **{**defaults, **settings}))
@@ -187,9 +187,9 @@ def test_a_script_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_the_module_is_a_plugin(tmp_path: Path) -> None:
-    from swe_core.testing.serving.forced import ForcedConfig, ForcedEngine
+    from swe_testing.serving.forced import ForcedConfig, ForcedEngine
 
-    plugins = PluginSet(extra=["swe_core.testing.serving.forced"])
+    plugins = PluginSet(extra=["swe_testing.serving.forced"])
     component = plugins.find("engine", "vllm-forced").component
     file = script(tmp_path, {})
     engine = component.create(ForcedConfig(url="http://h", model="m", script=file))
@@ -206,7 +206,7 @@ def test_a_run_whose_first_call_is_forced(token_server: TokenServer, tmp_path: P
     file = script(tmp_path, {"demo__logweave-1": {"0": [text]}})
     out = tmp_path / "run"
     settings = [f"engine.vllm-forced.script={file}", "engine.vllm-forced.max_tokens=100", "budget.turns=3"]
-    options = ["-p", "swe_core.testing.serving.forced", "--engine", "vllm-forced", "--out", str(out)]
+    options = ["-p", "swe_testing.serving.forced", "--engine", "vllm-forced", "--out", str(out)]
     options += ["--engine-url", token_server.url, "--model", token_server.model]
     options += ["--task", "demo__logweave-1", "--attempts", "1"]
     options += [part for setting in settings for part in ("--set", setting)]

@@ -14,8 +14,8 @@ from swe_core.api.engine import Delta
 from swe_core.api.messages import Message
 from swe_core.builtin.vllm.streaming import Streamer, cut
 from swe_core.errors import EngineError
-from swe_core.testing.provider import Ear
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
+from swe_testing.provider import Ear
 
 pytestmark = pytest.mark.anyio
 

@@ -23,7 +23,7 @@ from huggingface_hub import HfApi
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from swe_core.testing.hf import LocalHF
+from swe_testing.hf import LocalHF
 
 from . import images
 

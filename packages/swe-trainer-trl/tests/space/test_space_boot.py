@@ -22,8 +22,8 @@ import httpx
 import pytest
 from docker.models.containers import Container
 
-from swe_core.testing.serving.start import obstacle
-from swe_core.testing.vllm import tool_call
+from swe_testing.serving.start import obstacle
+from swe_testing.vllm import tool_call
 from swe_trainer_trl.space.manifest import KEY, KEY_HEADER, PORT, TOKEN
 from swe_trainer_trl.space.state import State
 
@@ -40,7 +40,7 @@ FIX = "sed -i 's/sorted(kwargs)/sorted(map(repr, kwargs.items()))/' memofn/keys.
 SETTINGS = """
 [run]
 plugins = ["trl"]
-extra_plugins = ["swe_core.testing.serving.forced"]
+extra_plugins = ["swe_testing.serving.forced"]
 engine = "vllm-forced"
 model = "./tiny"
 only = ["demo__memofn-1"]

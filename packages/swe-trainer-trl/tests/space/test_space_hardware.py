@@ -11,7 +11,7 @@ from huggingface_hub import HfApi, JobHardwareInfo
 
 from swe_core.errors import ConfigError
 from swe_core.run.settings import Settings, load_settings
-from swe_core.testing.hf import LocalHF
+from swe_testing.hf import LocalHF
 from swe_trainer_trl.space import preflight
 from swe_trainer_trl.space.deployment import Request, Training
 from swe_trainer_trl.space.hardware import gpus_of, require_gpus

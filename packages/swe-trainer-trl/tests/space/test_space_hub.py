@@ -17,9 +17,9 @@ from huggingface_hub import HfApi
 
 from swe_core.cli import main
 from swe_core.errors import ConfigError, SweError, UsageError
-from swe_core.testing.hf import LocalHF
-from swe_core.testing.hf import hub as local_hub
-from swe_core.testing.hf.repos import Repo, Space
+from swe_testing.hf import LocalHF
+from swe_testing.hf import hub as local_hub
+from swe_testing.hf.repos import Repo, Space
 from swe_trainer_trl.space import wheels
 from swe_trainer_trl.space.deployment import Deployment, Needs, RepoKind, Request, plan
 from swe_trainer_trl.space.hub import Hub

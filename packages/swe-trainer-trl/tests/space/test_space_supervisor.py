@@ -21,7 +21,7 @@ from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.run.settings import load_settings
 from swe_core.system.ports import free_port
 from swe_core.system.redaction import MARK, Redactor
-from swe_core.testing.hf import LocalHF
+from swe_testing.hf import LocalHF
 from swe_trainer_trl.space import supervisor as module
 from swe_trainer_trl.space.manifest import KEY, KEY_HEADER, Manifest
 from swe_trainer_trl.space.state import Said, State, phase_of

@@ -1,0 +1,149 @@
+"""What the local Hub keeps: repositories with their commits, and what makes one of them a Space."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
+
+from swe_testing.hf.accounts import Refused
+
+Kind = Literal["model", "dataset", "space"]
+MAIN = "main"
+
+
+def now() -> str:
+    """The time, as the Hub writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+def blob_id(data: bytes) -> str:
+    """Git's id of a file."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A state of a repository.
+
+    Args:
+        id: 40 hex digits.
+        files: Path → content, all of them.
+    """
+
+    id: str
+    title: str
+    message: str
+    date: str
+    files: Mapping[str, bytes]
+
+
+@dataclass(slots=True)
+class Space:
+    """What a Space is besides its repository. A test may change all of it.
+
+    Args:
+        secrets: Name → value; the API never tells a value.
+        variables: Name → value.
+        outcome: The stage that its next build or start ends in.
+        paused: Whether somebody has paused it.
+        ready_at: When what it builds or starts is done, of the event loop's clock; None where nothing was.
+        restarts: How often it was built or started anew.
+        build_log: Lines of its build.
+        run_log: Lines that its program prints.
+        host: The URL where its program answers; the test's to serve.
+    """
+
+    sdk: str
+    hardware: str = "cpu-basic"
+    sleep_time: int | None = None
+    secrets: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    outcome: str = "RUNNING"
+    paused: bool = False
+    ready_at: float | None = None
+    restarts: int = 0
+    build_log: list[str] = field(default_factory=list)
+    run_log: list[str] = field(default_factory=list)
+    host: str | None = None
+
+
+@dataclass(slots=True)
+class Repo:
+    """A repository.
+
+    Args:
+        id: OWNER/NAME.
+        branches: Name → its commits, the newest last; `main` is always there.
+        space: None where it is none.
+    """
+
+    kind: Kind
+    id: str
+    private: bool
+    branches: dict[str, list[Commit]]
+    created_at: str = field(default_factory=now)
+    space: Space | None = None
+
+    @classmethod
+    def new(cls, kind: Kind, repo_id: str, private: bool) -> Repo:
+        """One as the Hub makes it: with nothing but `.gitattributes`."""
+        repo = cls(kind, repo_id, private, {MAIN: []})
+        repo.commit(
+            MAIN, {".gitattributes": b"*.parquet filter=lfs diff=lfs merge=lfs -text\n"}, "initial commit"
+        )
+        return repo
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """Path → content on `main`."""
+        return self.branches[MAIN][-1].files
+
+    @property
+    def commits(self) -> Sequence[Commit]:
+        """Those of `main`, the newest last."""
+        return self.branches[MAIN]
+
+    def at(self, revision: str) -> Commit:
+        """The commit that a branch's name or a commit's id means.
+
+        Raises:
+            Refused: There is none.
+        """
+        if revision in self.branches:
+            return self.branches[revision][-1]
+        for commit in self._all():
+            if commit.id == revision:
+                return commit
+        raise Refused(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+
+    def history(self, revision: str) -> list[Commit]:
+        """The commits up to `revision`, the newest first.
+
+        Raises:
+            Refused: There is no such revision.
+        """
+        last = self.at(revision)
+        for commits in self.branches.values():
+            if last in commits:
+                return commits[commits.index(last) :: -1]
+        return [last]
+
+    def commit(self, branch: str, files: Mapping[str, bytes], title: str, message: str = "") -> Commit:
+        """Add a state to a branch."""
+        commits = self.branches[branch]
+        number = sum(map(len, self.branches.values()))
+        named = "\0".join(
+            [self.kind, self.id, str(number), title, *(f"{p}={blob_id(d)}" for p, d in files.items())]
+        )
+        made = Commit(
+            hashlib.sha1(named.encode(), usedforsecurity=False).hexdigest(), title, message, now(), files
+        )
+        commits.append(made)
+        return made
+
+    def _all(self) -> Iterator[Commit]:
+        for commits in self.branches.values():
+            yield from commits

@@ -1,0 +1,67 @@
+"""A tiny random Qwen3 with its tokenizer, made from nothing but what is installed: no download.
+
+Its tokens and logprobs are as real as a large model's, which is what tests of exact tokens need; what it says
+means nothing. Most replies end by themselves after some dozens of tokens.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
+
+MAX_POSITIONS = 131_072
+"""Tokens of context that the model can take."""
+
+_SEED = 20
+
+
+def make_tiny_model(directory: Path) -> Path:
+    """Write a random Qwen3 of about 270,000 parameters, float32, embeddings untied, into `directory`, with a
+    byte-level tokenizer that has Qwen3's special tokens and chat template.
+
+    The same versions of Python and of the libraries give the same model.
+
+    Returns:
+        `directory`.
+
+    Raises:
+        ImportError: torch, transformers or trl (whose copy of the template it is) is not installed.
+    """
+    import torch
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+    template = files("trl") / "chat_templates" / "qwen3.jinja"
+    tokenizer = make_tokenizer(
+        QWEN3_TOKENS,
+        chat_template=template.read_text(encoding="utf-8"),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+    )
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=False,  # vLLM on CPU does not refresh a tied head when weights are reloaded
+        initializer_range=0.2,  # so that what comes next depends on what came before
+        eos_token_id=end,
+        bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight[end] *= 3  # likely after some contexts: replies end
+    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=tokenizer.pad_token_id)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
