@@ -28,13 +28,22 @@ from swe_core.api.records import Outcome, Rollout, Turn, TurnTokens
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.api.task import Task
-from swe_trainer_trl import feeder, freshness, schedule, tally
-from swe_trainer_trl.feeder import Feeder
-from swe_trainer_trl.freshness import STALE
-from swe_trainer_trl.groups import Assessed, Row
-from swe_trainer_trl.ipc import Closed, Command, FeedOptions, Metrics, Report, Stop, Taken, Version
-from swe_trainer_trl.journal import OpenGroup, ReadyGroup
-from swe_trainer_trl.schedule import groups_to_keep_busy
+from swe_trainer_trl.journal.groups import Assessed, Row
+from swe_trainer_trl.journal.journal import OpenGroup, ReadyGroup
+from swe_trainer_trl.rollouts import group_scheduler, metrics, staleness, worker
+from swe_trainer_trl.rollouts.group_scheduler import groups_to_keep_busy
+from swe_trainer_trl.rollouts.messages import (
+    Closed,
+    Command,
+    FeedOptions,
+    Metrics,
+    Report,
+    Stop,
+    Taken,
+    Version,
+)
+from swe_trainer_trl.rollouts.staleness import STALE
+from swe_trainer_trl.rollouts.worker import Feeder
 
 CALLS = 20
 """LLM calls of a rollout; its first ids come with the first one."""
@@ -280,11 +289,11 @@ def _virtual() -> Iterator[None]:
     """Let the package's modules read the virtual clock, and do at once what they would leave to a thread."""
     clock = SimpleNamespace(monotonic=anyio.current_time)
     with ExitStack() as stack:
-        for module in (freshness, schedule, tally):
+        for module in (staleness, group_scheduler, metrics):
             stack.enter_context(patch.object(module, "time", clock))
-        stack.enter_context(patch.object(schedule, "run_sync", _at_once))
+        stack.enter_context(patch.object(group_scheduler, "run_sync", _at_once))
         for name in ("_BEAT", "_METRICS"):  # what it measured, it also says at the end
-            stack.enter_context(patch.object(feeder, name, math.inf))
+            stack.enter_context(patch.object(worker, name, math.inf))
         yield
 
 

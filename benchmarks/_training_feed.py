@@ -27,7 +27,7 @@ def make_swe_core(config: dict[str, Any]) -> Any:
     """Our worker."""
     from _training_worker_ours import JOURNAL, light_worker
 
-    from swe_trainer_trl.journal import Journal
+    from swe_trainer_trl.journal.journal import Journal
 
     folder = Path(config["folder"])
     return light_worker(

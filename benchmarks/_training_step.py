@@ -23,11 +23,12 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from swe_core.tokens.chains import Chain
-from swe_trainer_trl import compat, cpu
-from swe_trainer_trl.groups import Member, assess
-from swe_trainer_trl.journal import Journal, ReadyGroup
-from swe_trainer_trl.trainer import Trainer
-from swe_trainer_trl.worker import TRLRolloutWorker
+from swe_trainer_trl import compat
+from swe_trainer_trl.journal.groups import Member, assess
+from swe_trainer_trl.journal.journal import Journal, ReadyGroup
+from swe_trainer_trl.trainer import cpu_attention
+from swe_trainer_trl.trainer.trainer import Trainer
+from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 
 STEP_ROWS, ROW, SAMPLED = 8, 512, 128
 """Rows of a step, ids of a row, and how many of these are trained."""
@@ -220,7 +221,7 @@ def train(config: dict[str, Any], folder: Path, agents: int) -> tuple[float, flo
 def main() -> None:
     config = json.loads(Path(sys.argv[1]).read_bytes())
     torch.set_num_threads(1)  # idle threads of torch spin, which counts as processor time
-    cpu.install()
+    cpu_attention.install()
     sides: dict[str, list[tuple[float, float]]] = {"alone": [], "agents": []}
     for round_ in range(config["rounds"]):
         order = list(sides) if round_ % 2 == 0 else list(sides)[::-1]

@@ -10,9 +10,9 @@ from swe_core.run.execute import create_directory
 from swe_core.run.plan import make_plan
 from swe_core.run.settings import Settings
 from swe_core.system.redaction import Redactor
-from swe_trainer_trl.ipc import FeedOptions
-from swe_trainer_trl.journal import Journal
-from swe_trainer_trl.worker import TRLRolloutWorker
+from swe_trainer_trl.journal.journal import Journal
+from swe_trainer_trl.rollouts.messages import FeedOptions
+from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 
 PLUGIN = str(Path(__file__).with_name("_light_rollouts.py"))
 NEVER_STALE = 1_000_000

@@ -49,7 +49,7 @@ from swe_core.tokens.token_log import TokenBook
 from swe_testing.records import make_rollout
 from swe_testing.serving.start import FRUGAL, missing, obstacle
 from swe_trainer_trl.config import ServerOptions, TRLConfig
-from swe_trainer_trl.groups import Skipped
+from swe_trainer_trl.journal.groups import Skipped
 from swe_trainer_trl.presets import preset_names
 
 from .conftest import SweCore
@@ -322,7 +322,7 @@ def code(page: Path) -> str:
 def test_every_option_named_exists(page: Path, options: set[str]) -> None:
     of_others = re.compile(r"^.*\b(pip|pytest|git|patch|bwrap|npm|docker|vllm|benchmarks/\w+\.py) .*$", re.M)
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", of_others.sub("", code(page))))
-    servers = set(re.findall(r'"(--[a-z-]+)"', (TRAINER / "serving.py").read_text()))
+    servers = set(re.findall(r'"(--[a-z-]+)"', (TRAINER / "server" / "vllm_server.py").read_text()))
     assert named - options - servers - {"--help", "--version"} == set()
 
 
@@ -544,7 +544,7 @@ def metric_names(*modules: str) -> set[str]:
 
 def test_every_metric_of_a_training_is_documented() -> None:
     named = [name for cells in table(TRAINING, "name") for name in in_backticks(cells[0])]
-    assert sorted(named) == sorted(metric_names("tally", "trainer", "worker"))
+    assert sorted(named) == sorted(metric_names("rollouts/metrics", "trainer/trainer", "trainer/worker"))
 
 
 def test_the_metrics_of_trl_that_are_named_exist() -> None:
@@ -571,7 +571,7 @@ def test_every_key_that_a_training_refuses_is_documented() -> None:
     """Those of evaluation and of the data loader as a kind."""
     if missing() is not None:
         pytest.skip(str(missing()))
-    from swe_trainer_trl.arguments import _NO_DATALOADER, _NO_EVALUATION, _REFUSED
+    from swe_trainer_trl.trainer.arguments import _NO_DATALOADER, _NO_EVALUATION, _REFUSED
 
     kinds = {key for key, why in _REFUSED.items() if why in (_NO_DATALOADER, _NO_EVALUATION)}
     named = {name for cells in table(TRAINING, "key") for name in in_backticks(cells[0])}
@@ -580,7 +580,7 @@ def test_every_key_that_a_training_refuses_is_documented() -> None:
 
 
 def test_every_flag_of_the_server_is_documented() -> None:
-    source = (TRAINER / "serving.py").read_text()
+    source = (TRAINER / "server" / "vllm_server.py").read_text()
     flags = set(re.findall(r'"(--[a-z-]+)"', source)) | set(re.findall(r'"(V?LLM_[A-Z_]+)"', source))
     named = {name for cells in table(TRAINING, "flag or variable") for name in code_words(cells)}
     assert flags - named == set()

@@ -37,7 +37,12 @@ PROGRAM = (
     *("swe_agents_pi.agent", "swe_sandbox_docker.plugin", "swe_sandbox_hf.plugin", "swe_trainer_trl.plugin"),
 )
 """What a run imports."""
-TRAINING = (*PROGRAM, "swe_trainer_trl.training", "swe_trainer_trl.push", "swe_trainer_trl.serving")
+TRAINING = (
+    *PROGRAM,
+    "swe_trainer_trl.trainer.train",
+    "swe_trainer_trl.hub.push_checkpoints",
+    "swe_trainer_trl.server.vllm_server",
+)
 """What a training imports. (Not HF's client with an endpoint of the tests': it reads that at its import.)"""
 
 

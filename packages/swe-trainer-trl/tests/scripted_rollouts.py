@@ -23,7 +23,7 @@ from swe_core.api.grader import Grade, Graded
 from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.rollout import loop
-from swe_trainer_trl.ipc import FeedOptions
+from swe_trainer_trl.rollouts.messages import FeedOptions
 
 PATIENCE = 120.0
 """Seconds until a test that hangs fails."""

@@ -25,13 +25,13 @@ pytestmark = [
 
 
 def made(grpo: dict[str, Any] | None = None, config: TRLConfig | None = None, **options: Any) -> Any:
-    from swe_trainer_trl.arguments import grpo_arguments  # imports TRL, which takes seconds
+    from swe_trainer_trl.trainer.arguments import grpo_arguments  # imports TRL, which takes seconds
 
     return grpo_arguments(config or TRLConfig(grpo=grpo or {}), output_dir=Path("run/trainer"), **options)
 
 
 def adapter(**config: Any) -> Any:
-    from swe_trainer_trl.arguments import lora_config
+    from swe_trainer_trl.trainer.arguments import lora_config
 
     return lora_config(TRLConfig.model_validate(config))
 
@@ -62,7 +62,7 @@ def test_keys_reach_trl() -> None:
 def test_the_groups_ahead_follow_the_concurrency_where_nobody_sets_them(
     concurrency: int, wanted: int | None, ahead: int
 ) -> None:
-    from swe_trainer_trl.training import Job, _feed_options
+    from swe_trainer_trl.trainer.train import Job, _feed_options
 
     config = TRLConfig(groups_ahead=wanted)
     step = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "max_staleness": 4}
@@ -113,7 +113,7 @@ def test_precision_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
             seen.update(use_cpu=self.use_cpu, bf16=self.bf16)
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("swe_trainer_trl.arguments.AsyncGRPOConfig", Seen)
+    monkeypatch.setattr("swe_trainer_trl.trainer.arguments.AsyncGRPOConfig", Seen)
     made({})
     assert seen == {"use_cpu": False, "bf16": None}
 
@@ -152,8 +152,8 @@ def test_what_is_refused(grpo: dict[str, Any], words: list[str]) -> None:
 
 def test_refused_keys_are_trls() -> None:
     """A misspelt one would refuse nothing. Older versions lack some."""
-    from swe_trainer_trl.arguments import _REFUSED
     from swe_trainer_trl.compat import TRL_VERSION, AsyncGRPOConfig
+    from swe_trainer_trl.trainer.arguments import _REFUSED
 
     unknown = _REFUSED.keys() - {one.name for one in dataclasses.fields(AsyncGRPOConfig)}
     assert not unknown or TRL_VERSION != "1.16.0", unknown
@@ -176,7 +176,7 @@ def test_what_is_sampled_is_what_is_trained(
     temperature: float, top_p: float, top_k: int, min_p: float | None
 ) -> None:
     """Every sampling setting that TRL takes is one that the engine takes."""
-    from swe_trainer_trl.arguments import sampling
+    from swe_trainer_trl.trainer.arguments import sampling
 
     got = sampling(made({"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}))
     engine = VLLMConfig(**got)

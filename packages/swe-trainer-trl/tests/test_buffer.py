@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:  # imports TRL, which takes seconds
-    from swe_trainer_trl.buffer import Item
     from swe_trainer_trl.compat import RolloutSample
+    from swe_trainer_trl.trainer.row_queue import Item
 
 PATIENCE = 60.0
 """Seconds until a test that hangs fails."""
 
 
 def item(row: int, group: int = 0, tokens: int = 3, version: int = 0) -> Item:
-    from swe_trainer_trl.buffer import Item
     from swe_trainer_trl.compat import make_sample
     from swe_trainer_trl.normalization import Part
+    from swe_trainer_trl.trainer.row_queue import Item
 
     ids = np.full(tokens + 1, row, np.int64)
     sample = make_sample(
@@ -57,7 +57,7 @@ class Bench:
     taken: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        from swe_trainer_trl.buffer import RowBuffer
+        from swe_trainer_trl.trainer.row_queue import RowBuffer
 
         self.buffer = RowBuffer(
             self.maxsize,

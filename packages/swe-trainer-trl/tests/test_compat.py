@@ -220,7 +220,7 @@ def test_nothing_else_imports_torch_or_trl():
     ended = python(
         dedent("""
         import sys
-        import swe_trainer_trl.config, swe_trainer_trl.plugin, swe_trainer_trl.weights
+        import swe_trainer_trl.config, swe_trainer_trl.plugin, swe_trainer_trl.trainer.disk_weight_transfer
         print({"torch", "trl", "transformers", "safetensors"} & sys.modules.keys())
         """)
     )

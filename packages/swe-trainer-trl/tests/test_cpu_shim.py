@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 @pytest.fixture(scope="module")
 def cpu():
     """The module, which imports TRL: that takes seconds."""
-    from swe_trainer_trl import cpu
+    from swe_trainer_trl.trainer import cpu_attention
 
-    return cpu
+    return cpu_attention
 
 
 def bounds(lengths):

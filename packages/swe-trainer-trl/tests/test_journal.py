@@ -31,9 +31,9 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from swe_core.api.engine import ForkCause
 from swe_core.errors import SweError, UsageError
 from swe_core.tokens.chains import Chain
-from swe_trainer_trl.groups import Assessed, Member, Row, assess
-from swe_trainer_trl.journal import Journal, ReadyGroup, Tokens
-from swe_trainer_trl.statements import FORMAT
+from swe_trainer_trl.journal.groups import Assessed, Member, Row, assess
+from swe_trainer_trl.journal.journal import Journal, ReadyGroup, Tokens
+from swe_trainer_trl.journal.statements import FORMAT
 
 SIZE = 3
 INT32 = st.integers(-(2**31), 2**31 - 1)

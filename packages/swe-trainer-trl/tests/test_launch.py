@@ -72,7 +72,7 @@ class Watch:
         return None
 
 sys.meta_path.insert(0, Watch())
-from swe_trainer_trl import gpus
+from swe_trainer_trl.server import gpus
 gpus.visible_gpus = lambda: ("4", "7")
 from swe_core.run.plan import grader_of
 from swe_core.builtin.swe import SweGraderConfig

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_testing.serving.start import missing
-from swe_trainer_trl.groups import advantages
+from swe_trainer_trl.journal.groups import advantages
 from swe_trainer_trl.normalization import Normalize, Part, weighted
 
 if TYPE_CHECKING:  # they import torch and TRL, which takes seconds
     import torch
 
-    from swe_trainer_trl.buffer import Item
-    from swe_trainer_trl.trainer import Trainer
+    from swe_trainer_trl.trainer.row_queue import Item
+    from swe_trainer_trl.trainer.trainer import Trainer
 
 CLOSE = 1e-4
 """Relative difference of gradients."""
@@ -67,8 +67,8 @@ def cut(attempt: Attempt, chains: int) -> list[np.ndarray]:
 
 def rows_of(number: int, attempt: Attempt, chains: int) -> list[Item]:
     """`attempt` as rows: each has all ids up to its last trained one, and trains its share of them."""
-    from swe_trainer_trl.buffer import Item
     from swe_trainer_trl.compat import make_sample
+    from swe_trainer_trl.trainer.row_queue import Item
 
     items = []
     for places in cut(attempt, chains):
@@ -94,7 +94,7 @@ class Worker:
     """A worker with a buffer, and nothing in it yet."""
 
     def __init__(self) -> None:
-        from swe_trainer_trl.buffer import RowBuffer
+        from swe_trainer_trl.trainer.row_queue import RowBuffer
 
         self.version = 1
         self.metrics_queue: queue.Queue[Any] = queue.Queue()
@@ -108,11 +108,12 @@ class Worker:
 def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
     from datasets import Dataset
 
-    from swe_trainer_trl import compat, cpu
-    from swe_trainer_trl.journal import Journal
-    from swe_trainer_trl.trainer import Trainer
+    from swe_trainer_trl import compat
+    from swe_trainer_trl.journal.journal import Journal
+    from swe_trainer_trl.trainer import cpu_attention
+    from swe_trainer_trl.trainer.trainer import Trainer
 
-    cpu.install()
+    cpu_attention.install()
     home = tmp_path_factory.mktemp("trainer")
     arguments = compat.AsyncGRPOConfig(
         output_dir=str(home),
@@ -258,13 +259,13 @@ def remade(items: Sequence[Item]) -> list[Item]:
 def test_trls_own_weights_know_the_cut(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: without our weights a rollout in five chains counts five times."""
     from swe_trainer_trl.compat import AsyncGRPOTrainer
-    from swe_trainer_trl.trainer import Trainer as Ours
+    from swe_trainer_trl.trainer.trainer import Trainer as Ours
 
     made = attempts()
     reference = expected(trainer, made, "rollout")
     monkeypatch.setattr(Ours, "get_batch_samples", AsyncGRPOTrainer.get_batch_samples)
     monkeypatch.setattr(
-        "swe_trainer_trl.buffer.RowBuffer.shared",
+        "swe_trainer_trl.trainer.row_queue.RowBuffer.shared",
         property(lambda self: False, lambda self, _: None),
         raising=False,
     )

@@ -27,13 +27,13 @@ from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_testing.hf import LocalHF
 from swe_testing.records import make_rollout
-from swe_trainer_trl.checkpoints import last_checkpoint
-from swe_trainer_trl.groups import Member
-from swe_trainer_trl.journal import JOURNAL, Journal
-from swe_trainer_trl.restore import earlier, restore, restore_command
+from swe_trainer_trl.hub.restore import earlier, restore, restore_command
+from swe_trainer_trl.journal.checkpoints import last_checkpoint
+from swe_trainer_trl.journal.groups import Member
+from swe_trainer_trl.journal.journal import JOURNAL, Journal
 
 if TYPE_CHECKING:  # imports transformers, which takes seconds
-    from swe_trainer_trl.push import CheckpointPush
+    from swe_trainer_trl.hub.push_checkpoints import CheckpointPush
 
 TO = "tester/trained"
 
@@ -74,7 +74,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def prepared(options: Push, directory: Path) -> CheckpointPush | None:
-    from swe_trainer_trl.push import prepared
+    from swe_trainer_trl.hub.push_checkpoints import prepared
 
     return prepared(options, directory)
 
@@ -283,7 +283,7 @@ from types import SimpleNamespace
 names = ("TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments")
 sys.modules["transformers"] = SimpleNamespace(**dict.fromkeys(names, object))  # its import takes seconds
 from swe_core.hub.options import Push
-from swe_trainer_trl.push import prepared
+from swe_trainer_trl.hub.push_checkpoints import prepared
 callback = prepared(Push(to=sys.argv[2]), Path(sys.argv[1]))
 callback.on_save(None, None, None)
 callback._wait()

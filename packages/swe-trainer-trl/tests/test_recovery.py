@@ -20,13 +20,13 @@ from swe_core.errors import EngineUnavailable, SweError
 from swe_core.system.ports import free_port
 from swe_testing.serving.start import missing
 from swe_trainer_trl.config import ServerOptions
-from swe_trainer_trl.watch import ServerLost
+from swe_trainer_trl.server.health import ServerLost
 
 from .test_serving import started_as, stub
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
-    from swe_trainer_trl.recovery import Guard
-    from swe_trainer_trl.serving import VLLMServer
+    from swe_trainer_trl.server.recovery import Guard
+    from swe_trainer_trl.server.vllm_server import VLLMServer
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -35,7 +35,7 @@ PATIENCE = 120.0
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swe_trainer_trl.recovery._EVERY", 0.02)
+    monkeypatch.setattr("swe_trainer_trl.server.recovery._EVERY", 0.02)
 
 
 @dataclass
@@ -51,14 +51,14 @@ class Bench:
         return f"http://127.0.0.1:{self.port}"
 
     def server(self, command: list[str] | None = None) -> VLLMServer:
-        from swe_trainer_trl.serving import VLLMServer
+        from swe_trainer_trl.server.vllm_server import VLLMServer
 
         return VLLMServer(self.url, "m", self.log, command or stub(self.port), os.environ, PATIENCE)
 
     @contextmanager
     def guarded(self, server: VLLMServer | None, **options: float) -> Iterator[Guard]:
         """The guard of a server of ours that is started, or of one of the user."""
-        from swe_trainer_trl.recovery import Guard
+        from swe_trainer_trl.server.recovery import Guard
 
         chosen = ServerOptions(**options)
         told = (lambda: self.said.append("lost"), lambda: self.said.append("back"))

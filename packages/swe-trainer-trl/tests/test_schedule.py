@@ -40,11 +40,11 @@ from swe_core.run.plan import sandbox_spec
 from swe_core.run.settings import Settings
 from swe_core.system.redaction import Redactor
 from swe_testing.records import make_request
-from swe_trainer_trl import schedule
-from swe_trainer_trl.feeder import Feeder
-from swe_trainer_trl.freshness import Freshness
-from swe_trainer_trl.groups import Member, advantages
-from swe_trainer_trl.ipc import (
+from swe_trainer_trl.journal.groups import Member, advantages
+from swe_trainer_trl.journal.journal import Journal, ReadyGroup
+from swe_trainer_trl.rollouts import group_scheduler
+from swe_trainer_trl.rollouts.group_scheduler import groups_to_keep_busy, tasks_from
+from swe_trainer_trl.rollouts.messages import (
     Back,
     Beat,
     Closed,
@@ -56,9 +56,9 @@ from swe_trainer_trl.ipc import (
     Taken,
     Version,
 )
-from swe_trainer_trl.journal import Journal, ReadyGroup
-from swe_trainer_trl.schedule import groups_to_keep_busy, tasks_from
-from swe_trainer_trl.tally import Tally
+from swe_trainer_trl.rollouts.metrics import Tally
+from swe_trainer_trl.rollouts.staleness import Freshness
+from swe_trainer_trl.rollouts.worker import Feeder
 
 from .scripted_rollouts import (
     OPTIONS,
@@ -815,7 +815,7 @@ async def test_a_policy_that_always_has_the_same_reward_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be rolled out for ever, and pay for it."""
-    monkeypatch.setattr(schedule, "_ALIKE", 3)
+    monkeypatch.setattr(group_scheduler, "_ALIKE", 3)
     words = {"1": ["crash"], "*": ["done"]}  # attempts 0 and 2 are resolved
     async with feeding(tmp_path / "run", words, group_size=3) as feed:
         await feed.ended.wait()

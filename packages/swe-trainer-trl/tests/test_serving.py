@@ -28,7 +28,7 @@ from swe_trainer_trl import launch
 from swe_trainer_trl.config import ServerOptions, TRLConfig
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
-    from swe_trainer_trl.serving import VLLMServer
+    from swe_trainer_trl.server.vllm_server import VLLMServer
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
@@ -39,20 +39,20 @@ TWO: Gpus = (("1",), ("0",))
 
 
 def layout(visible: list[str], wanted: str | None, nccl: bool) -> Any:
-    from swe_trainer_trl.gpus import layout
+    from swe_trainer_trl.server.gpus import layout
 
     return layout(visible, wanted, nccl)
 
 
 def telling(log: str) -> str:
-    from swe_trainer_trl.serving import telling
+    from swe_trainer_trl.server.vllm_server import telling
 
     return telling(log)
 
 
 def environment(base: Mapping[str, str], gpus: Gpus, *, lora: bool) -> dict[str, str]:
-    from swe_trainer_trl.gpus import Layout
-    from swe_trainer_trl.serving import server_environment
+    from swe_trainer_trl.server.gpus import Layout
+    from swe_trainer_trl.server.vllm_server import server_environment
 
     return server_environment(base, Layout(*gpus), lora=lora)
 
@@ -66,8 +66,8 @@ def arguments(**changed: Any) -> Any:
 def flags(
     gpus: Gpus, config: TRLConfig | None = None, *, lora_rank: int | None = None, **changed: Any
 ) -> list[str]:
-    from swe_trainer_trl.gpus import Layout
-    from swe_trainer_trl.serving import server_arguments
+    from swe_trainer_trl.server.gpus import Layout
+    from swe_trainer_trl.server.vllm_server import server_arguments
 
     args, config = arguments(**changed), config or TRLConfig()
     return server_arguments("org/model", args, config, gpus=Layout(*gpus), lora_rank=lora_rank, port=8123)
@@ -217,7 +217,7 @@ def test_every_layout_that_is_chosen_can_be_used(count: int, nccl: bool) -> None
 def test_which_gpus_are_visible(
     monkeypatch: pytest.MonkeyPatch, named: str | None, count: int, expected: tuple[str, ...]
 ) -> None:
-    from swe_trainer_trl.gpus import visible_gpus
+    from swe_trainer_trl.server.gpus import visible_gpus
 
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -301,7 +301,7 @@ def stub(port: int, status: int = 200) -> list[str]:
 @contextmanager
 def served(command: list[str], log: Path, port: int, timeout: float = 120) -> Iterator[VLLMServer]:
     """The server that this command is, not started yet."""
-    from swe_trainer_trl.serving import VLLMServer
+    from swe_trainer_trl.server.vllm_server import VLLMServer
 
     server = VLLMServer(f"http://127.0.0.1:{port}", "m", log, command, os.environ, timeout)
     try:
@@ -403,7 +403,7 @@ PARENT = """
 import os, signal, sys, time
 from pathlib import Path
 sys.modules["torch"] = type(os)("torch")  # no GPU is asked for, and its import takes seconds
-from swe_trainer_trl.serving import VLLMServer
+from swe_trainer_trl.server.vllm_server import VLLMServer
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 server = VLLMServer(sys.argv[2], "m", Path(sys.argv[1]), sys.argv[3:], os.environ, 120)
 try:
@@ -433,21 +433,21 @@ def test_no_server_outlives_us(log: Path, how: signal.Signals) -> None:
 
 def _enter(model: str, config: TRLConfig, log: Path) -> None:
     """Start a server that cannot start."""
-    from swe_trainer_trl.gpus import Layout
-    from swe_trainer_trl.serving import vllm_server
+    from swe_trainer_trl.server.gpus import Layout
+    from swe_trainer_trl.server.vllm_server import vllm_server
 
     with vllm_server(model, arguments(), config, gpus=Layout(*CPU), lora_rank=None, log=log):
         pytest.fail("it started")
 
 
 def test_without_vllm(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
-    monkeypatch.setattr("swe_trainer_trl.serving.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("swe_trainer_trl.server.vllm_server.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="vLLM is not installed"):
         _enter("org/model", TRLConfig(), log)
 
 
 def test_a_directory_that_is_no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Path) -> None:
-    monkeypatch.setattr("swe_trainer_trl.serving.importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("swe_trainer_trl.server.vllm_server.importlib.util.find_spec", lambda name: name)
     for model in (tmp_path / "missing", tmp_path):
         with pytest.raises(ConfigError, match=rf"{model}' is no directory of a model"):
             _enter(str(model), TRLConfig(), log)
@@ -481,8 +481,8 @@ import sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from swe_trainer_trl.config import TRLConfig
-from swe_trainer_trl.gpus import Layout
-from swe_trainer_trl.serving import vllm_server
+from swe_trainer_trl.server.gpus import Layout
+from swe_trainer_trl.server.vllm_server import vllm_server
 model, log = sys.argv[1:]
 args = SimpleNamespace(dtype="float32", model_init_kwargs=None, trust_remote_code=False, max_staleness=4)
 config = TRLConfig.model_validate({"weight_sync": "disk", "server": {"max_model_len": 2048}})

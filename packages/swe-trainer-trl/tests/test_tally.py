@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from swe_core.api.engine import Usage
 from swe_core.api.records import Failure, Ledger, Phases, Rollout
 from swe_testing.records import make_rollout
-from swe_trainer_trl.groups import Assessed
-from swe_trainer_trl.ipc import Metrics, Value, line, report
-from swe_trainer_trl.tally import Tally, most_frequent, remaining
+from swe_trainer_trl.journal.groups import Assessed
+from swe_trainer_trl.rollouts.messages import Metrics, Value, line, report
+from swe_trainer_trl.rollouts.metrics import Tally, most_frequent, remaining
 
 
 def rollout(**changed: Any) -> Rollout:

@@ -15,8 +15,8 @@ from anyio.from_thread import start_blocking_portal
 
 from swe_core.errors import EngineUnavailable
 from swe_testing.loopback import LoopbackServer
-from swe_trainer_trl import watch
-from swe_trainer_trl.watch import not_left_paused, watched
+from swe_trainer_trl.server import health
+from swe_trainer_trl.server.health import not_left_paused, watched
 
 
 class Stuck(LoopbackServer):
@@ -54,7 +54,7 @@ class Stuck(LoopbackServer):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
-    monkeypatch.setattr(watch, "_EVERY", 0.02)
+    monkeypatch.setattr(health, "_EVERY", 0.02)
     stuck = Stuck()
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(stuck):
         yield stuck
@@ -81,7 +81,7 @@ def test_a_server_that_lives_has_all_the_time_it_wants(server: Stuck, status: in
 
 
 def test_what_goes_wrong_otherwise_is_told_as_it_is(server: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_EVERY", 60.0)
+    monkeypatch.setattr(health, "_EVERY", 60.0)
     server.health = 503
     for error in (KeyboardInterrupt, ValueError):
         with pytest.raises(error), watched(server.origin):
@@ -105,7 +105,7 @@ def test_a_server_is_let_go_on_where_a_sync_is_broken_off(
 @pytest.mark.parametrize("status", [502, 503, 504])
 def test_what_a_dead_engine_or_a_proxy_before_it_says(server: Stuck, status: int) -> None:
     server.health = status
-    assert watch.dead(server.origin) == f"/health says {status}"
+    assert health.dead(server.origin) == f"/health says {status}"
 
 
 def test_a_host_that_is_switched_off_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +113,8 @@ def test_a_host_that_is_switched_off_is_dead(monkeypatch: pytest.MonkeyPatch) ->
         raise httpx.ConnectTimeout("nobody answers")
 
     monkeypatch.setattr(httpx, "get", get)
-    assert watch.dead("http://h") == "it accepts no connection"
+    assert health.dead("http://h") == "it accepts no connection"
 
 
 def test_nobody_there_is_dead() -> None:
-    assert watch.dead("http://127.0.0.1:9") == "it accepts no connection"
+    assert health.dead("http://127.0.0.1:9") == "it accepts no connection"

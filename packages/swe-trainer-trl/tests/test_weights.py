@@ -24,7 +24,7 @@ import pytest
 
 from swe_core.errors import ConfigError, EngineError, EngineUnavailable, SweError
 from swe_testing.serving.start import CONTEXT, TokenServer, missing
-from swe_trainer_trl.weights import DiskWeightTransfer
+from swe_trainer_trl.trainer.disk_weight_transfer import DiskWeightTransfer
 
 if TYPE_CHECKING:  # takes seconds
     import torch

@@ -32,16 +32,16 @@ from swe_core.errors import SweError
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.run.settings import Settings
 from swe_core.system.redaction import Redactor
-from swe_trainer_trl.groups import Assessed, Row
-from swe_trainer_trl.ipc import Metrics, Start, line
-from swe_trainer_trl.journal import Journal
+from swe_trainer_trl.journal.groups import Assessed, Row
+from swe_trainer_trl.journal.journal import Journal
 from swe_trainer_trl.normalization import Part
+from swe_trainer_trl.rollouts.messages import Metrics, Start, line
 
 from .scripted_rollouts import OPTIONS, PATIENCE, agents
 
 if TYPE_CHECKING:  # imports TRL, which takes seconds
     from swe_trainer_trl.compat import RolloutSample, RolloutWorkerProtocol
-    from swe_trainer_trl.worker import TRLRolloutWorker
+    from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 
 OBSTACLE = why_not(find_bwrap())
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
@@ -55,9 +55,9 @@ from types import SimpleNamespace
 # It makes no row, and the import of TRL takes seconds.
 sys.modules["swe_trainer_trl.compat"] = SimpleNamespace(make_sample=None, RolloutSample=None)
 from swe_core.run.settings import Settings
-from swe_trainer_trl.ipc import FeedOptions
-from swe_trainer_trl.journal import Journal
-from swe_trainer_trl.worker import TRLRolloutWorker
+from swe_trainer_trl.rollouts.messages import FeedOptions
+from swe_trainer_trl.journal.journal import Journal
+from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 given = json.loads(sys.argv[1])
 run = Path(given["run"])
 journal = Journal(run / "train.sqlite")
@@ -106,7 +106,7 @@ class Training:
     def worker(
         self, max_row: int | None = None, settings: Settings | None = None, **options: Any
     ) -> TRLRolloutWorker:
-        from swe_trainer_trl.worker import TRLRolloutWorker
+        from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 
         journal = Journal(self.run / JOURNAL)
         worker = TRLRolloutWorker(
@@ -366,7 +366,7 @@ def test_nothing_is_said_before_the_start(training: Training, monkeypatch: pytes
         time.sleep(0.5)
         return Start(**values)
 
-    monkeypatch.setattr("swe_trainer_trl.worker.Start", slow)
+    monkeypatch.setattr("swe_trainer_trl.trainer.worker.Start", slow)
     training.start(max_row=1)
     training.until(lambda: training.journals[-1].groups_begun() > 4)
 
@@ -426,7 +426,7 @@ def test_stop_while_it_starts(training: Training) -> None:
 def test_a_process_that_hangs_is_noticed_and_killed(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("swe_trainer_trl.worker._GRACE", 0.2)
+    monkeypatch.setattr("swe_trainer_trl.trainer.worker._GRACE", 0.2)
     training.script({"*": ["stay"]})
     worker = training.start()
     training.until(lambda: training.agents() == 4)
@@ -521,7 +521,7 @@ def talk(*said: bytes) -> tuple[int, list[dict[str, Any]]]:
     """The exit code of the rollouts' process, and its reports, where the trainer says this and ends."""
     theirs_read, commands = os.pipe()
     reports, theirs_write = os.pipe()
-    argv = [sys.executable, "-m", "swe_trainer_trl.child", str(theirs_read), str(theirs_write)]
+    argv = [sys.executable, "-m", "swe_trainer_trl.rollouts.process", str(theirs_read), str(theirs_write)]
     with subprocess.Popen(argv, pass_fds=(theirs_read, theirs_write)) as child:
         os.close(theirs_read)
         os.close(theirs_write)

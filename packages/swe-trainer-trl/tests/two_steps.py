@@ -24,12 +24,13 @@ from transformers import AutoModelForCausalLM
 if "--hide-vllm" in sys.argv:
     sys.modules["vllm"] = None  # importlib's way to say that it is not there
 
-from swe_trainer_trl import compat, cpu
-from swe_trainer_trl.buffer import Item, RowBuffer
-from swe_trainer_trl.groups import Assessed, Row
-from swe_trainer_trl.journal import Journal
+from swe_trainer_trl import compat
+from swe_trainer_trl.journal.groups import Assessed, Row
+from swe_trainer_trl.journal.journal import Journal
 from swe_trainer_trl.normalization import Part
-from swe_trainer_trl.trainer import Trainer
+from swe_trainer_trl.trainer import cpu_attention
+from swe_trainer_trl.trainer.row_queue import Item, RowBuffer
+from swe_trainer_trl.trainer.trainer import Trainer
 
 STEPS, ROWS = 2, 4
 GROUP = 2  # rows with one prompt
@@ -148,8 +149,8 @@ def members(protocol: type) -> dict[str, list[str]]:
 
 
 def main(model: str, out: str) -> None:
-    cpu.install()
-    cpu.install()  # again, which does nothing
+    cpu_attention.install()
+    cpu_attention.install()  # again, which does nothing
     made = rows(model)
     journal, metrics = Journal(Path(out) / "train.sqlite"), Path(out) / "metrics.jsonl"
     worker, transfer = Worker(made, journal), Transfer(journal)

@@ -28,13 +28,13 @@ from swe_core.system.event_loop import run as run_in_loop
 from swe_core.system.files import locked
 from swe_core.system.redaction import Redactor
 from swe_core.system.urls import base_url
-from swe_trainer_trl.checkpoints import CHECKPOINTS
 from swe_trainer_trl.config import TRLConfig
-from swe_trainer_trl.journal import JOURNAL, Journal
-from swe_trainer_trl.watch import ServerLost, dead, unpause
+from swe_trainer_trl.journal.checkpoints import CHECKPOINTS
+from swe_trainer_trl.journal.journal import JOURNAL, Journal
+from swe_trainer_trl.server.health import ServerLost, dead, unpause
 
 if TYPE_CHECKING:
-    from swe_trainer_trl.serving import VLLMServer
+    from swe_trainer_trl.server.vllm_server import VLLMServer
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class TRLLauncher(Launcher):
         url = None if run.engine_url is None else _one_server(run.engine_url)
         _require_one_process()
         # Only now what is heavy: torch first, then TRL, whose import asks CUDA for its devices.
-        from swe_trainer_trl.gpus import Layout, devices, layout, visible_gpus
+        from swe_trainer_trl.server.gpus import Layout, devices, layout, visible_gpus
 
         with ExitStack() as stack:
             if launch.resume:
@@ -89,10 +89,10 @@ class TRLLauncher(Launcher):
                 nccl = config.weight_sync == "trl" and config.lora is None
                 gpus = layout(visible_gpus(), config.server.gpus, nccl)
             stack.enter_context(devices(gpus.trainer))
-            from swe_trainer_trl.arguments import grpo_arguments, lora_config
-            from swe_trainer_trl.push import prepared
-            from swe_trainer_trl.serving import model_config, vllm_server
-            from swe_trainer_trl.training import ADAPTER, Job, check, rollout_settings, train
+            from swe_trainer_trl.hub.push_checkpoints import prepared
+            from swe_trainer_trl.server.vllm_server import model_config, vllm_server
+            from swe_trainer_trl.trainer.arguments import grpo_arguments, lora_config
+            from swe_trainer_trl.trainer.train import ADAPTER, Job, check, rollout_settings, train
 
             # `attempts` is 1 where nobody set it, and a group of one has no spread.
             attempts = run.attempts if run.attempts > 1 else None

@@ -50,7 +50,7 @@ def swe_checks() -> Iterable[Check]:
 @hookimpl
 def swe_commands(cli: click.Group) -> None:
     """Add `restore`, `space` and `job`."""
-    from swe_trainer_trl.restore import restore_command
+    from swe_trainer_trl.hub.restore import restore_command
     from swe_trainer_trl.space.commands import job, space
 
     cli.add_command(restore_command)

@@ -56,7 +56,7 @@ def require_gpus(name: str, training: Training | None, listed: Iterable[JobHardw
             name,
         )
         return
-    from swe_trainer_trl.gpus import layout  # imports torch, which takes seconds
+    from swe_trainer_trl.server.gpus import layout  # imports torch, which takes seconds
 
     try:
         if training.serves:

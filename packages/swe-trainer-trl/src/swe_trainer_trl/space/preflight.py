@@ -60,7 +60,7 @@ def check_run(request: Request, settings: Settings, *, ask: bool = True) -> Need
 
 
 def _check_training(config: TRLConfig, settings: Settings, ask: bool) -> Training:
-    from swe_trainer_trl.arguments import checked_grpo, lora_config
+    from swe_trainer_trl.trainer.arguments import checked_grpo, lora_config
 
     arguments = checked_grpo(config)
     if config.lora is None or find_spec("peft") is not None:
@@ -80,8 +80,8 @@ def _check_training(config: TRLConfig, settings: Settings, ask: bool) -> Trainin
 def _check_tied(model: str, arguments: Mapping[str, Any], ask: bool) -> None:
     """Refuse a model that the run would refuse for its tied embeddings, as far as it can be read here: one on
     the Hub may be open to the run's token alone."""
-    from swe_trainer_trl.serving import read_model_config
-    from swe_trainer_trl.weights import refuse_tied
+    from swe_trainer_trl.server.vllm_server import read_model_config
+    from swe_trainer_trl.trainer.disk_weight_transfer import refuse_tied
 
     given = arguments.get("model_init_kwargs")
     initial = given if isinstance(given, Mapping) else {}

@@ -13,7 +13,7 @@ import orjson
 from swe_core.api.records import Record
 from swe_core.system.printable import one_line
 from swe_core.system.redaction import Redactor
-from swe_trainer_trl.checkpoints import METRICS_FILE
+from swe_trainer_trl.journal.checkpoints import METRICS_FILE
 from swe_trainer_trl.launch import SERVER_LOG
 
 Phase = Literal["starting", "serving", "training", "done", "failed", "stopped"]

@@ -27,7 +27,7 @@ from swe_core.hub.client import TryLater
 from swe_core.rollout.run_directory import RUN_FILE, RunDirectory
 from swe_core.run.settings import Settings, load_settings
 from swe_core.system.server_guard import GRACE
-from swe_trainer_trl.restore import restore
+from swe_trainer_trl.hub.restore import restore
 from swe_trainer_trl.space.manifest import KEY, KEY_HEADER, PORT, Manifest
 from swe_trainer_trl.space.state import Phase, Said, State, phase_of
 

@@ -21,9 +21,18 @@ from typing import Literal
 import numpy as np
 
 from swe_core.errors import SweError, UsageError, sentence
-from swe_trainer_trl.blobs import arrays, blobs, count, read_chain
-from swe_trainer_trl.groups import Assessed, Member, Row
-from swe_trainer_trl.statements import APPLICATION, EMPTY, FATES, FORMAT, RAISE, READY, SCHEMA, TRAINED
+from swe_trainer_trl.journal.arrays import arrays, blobs, count, read_chain
+from swe_trainer_trl.journal.groups import Assessed, Member, Row
+from swe_trainer_trl.journal.statements import (
+    APPLICATION,
+    EMPTY,
+    FATES,
+    FORMAT,
+    RAISE,
+    READY,
+    SCHEMA,
+    TRAINED,
+)
 
 _BUSY_TIMEOUT = 60.0  # seconds that one process waits for the other's transaction
 _OF_MEMBER = attrgetter("rollout_id", "attempt", "reward", "oldest", "newest")

@@ -11,8 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 
 from swe_core.api.records import Rollout
-from swe_trainer_trl.groups import Assessed
-from swe_trainer_trl.ipc import ENGINE_LOST, Value
+from swe_trainer_trl.journal.groups import Assessed
+from swe_trainer_trl.rollouts.messages import ENGINE_LOST, Value
 
 _REMEMBERED = 1000
 """Rollouts that the estimate of saved seconds is made from."""

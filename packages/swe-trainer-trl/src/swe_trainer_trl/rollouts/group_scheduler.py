@@ -18,11 +18,11 @@ from swe_core.api.records import Rollout
 from swe_core.api.worker import RolloutRunner
 from swe_core.errors import ConfigError, SweError
 from swe_core.tokens.chains import chains_of
-from swe_trainer_trl.freshness import Freshness
-from swe_trainer_trl.groups import Member, assess
-from swe_trainer_trl.ipc import ENGINE_LOST, FeedOptions
-from swe_trainer_trl.journal import Journal, OpenGroup
-from swe_trainer_trl.tally import Tally, most_frequent
+from swe_trainer_trl.journal.groups import Member, assess
+from swe_trainer_trl.journal.journal import Journal, OpenGroup
+from swe_trainer_trl.rollouts.messages import ENGINE_LOST, FeedOptions
+from swe_trainer_trl.rollouts.metrics import Tally, most_frequent
+from swe_trainer_trl.rollouts.staleness import Freshness
 
 logger = logging.getLogger(__name__)
 

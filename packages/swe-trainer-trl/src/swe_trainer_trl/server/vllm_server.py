@@ -22,8 +22,8 @@ from swe_core.errors import ConfigError, EngineUnavailable, SweError
 from swe_core.system.ports import free_port
 from swe_core.system.server_guard import GRACE
 from swe_trainer_trl.config import TRLConfig
-from swe_trainer_trl.gpus import Layout
-from swe_trainer_trl.watch import dead
+from swe_trainer_trl.server.gpus import Layout
+from swe_trainer_trl.server.health import dead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

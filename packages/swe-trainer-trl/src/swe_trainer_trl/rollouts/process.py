@@ -1,4 +1,4 @@
-"""The rollouts' process: python -m swe_trainer_trl.child READ WRITE, two descriptors of pipes.
+"""The rollouts' process: python -m swe_trainer_trl.rollouts.process READ WRITE, two descriptors of pipes.
 
 It has an event loop of its own, so that the trainer never holds up an agent. It ends when the trainer says so
 or is gone, and then every sandbox is closed.
@@ -25,10 +25,10 @@ from swe_core.run.settings import Settings
 from swe_core.system.event_loop import run
 from swe_core.system.redaction import RedactingFormatter, Redactor, redacting
 from swe_core.system.urls import base_url
-from swe_trainer_trl.feeder import Feeder
-from swe_trainer_trl.ipc import Beat, Command, Failed, Report, Start, command, line
-from swe_trainer_trl.journal import Journal
-from swe_trainer_trl.watch import dead
+from swe_trainer_trl.journal.journal import Journal
+from swe_trainer_trl.rollouts.messages import Beat, Command, Failed, Report, Start, command, line
+from swe_trainer_trl.rollouts.worker import Feeder
+from swe_trainer_trl.server.health import dead
 
 logger = logging.getLogger("swe_trainer_trl")
 

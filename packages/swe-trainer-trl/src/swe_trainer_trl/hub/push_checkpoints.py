@@ -26,9 +26,9 @@ from swe_core.hub.options import Push
 from swe_core.hub.pushed_run import public_name, run_name
 from swe_core.hub.secrets import push_redactor
 from swe_core.rollout.run_directory import ROLLOUTS_FILE, RUN_FILE, RunInfo
-from swe_trainer_trl.checkpoints import CHECKPOINTS, METRICS_FILE, last_checkpoint
-from swe_trainer_trl.journal import JOURNAL
-from swe_trainer_trl.restore import EARLIER, FOLDER, STATE
+from swe_trainer_trl.hub.restore import EARLIER, FOLDER, STATE
+from swe_trainer_trl.journal.checkpoints import CHECKPOINTS, METRICS_FILE, last_checkpoint
+from swe_trainer_trl.journal.journal import JOURNAL
 
 logger = logging.getLogger(__name__)
 

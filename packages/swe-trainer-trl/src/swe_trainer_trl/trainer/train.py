@@ -18,21 +18,21 @@ from swe_core.api.task import Task
 from swe_core.errors import ConfigError
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.run.settings import Settings
-from swe_trainer_trl import cpu
-from swe_trainer_trl.arguments import sampling
-from swe_trainer_trl.checkpoints import CHECKPOINTS, METRICS_FILE, MODEL, last_checkpoint
 from swe_trainer_trl.compat import AsyncGRPOConfig, packing_module
 from swe_trainer_trl.config import TRLConfig
-from swe_trainer_trl.ipc import FeedOptions
-from swe_trainer_trl.journal import JOURNAL, Journal
-from swe_trainer_trl.push import CheckpointPush
-from swe_trainer_trl.recovery import Guard
-from swe_trainer_trl.restore import earlier
-from swe_trainer_trl.schedule import groups_to_keep_busy
-from swe_trainer_trl.serving import VLLMServer
-from swe_trainer_trl.trainer import Trainer, saving
-from swe_trainer_trl.weights import DiskWeightTransfer, refuse_tied
-from swe_trainer_trl.worker import TRLRolloutWorker
+from swe_trainer_trl.hub.push_checkpoints import CheckpointPush
+from swe_trainer_trl.hub.restore import earlier
+from swe_trainer_trl.journal.checkpoints import CHECKPOINTS, METRICS_FILE, MODEL, last_checkpoint
+from swe_trainer_trl.journal.journal import JOURNAL, Journal
+from swe_trainer_trl.rollouts.group_scheduler import groups_to_keep_busy
+from swe_trainer_trl.rollouts.messages import FeedOptions
+from swe_trainer_trl.server.recovery import Guard
+from swe_trainer_trl.server.vllm_server import VLLMServer
+from swe_trainer_trl.trainer import cpu_attention
+from swe_trainer_trl.trainer.arguments import sampling
+from swe_trainer_trl.trainer.disk_weight_transfer import DiskWeightTransfer, refuse_tied
+from swe_trainer_trl.trainer.trainer import Trainer, saving
+from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -124,7 +124,7 @@ def train(job: Job) -> None:
     Raises:
         SweError: Training could not begin or go on.
     """
-    cpu.install()
+    cpu_attention.install()
     directory, arguments, url = job.directory, job.arguments, job.arguments.vllm_server_base_url
     journal = Journal(directory / JOURNAL)
     try:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from swe_core.errors import EngineError, SweError, sentence
 from swe_trainer_trl.config import ServerOptions
-from swe_trainer_trl.serving import VLLMServer
-from swe_trainer_trl.watch import LOOKS, ServerLost, dead
+from swe_trainer_trl.server.health import LOOKS, ServerLost, dead
+from swe_trainer_trl.server.vllm_server import VLLMServer
 
 logger = logging.getLogger(__name__)
 

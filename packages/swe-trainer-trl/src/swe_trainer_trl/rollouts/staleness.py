@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.api.worker import RolloutRunner
-from swe_trainer_trl.ipc import ENGINE_LOST
-from swe_trainer_trl.tally import Tally
+from swe_trainer_trl.rollouts.messages import ENGINE_LOST
+from swe_trainer_trl.rollouts.metrics import Tally
 
 STALE = "stale"
 """Stands in the record and in the ledger of a rollout that was cancelled because its policy is too old."""

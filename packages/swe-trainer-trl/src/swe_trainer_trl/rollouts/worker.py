@@ -8,8 +8,9 @@ import anyio
 
 from swe_core.api.worker import RolloutRunner
 from swe_core.errors import ConfigError
-from swe_trainer_trl.freshness import Freshness
-from swe_trainer_trl.ipc import (
+from swe_trainer_trl.journal.journal import Journal
+from swe_trainer_trl.rollouts.group_scheduler import Schedule
+from swe_trainer_trl.rollouts.messages import (
     Back,
     Beat,
     Closed,
@@ -22,9 +23,8 @@ from swe_trainer_trl.ipc import (
     Taken,
     Version,
 )
-from swe_trainer_trl.journal import Journal
-from swe_trainer_trl.schedule import Schedule
-from swe_trainer_trl.tally import Tally
+from swe_trainer_trl.rollouts.metrics import Tally
+from swe_trainer_trl.rollouts.staleness import Freshness
 
 _BEAT = 1.0
 """Seconds between two signs of life."""

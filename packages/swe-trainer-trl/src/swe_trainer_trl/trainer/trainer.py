@@ -14,13 +14,13 @@ from transformers import ProgressCallback, TrainerCallback, TrainerControl, Trai
 from transformers.trainer_utils import SaveStrategy
 
 from swe_core.errors import SweError, sentence
-from swe_trainer_trl.checkpoints import checkpoints
 from swe_trainer_trl.compat import AsyncGRPOTrainer
-from swe_trainer_trl.journal import Journal
+from swe_trainer_trl.journal.checkpoints import checkpoints
+from swe_trainer_trl.journal.journal import Journal
 from swe_trainer_trl.normalization import Normalize, weighted
-from swe_trainer_trl.recovery import Guard
-from swe_trainer_trl.watch import not_left_paused, watched
-from swe_trainer_trl.worker import TRLRolloutWorker
+from swe_trainer_trl.server.health import not_left_paused, watched
+from swe_trainer_trl.server.recovery import Guard
+from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 
 _EPOCHS_OF_TRL = "_EpochStopCallback"
 """It counts a group when its first row is fetched, a batch before that is trained, and from 0 again after a

@@ -17,11 +17,12 @@ from typing import Any
 
 from swe_core.errors import SweError, sentence
 from swe_core.run.settings import Settings
-from swe_trainer_trl.blobs import count
-from swe_trainer_trl.buffer import Item, RowBuffer
 from swe_trainer_trl.compat import make_sample
-from swe_trainer_trl.groups import Row
-from swe_trainer_trl.ipc import (
+from swe_trainer_trl.journal.arrays import count
+from swe_trainer_trl.journal.groups import Row
+from swe_trainer_trl.journal.journal import Journal, ReadyGroup
+from swe_trainer_trl.normalization import Part
+from swe_trainer_trl.rollouts.messages import (
     Back,
     Closed,
     Command,
@@ -36,8 +37,7 @@ from swe_trainer_trl.ipc import (
     line,
     report,
 )
-from swe_trainer_trl.journal import Journal, ReadyGroup
-from swe_trainer_trl.normalization import Part
+from swe_trainer_trl.trainer.row_queue import Item, RowBuffer
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +121,9 @@ class TRLRolloutWorker:
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_CHILD}
         environment |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
         try:
+            module = "swe_trainer_trl.rollouts.process"
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "swe_trainer_trl.child", str(theirs_read), str(theirs_write)],
+                [sys.executable, "-m", module, str(theirs_read), str(theirs_write)],
                 pass_fds=(theirs_read, theirs_write),
                 stdin=subprocess.DEVNULL,
                 env=environment,

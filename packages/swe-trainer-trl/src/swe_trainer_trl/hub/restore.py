@@ -13,7 +13,7 @@ from swe_core.errors import SweError, UsageError, sentence
 from swe_core.hub.client import client, told
 from swe_core.hub.errors import problem_of
 from swe_core.rollout.run_directory import FOLDERS, ROLLOUTS_FILE, RUN_FILE
-from swe_trainer_trl.checkpoints import CHECKPOINTS, METRICS_FILE
+from swe_trainer_trl.journal.checkpoints import CHECKPOINTS, METRICS_FILE
 
 FOLDER = "last-checkpoint"
 """In the repository, as transformers calls it: other programs can go on from it, too."""
@@ -100,7 +100,7 @@ def earlier(directory: Path) -> list[Rollout]:
 
 def _arrange(run: Path, checkpoint: Path) -> int:
     """Make a run directory of what was downloaded. Returns the step."""
-    from swe_trainer_trl.journal import JOURNAL, Journal  # numpy: not at the start of every command
+    from swe_trainer_trl.journal.journal import JOURNAL, Journal  # numpy: not at the start of every command
 
     state = checkpoint / Path(STATE).name
     try:

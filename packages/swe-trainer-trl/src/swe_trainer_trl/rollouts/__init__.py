@@ -1,0 +1,1 @@
+"""The process that runs rollouts: it schedules groups, follows policies and counts."""
