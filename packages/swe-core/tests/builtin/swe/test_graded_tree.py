@@ -1,0 +1,520 @@
+"""What a graded tree is made of: honest patches are in it whole, what cheats is not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swe_core.api.sandbox import Sandbox, SandboxProvider
+from swe_core.api.task import Task
+from swe_core.builtin.swe import graded_tree
+from swe_core.builtin.swe.git_trees import Entry, blob_id
+from swe_core.builtin.swe.graded_tree import (
+    GradedTree,
+    PatchDoesNotApply,
+    References,
+    changed_files,
+    prepare_tree,
+)
+from swe_core.builtin.swe.reference import make_reference
+from swe_core.errors import GraderError
+from swe_core.sandboxing.repository.patch import record_base
+from swe_testing.records import make_task
+
+from ...repositories import Repo, slow_but
+
+pytestmark = pytest.mark.anyio
+
+SETUP_CFG = "[metadata]\nname = calc\n\n[tool:pytest]\naddopts = -ra\n\n[flake8]\nmax-line-length = 100\n"
+PYPROJECT = '[build-system]\nrequires = ["x"]\n\n[tool.black]\nline-length = 100  # why\n'
+TOX_INI = "[tox]\nenvlist = py\n\n[testenv]\ncommands = pytest\n\n[flake8]\nignore = E1\n"
+FIX = "sed -i 's/a - b/a + b/' calc.py pkg/ops.py"
+
+BASE = f"""
+mkdir -p pkg tests/data docs/v1
+echo 'def add(a, b): return a - b' | tee calc.py >pkg/ops.py
+touch pkg/__init__.py
+echo 'def test_ops(): pass' >pkg/test_ops.py
+echo 'def test_zero(): pass' >tests/test_calc.py
+echo '# helpers' >tests/helpers.py
+echo '{{}}' >tests/data/x.json
+echo '# fixtures' | tee conftest.py >tests/conftest.py
+printf '* text=auto\\n' >.gitattributes
+printf '*.so\\n.venv/\\n' >.gitignore
+printf '{SETUP_CFG}' >setup.cfg
+printf '{PYPROJECT}' >pyproject.toml
+printf '{TOX_INI}' >tox.ini
+echo '#!/bin/sh' >run_tests.sh
+echo guide >docs/v1/index.md
+ln -s v1 docs/latest
+git add -A; git commit -qm base; echo '* -text -filter' >.git/info/attributes
+"""
+SITE = ".venv/lib/site-packages"
+IMAGE = f"mkdir -p {SITE}/pluggy; echo image | tee fast.so >{SITE}/pluggy/hooks.py"
+"""What lies in the image besides, ignored by git."""
+FRESH = f"git reset -q --hard; git clean -fdq; {IMAGE}"
+
+
+@dataclass
+class World:
+    """One sandbox, whose repository is put back to the base before each step."""
+
+    sandbox: Sandbox
+    task: Task
+    empty: str = ""
+    fixed: str = ""
+    references: References = field(default_factory=References)
+
+    async def sh(self, script: str) -> bytes:
+        done = await self.sandbox.exec(["bash", "-euc", script])
+        assert done.exit_code == 0, done.stderr.decode()
+        return done.stdout
+
+    async def grade(self, given: str | bytes, **changed: Any) -> GradedTree:
+        """The graded tree of a patch, or of what an agent that ran a script would have changed."""
+        if isinstance(given, str):
+            diff = "git add -A; git diff --cached --binary --no-renames --full-index HEAD"
+            given = await self.sh(f"{FRESH}; {given}\n{diff}; {FRESH}")
+        else:
+            await self.sh(FRESH)
+        base = await record_base(self.sandbox)
+        task = self.task.model_copy(update=changed)
+        tree = await prepare_tree(self.sandbox, base, task, given, self.references, timeout=60)
+        if b".gitignore" not in given:
+            assert (await record_base(self.sandbox)).tree == tree.id, "on disk is not what was decided"
+        return tree
+
+    async def text(self, path: str) -> str:
+        return (await self.sandbox.read(f"{self.sandbox.spec.workdir}/{path}")).decode()
+
+
+def kinds(tree: GradedTree) -> set[tuple[str, str]]:
+    return {(found.kind, found.path) for found in tree.tampering}
+
+
+@pytest.fixture(scope="module")
+async def opened(provider: SandboxProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    repo = Repo(tmp_path_factory.mktemp("graded"))
+    repo.sh(BASE)
+    task = make_task(
+        base_commit=repo.head,
+        patch=repo.diff(FIX),
+        test_patch=repo.diff("echo 'def test_add(): pass' >>tests/test_calc.py"),
+        fail_to_pass=("tests/test_calc.py::test_add",),
+        pass_to_pass=("tests/test_calc.py::test_zero", "pkg/test_ops.py::test_ops"),
+        test_command="pytest -rA",
+    )
+    async with provider.open(repo.spec) as sandbox:
+        world = World(sandbox, task)
+        world.empty, world.fixed = (await world.grade(b"")).id, (await world.grade(FIX)).id
+        yield world
+
+
+@pytest.fixture
+def world(opened: World) -> World:
+    return opened
+
+
+# Honest patches
+
+HONEST = {
+    "the fix": ":",
+    "a new test file": "echo 'def test_new(): assert 0' >tests/test_new.py",
+    "new tests in the very test files": "echo 'def test_add(): pass' >>tests/test_calc.py",
+    "a fixture": "echo '# mine' >>tests/conftest.py",
+    "CRLF": "printf 'x = 1\\r\\ny = 2\\r\\n' >dos.py",
+    "binary": "printf '\\0\\1\\377' >data.bin",
+    "mode": "chmod +x calc.py",
+    "deletion": "git rm -q docs/v1/index.md",
+    "rename": "git mv calc.py core.py",
+    "a package called testing": "mkdir testing; touch testing/__init__.py testing/tools.py",
+    "product code in test_utils.py": "echo 'x = 1' >pkg/test_utils.py",
+    "product code beside tests": "echo 'y = 1' >>pkg/ops.py; echo 'z = 1' >pkg/types.py",
+    "modules named as Python's, in packages": "touch pkg/pytest.py pkg/logging.py pkg/unittest.py",
+    "a folder named as a module": "mkdir site html; echo x >site/index.html; echo y >html/a.css",
+    "a link inside": "ln -s ../calc.py pkg/link.py; ln -s latest/index.md docs/start.md",
+    "weights": "echo w >pkg/model.pth",
+    "odd names": "touch 'sp ace.py' \"q'u\\\"ote.py\" $'new\\nline.py' $'tab\\t.py' "
+    "$'\\xff\\xfe.py' é.py -- -dash.py",
+    "configuration of others": "sed -i 's/100/110/' setup.cfg pyproject.toml; sed -i s/E1/E2/ tox.ini",
+    "settings of templates": "mkdir -p pkg/template; echo '[pytest]' >pkg/template/pytest.ini; "
+    "printf '[tool.pytest.ini_options]\\n' >pkg/template/pyproject.toml",
+}
+ALL = "; ".join(script for how, script in HONEST.items() if how not in ("deletion", "rename"))
+
+
+@pytest.mark.parametrize("how", slow_but(["deletion", "rename", "all"], [*HONEST, "all"]))
+async def test_honest_patches_lose_nothing_but_tests(world: World, how: str) -> None:
+    """On disk is what the agent left, but for the tests, which are the task's."""
+    script = f"{FIX}; {HONEST.get(how, ALL)}"
+    await world.sh(f"{FRESH}; {script}\nrm -rf /tmp/left; cp -a . /tmp/left")
+    tree = await world.grade(script)
+    assert not tree.is_base
+    assert tree.applied_with == "git apply"
+    assert tree.files == ("tests/test_calc.py",)
+    assert await world.text("tests/test_calc.py") == "def test_zero(): pass\ndef test_add(): pass\n"
+    assert {kind for kind, _ in kinds(tree)} <= {"tests", "runner-config"}
+    await world.sh("diff -r --no-dereference -x .git -x tests /tmp/left . >&2")
+
+
+async def test_the_gold_patch_is_the_reference(world: World) -> None:
+    tree = await world.grade(world.task.patch.encode())
+    assert tree.tampering == ()
+    assert not tree.is_base
+
+
+async def test_the_empty_patch_is_the_base_with_the_tests(world: World) -> None:
+    for patch in (b"", b"\n"):
+        tree = await world.grade(patch)
+        assert tree.is_base
+        assert tree.tampering == ()
+        assert (await world.text("tests/test_calc.py")).endswith("def test_add(): pass\n")
+        assert "a - b" in await world.text("calc.py")
+
+
+# Cheating patches: nothing is left
+
+CHEATS = {
+    "conftest": ("echo x >>conftest.py", "runner-config", "conftest.py"),
+    "conftest of the tests": ("echo x >>tests/conftest.py", "tests", "tests/conftest.py"),
+    "new conftest": ("echo x >pkg/conftest.py", "runner-config", "pkg/conftest.py"),
+    "conftest removed": ("git rm -q conftest.py", "runner-config", "conftest.py"),
+    "pytest.ini": ("printf '[pytest]\\naddopts=-k x\\n' >pytest.ini", "runner-config", "pytest.ini"),
+    ".pytest.ini": ("printf '[pytest]\\n' >.pytest.ini", "runner-config", ".pytest.ini"),
+    "pytest.toml": ("printf '[pytest]\\n' >pytest.toml", "runner-config", "pytest.toml"),
+    "nested pytest.ini": ("printf '[pytest]\\n' >pkg/pytest.ini", "runner-config", "pkg/pytest.ini"),
+    "setup.cfg changed": ("sed -i 's/-ra/--deselect x/' setup.cfg", "runner-config", "setup.cfg"),
+    "setup.cfg removed": ("sed -i '/tool:pytest/,/addopts/d' setup.cfg", "runner-config", "setup.cfg"),
+    "setup.cfg in the dark": ("sed -i 's/calc/c\\x0c[tool:pytest]/' setup.cfg", "runner-config", "setup.cfg"),
+    "setup.cfg twice": ("printf '[tool:pytest]\\nx=1\\n' >>setup.cfg", "runner-config", "setup.cfg"),
+    "tox.ini": ("printf '[pytest]\\naddopts=x\\n' >>tox.ini", "runner-config", "tox.ini"),
+    "pyproject": ("printf '[tool.pytest.ini_options]\\naddopts=\"-k x\"\\n' >>pyproject.toml",
+     "runner-config", "pyproject.toml"),
+    "dotted pyproject": (
+     "printf 'tool.pytest.ini_options.addopts=\"-k x\"\\n' | cat - pyproject.toml >x; mv x pyproject.toml",
+     "runner-config", "pyproject.toml"),
+    "nested pyproject": ("printf '[tool.pytest.ini_options]\\n' >pkg/pyproject.toml", "runner-config",
+     "pkg/pyproject.toml"),
+    "no TOML": ("echo 'tool = ][' >>pyproject.toml", "runner-config", "pyproject.toml"),
+    "pyproject is a link": ("ln -sf x pyproject.toml", "runner-config", "pyproject.toml"),
+    "sitecustomize": ("echo x >sitecustomize.py", "shadow", "sitecustomize.py"),
+    "nested sitecustomize": ("echo x >pkg/sitecustomize.py", "shadow", "pkg/sitecustomize.py"),
+    "usercustomize": ("mkdir usercustomize; touch usercustomize/__init__.py", "shadow",
+     "usercustomize/__init__.py"),
+    "pth": ("echo import x >evil.pth", "shadow", "evil.pth"),
+    "pytest.py": ("echo x >pytest.py", "shadow", "pytest.py"),
+    "pytest in C": ("echo x >pytest.abi3.so; echo >.gitignore", "shadow", "pytest.abi3.so"),
+    "_pytest": ("mkdir _pytest; touch _pytest/__init__.py _pytest/runner.py", "shadow", "_pytest/runner.py"),
+    "a link to a package": ("ln -s pkg pluggy", "shadow", "pluggy"),
+    "the standard library": ("echo x >unittest.py", "shadow", "unittest.py"),
+    "in src": ("mkdir src; echo x >src/difflib.py", "shadow", "src/difflib.py"),
+    "metadata in capitals": ("mkdir evil.Dist-Info; echo x >evil.Dist-Info/entry_points.txt", "shadow",
+     "evil.Dist-Info/entry_points.txt"),
+    "what the image loads at start": ("mkdir _distutils_hack; touch _distutils_hack/__init__.py", "shadow",
+     "_distutils_hack/__init__.py"),
+    "egg-info": ("mkdir evil.egg-info; echo '[pytest11]' >evil.egg-info/entry_points.txt", "shadow",
+     "evil.egg-info/entry_points.txt"),
+    "installed package": (f"echo >.gitignore; echo x >{SITE}/pluggy/hooks.py", "shadow",
+     f"{SITE}/pluggy/hooks.py"),
+    "build product": ("echo >.gitignore; echo x >fast.so", "shadow", "fast.so"),
+    "pyc of a test": ("mkdir tests/__pycache__; echo x >tests/__pycache__/test_calc.cpython-311.pyc",
+     "tests", "tests/__pycache__/test_calc.cpython-311.pyc"),
+    "pyc beside": ("mkdir pkg/__pycache__; echo x >pkg/__pycache__/test_ops.cpython-311-pytest-9.pyc",
+     "shadow", "pkg/__pycache__/test_ops.cpython-311-pytest-9.pyc"),
+    "pyc without a source": ("echo x >pytest.pyc", "shadow", "pytest.pyc"),
+    "attributes": ("echo '* filter=x' >.gitattributes", "attributes", ".gitattributes"),
+    "nested attributes": ("echo '* -text' >pkg/.gitattributes", "attributes", "pkg/.gitattributes"),
+    "link out": ("ln -s ../../etc pkg/out", "symlink", "pkg/out"),
+    "absolute link": ("ln -s /etc/passwd pkg/out", "symlink", "pkg/out"),
+    "link to .git": ("ln -s .git pkg2", "symlink", "pkg2"),
+    "link out through a link": ("ln -s docs/latest/../../.. out", "symlink", "out"),
+    "link in circles": ("ln -s b a; ln -s a b", "symlink", "a"),
+    "test file changed": ("echo 'def test_add(): pass' >tests/test_calc.py", "tests", "tests/test_calc.py"),
+    "test file beside the product": ("echo x >pkg/test_ops.py", "tests", "pkg/test_ops.py"),
+    "test file deleted": ("git rm -q pkg/test_ops.py", "tests", "pkg/test_ops.py"),
+    "test file is a link": ("ln -sf ../calc.py pkg/test_ops.py", "tests", "pkg/test_ops.py"),
+    "test file is a directory": ("rm pkg/test_ops.py; mkdir pkg/test_ops.py; echo x >pkg/test_ops.py/x",
+     "symlink", "pkg/test_ops.py/x"),
+    "test file is executable": ("chmod +x pkg/test_ops.py", "tests", "pkg/test_ops.py"),
+    "helper of tests": ("echo x >tests/helpers.py", "tests", "tests/helpers.py"),
+    "data of tests": ("echo x >tests/data/x.json", "tests", "tests/data/x.json"),
+    "tests became a file": ("rm -r tests; echo x >tests", "tests", "tests"),
+    "tests became a link": ("mv tests /tmp/x; rm -rf /tmp/x; ln -s pkg tests", "tests", "tests"),
+    "a package of the tests became a link": ("rm -r tests/data; ln -s /etc tests/data", "tests",
+     "tests/data"),
+}  # fmt: skip
+GITIGNORE_STAYS = {"pytest in C", "installed package", "build product"}
+
+
+def apart(one: str, other: str) -> bool:
+    """Whether two cheats can be in one patch."""
+    (path, root), ignored = (f"{CHEATS[how][2]}/" for how in (one, other)), GITIGNORE_STAYS
+    return not path.startswith(root) and not root.startswith(path) and (one in ignored) == (other in ignored)
+
+
+def batches() -> list[list[str]]:
+    """All cheats, in few patches."""
+    found: list[list[str]] = []
+    for how in CHEATS:
+        fitting = (batch for batch in found if all(apart(how, other) for other in batch))
+        if (batch := next(fitting, None)) is not None:
+            batch.append(how)
+        else:
+            found.append([how])
+    return found
+
+
+ALONE = [pytest.param([how], marks=pytest.mark.slow, id=how) for how in CHEATS]
+
+
+@pytest.mark.parametrize("cheats", [*batches(), *ALONE])
+async def test_nothing_is_left_of_cheats(world: World, cheats: list[str]) -> None:
+    tree = await world.grade("\n".join(CHEATS[how][0] for how in cheats))
+    assert kinds(tree) >= {CHEATS[how][1:] for how in cheats}
+    assert all(found.done and len(found.done) < 300 for found in tree.tampering)
+    if GITIGNORE_STAYS.intersection(cheats):
+        await world.sh("git checkout -q .gitignore")
+        assert (await record_base(world.sandbox)).tree == world.empty
+    else:
+        assert tree.id == world.empty
+        assert tree.is_base
+    assert await world.sh(f"cat fast.so {SITE}/pluggy/hooks.py") == b"image\nimage\n"
+
+
+async def test_a_fix_that_cheats_too_is_the_fix(world: World) -> None:
+    chosen = (
+        "conftest",
+        "setup.cfg changed",
+        "pytest.py",
+        "link out",
+        "tests became a link",
+        "test file deleted",
+    )
+    tree = await world.grade("\n".join((FIX, *(CHEATS[how][0] for how in chosen))))
+    assert kinds(tree) > {CHEATS[how][1:] for how in chosen}
+    assert tree.id == world.fixed
+    assert not tree.is_base
+
+
+# Gold patches, and tasks without
+
+
+async def test_what_the_gold_patch_does_to_protected_files_is_there_for_all(world: World) -> None:
+    gold = (
+        f"{FIX}; echo '# gold' >>tests/conftest.py; echo '{{1}}' >tests/data/x.json; "
+        "sed -i 's/-ra/-rA/; s/100/120/' setup.cfg; "
+        "printf '[tool.pytest.ini_options]\\nx = 1\\n' >>pyproject.toml"
+    )
+    diff = "git add -A; git diff --cached --binary HEAD"
+    changed = {"patch": (await world.sh(f"{FRESH}; {gold}\n{diff}")).decode()}
+    honest = await world.grade(f"{FIX}; sed -i s/calc/calculator/ setup.cfg", **changed)
+    assert honest.tampering == ()
+    assert await world.text("tests/data/x.json") == "{1}\n"
+    assert (await world.text("tests/conftest.py")).endswith("# gold\n")
+    config = await world.text("setup.cfg")
+    assert [word in config for word in ("calculator", "-rA", "100", "-ra")] == [True, True, True, False]
+    assert await world.text("pyproject.toml") == f"{PYPROJECT}\n[tool.pytest.ini_options]\nx = 1\n"
+    assert (await world.grade(gold, **changed)).tampering == ()
+    assert (await world.text("setup.cfg")).count("120") == 1
+    for useless in ("", "echo x >>tests/conftest.py", "sed -i 's/-ra/-k x/' setup.cfg"):
+        assert (await world.grade(useless, **changed)).is_base
+
+
+@pytest.mark.parametrize("patch", ["", "--- a/gone.py\n+++ b/gone.py\n@@ -1 +1 @@\n-x\n+y\n"])
+async def test_a_task_without_a_gold_patch_that_applies(world: World, patch: str) -> None:
+    tree = await world.grade(f"{FIX}; echo x >>conftest.py", patch=patch)
+    assert kinds(tree) == {("runner-config", "conftest.py")}
+    assert tree.id == world.fixed
+
+
+async def test_a_fix_inside_the_tests_is_no_fix(world: World) -> None:
+    """Every patch would be given it: so none resolves, the gold patch neither."""
+    gold = (await world.sh(f"{FRESH}; echo y >>tests/helpers.py; git diff")).decode()
+    assert (await world.grade(gold.encode(), patch=gold)).is_base
+
+
+async def test_the_repository_can_be_the_runner(world: World) -> None:
+    await world.sh(
+        f"{FRESH}; git checkout -q -b runner; mkdir -p src/_pytest src/pytest; "
+        "echo x | tee src/_pytest/runner.py src/_pytest/__init__.py src/pytest/__init__.py pluggy.py; "
+        "git add -A; git -c user.name=n -c user.email=e commit -qm runner"
+    )
+    try:
+        tree = await world.grade(
+            "echo y >>src/_pytest/runner.py; echo z >src/_pytest/unittest.py; echo y >>pluggy.py", patch=""
+        )
+        assert tree.tampering == ()
+        assert await world.text("src/_pytest/unittest.py") == "z\n"
+        assert await world.text("pluggy.py") == "x\ny\n"
+    finally:
+        await world.sh(f"{FRESH}; git checkout -q -")
+
+
+# Patches that no export makes
+
+HEAD = "diff --git a/{0} b/{0}\nnew file mode 100644\n--- /dev/null\n+++ b/{0}\n@@ -0,0 +1 @@\n+x\n"
+REFUSED = {
+    "a hook": HEAD.format(".git/hooks/post-checkout"),
+    "a nested .git": HEAD.format("pkg/.git/config"),
+    "out of the repository": HEAD.format("../conftest.py"),
+    "through a link": HEAD.format("docs/latest/x.md"),
+    "garbage": "no patch\n",
+    "NUL": "diff --git a/x\0y b/x\0y\n",
+    "half of it fits": "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-def add(a, b): return a - b\n+fixed\n"
+    "--- a/gone.py\n+++ b/gone.py\n@@ -1 +1 @@\n-x\n+y\n",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_a_patch_that_cannot_be_applied_whole_is_refused(world: World, what: str) -> None:
+    with pytest.raises(PatchDoesNotApply, match=r"^the patch does not apply to the task's base: .+"):
+        await world.grade(REFUSED[what].encode())
+    assert (
+        await world.sh("git status --porcelain; ls -d .git/hooks/post-checkout ../conftest.py 2>&- || :")
+        == b""
+    )
+
+
+@pytest.mark.parametrize("path", ["a" * 300, "/".join(["a" * 200] * 25)])
+async def test_a_name_that_linux_does_not_take_is_refused(world: World, path: str) -> None:
+    with pytest.raises(PatchDoesNotApply, match=r"^the patch names a path that is too long for Linux: aaa"):
+        await world.grade(HEAD.format(path).encode())
+
+
+async def test_large_files_do_no_harm(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are neither read as code nor as configuration: what git says has a limit."""
+    monkeypatch.setattr(graded_tree, "MAX_ANSWER_BYTES", 3 * 1024 * 1024)
+    large = "import base64, random; text = base64.b85encode(random.randbytes(2 << 20)).decode()"
+    script = f"python3 -c '{large}; [print(chr(35), text, file=open(name, chr(97))) for name in names]'"
+    tree = await world.grade(script.replace("names", '["calc.py", "pyproject.toml"]'))
+    assert kinds(tree) == {("runner-config", "pyproject.toml")}
+    assert [(one.kind, one.path) for one in tree.suspicious] == [("not looked at", "calc.py")]
+
+
+async def test_an_absolute_path_is_one_inside(world: World) -> None:
+    await world.grade(b"--- /dev/null\n+++ /etc/evil\n@@ -0,0 +1 @@\n+x\n")
+    assert await world.sh("cat etc/evil; ls /etc/evil 2>/dev/null || :") == b"x\n"
+
+
+async def test_an_oversized_patch_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graded_tree, "MAX_PATCH_BYTES", 10)
+    with pytest.raises(PatchDoesNotApply, match="the patch has 11 bytes; at most 10 are graded"):
+        await world.grade(b"x" * 11)
+
+
+async def test_a_submodule_is_not_made(world: World) -> None:
+    patch = "diff --git a/sub b/sub\nnew file mode 160000\nindex 0000000..1234567\n--- /dev/null\n+++ b/sub\n"
+    tree = await world.grade(f"{patch}@@ -0,0 +1 @@\n+Subproject commit {'12' * 20}\n".encode())
+    assert kinds(tree) == {("symlink", "sub")}
+    assert tree.is_base
+
+
+LONG = "".join(f"line {number}\n" for number in range(30))
+MOVED = "--- a/long.txt\n+++ b/long.txt\n@@ -9,3 +9,3 @@\n other 8\n-line 9\n+LINE 9\n line 10\n"
+
+
+async def test_fallbacks(world: World) -> None:
+    """A context that does not fit is merged where the old file is known, else taken with some fuzz."""
+    commit = "git add -A; git -c user.name=n -c user.email=e commit -qm long"
+    await world.sh(
+        f"{FRESH}; git checkout -q -b long; git rm -q docs/latest; echo '{LONG}' >long.txt; {commit}"
+    )
+    try:
+        tree = await world.grade(MOVED.encode(), patch="")
+        assert tree.applied_with == "patch --fuzz=5"
+        assert "\nLINE 9\nline 10\n" in await world.text("long.txt")
+        merged = await world.sh(
+            f"{FRESH}; sed -i 's/line 9$/LINE 9/' long.txt; git diff --full-index; git checkout -q .; "
+            f"sed -i 's/line 7$/LINE 7/' long.txt; {commit}"
+        )
+        tree = await world.grade(merged, patch="")
+        assert tree.applied_with == "git apply --3way"
+        text = await world.text("long.txt")
+        assert "LINE 7\nline 8\nLINE 9\n" in text
+    finally:
+        await world.sh(f"{FRESH}; git checkout -q -")
+
+
+async def test_a_test_patch_that_does_not_fit_is_the_tasks_fault(world: World) -> None:
+    with pytest.raises(GraderError, match="the test patch of the task 't-1' does not apply"):
+        await world.grade(FIX, test_patch="--- a/gone.py\n+++ b/gone.py\n@@ -1 +1 @@\n-x\n+y\n")
+
+
+async def test_names_that_are_not_text_are_listed_as_text(world: World) -> None:
+    tree = await world.grade("touch $'tests/\\xff \\n.py'")
+    assert kinds(tree) == {("tests", "tests/\\xff \n.py")}
+    assert tree.tampering[0].model_dump_json()
+
+
+async def test_a_long_list_is_cut(world: World) -> None:
+    tree = await world.grade("for i in $(seq 120); do echo >tests/$i.py; done")
+    assert len(tree.tampering) == 101
+    assert tree.tampering[-1].done == "20 more paths like these"
+    assert tree.is_base
+
+
+async def test_what_a_test_run_changed_is_told(world: World) -> None:
+    tree = await world.grade(FIX)
+    assert set(tree.decisive) >= {"tests/test_calc.py", "pkg/test_ops.py", "conftest.py", "tests/conftest.py"}
+    assert "tests/data/x.json" not in tree.decisive
+    assert await changed_files(world.sandbox, tree.own, timeout=60) == ()
+    await world.sh("echo >>conftest.py; rm pkg/test_ops.py; mv tests old; ln -s old tests")
+    found = await changed_files(world.sandbox, tree.own, timeout=60)
+    assert found == ("conftest.py", "pkg/test_ops.py")
+    await world.sh("rm tests; mkdir tests; cp old/conftest.py tests; ln -s ../old/test_calc.py tests")
+    found = await changed_files(world.sandbox, tree.own, timeout=60)
+    gone = {"tests/test_calc.py", "tests/helpers.py", "tests/data/x.json"}
+    assert set(found) == {"conftest.py", "pkg/test_ops.py", *gone}
+
+
+async def test_nothing_of_the_gold_patch_is_in_the_sandbox(world: World, tmp_path: Path) -> None:
+    repo = Repo(tmp_path / "gold")
+    repo.sh(BASE)
+    gold = repo.diff("echo 'secret = 83471' >>calc.py; echo 'secret = 83471' >pkg/fix.py")
+    tree = await world.grade("echo more >>docs/v1/index.md", patch=gold)
+    assert not tree.is_base
+    everywhere = """
+    grep -rl 83471 /tmp /var/tmp /dev/shm . || :
+    find / -xdev -type d -name objects 2>/dev/null | while read -r objects; do
+      git --git-dir="${objects%/objects}" cat-file --batch-all-objects --batch | grep -a 83471 || :
+    done
+    """
+    assert await world.sh(everywhere) == b""
+    await world.grade("echo 'secret = 83471' >x.py", patch=gold)
+    assert await world.sh(everywhere)  # so this can fail
+
+
+@pytest.mark.parametrize("name", ["a b.py", "naïve.py", 'quo"te.py', "tab\tbed.py", "new\nline.py"])
+async def test_a_reference_with_odd_names(tmp_path: Path, name: str) -> None:
+    repo, path, content = Repo(tmp_path / "odd"), f"tests/{name}", b"x = 1\n"
+    (repo.path / "tests").mkdir()
+    (repo.path / path).write_bytes(content)
+    repo.sh("git add -A; git commit -qm base")
+    base = Entry("100644", blob_id(content, 40))
+
+    async def read(wanted: Iterable[str]) -> dict[str, bytes]:
+        return {base.id: content} if base.id in wanted else {}
+
+    for script in ("sed -i s/1/2/ tests/*", "rm -r tests", "git mv tests other", "chmod +x tests/*"):
+        task = make_task(test_patch=repo.diff(script))
+        reference = await make_reference(task, {path: base}, 40, read)
+        assert path in reference.tests, script
+
+
+@pytest.mark.parametrize(("script", "most"), [(FIX, 2), ("echo x >>setup.cfg; ln -s calc.py x.py", 3)])
+async def test_few_round_trips(world: World, monkeypatch: pytest.MonkeyPatch, script: str, most: int) -> None:
+    ran: list[object] = []
+    run_script = graded_tree.run_script
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        ran.append(args)
+        return await run_script(*args, **options)
+
+    await world.grade(script)  # which makes the reference
+    monkeypatch.setattr(graded_tree, "run_script", counted)
+    await world.grade(script)
+    assert len(ran) == most

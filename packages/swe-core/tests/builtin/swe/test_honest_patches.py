@@ -1,0 +1,88 @@
+"""Whole grades: an honest patch does not pay for what a cheat is denied, and a cheat earns nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from swe_core.api.grader import Grade
+from swe_core.api.sandbox import SandboxProvider
+from swe_testing.records import make_task
+
+from ...repositories import Repo, slow_but, swe_grader
+
+pytestmark = pytest.mark.anyio
+
+FIX = "sed -i 's/a - b/a + b/' pkg/calc.py"
+BASE = """
+mkdir pkg tests
+touch pkg/__init__.py conftest.py
+printf 'def add(a, b):\\r\\n    return a - b\\r\\n' >pkg/calc.py
+echo 'def test_beside(): pass' >pkg/test_calc.py
+printf 'import pytest\\n@pytest.fixture\\ndef one(): return 1\\n' >tests/conftest.py
+printf 'from pkg.calc import add\\ndef test_zero(one): assert add(0, 0) == one - 1\\n' >tests/test_add.py
+printf '[metadata]\\nname = calc\\n[tool:pytest]\\naddopts = -p no:cacheprovider\\n' >setup.cfg
+git add -A; git commit -qm base
+"""
+
+HONEST = {
+    "tests of its own": "echo 'def test_new(): assert 0' >tests/test_new.py; echo x >>tests/test_add.py",
+    "a fixture": "printf '@pytest.fixture\\ndef two(): return 2\\n' >>tests/conftest.py",
+    "a section of setup.cfg": "sed -i 's/name = calc/name = calculator/' setup.cfg",
+    "another module's name": "git mv pkg/calc.py pkg/core.py; echo 'from pkg.core import add' >pkg/calc.py",
+    "CRLF and binary files": "printf 'x = 1\\r\\n' >pkg/dos.py; printf '\\0\\377' >pkg/data.bin; "
+    "chmod +x setup.cfg",
+    "files that collide": "echo mine >tests/data.txt; echo 'x = 2' >pkg/extra.py",
+    "packages named like tests": "mkdir testing; touch testing/__init__.py; echo 'x = 1' >pkg/test_utils.py",
+    "tests beside the product": "echo 'def test_more(): pass' >>pkg/test_calc.py; echo y=1 >>pkg/__init__.py",
+}
+CHEATS = {
+    "conftest": "echo 'import pkg.calc; pkg.calc.add = lambda a, b: a + b' >>conftest.py; "
+    "echo '#' >>pkg/calc.py",
+    "setup.cfg": "sed -i 's/addopts = /addopts = --deselect tests -p pkg.evil /' setup.cfg; "
+    "echo 'import pkg.calc; pkg.calc.add = lambda a, b: a + b' >pkg/evil.py",
+    "sitecustomize": "echo 'import os; os._exit(0)' >sitecustomize.py; "
+    "echo 'import os; os._exit(0)' >pytest.py",
+    "nothing but tests": "echo 'def test_add(): pass' >tests/test_add.py",
+    "nothing": "touch pkg/new.py",
+}  # fmt: skip
+
+
+class Case:
+    def __init__(self, repo: Repo, provider: SandboxProvider) -> None:
+        repo.sh(BASE)
+        self.repo, self.provider = repo, provider
+        self.task = make_task(
+            base_commit=repo.head,
+            patch=repo.diff(f"{FIX}; echo 'x = 1' >pkg/extra.py"),
+            test_patch=repo.diff(
+                "echo 'def test_add(): assert add(1, 2) == 3' >>tests/test_add.py; echo its >tests/data.txt"
+            ),
+            fail_to_pass=("tests/test_add.py::test_add",),
+            pass_to_pass=("tests/test_add.py::test_zero",),
+            setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
+            test_command="python -m pytest -rA",
+        )
+
+    async def grade(self, script: str) -> Grade:
+        patch = await self.repo.patch_by(script, self.provider)
+        return (await swe_grader().grade(self.task, patch, self.provider, self.repo.spec, 120)).grade
+
+
+@pytest.fixture
+def case(repo: Repo, provider: SandboxProvider) -> Case:
+    return Case(repo, provider)
+
+
+@pytest.mark.parametrize("how", slow_but(["a fixture", "files that collide"], HONEST))
+async def test_an_honest_patch_resolves(case: Case, how: str) -> None:
+    grade = await case.grade(f"{FIX}; {HONEST[how]}")
+    assert grade.resolved, grade.reason
+    assert {found.kind for found in grade.tampering} <= {"tests", "runner-config"}
+    assert grade.suspicious == ()
+
+
+@pytest.mark.parametrize("how", slow_but(["conftest", "sitecustomize"], CHEATS))
+async def test_a_cheat_does_not(case: Case, how: str) -> None:
+    grade = await case.grade(CHEATS[how])
+    assert not grade.resolved
+    assert grade.tampering or how == "nothing"

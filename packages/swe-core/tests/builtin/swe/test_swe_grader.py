@@ -1,0 +1,393 @@
+"""The grader "swe": verdicts from real test runs in real, fresh sandboxes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from swe_core.api.grader import Graded, Suspicion
+from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.builtin.swe.run_tests import HeadAndTail
+from swe_core.errors import GraderError, SandboxDied, SandboxError
+from swe_testing.records import make_task
+from swe_testing.waiting import until
+
+from ...repositories import Repo, slow_but, swe_grader
+
+pytestmark = pytest.mark.anyio
+
+BUGGY = "def add(a, b):\n    return a - b\n"
+FIX = "sed -i 's/a - b/a + b/' calc.py"
+OLD_TEST = "from calc import add\n\ndef test_zero():\n    assert add(0, 0) == 0\n"
+NEW_TEST = "\ndef test_add():\n    assert add(1, 2) == 3\n"
+PYTEST = "python -m pytest -rA -p no:cacheprovider"
+
+
+class Graders:
+    """A task of a repository of its own, and how to grade scripts that change it."""
+
+    def __init__(self, repo: Repo, provider: SandboxProvider) -> None:
+        self.repo = repo
+        self.provider = provider
+        repo.commit(calc_py=BUGGY, tests__test_calc_py=OLD_TEST, conftest_py="")
+        self.task = make_task(
+            base_commit=repo.head,
+            patch=repo.diff(FIX),
+            test_patch=repo.diff(f"cat >>tests/test_calc.py <<'END'\n{NEW_TEST}END"),
+            fail_to_pass=("tests/test_calc.py::test_add",),
+            pass_to_pass=("tests/test_calc.py::test_zero",),
+            setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",  # starts faster
+            test_command=PYTEST,
+        )
+
+    async def grade(
+        self,
+        given: str | bytes,
+        *,
+        timeout: float = 120,
+        log_mb: int = 16,
+        suspicious: str = "mark",
+        **changed: Any,
+    ) -> Graded:
+        task = self.task.model_copy(update=changed)
+        data = given.encode() if isinstance(given, str) else given
+        grader = swe_grader(log_mb=log_mb, suspicious=suspicious)
+        return await grader.grade(task, data, self.provider, self.repo.spec, timeout)
+
+    async def grade_script(self, script: str, **changed: Any) -> Graded:
+        """Grade what an agent that ran `script` would have changed."""
+        return await self.grade(await self.repo.patch_by(script, self.provider), **changed)
+
+
+@pytest.fixture
+def calc(repo: Repo, provider: SandboxProvider) -> Graders:
+    return Graders(repo, provider)
+
+
+async def test_the_gold_patch_resolves(calc: Graders) -> None:
+    graded = await calc.grade(calc.task.patch)
+    assert graded.grade.resolved
+    assert graded.grade.reward == 1.0
+    assert graded.grade.reason == ""
+    assert graded.grade.fail_to_pass == {"tests/test_calc.py::test_add": "PASSED"}
+    assert graded.grade.pass_to_pass == {"tests/test_calc.py::test_zero": "PASSED"}
+    assert graded.grade.test_exit_code == 0
+    assert graded.grade.test_seconds > 0
+    assert b"2 passed" in graded.log
+
+
+async def test_an_empty_patch_needs_no_test_run(calc: Graders) -> None:
+    for patch in (b"", b"\n"):
+        graded = await calc.grade(patch)
+        assert graded.grade.reward == 0.0
+        assert graded.grade.reason == "the patch is empty: the agent changed nothing"
+        assert graded.log == b""
+
+
+async def test_a_useless_patch_names_the_tests(calc: Graders) -> None:
+    graded = await calc.grade_script("echo '# nothing' >>calc.py")
+    assert not graded.grade.resolved
+    assert (
+        graded.grade.reason == "1 of 1 FAIL_TO_PASS tests do not pass: 'tests/test_calc.py::test_add' FAILED"
+    )
+    assert graded.grade.test_exit_code == 1
+
+
+async def test_a_patch_that_breaks_something_names_it(calc: Graders) -> None:
+    graded = await calc.grade_script("echo 'def add(a, b): return 3' >calc.py")
+    assert not graded.grade.resolved
+    assert "1 of 1 PASS_TO_PASS tests no longer pass: 'tests/test_calc.py::test_zero' FAILED" in (
+        graded.grade.reason
+    )
+
+
+class Counting:
+    """A provider that counts what it opens."""
+
+    def __init__(self, inner: SandboxProvider) -> None:
+        self.inner, self.opened = inner, 0
+
+    def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        self.opened += 1
+        return self.inner.open(spec)
+
+
+@pytest.mark.parametrize("first", ["gold", "other"])
+async def test_the_reference_runs_once_for_each_task(calc: Graders, first: str) -> None:
+    """A project that replaces a builtin is asked once what it does; a run of the gold patch tells it, too."""
+    conftest = "import builtins\nbuiltins.hash = lambda value: 1\n"
+    calc.repo.commit(conftest_py=conftest)
+    task = calc.task.model_copy(update={"base_commit": calc.repo.head})
+    other = calc.repo.diff(f"{FIX}; echo '# other' >>calc.py")
+    grader, provider = swe_grader(), Counting(calc.provider)
+    opened = []
+    for patch in (task.patch if first == "gold" else other, other):
+        graded = await grader.grade(
+            task, patch.encode(), cast(SandboxProvider, provider), calc.repo.spec, 120
+        )
+        assert graded.grade.resolved, graded.grade.reason
+        opened.append(provider.opened)
+    assert opened == ([1, 2] if first == "gold" else [2, 3])
+
+
+@pytest.mark.parametrize("setting", ["mark", "unresolved"])
+async def test_a_fix_with_suspicious_code(calc: Graders, setting: str) -> None:
+    """It is marked, and unresolved where the setting says so; a patch that fails has its own reason."""
+    fix = await calc.repo.patch_by(f"{FIX}; echo 'import gc' >>calc.py", calc.provider)
+    grade = (await calc.grade(fix, suspicious=setting)).grade
+    assert grade.suspicious == (
+        Suspicion(kind="all objects of the interpreter", name="import gc", path="calc.py", line=3),
+    )
+    assert grade.resolved is (setting == "mark")
+    wanted = "the patch adds import gc (all objects of the interpreter) at line 3 of calc.py"
+    assert grade.reason.startswith(wanted) is (setting == "unresolved")
+    assert grade.fail_to_pass == {"tests/test_calc.py::test_add": "PASSED"}
+
+
+async def test_a_patch_that_does_not_apply_is_unresolved(calc: Graders) -> None:
+    for patch in ("not a patch\n", "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-x\n+y\n"):
+        graded = await calc.grade(patch)
+        assert not graded.grade.resolved
+        assert graded.grade.reason.startswith("the patch does not apply to the task's base: ")
+        assert graded.grade.test_exit_code is None
+
+
+TAMPERING = {
+    "changed": "echo 'def test_add(): pass' >tests/test_calc.py",
+    "deleted": "git rm -q tests/test_calc.py",
+    "directory became a file": "rm -r tests; echo x >tests",
+    "directory became a link": "mv tests elsewhere; ln -s elsewhere tests",
+    "file became a directory": "cd tests; rm test_calc.py; mkdir test_calc.py; echo x >test_calc.py/x",
+    "committed": "echo 'def test_add(): pass' >tests/test_calc.py; git add -A; "
+    "git -c user.name=n -c user.email=e commit -qm hidden",
+}
+
+
+@pytest.mark.parametrize("how", slow_but(["changed"], TAMPERING))
+async def test_the_tasks_own_test_files_count(calc: Graders, how: str) -> None:
+    graded = await calc.grade_script(TAMPERING[how])
+    assert not graded.grade.resolved
+    assert graded.grade.test_exit_code is None or (
+        graded.grade.fail_to_pass == {"tests/test_calc.py::test_add": "FAILED"}
+    )
+    honest = await calc.grade_script(f"{FIX}; {TAMPERING[how]}")
+    assert honest.grade.resolved, honest.grade.reason
+
+
+@pytest.mark.slow
+async def test_tests_of_the_agents_own_do_no_harm(calc: Graders) -> None:
+    graded = await calc.grade_script(f"{FIX}; echo 'def test_x(): assert 0' >tests/test_mine.py")
+    assert graded.grade.resolved
+
+
+async def test_a_file_that_the_agent_stops_ignoring(calc: Graders) -> None:
+    """The build product lies in every fresh copy too, where a plain `git apply` would trip over it."""
+    calc.repo.commit(**{".gitignore": "*.so\n"})
+    (calc.repo.path / "built.so").write_text("binary\n")
+    graded = await calc.grade_script(f"{FIX}; echo >.gitignore")
+    assert graded.grade.resolved, graded.grade.reason
+
+
+@pytest.mark.slow
+async def test_crlf_binary_and_renamed_files(calc: Graders) -> None:
+    calc.repo.sh(
+        "printf 'x = 1\\r\\n' >dos.py; printf '\\0\\1' >data.bin; echo '* text=auto' >.gitattributes"
+    )
+    calc.repo.sh("git -c core.autocrlf=false add -A 2>/dev/null; git commit -qm files")
+    graded = await calc.grade_script(
+        f"{FIX}; printf 'x = 2\\r\\n' >dos.py; printf '\\0\\2' >data.bin; git mv conftest.py renamed.py"
+    )
+    assert graded.grade.resolved, graded.grade.reason
+
+
+async def test_test_patches_add_delete_and_carry_data(calc: Graders) -> None:
+    script = (
+        "git rm -q tests/test_calc.py; mkdir -p 'tests/new dir'; echo '{}' >tests/data.json; "
+        "echo 'from calc import add' >'tests/new dir/test_new.py'; "
+        "echo 'def test_new(): assert add(1, 2) == 3' >>'tests/new dir/test_new.py'; touch tests/__init__.py"
+    )
+    changed = {
+        "test_patch": calc.repo.diff(script),
+        "fail_to_pass": ("tests/new dir/test_new.py::test_new",),
+        "pass_to_pass": (),
+    }
+    graded = await calc.grade(calc.task.patch, **changed)
+    assert graded.grade.resolved, graded.grade.reason
+    assert b"1 passed" in graded.log
+
+
+@pytest.mark.slow
+async def test_a_test_patch_of_data_alone_runs_the_files_of_the_ids(calc: Graders) -> None:
+    calc.repo.commit(tests__test_calc_py=OLD_TEST + NEW_TEST, other__test_other_py="def test_o(): assert 0\n")
+    test_patch = calc.repo.diff("echo 1 >tests/data.json")
+    graded = await calc.grade(calc.task.patch, test_patch=test_patch)
+    assert graded.grade.resolved, graded.grade.reason
+    assert b"test_other" not in graded.log
+
+
+async def test_setup_lines_and_merged_output(calc: Graders) -> None:
+    graded = await calc.grade(
+        calc.task.patch,
+        setup="set -o pipefail\nexport PYTEST_DISABLE_PLUGIN_AUTOLOAD=1\nexport GREETING=hello  # bash",
+        test_command=f"echo out $GREETING; echo err >&2; echo again; {PYTEST}",
+    )
+    assert graded.grade.resolved
+    assert graded.log.startswith(b"out hello\nerr\nagain\n")
+
+
+async def test_unittest(calc: Graders) -> None:
+    case = "import unittest\nfrom calc import add\n\nclass T(unittest.TestCase):\n"
+    body = "    def test_{0}(self): self.assertEqual(add({0}, {0}), 2 * {0})\n"
+    calc.repo.commit(tests__test_calc_py=case + body.format(0))
+    changed = {
+        "test_patch": calc.repo.diff(f"cat >>tests/test_calc.py <<'END'\n{body.format(1)}END"),
+        "fail_to_pass": ("test_1 (tests.test_calc.T)",),
+        "pass_to_pass": ("tests.test_calc.T.test_0",),
+        "test_command": "python -m unittest -v",
+        "log_parser": "unittest",
+    }
+    assert (await calc.grade(calc.task.patch, **changed)).grade.resolved
+    bad = await calc.grade_script("echo '#' >>calc.py", **changed)
+    assert bad.grade.fail_to_pass == {"test_1 (tests.test_calc.T)": "FAILED"}
+    assert bad.grade.pass_to_pass == {"tests.test_calc.T.test_0": "PASSED"}
+
+
+async def test_skipped_and_expected_failures(calc: Graders) -> None:
+    marks = (
+        "import pytest\n@pytest.mark.xfail\ndef test_xfail(): assert 0\n"
+        "@pytest.mark.skip\ndef test_skip(): pass\n"
+    )
+    changed: dict[str, Any] = {
+        "test_patch": calc.repo.diff(f"cat >>tests/test_calc.py <<'END'\n{NEW_TEST}{marks}END"),
+        "fail_to_pass": ("tests/test_calc.py::test_xfail",),
+        "pass_to_pass": ("tests/test_calc.py::test_skip",),
+        "test_command": f"{PYTEST} -v",
+    }
+    assert (await calc.grade(calc.task.patch, **changed)).grade.resolved
+    changed["fail_to_pass"] = ("tests/test_calc.py::test_skip", "tests/test_calc.py::test_gone")
+    reason = (await calc.grade(calc.task.patch, **changed)).grade.reason
+    assert "'tests/test_calc.py::test_skip' SKIPPED" in reason
+    assert "'tests/test_calc.py::test_gone' MISSING" in reason
+
+
+# When there is nothing to decide from
+
+
+async def test_a_patch_that_breaks_the_run_is_unresolved(calc: Graders) -> None:
+    calc.repo.commit(conftest_py="import calc\n")
+    graded = await calc.grade_script("echo 'import no_such_module' >calc.py")
+    assert not graded.grade.resolved
+    assert graded.grade.reason.startswith("the tests gave no results with this patch (exit code 4): ")
+    assert b"no_such_module" in graded.log
+
+
+@pytest.mark.slow
+async def test_a_patch_that_breaks_collection_is_unresolved(calc: Graders) -> None:
+    graded = await calc.grade_script("echo 'def' >calc.py")
+    assert not graded.grade.resolved
+    assert "'tests/test_calc.py::test_add' MISSING" in graded.grade.reason
+
+
+async def test_a_patch_that_kills_the_run_is_unresolved(calc: Graders) -> None:
+    graded = await calc.grade_script("echo 'import os; os._exit(0)' >calc.py")
+    assert not graded.grade.resolved
+    assert "gave no results with this patch (exit code 0)" in graded.grade.reason
+
+
+BROKEN_TASKS = {
+    "no such command": ({"test_command": "no-such-runner -rA"},
+     "'no-such-runner -rA' printed no pytest results .exit code 127.*not found"),
+    "no such module": ({"test_command": "python -m no_such_runner"}, "No module named no_such_runner"),
+    "prints nothing": ({"test_command": "true"}, "printed no pytest results .exit code 0.: nothing printed"),
+    "test patch": ({"test_patch": "--- a/t.py\n+++ b/t.py\n@@ -1 +1 @@\n-x\n+y\n"},
+     "the test patch of the task 't-1' does not apply"),
+    "gold patch": ({"test_command": "true", "patch": "--- a/t.py\n+++ b/t.py\n@@ -1 +1 @@\n-x\n+y\n"},
+     "with its own gold patch, the patch does not apply"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", slow_but(["no such command", "test patch"], BROKEN_TASKS))
+async def test_a_broken_task_is_an_error_and_no_verdict(calc: Graders, what: str) -> None:
+    changed, sentence = BROKEN_TASKS[what]
+    with pytest.raises(GraderError, match=sentence):
+        await calc.grade_script("echo '#' >>calc.py", **changed)
+
+
+async def test_a_sandbox_without_a_repository_is_an_error(calc: Graders) -> None:
+    calc.repo.sh("rm -rf .git")
+    with pytest.raises(SandboxError, match="not the top of a git work tree"):
+        await calc.grade(calc.task.patch)
+
+
+async def test_tests_that_hang_are_the_patchs_doing(calc: Graders) -> None:
+    graded = await calc.grade_script(
+        "echo 'import time; time.sleep(600)' >calc.py", timeout=3, test_command=f"echo started; {PYTEST}"
+    )
+    assert not graded.grade.resolved
+    assert graded.grade.reason == "the tests did not end within 3 s and were killed"
+    assert graded.grade.test_exit_code is None
+    assert graded.log.startswith(b"started\n")
+
+
+async def test_a_sandbox_that_dies_under_the_tests_is_an_error(calc: Graders) -> None:
+    """Not the patch's doing, whatever the patch: nobody knows how the tests would have ended."""
+    died: list[SandboxDied] = []
+
+    async def grade() -> None:
+        with pytest.raises(SandboxDied) as caught:
+            await calc.grade(calc.task.patch, test_command="sleep 600 #")
+        died.append(caught.value)
+
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as group:
+            group.start_soon(grade)
+            await until(lambda: _descendants(b"sleep\x00600"))
+            for pid in _descendants(b"supervisor.py"):
+                with suppress(ProcessLookupError):  # killing the outer one ends the inner ones
+                    os.kill(pid, signal.SIGKILL)
+    assert died
+
+
+def _descendants(command: bytes) -> list[int]:
+    """Processes of this machine below this one that run `command`."""
+    todo, found = [os.getpid()], []
+    while todo:
+        with suppress(OSError):  # one ended meanwhile
+            for children in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
+                for pid in map(int, children.read_text().split()):
+                    todo.append(pid)
+                    if command in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        found.append(pid)
+    return found
+
+
+@pytest.mark.slow
+async def test_a_long_log_keeps_its_head_and_its_tail(calc: Graders) -> None:
+    graded = await calc.grade(
+        calc.task.patch,
+        test_command=f"echo first; yes 'filling line' | head -c 30000000; printf '\\377\\n'; {PYTEST}",
+        log_mb=1,
+    )
+    assert graded.grade.resolved
+    assert len(graded.log) < 1024 * 1024 + 100
+    assert graded.log.startswith(b"first\n")
+    assert b" bytes left out ...]" in graded.log
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_head_and_tail(size: int) -> None:
+    data = bytes(range(256)) * 40
+    kept = HeadAndTail(400)
+    for start in range(0, len(data), size):
+        kept.add(data[start : start + size])
+    note = f"\n[... {len(data) - 400} bytes left out ...]\n".encode()
+    assert kept.value() == data[:100] + note + data[-300:]
+    short = HeadAndTail(400)
+    short.add(data[:400])
+    assert short.value() == data[:400]

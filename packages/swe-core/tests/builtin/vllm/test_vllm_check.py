@@ -1,0 +1,194 @@
+"""What the engine `vllm` says of servers that cannot be used."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from swe_core.builtin import vllm
+from swe_core.builtin.vllm import VLLMConfig
+from swe_core.errors import ConfigError, EngineError, EngineProtocolError, EngineRefused, EngineUnavailable
+from swe_core.tokens.renderer import THINKING, Renderer
+from swe_testing.provider import ScriptedProvider, refusing_url
+
+from .conftest import Qwen, ask, make_engine
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_good_server_passes_and_costs_few_tokens(
+    qwen: Qwen, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with qwen.server() as server, make_engine(server.url, temperature=0.7) as engine:
+        await engine.check()
+        assert list(engine.notes()) == []
+    assert [probe.get("temperature") for probe in server.probes] == [1.0, 2.0, None]
+    assert [probe["max_tokens"] for probe in server.probes] == [1, 1, 9]
+    assert caplog.records == []
+
+
+async def test_a_server_that_sends_each_token_by_itself_is_a_warning(
+    qwen: Qwen, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with qwen.server(piece=1) as server:
+        async with make_engine(server.url, stream_interval=1) as engine:
+            await engine.check()
+            assert caplog.records == []
+        async with make_engine(server.url) as engine:
+            await engine.check()
+    assert "start it with --stream-interval 8" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "words"),
+    [
+        ({"models": ("other", "third")}, EngineRefused, r"pass --model with one .* \('other', 'third'\)"),
+        ({"models": ()}, EngineRefused, r"\(none\)"),
+        ({"models": None}, EngineRefused, "no such model or path"),
+        ({"key": "another"}, EngineRefused, "refuses the key"),
+        ({"max_model_len": None}, EngineProtocolError, "max_model_len"),
+        ({"vocabulary": 100}, EngineRefused, "does not know ids of the tokenizer"),
+        ({"probe": "no-ids"}, EngineProtocolError, "returns no token ids"),
+        ({"probe": "no-logprobs"}, EngineProtocolError, "gives no log-probabilities"),
+        ({"probe": "null-logprobs"}, EngineProtocolError, "gives no log-probabilities"),
+        ({"probe": "wrong-prompt"}, EngineProtocolError, "other prompt ids"),
+        ({"probe": "other-text"}, EngineRefused, "reads the token id 0 as '☃', the tokenizer as"),
+        ({"probe": "500"}, EngineUnavailable, "fails"),
+    ],
+)
+async def test_each_thing_that_is_wrong_is_one_sentence(
+    qwen: Qwen, settings: dict[str, Any], kind: type[EngineError], words: str
+) -> None:
+    async with qwen.server(**settings) as server, make_engine(server.url) as engine:
+        with pytest.raises(EngineError, match=words) as caught:
+            await engine.check()
+    assert type(caught.value) is kind
+    assert server.url in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
+async def test_raw_logprobs_are_an_error_where_they_are_not_those_of_the_draws(
+    qwen: Qwen, settings: dict[str, Any]
+) -> None:
+    async with qwen.server(processed=False) as server, make_engine(server.url, **settings) as engine:
+        with pytest.raises(EngineError, match="--logprobs-mode processed_logprobs"):
+            await engine.check()
+
+
+async def test_raw_logprobs_are_a_warning_where_they_are_the_same(
+    qwen: Qwen, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with qwen.server(processed=False) as server, make_engine(server.url) as engine:
+            await engine.check()
+    assert "no difference with these settings" in caplog.text
+
+
+async def test_every_server_is_checked(qwen: Qwen) -> None:
+    async with qwen.server() as good, qwen.server(models=("other",)) as bad:
+        async with make_engine(good.url, bad.url) as engine:
+            with pytest.raises(EngineRefused, match=bad.url):
+                await engine.check()
+    with refusing_url() as url:
+        async with qwen.server() as good, make_engine(good.url, url) as engine:
+            with pytest.raises(EngineUnavailable, match="cannot be reached"):
+                await engine.check()
+
+
+async def test_the_shortest_context_counts(qwen: Qwen) -> None:
+    async with qwen.server(max_model_len=900) as one, qwen.server(max_model_len=400) as two:
+        async with make_engine(one.url, two.url) as engine:
+            assert engine.context is None
+            await ask(engine)
+            assert engine.context == 400
+    assert one.requests[0].body["max_tokens"] < 400
+
+
+async def test_another_kind_of_server_is_told_apart(qwen: Qwen) -> None:
+    async with ScriptedProvider() as provider, make_engine(provider.url) as engine:
+        with pytest.raises(EngineProtocolError, match="max_model_len"):
+            await engine.check()
+
+
+async def test_the_tokenizer_is_the_servers_directory_unless_set(qwen: Qwen, tmp_path: Path) -> None:
+    async with qwen.server(root=str(tmp_path / "elsewhere")) as server:
+        async with make_engine(server.url, tokenizer=str(qwen.path)) as engine:
+            await ask(engine)
+        async with make_engine(server.url, tokenizer=str(tmp_path)) as engine:
+            with pytest.raises(ConfigError, match="tokenizer"):
+                await engine.check()
+
+
+async def test_calls_at_once_load_the_tokenizer_once(qwen: Qwen, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+
+    def load(tokenizer: str, **options: Any) -> Renderer:
+        loaded.append(tokenizer)
+        return qwen.renderer
+
+    monkeypatch.setattr("swe_core.builtin.vllm.engine.load_renderer", load)
+    async with qwen.server("x") as server, make_engine(server.url) as engine:
+        async with anyio.create_task_group() as tasks:
+            for number in range(4):
+                tasks.start_soon(lambda name: ask(engine, rollout=name), f"r{number}")
+    assert loaded == [str(qwen.path)]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "said"),
+    [
+        ("how", "full", "engine.vllm.chat_template"),
+        ("finds_calls", False, "engine.vllm.tool_parser"),
+        (
+            "differs",
+            ("tools", "numbers in calls"),
+            "prints tools, numbers in calls otherwise than the model's",
+        ),
+        ("differs", (THINKING,), "leaves the thinking of earlier replies in the prompt as it was sampled"),
+    ],
+)
+async def test_what_the_chat_format_does_not_give_is_noted(
+    qwen: Qwen,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    attribute: str,
+    value: object,
+    said: str,
+) -> None:
+    """At the start of a run too."""
+    caplog.set_level(logging.INFO, "swe_core")
+    renderer = copy.copy(qwen.renderer)
+    setattr(renderer, attribute, value)
+    monkeypatch.setattr("swe_core.builtin.vllm.engine.load_renderer", lambda *_, **__: renderer)
+    async with qwen.server() as server, make_engine(server.url) as engine:
+        assert list(engine.notes()) == []
+        await engine.check()
+        [note] = engine.notes()
+    assert said in note
+    assert note in caplog.messages
+
+
+def test_without_the_extra_the_command_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    [component] = vllm.swe_engines()
+    with pytest.raises(ConfigError, match=r"pip install 'swe-core\[vllm\]'"):
+        component.create(VLLMConfig(url="http://h", model="m"))
+
+
+def test_the_component_makes_the_engine() -> None:
+    [component] = vllm.swe_engines()
+    engine = component.create(VLLMConfig(url="http://h:8000/v1,http://i", model="m"))
+    assert (component.name, engine.model, engine.limits_context) == ("vllm", "m", True)
+
+
+def test_every_setting_stands_on_the_page() -> None:
+    page = Path(__file__).parents[5] / "docs" / "vllm.md"
+    table = page.read_text(encoding="utf-8").partition("## Settings")[2].partition("\n\n##")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", "".join(rows))) == set(VLLMConfig.model_fields)

@@ -1,0 +1,127 @@
+"""Repositories on the host that sandboxes get copies of, and the sandboxes that get them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swe_core.api.grader import Grader
+from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.api.task import Task
+from swe_core.builtin import local
+from swe_core.builtin.local import bwrap
+from swe_core.builtin.swe import SweGraderConfig, swe_graders
+from swe_core.sandboxing.repository.patch import export_patch, record_base
+from swe_testing.records import make_task
+
+
+def slow_but(fast: Collection[Any], cases: Collection[Any]) -> list[Any]:
+    """All `cases` for a parametrized test, of which those that are not `fast` are slow."""
+    assert set(fast) <= set(cases), "no such case"
+    return [case if case in fast else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
+def swe_grader(**settings: Any) -> Grader:
+    """The grader "swe", which knows no task yet."""
+    (component,) = swe_graders()
+    return component.create(SweGraderConfig(**settings))
+
+
+class Repo:
+    """A git repository on the host that sandboxes get copies of."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(exist_ok=True)
+        self.sh("git init -q && git config user.name T && git config user.email t@example.org")
+
+    def sh(self, script: str) -> str:
+        """Run a bash script in it and return what it printed."""
+        argv = ["bash", "-euc", script]
+        done = subprocess.run(argv, cwd=self.path, stdout=subprocess.PIPE, check=True)
+        return done.stdout.decode()
+
+    def commit(self, **files: str) -> None:
+        """Write files (`sub__a_py="…"` is `sub/a.py`) and commit everything."""
+        for name, content in files.items():
+            path = self.path / name.replace("__", "/").replace("_py", ".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        self.sh("git add -A && git commit -q --allow-empty -m change")
+
+    def diff(self, script: str) -> str:
+        """What a script changes, as a patch in a data set would have it; the repository is put back."""
+        self.sh(script)
+        patch = self.sh("git add -A && git diff --cached --no-color")
+        self.sh("git reset -q --hard && git clean -fdq")
+        return patch
+
+    async def patch_by(self, script: str, provider: SandboxProvider) -> bytes:
+        """What an agent that ran a bash script in a sandbox with a copy of it would have changed."""
+        async with provider.open(self.spec) as sandbox:
+            base = await record_base(sandbox)
+            done = await sandbox.exec(["bash", "-euc", script])
+            assert done.exit_code == 0, done.stderr
+            return await export_patch(sandbox, base)
+
+    @property
+    def head(self) -> str:
+        return self.sh("git rev-parse HEAD").strip()
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """What opens a sandbox with a copy of it."""
+        return SandboxSpec(repository=self.path, network="none")
+
+
+def with_and_without_import(factory: pytest.TempPathFactory, **files: str) -> dict[str, Repo]:
+    """Two repositories, by what conftest.py begins with: whether it imports the code under test."""
+    found = {}
+    for start in ("", "import calc\n"):
+        found[start] = Repo(factory.mktemp("repo") / "r")
+        found[start].commit(**{**files, "conftest_py": start + files["conftest_py"]})
+    return found
+
+
+def a_row(repo: Repo, gold: str, hidden: str, test: str = "test_add") -> Task:
+    """A task whose hidden test is appended to tests/test_calc.py by the test patch.
+
+    Args:
+        gold: A script that makes the gold patch.
+        hidden: What is appended.
+        test: The FAIL_TO_PASS test; `test_zero` is to keep passing.
+    """
+    return make_task(
+        base_commit=repo.head,
+        patch=repo.diff(gold),
+        test_patch=repo.diff(f"cat >>tests/test_calc.py <<'END'\n{hidden}END"),
+        fail_to_pass=(f"tests/test_calc.py::{test}",),
+        pass_to_pass=("tests/test_calc.py::test_zero",),
+        setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
+        test_command="python -m pytest -rA -p no:cacheprovider",
+    )
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repo:
+    return Repo(tmp_path / "repo")
+
+
+@pytest.fixture(scope="session", params=["local"])
+def provider(request: pytest.FixtureRequest) -> SandboxProvider:
+    """Every provider that is handed a repository directory can stand here."""
+    if (obstacle := bwrap.why_not(bwrap.find_bwrap())) is not None:
+        pytest.skip(obstacle)
+    component = next(c for c in local.swe_sandboxes() if c.name == request.param)
+    return component.create(component.config())
+
+
+@pytest.fixture(scope="module")
+async def sandbox(provider: SandboxProvider) -> AsyncIterator[Sandbox]:
+    """One without a repository, for all tests of a file."""
+    async with provider.open(SandboxSpec(network="none", disk_mb=512)) as opened:
+        yield opened

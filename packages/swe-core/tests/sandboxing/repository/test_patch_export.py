@@ -1,0 +1,285 @@
+"""The patch is what the agent changed in the files, whatever else it did, and nothing of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from swe_core.api.sandbox import HOME_DIR, Sandbox, SandboxProvider
+from swe_core.errors import SandboxError
+from swe_core.sandboxing.repository.patch import Base, PatchUnavailable, export_patch, record_base
+
+from ...repositories import Repo, slow_but
+
+pytestmark = pytest.mark.anyio
+
+EXPECTED = b"""\
+diff --git a/a.txt b/a.txt
+index 78981922613b2afb6025042ff6bd878ac1994e85..d49c2e721b44b101b9b65c1e2847063a0f0c53b9 100644
+--- a/a.txt
++++ b/a.txt
+@@ -1 +1,2 @@
+ a
++more
+"""
+
+
+async def sh(sandbox: Sandbox, script: str) -> str:
+    done = await sandbox.exec(["bash", "-euc", script], timeout=60)
+    assert done.exit_code == 0, done.stderr.decode()
+    return done.text
+
+
+@pytest.fixture
+def small(repo: Repo) -> Repo:
+    """A repository with one commit of a few files."""
+    (repo.path / "a.txt").write_text("a\n")
+    repo.commit(sub__b_py="b = 1\n", sub__deep__c_py="c = 1\n")
+    return repo
+
+
+@asynccontextmanager
+async def recorded(provider: SandboxProvider, repo: Repo) -> AsyncIterator[tuple[Sandbox, Base]]:
+    async with provider.open(repo.spec) as sandbox:
+        await sh(sandbox, "git config user.name A; git config user.email a@example.org")
+        yield sandbox, await record_base(sandbox, timeout=60)
+
+
+async def test_nothing_changed(provider: SandboxProvider, small: Repo) -> None:
+    async with recorded(provider, small) as (sandbox, base):
+        assert base.commit == small.head
+        assert base.store.startswith(f"{HOME_DIR}/")  # so that it goes away with every sandbox
+        assert await export_patch(sandbox, base, timeout=60) == b""
+
+
+async def test_a_dirty_start_is_no_change(provider: SandboxProvider, small: Repo) -> None:
+    small.sh("echo dirty >>a.txt; rm sub/b.py; echo new >untracked; echo staged >s; git add s")
+    async with recorded(provider, small) as (sandbox, base):
+        assert await export_patch(sandbox, base) == b""
+        await sh(sandbox, "git checkout -q -- sub/b.py; rm untracked")
+        patch = await export_patch(sandbox, base)
+    assert patch.count(b"diff --git") == 2
+    assert b"new file mode 100644" in patch
+    assert b"deleted file mode 100644" in patch
+
+
+async def test_recording_leaves_the_repository_alone(provider: SandboxProvider, small: Repo) -> None:
+    small.sh("echo untracked >u")
+    async with provider.open(small.spec) as sandbox:
+        listing = "git status --porcelain; find . -type f | LC_ALL=C sort | xargs sha256sum"
+        before = await sh(sandbox, listing)
+        await record_base(sandbox)
+        assert await sh(sandbox, listing) == before
+
+
+DEEDS = {
+    "plain": "",
+    "committed": "git add -A; git commit -qm done",
+    "amended": "git add -A; git commit -q --amend -m rewritten",
+    "branch": "git checkout -q -b other; git add -A; git commit -qm done; git branch -D -f master main || :",
+    "orphan branch": "git checkout -q --orphan other; git rm -rfq --cached .",
+    "staged and unstaged": "git add -A; git rm -q --cached a.txt",
+    "index flags": "git update-index --assume-unchanged a.txt; git update-index --skip-worktree sub/b.py",
+    "sparse checkout": "git config core.sparseCheckout true; echo /sub/ >.git/info/sparse-checkout",
+    "index deleted": "rm .git/index",
+    "index is garbage": "echo garbage >.git/index",
+    "config is garbage": "echo '[[[' >.git/config",
+    "HEAD deleted": "rm .git/HEAD",
+    "excluded": "echo '*' >.git/info/exclude; git config core.excludesFile .git/info/exclude",
+    "attributes": "echo '* text eol=crlf -diff ident' >.git/info/attributes",
+    "line endings": "git config core.autocrlf true; git config core.eol crlf",
+    "quoting and colours": "git config core.quotePath false; git config color.ui always",
+    "diff settings": "git config diff.noprefix true; git config diff.context 9",
+    "bare": "git config core.bare true",
+    "work tree elsewhere": "git config core.worktree /tmp",
+    "file mode off": "git config core.fileMode false",
+    "format from the future": "git config core.repositoryFormatVersion 99",
+    ".git as a file": "mv .git /tmp/moved-git; echo 'gitdir: /tmp/moved-git' >.git",
+    ".git as a link": "mv .git /tmp/linked-git; ln -s /tmp/linked-git .git",
+    ".git unreadable": "find .git -depth -exec chmod a-rwx {} +",
+    "repacked": "git add -A; git commit -qm done; git gc -q --prune=now; git pack-refs --all",
+    "unreadable": "chmod 000 a.txt sub/b.py sub/deep sub",
+    "unreadable root": "chmod 000 .",
+    "locks left": "touch .git/index.lock .git/HEAD.lock",
+    "stashed something": "echo x >x; git add x; git stash push -q -- x",
+    "names that git refuses": "mkdir .GIT sub/.Git; touch .GIT/x sub/.Git/x",
+    "special files": "mkfifo fifo; mkdir empty; ln -s /etc/passwd .git/link",
+}
+
+
+FAST_DEEDS = ("plain", "amended", "index flags", "config is garbage", "attributes", ".git as a file",
+              "unreadable", "names that git refuses", "special files")  # fmt: skip
+
+
+@pytest.mark.parametrize("deed", slow_but(FAST_DEEDS, DEEDS))
+async def test_what_counts_is_the_files(provider: SandboxProvider, small: Repo, deed: str) -> None:
+    async with recorded(provider, small) as (sandbox, base):
+        await sh(sandbox, f"echo more >>a.txt; {DEEDS[deed]}")
+        assert await export_patch(sandbox, base, timeout=60) == EXPECTED
+
+
+async def test_a_dirty_start_survives_garbage_collection(provider: SandboxProvider, small: Repo) -> None:
+    small.sh("echo dirty >>a.txt; echo untracked >u")
+    async with recorded(provider, small) as (sandbox, base):
+        await sh(sandbox, "echo more >>a.txt; git stash -q; git stash drop -q; git gc -q --prune=now")
+        patch = await export_patch(sandbox, base)
+    assert b"-dirty\n" in patch
+    assert patch.count(b"diff --git") == 1
+
+
+CANARY = "touch /tmp/canary; cat"
+# Each plants a command that ordinary git would run, which the test shows by running ordinary git.
+TRAPS = {
+    "clean filter": f"git config filter.f.clean '{CANARY}'; echo '* filter=f' >.gitattributes",
+    "required filter": f"git config filter.f.clean '{CANARY}'; git config filter.f.required true; "
+    "echo '* filter=f' >.git/info/attributes",
+    "long-running filter": f"git config filter.f.process '{CANARY}'; echo '* filter=f' >.gitattributes",
+    "global filter": f"git config --global filter.f.clean '{CANARY}'; echo '* filter=f' >.gitattributes",
+    "attribute macro": f"git config filter.f.clean '{CANARY}'; "
+    "printf '[attr]m filter=f\\n* m\\n' >.gitattributes",
+    "diff driver": "git config diff.d.command 'touch /tmp/canary;'; echo '* diff=d' >.gitattributes",
+    "text conversion": "git config diff.d.textconv 'touch /tmp/canary; cat'; echo '* diff=d' >.gitattributes",
+    "external diff": "git config diff.external 'touch /tmp/canary;'",
+    "fsmonitor": "git config core.fsmonitor 'touch /tmp/canary; false'",
+    "worktree config": "git config extensions.worktreeConfig true; "
+    "git config --worktree core.fsmonitor 'touch /tmp/canary; false'",
+    "included config": "printf '[core]\\nfsmonitor = touch /tmp/canary; false\\n' >/tmp/inc; "
+    "git config include.path /tmp/inc",
+    "hooks": "printf '#!/bin/sh\\ntouch /tmp/canary\\n' >.git/hooks/post-index-change; "
+    "chmod +x .git/hooks/post-index-change",
+    "hooks elsewhere": "mkdir -p /tmp/hooks; printf '#!/bin/sh\\ntouch /tmp/canary\\n' "
+    ">/tmp/hooks/post-index-change; chmod +x /tmp/hooks/*; git config core.hooksPath /tmp/hooks",
+    "nested repository": "git init -q sub/deep; echo z >sub/deep/z; git -C sub/deep add -A; "
+    "git -C sub/deep -c user.name=n -c user.email=e commit -qm n; "
+    "git -C sub/deep config core.fsmonitor 'touch /tmp/canary; false'; rm sub/deep/z; cd sub/deep",
+    ".git as a file": "git config core.fsmonitor 'touch /tmp/canary; false'; "
+    "mv .git /tmp/evil; echo 'gitdir: /tmp/evil' >.git",
+}
+
+
+FAST_TRAPS = ("clean filter", "external diff", "worktree config", "hooks", "nested repository")
+
+
+@pytest.mark.parametrize("trap", slow_but(FAST_TRAPS, TRAPS))
+async def test_no_planted_command_runs(provider: SandboxProvider, small: Repo, trap: str) -> None:
+    async with recorded(provider, small) as (sandbox, base):
+        await sh(sandbox, "rm -f /tmp/canary ~/.gitconfig || :")
+        await sh(sandbox, f"echo more >>a.txt; {TRAPS[trap]}; rm -f /tmp/canary")
+        patch = await export_patch(sandbox, base, timeout=60)
+        assert patch.endswith(EXPECTED), patch.decode()
+        canary = await sandbox.exec(["test", "-e", "/tmp/canary"])
+        assert canary.exit_code == 1, "a planted command was executed"
+        where = "sub/deep" if "nested" in trap else "."
+        ordinary = f"cd {where}; touch a.txt; (git status; git add -A; git diff HEAD) </dev/null; true"
+        await sandbox.exec(["bash", "-c", ordinary], timeout=60)
+        assert (await sandbox.exec(["test", "-e", "/tmp/canary"])).exit_code == 0, "the trap is no trap"
+
+
+async def test_nested_repositories_are_files(provider: SandboxProvider, small: Repo) -> None:
+    async with recorded(provider, small) as (sandbox, base):
+        await sh(
+            sandbox,
+            "git init -q new; echo 1 >new/one; "
+            "git init -q 'new/dée per'; echo 2 >'new/dée per/two'; "
+            "cd 'new/dée per'; git -c user.name=n -c user.email=e commit -q --allow-empty -m n; cd ../..; "
+            "git init -q sub; echo 3 >sub/three; git init -q hollow",
+        )
+        patch = await export_patch(sandbox, base)
+    assert patch.count(b"new file mode 100644") == patch.count(b"diff --git") == 3
+    assert b'"b/new/d\\303\\251e per/two"' in patch
+
+
+async def test_files_of_submodules_count(provider: SandboxProvider, small: Repo) -> None:
+    small.sh(
+        "git init -q lib; echo x >lib/x; git -C lib add x; "
+        "git -C lib -c user.name=n -c user.email=e commit -qm n; git add lib 2>/dev/null; git commit -qm sub"
+    )
+    async with recorded(provider, small) as (sandbox, base):
+        assert await export_patch(sandbox, base) == b""
+        await sh(sandbox, "echo y >>lib/x; git -C lib add x; rm .git/index")
+        patch = await export_patch(sandbox, base)
+    assert patch.startswith(b"diff --git a/lib/x b/lib/x\n")
+    assert b"\n+y\n" in patch
+
+
+async def test_ignored_files_count_where_they_are_tracked(provider: SandboxProvider, small: Repo) -> None:
+    small.sh("echo '*.log' >.gitignore; echo 1 >kept.log; git add -f .; git commit -qm i; echo 2 >loose.log")
+    async with recorded(provider, small) as (sandbox, base):
+        await sh(sandbox, "echo 3 >>kept.log; echo 4 >>loose.log; echo 5 >new.log")
+        patch = await export_patch(sandbox, base)
+    assert patch.count(b"diff --git") == 1
+    assert b"kept.log" in patch
+
+
+RUINS = {
+    "deleted .git": ("rm -rf .git", "deleted the git objects of the repository"),
+    "made it anew": ("rm -rf .git; git init -q; git add -A", "deleted the git objects"),
+    "deleted the objects": ("rm -rf .git/objects", "deleted the git objects"),
+    "replaced the repository by a file": (
+     'root=$PWD; cd /; rm -rf "$root"/* "$root"/.git; rmdir "$root" && touch "$root" || :',
+     "deleted"),
+    "everything": ('cd /; rm -rf "$OLDPWD" || :', "the agent deleted"),
+    "large file": ("truncate -s 3M big", "the file big is larger than that"),
+    "large sparse file": ("truncate -s 3G big", "the file big is larger than that"),
+    "large tracked file": ("head -c 3000000 /dev/urandom >a.txt", "the file a.txt is larger than that"),
+    "large patch": ("for i in 1 2 3; do head -c 900000 /dev/urandom >f$i; done",
+     "the whole patch is larger than that"),
+    "an invalid file name": ("mkdir x; ln -s ../a.txt .gitmodules", "no patch can be taken"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("deed", slow_but(["made it anew", "large sparse file", "large patch"], RUINS))
+async def test_no_patch_is_a_sentence(provider: SandboxProvider, small: Repo, deed: str) -> None:
+    script, sentence = RUINS[deed]
+    async with recorded(provider, small) as (sandbox, base):
+        await sh(sandbox, script)
+        with pytest.raises(PatchUnavailable, match=sentence):
+            await export_patch(sandbox, base, timeout=60, max_bytes=2_000_000)
+        assert (await sandbox.exec(["true"], cwd="/")).exit_code == 0
+
+
+async def test_a_large_file_that_did_not_change_is_fine(provider: SandboxProvider, small: Repo) -> None:
+    small.sh("truncate -s 3M big; git add big; git commit -qm big; echo '*.bin' >.gitignore")
+    async with recorded(provider, small) as (sandbox, base):
+        await sh(sandbox, "truncate -s 3M ignored.bin; echo more >>a.txt")
+        assert await export_patch(sandbox, base, max_bytes=2_000_000) == EXPECTED
+
+
+async def test_an_export_that_never_ends_is_the_agents_doing(provider: SandboxProvider, small: Repo) -> None:
+    async with recorded(provider, small) as (sandbox, base):
+        await sh(sandbox, "mkfifo .gitignore")  # git waits for someone to write into it
+        with pytest.raises(PatchUnavailable, match=r"could not be read within 1\.5 s"):
+            await export_patch(sandbox, base, timeout=1.5)
+
+
+NO_BASE = {
+    "no repository": ("rm -rf .git", "is not the top of a git work tree: not a git repository"),
+    "no commit": ("rm -rf .git; git init -q", "has no commit to start from"),
+}
+
+
+@pytest.mark.parametrize("case", NO_BASE)
+async def test_no_base_is_a_sentence(provider: SandboxProvider, small: Repo, case: str) -> None:
+    script, sentence = NO_BASE[case]
+    small.sh(script)
+    async with provider.open(small.spec) as sandbox:
+        with pytest.raises(SandboxError, match=sentence):
+            await record_base(sandbox)
+
+
+async def test_a_directory_inside_a_repository_is_no_base(provider: SandboxProvider, small: Repo) -> None:
+    async with provider.open(small.spec) as sandbox:
+        root = sandbox.spec.workdir
+        sandbox.spec = sandbox.spec.model_copy(update={"workdir": f"{root}/sub"})
+        with pytest.raises(SandboxError, match="a directory inside the repository"):
+            await record_base(sandbox)
+
+
+async def test_an_image_without_git_is_a_sentence(provider: SandboxProvider, small: Repo) -> None:
+    small.sh("mkdir bin; ln -s /bin/sh bin/sh; ln -s /usr/bin/env bin/env")
+    spec = small.spec.model_copy(update={"env": {"PATH": f"{small.spec.workdir}/bin"}})
+    async with provider.open(spec) as sandbox:
+        with pytest.raises(SandboxError, match="the sandbox has no git"):
+            await record_base(sandbox)

@@ -1,0 +1,496 @@
+"""The fix cannot be read in a prepared repository, wherever it was, and git works there as before."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.builtin.local.provider import LocalProvider
+from swe_core.errors import SandboxError, SandboxTimeout
+from swe_core.sandboxing.repository.patch import Base, export_patch
+from swe_core.sandboxing.repository.prepare import prepare_repository
+from swe_testing.records import make_task
+
+from ...repositories import Repo, slow_but
+
+pytestmark = pytest.mark.anyio
+
+FIX = "the-fix-nobody-may-read-7f3a"
+FSCK = "git fsck --full --no-dangling 2>&1"
+SEARCH = """
+find_in() {
+  git --git-dir="$1" cat-file --batch-all-objects --batch >/tmp/objects
+  if grep -qa "$FIX" /tmp/objects; then echo "an object of $1"; fi
+}
+cd /testbed
+find . -name HEAD -type f | while read -r file; do
+  if [ -d "${file%/*}/objects" ]; then find_in "${file%/*}"; fi
+done
+find_in "$(git rev-parse --git-dir)"
+grep -rla "$FIX" . || :
+"""
+"""Prints where FIX is: in the objects of each git directory, or in any file."""
+
+FUTURE = f"""
+git checkout -q -b future
+echo {FIX} >fixed.txt; git add fixed.txt; git commit -q -m 'fix: {FIX}'
+fix=$(git rev-parse HEAD)
+git checkout -q main
+"""
+"""Afterwards the fix is on the branch `future`, and in the reflog."""
+
+GONE = "git branch -q -D future; rm -rf .git/logs"
+
+ADDED = {
+    "loose and dangling": ":",
+    "tag": "git tag v2 future",
+    "annotated tag": f"git tag -a v3 -m 'has {FIX}' future",
+    "tag of a tag": "git tag -a v4 -m x future; git tag -a v5 -m y v4; git tag -d v4 >/dev/null",
+    "tag of a tree": "git tag tree future^{tree}",
+    "remote": f"git update-ref refs/remotes/origin/main $fix; git remote add origin https://example.org/{FIX}",
+    "stash": f"echo {FIX} >stashed; git add stashed; git stash push -q",
+    "notes": f"git notes add -m 'see {FIX}' HEAD",
+    "another namespace": "git update-ref refs/pull/1/head $fix",
+    "packed and dangling": "git gc -q",
+    "kept pack": "git gc -q; for p in .git/objects/pack/*.pack; do touch ${p%.pack}.keep; done",
+    "FETCH_HEAD": f'echo "$fix not-for-merge {FIX}" >.git/FETCH_HEAD',
+    "ORIG_HEAD": "git update-ref ORIG_HEAD $fix",
+    "bundle": "git bundle create -q .git/x.bundle future",
+    "files below objects": "git bundle create -q .git/objects/pack/x future; "
+    "for n in ab cd ef; do [ -e .git/objects/$n ] || break; done;"  # one that is no directory by chance
+    f"echo {FIX} >.git/objects/$n",
+    "hidden file": f"echo {FIX} >.git/.fix; mkdir .git/..x; echo {FIX} >.git/..x/y",
+    "info": f"echo {FIX} >.git/info/notes",
+    "description of a branch": f"git config branch.main.description {FIX}",
+    "replace": "git replace HEAD $fix",
+}
+"""Places besides the branch `future`, which then goes."""
+
+PLACES = {
+    "branch": "rm -rf .git/logs",
+    "reflog": "git branch -q -D future",
+    "packed refs": "git pack-refs --all; rm -rf .git/logs",
+    "merge": "git merge -q --no-commit --no-ff future; git reset -q --hard; echo $fix >.git/MERGE_HEAD",
+    "worktree": "git worktree add -q .git/other future; rm -rf .git/logs",
+    "alternate": "git clone -q --bare . .git/alt.git; git repack -q -a -d; git branch -q -D future;"
+    "rm -rf .git/logs .git/objects/pack .git/objects/??;"
+    "echo ../alt.git/objects >.git/objects/info/alternates",
+    **{place: f"{script}; {GONE}" for place, script in ADDED.items()},
+    "all at once": "; ".join((*ADDED.values(), GONE)),
+}
+
+
+@pytest.fixture
+def aged(repo: Repo) -> Repo:
+    """A repository with a history, a tag on it, and a branch with the fix."""
+    repo.sh("git checkout -q -b main")
+    repo.commit(a_py="a = 1\n", sub__b_py="b = 1\n")
+    repo.sh("git tag v1; git tag -a v1.0 -m release")
+    repo.commit(a_py="a = 2\n")
+    repo.sh(FUTURE)
+    return repo
+
+
+async def sh(sandbox: Sandbox, script: str) -> str:
+    done = await sandbox.exec(["sh", "-euc", script], env={"FIX": FIX}, timeout=60)
+    assert done.exit_code == 0, done.stdout.decode() + done.stderr.decode()
+    return done.text
+
+
+@asynccontextmanager
+async def prepared(
+    provider: SandboxProvider, repo: Repo, hide: bool = True, **fields: Any
+) -> AsyncIterator[tuple[Sandbox, Base]]:
+    async with provider.open(repo.spec) as sandbox:
+        base = await prepare_repository(sandbox, make_task(**fields), hide=hide, timeout=60)
+        await sh(sandbox, "git config user.name A; git config user.email a@example.org")
+        yield sandbox, base
+
+
+async def refusal(
+    provider: SandboxProvider, repo: Repo, match: str | None = None, image: str | None = None, **fields: Any
+) -> str:
+    """The sentence in which a repository is refused."""
+    async with provider.open(repo.spec) as sandbox:
+        sandbox.spec = sandbox.spec.model_copy(update={"image": image})
+        with pytest.raises(SandboxError, match=match) as caught:
+            await prepare_repository(sandbox, make_task(**fields), hide=True, timeout=60)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("place", slow_but(["branch", "reflog", "alternate", "all at once"], PLACES))
+async def test_the_fix_is_nowhere(provider: SandboxProvider, aged: Repo, place: str) -> None:
+    aged.sh(f"fix=$(git rev-parse future); {PLACES[place]}")
+    plain = "export GIT_NO_REPLACE_OBJECTS=1;"
+    log, state = aged.sh(f"{plain} git log --format='%H %s'"), aged.sh(f"{plain} git status --porcelain")
+    blame = aged.sh(f"{plain} git blame -s a.py")
+    async with provider.open(aged.spec) as sandbox:
+        assert await sh(sandbox, SEARCH) != "", "the test hides nothing"
+    async with prepared(provider, aged) as (sandbox, base):
+        assert await sh(sandbox, SEARCH) == ""
+        assert await sh(sandbox, FSCK) == ""
+        assert await sh(sandbox, "git log --format='%H %s'") == log
+        assert await sh(sandbox, "git blame -s a.py") == blame
+        assert await sh(sandbox, "git status --porcelain") == state
+        assert await sh(sandbox, "git for-each-ref --format='%(refname)'") == (
+            "refs/heads/main\nrefs/tags/v1\nrefs/tags/v1.0\n"
+        )
+        assert (await sh(sandbox, "git describe")).startswith("v1.0-1-g")
+        assert await sh(sandbox, "git reflog; git remote; git stash list; git worktree list") == (
+            f"/testbed {base.commit[:7]} [main]\n".replace(" ", "  ", 1)
+        )
+        await sh(sandbox, "echo more >>a.py; git add -A; git commit -q -m mine; git checkout -q HEAD~2")
+        await sh(sandbox, "git gc -q; git checkout -q main")
+        assert b"+more" in await export_patch(sandbox, base, timeout=60)
+
+
+async def test_what_is_staged_changed_and_untracked_stays(provider: SandboxProvider, aged: Repo) -> None:
+    aged.sh("echo staged >s; git add s; echo changed >>a.py; echo new >n; git add -N n; git rm -q sub/b.py")
+    aged.sh(":>.git/index.lock")
+    show = (
+        "(git status --porcelain; git diff; git diff --cached; find . -path ./.git -prune -o -print) | sort"
+    )
+    before = aged.sh(show)
+    async with prepared(provider, aged) as (sandbox, _):
+        assert await sh(sandbox, show) == before
+        assert await sh(sandbox, SEARCH + FSCK) == ""
+        await sh(sandbox, "git commit -q -m mine; git show HEAD:s")
+
+
+async def test_a_detached_head_stays_detached(provider: SandboxProvider, aged: Repo) -> None:
+    aged.sh("git checkout -q --detach HEAD~1")
+    head = aged.head
+    async with prepared(provider, aged) as (sandbox, base):
+        assert base.commit == head
+        assert await sh(sandbox, "git for-each-ref; git rev-parse HEAD; git status --porcelain") == (
+            "".join(f"{line}\n" for line in aged.sh("git for-each-ref refs/tags").splitlines()) + f"{head}\n"
+        )
+        assert await sh(sandbox, SEARCH + FSCK) == ""
+        await sh(sandbox, "git commit -q --allow-empty -m mine; git log -1")
+
+
+async def test_what_has_nothing_to_drop_is_not_packed_again(provider: SandboxProvider, repo: Repo) -> None:
+    repo.commit(a_py="a\n")
+    repo.sh("git gc -q; git commit-graph write --reachable; rm -rf .git/logs; echo b >b; git add b")
+    listing = "cd .git/objects; find . -type f ! -path './info/*' | sort"
+    before = repo.sh(listing)
+    assert before.count("\n") == 3  # a pack, its index, what is staged
+    async with prepared(provider, repo) as (sandbox, _):
+        assert await sh(sandbox, listing) == before
+        assert await sh(sandbox, "ls .git/objects/info") == ""
+        assert await sh(sandbox, FSCK + "; git log --oneline | wc -l") == "1\n"
+
+
+KINDS = ("shallow", "sha256", "split index", "chains of deltas", "partial")
+
+
+@pytest.mark.parametrize("kind", slow_but(["shallow"], KINDS))
+async def test_kinds_of_repositories(provider: SandboxProvider, aged: Repo, kind: str) -> None:
+    make = {
+        "shallow": "git clone -q --depth 2 --no-single-branch file://$PWD ../made; cd ../made",
+        "sha256": "git init -q -b main --object-format=sha256 ../made; cd ../made; echo 1 >a; git add a;"
+        f"git config user.name A; git config user.email a@example.org; git commit -q -m 1;{FUTURE}",
+        "split index": "cp -r . ../made; cd ../made; git update-index --split-index; touch x; git add x;"
+        "git update-index --split-index",
+        "chains of deltas": "cp -r . ../made; cd ../made; for n in 1 2 3 4 5 6; do seq 2000 >>big;"
+        "echo $n >>big; git add big; git commit -q -m $n; done; git checkout -q -b more; for n in 1 2 3; do "
+        f"seq 2000 >>big; echo {FIX} >>big; git add big; git commit -q -m $n; done; git gc -q;"
+        "git checkout -q main",
+        "partial": "git config uploadpack.allowFilter true; git repack -q -a -d;"
+        "git clone -q --filter=blob:none file://$PWD ../made; cd ../made",
+    }  # fmt: skip
+    aged.sh(make[kind])
+    aged.path = aged.path.parent / "made"
+    show = "git log --format=%H; git status --porcelain; git ls-files -s"
+    before = aged.sh(show)
+    async with prepared(provider, aged) as (sandbox, _):
+        assert await sh(sandbox, SEARCH + FSCK) == ""
+        assert await sh(sandbox, show) == before
+        await sh(sandbox, "git commit -q --allow-empty -m mine")
+
+
+@pytest.mark.parametrize("where", slow_but(["absorbed"], ["absorbed", "in the work tree"]))
+async def test_submodules_are_cut_as_well(provider: SandboxProvider, aged: Repo, where: str) -> None:
+    aged.sh(
+        "cp -r . ../module; rm -rf .git; git init -q -b main; git config user.name A;"
+        "git config user.email a@b;"
+        "git -c protocol.file.allow=always submodule --quiet add ../module libs/module;"
+        "git -C libs/module fetch -q origin future; git add -A; git commit -q -m module; rm -rf .git/logs"
+    )
+    if where == "in the work tree":
+        aged.sh("rm libs/module/.git; mv .git/modules/libs/module libs/module/.git;"
+                "git config -f libs/module/.git/config --unset core.worktree")  # fmt: skip
+    async with provider.open(aged.spec) as sandbox:
+        assert "object" in await sh(sandbox, SEARCH)
+    async with prepared(provider, aged) as (sandbox, _):
+        assert await sh(sandbox, SEARCH) == ""
+        assert await sh(sandbox, f"cd libs/module; {FSCK}; git log --oneline | wc -l") == "2\n"
+        assert await sh(sandbox, "git status --porcelain; git submodule status | cut -c 1") == " \n"
+
+
+AGENT_OR_GRADER = [
+    pytest.param(True, id="agent"),
+    pytest.param(False, id="grader", marks=pytest.mark.slow),
+]
+
+BUG = """\
+diff --git a/a.py b/a.py
+--- a/a.py
++++ b/a.py
+@@ -1 +1 @@
+-a = 2
++a = 'bug'"""
+
+
+@pytest.mark.parametrize("hide", AGENT_OR_GRADER)
+async def test_a_bug_is_put_in_and_the_state_without_it_is_nowhere(
+    provider: SandboxProvider, aged: Repo, hide: bool
+) -> None:
+    aged.sh("echo dirty >>sub/b.py; echo u >u")
+    aged.sh("printf '__pycache__/\nbuild/\n' >>.git/info/exclude; mkdir -p __pycache__ build/lib")
+    aged.sh("echo 'a = 2' | tee __pycache__/a.cpython-311.pyc >build/lib/a.py")
+    state = aged.sh("git status --porcelain")
+    found = []
+    for _ in range(2):
+        async with prepared(provider, aged, hide, bug_patch=BUG) as (sandbox, base):
+            found.append((base.commit, base.tree))
+            assert await sh(sandbox, "cat a.py; git show HEAD:a.py") == "a = 'bug'\n" * 2
+            shown = await sh(sandbox, "git log --oneline | wc -l; git tag; git status --porcelain")
+            assert shown == f"1\n{state}"
+            assert await sh(sandbox, "FIX='a = 2';" + SEARCH + FSCK) == ""
+            assert await sh(sandbox, "grep -rl 'a = 2' /tmp/swe-home || :") == ""
+            assert await export_patch(sandbox, base, timeout=60) == b""
+    assert found[0] == found[1]
+
+
+async def test_a_bug_that_does_not_fit_is_told(provider: SandboxProvider, aged: Repo) -> None:
+    says = "the bug_patch of the task 't-1' does not apply to its rep"
+    for bug in (BUG.replace("-a = 2", "-a = 3"), "no patch"):
+        await refusal(provider, aged, says, bug_patch=bug)
+
+
+@pytest.mark.parametrize("hide", AGENT_OR_GRADER)
+@pytest.mark.parametrize("committed", [True, False])
+async def test_what_is_hidden_is_nowhere_in_the_agents_sandbox_only(
+    provider: SandboxProvider, aged: Repo, committed: bool, hide: bool
+) -> None:
+    aged.sh(f"mkdir tests; echo {FIX} >'tests/a b.py'; echo {FIX} >run.sh")
+    if committed:
+        aged.sh("git add -A; git commit -q -m tests")
+    hidden = ("/testbed/tests", "/testbed/run.sh", "/nowhere/else")
+    async with prepared(provider, aged, hide, hidden=hidden) as (sandbox, base):
+        found = await sh(sandbox, SEARCH)
+        assert (found == "") == hide
+        assert await sh(sandbox, "git diff HEAD; git ls-files -d") == ""
+        assert await export_patch(sandbox, base, timeout=60) == b""
+
+
+ODD = {
+    "chmod a-w .git": "cannot be freed of what came after its base: ",
+    "mkdir .git/reftable": "reftable",
+    "mv .git/objects .git/o; ln -s o .git/objects": "symbolic link",
+    "git init -q --separate-git-dir=../elsewhere .": "not the top of a git work tree",
+    "echo '[[[' >.git/config": "not the top of a git work tree",
+    "rm -rf .git": "not the top of a git work tree",
+    "rm .git/refs/heads/main": "no commit to start from",
+    "rm -f .git/objects/$(git rev-parse HEAD~1: | sed 's|..|&/|')": "cannot be freed",
+}
+
+
+@pytest.mark.parametrize("damage", slow_but(list(ODD)[:3], ODD))
+async def test_odd_repositories_are_one_sentence(provider: SandboxProvider, aged: Repo, damage: str) -> None:
+    aged.sh(damage)
+    try:
+        assert "\n" not in await refusal(provider, aged, ODD[damage])
+    finally:
+        if damage.startswith("chmod"):
+            aged.sh("chmod u+w .git")
+
+
+BETWEEN = f"""
+git rm -q sub/b.py; echo {FIX} >a.py; git add a.py; git commit -q -m 'the fix {FIX}'; git tag fixed
+git checkout -q HEAD~1 -- .; git commit -q -m revert
+echo setup >setup.cfg; git add setup.cfg; git commit -q -m setup
+"""
+"""Commits above the base, as an image may have them: HEAD does not show the fix."""
+
+
+HEADS = ("branch", "detached", "shallow", "merged", "short id", "sha256")
+
+
+@pytest.mark.parametrize("kind", slow_but(["merged"], HEADS))
+async def test_what_is_between_the_base_and_head_is_one_commit(
+    provider: SandboxProvider, aged: Repo, kind: str
+) -> None:
+    if kind == "sha256":
+        aged.sh("rm -rf .git; git init -q -b main --object-format=sha256; git config user.name A;"
+                "git config user.email a@example.org; git add .; git commit -q -m 1; git tag v1")  # fmt: skip
+    commit = aged.head
+    if kind == "merged":
+        aged.sh("git merge -q --no-ff -m merge future; git rm -q fixed.txt; git commit -q -m 'taken back'")
+    aged.sh(BETWEEN)
+    if kind == "detached":
+        aged.sh("git checkout -q --detach")
+    if kind == "shallow":
+        aged.sh("git clone -q --depth 4 file://$PWD ../made")
+        aged.path = aged.path.parent / "made"
+    aged.sh("echo staged >s; git add s; echo changed >>a.py; echo new >n")
+    state = aged.sh("git status --porcelain; git diff; git diff --cached; git ls-files -s")
+    tree, found = aged.sh("git rev-parse HEAD:").strip(), []
+    for hide in (True, False):
+        fields = {"base_commit": commit[:9] if kind == "short id" else commit}
+        async with prepared(provider, aged, hide, **fields) as (sandbox, base):
+            found.append((base.commit, base.tree))
+            assert await sh(sandbox, SEARCH + FSCK) == ""
+            shown = "git status --porcelain; git diff; git diff --cached; git ls-files -s"
+            assert await sh(sandbox, shown) == state
+            shown = "git rev-list --parents -n 1 HEAD; git rev-parse HEAD:; git tag -l fixed"
+            assert await sh(sandbox, shown) == f"{base.commit} {commit}\n{tree}\n"
+            assert await export_patch(sandbox, base, timeout=60) == b""
+    assert found[0] == found[1]
+
+
+async def test_what_is_between_is_gone_where_something_is_hidden_too(
+    provider: SandboxProvider, aged: Repo
+) -> None:
+    commit = aged.head
+    aged.sh(BETWEEN)
+    fields = {"base_commit": commit, "hidden": ("/testbed/setup.cfg", "/testbed/not-committed")}
+    async with prepared(provider, aged, **fields) as (sandbox, _):
+        assert await sh(sandbox, SEARCH + FSCK) == ""
+        assert await sh(sandbox, "git rev-list --count HEAD; git status --porcelain") == "1\n"
+
+
+@pytest.mark.parametrize("other", ["future", "diverged"])
+async def test_a_base_commit_that_head_is_not_made_of_is_told(
+    provider: SandboxProvider, aged: Repo, other: str
+) -> None:
+    if other == "diverged":
+        aged.sh(
+            "git commit -q --allow-empty -m other; git branch -m main away; git branch -m future diverged"
+        )
+    wanted = aged.sh(f"git rev-parse {other}").strip()
+    assert (await refusal(provider, aged, base_commit=wanted)).startswith(
+        f"the base_commit '{wanted}' of the task 't-1' is not an ancestor of the HEAD '{aged.head}' of the "
+    )
+    async with prepared(provider, aged, base_commit=wanted, bug_patch=BUG) as (sandbox, base):
+        assert await sh(sandbox, "git rev-list HEAD") == f"{base.commit}\n"
+
+
+ABSENT = "c0ffee" * 6
+"""A commit that is in no repository."""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "image"),
+    [
+        (ABSENT, None),
+        pytest.param(ABSENT, "owner/an-image:1", marks=pytest.mark.slow),
+        (f"{ABSENT}^", None),  # the parent of a fix
+    ],
+)
+async def test_a_base_commit_that_is_not_there_is_told(
+    provider: SandboxProvider, aged: Repo, wanted: str, image: str | None
+) -> None:
+    """As where a row names the image of another one."""
+    of = "" if image is None else f" of the image {image!r}"
+    assert (await refusal(provider, aged, image=image, base_commit=wanted)).startswith(
+        f"the base_commit '{wanted}' of the task 't-1' is not in the repository '/testbed' in the sandbox"
+        f"{of}, whose HEAD is '{aged.head}': use an image"
+    )
+    async with prepared(provider, aged, base_commit=wanted, bug_patch=BUG) as (sandbox, base):
+        assert await sh(sandbox, "git rev-list HEAD") == f"{base.commit}\n"
+
+
+async def test_a_history_with_a_gap_is_not_called_another_repository(
+    provider: SandboxProvider, aged: Repo
+) -> None:
+    """As a graft leaves it when its objects are pruned: HEAD names a parent that is not there."""
+    aged.sh("rm -f .git/objects/$(git rev-parse HEAD~1 | sed 's|..|&/|')")
+    await refusal(provider, aged, "cannot be freed of what came after its base: ", base_commit=ABSENT)
+
+
+@pytest.mark.parametrize("name", slow_but(["HEAD^"], ["main", "HEAD", "v1", "origin/main", "HEAD^"]))
+async def test_a_base_commit_that_is_a_name_is_not_looked_up(
+    provider: SandboxProvider, aged: Repo, name: str
+) -> None:
+    async with prepared(provider, aged, base_commit=name) as (_, base):
+        assert (base.commit, base.unchecked) == (aged.head, "base_commit is no commit's id")
+
+
+@pytest.mark.parametrize("where", slow_but(["head"], ["head", "above"]))
+async def test_a_base_commit_can_be_the_parent_of_the_fix(
+    provider: SandboxProvider, aged: Repo, where: str
+) -> None:
+    """As rows of R2E-Gym name it."""
+    commit, fix = aged.head, aged.sh("git rev-parse future").strip()
+    if between := where == "above":
+        aged.sh(BETWEEN)
+    async with prepared(provider, aged, base_commit=f"{fix}^") as (sandbox, base):
+        assert (base.commit == commit) is not between
+        assert base.unchecked == ""
+        parents = f" {commit}" if between else ""
+        shown = f"git rev-list --parents HEAD | grep -c '^{base.commit}{parents}'"
+        assert await sh(sandbox, shown) == "1\n"
+        assert await sh(sandbox, SEARCH + FSCK) == ""
+
+
+@pytest.mark.parametrize("kind", slow_but(["shallow"], ["made anew", "shallow"]))
+async def test_a_repository_without_a_history_has_no_base_commit(
+    provider: SandboxProvider, aged: Repo, kind: str
+) -> None:
+    made = "git clone -q --depth 1 file://$PWD ../made"
+    if kind == "made anew":
+        made = (
+            "rm -rf .git; cp -r . ../made; cd ../made; git init -q; git add -A;"
+            "git -c user.name=A -c user.email=a@b commit -q -m 1"
+        )
+    aged.sh(made)
+    aged.path = aged.path.parent / "made"
+    async with prepared(provider, aged, base_commit=ABSENT) as (_, base):
+        assert (base.commit, base.unchecked) == (aged.head, "the repository has no history")
+
+
+async def test_a_linked_worktree_and_alternates_elsewhere(provider: SandboxProvider, aged: Repo) -> None:
+    """As an image may have them: all of its disk is the sandbox's own."""
+    async with provider.open(aged.spec) as sandbox:
+        await sh(
+            sandbox,
+            "cp -r . /tmp/alt; git clone -q --shared --no-tags /tmp/alt /tmp/main; cd /tmp/main;"
+            "git checkout -q future; rm -rf /testbed/* /testbed/.git;"
+            "git worktree add -q /testbed origin/main; git tag v1 origin/main~1",
+        )
+        find = SEARCH + "find_in /tmp/main/.git; find_in /tmp/alt/.git"
+        assert await sh(sandbox, find) != ""
+        log = await sh(sandbox, "git log --format=%H; git status --porcelain")
+        sandbox.spec = SandboxSpec(image="one", network="none")
+        base = await prepare_repository(sandbox, make_task(), hide=True, timeout=60)
+        assert await sh(sandbox, find) == ""
+        assert await sh(sandbox, FSCK + "; git log --format=%H; git status --porcelain") == log
+        assert await sh(sandbox, "git for-each-ref --format='%(refname)'") == "refs/tags/v1\n"
+        assert base.commit == log.splitlines()[0]
+        await sh(sandbox, "git -c user.name=a -c user.email=a@b commit -q --allow-empty -m mine; git log -1")
+
+
+async def test_a_git_directory_that_is_not_the_sandboxs_own_is_left_alone(aged: Repo, tmp_path: Path) -> None:
+    """Without isolation the sandbox sees the user's own repository behind a `.git` file."""
+    provider = LocalProvider(unisolated=True)
+    provider.__dict__["_obstacle"] = "as on a machine without namespaces"
+    aged.sh("git worktree add -q ../tree future")
+    older = aged.head
+    before = aged.sh("git for-each-ref; git reflog --all; find .git -type f | sort | xargs sha256sum")
+    async with provider.open(SandboxSpec(repository=tmp_path / "tree", network="none")) as sandbox:
+        with pytest.raises(SandboxError, match="lies outside of it, and is not the sandbox's own"):
+            await prepare_repository(sandbox, make_task(base_commit=older), hide=True, timeout=60)
+    assert aged.sh("git for-each-ref; git reflog --all; find .git -type f | sort | xargs sha256sum") == before
+
+
+async def test_the_time_is_bounded(provider: SandboxProvider, aged: Repo) -> None:
+    async with provider.open(aged.spec) as sandbox:
+        with pytest.raises(SandboxTimeout, match=r"could not be prepared within 0\.001 s"):
+            await prepare_repository(sandbox, make_task(), hide=True, timeout=0.001)

@@ -1,0 +1,718 @@
+"""TRLRolloutWorker with its real process: real rollouts in local sandboxes, steered through files."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from swe_core.api.records import Rollout
+from swe_core.builtin.local.bwrap import find_bwrap, why_not
+from swe_core.errors import SweError
+from swe_core.rollout.run_directory import RunDirectory, new_run_info
+from swe_core.run.settings import Settings
+from swe_core.system.redaction import Redactor
+from swe_trainer_trl.journal.groups import Assessed, Row
+from swe_trainer_trl.journal.journal import Journal
+from swe_trainer_trl.normalization import Part
+from swe_trainer_trl.rollouts.messages import Metrics, Start, line
+
+from ..scripted_rollouts import OPTIONS, PATIENCE, agents
+
+if TYPE_CHECKING:  # imports TRL, which takes seconds
+    from swe_trainer_trl.compat import RolloutSample, RolloutWorkerProtocol
+    from swe_trainer_trl.trainer.worker import TRLRolloutWorker
+
+OBSTACLE = why_not(find_bwrap())
+pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+PLUGIN = Path(__file__).with_name("scripted_rollouts.py")
+JOURNAL = "train.sqlite"
+ORDER = {"shuffle": True, "seed": 7}
+TRAINER = """
+import json, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+# It makes no row, and the import of TRL takes seconds.
+sys.modules["swe_trainer_trl.compat"] = SimpleNamespace(make_sample=None, RolloutSample=None)
+from swe_core.run.settings import Settings
+from swe_trainer_trl.rollouts.messages import FeedOptions
+from swe_trainer_trl.journal.journal import Journal
+from swe_trainer_trl.trainer.worker import TRLRolloutWorker
+given = json.loads(sys.argv[1])
+run = Path(given["run"])
+journal = Journal(run / "train.sqlite")
+worker = TRLRolloutWorker(
+    Settings(**given["settings"]), run, journal, run / "train.sqlite",
+    FeedOptions(**given["options"]), 99, lambda: None,
+)
+worker.update_model_version(1)
+worker.start()
+print(worker._process.pid, flush=True)
+time.sleep(1e6)
+"""
+
+
+@dataclass
+class Training:
+    """A run directory, and one worker after the other in it."""
+
+    run: Path
+    folder: Path
+    mark: str
+    workers: list[TRLRolloutWorker] = field(default_factory=list)
+    journals: list[Journal] = field(default_factory=list)
+    metrics: Counter[str] = field(default_factory=Counter)
+
+    def settings(self, **changed: Any) -> Settings:
+        run = {
+            "plugins": (),
+            "extra_plugins": (str(PLUGIN),),
+            "tasks": "demo",
+            "only": ("demo__memofn-1", "demo__csvtidy-1", "demo__runall-1"),
+            "agent": "scripted",
+            "engine": "scripted",
+            "grader": "scripted",
+            **changed,
+        }
+        engine = {"scripted": {"folder": str(self.folder)}}
+        return Settings(run=run, agent={"scripted": {"mark": self.mark}}, engine=engine)
+
+    def script(self, words: Mapping[str, Sequence[str]]) -> None:
+        (self.folder / "script.json").write_text(json.dumps(words))
+
+    def let(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def worker(
+        self, max_row: int | None = None, settings: Settings | None = None, **options: Any
+    ) -> TRLRolloutWorker:
+        from swe_trainer_trl.trainer.worker import TRLRolloutWorker
+
+        journal = Journal(self.run / JOURNAL)
+        worker = TRLRolloutWorker(
+            settings or self.settings(),
+            self.run,
+            journal,
+            self.run / JOURNAL,
+            OPTIONS.model_copy(update={**ORDER, **options}),
+            queue_rows=99,
+            max_row=lambda: max_row,
+        )
+        self.workers.append(worker)
+        self.journals.append(journal)
+        return worker
+
+    def start(self, **more: Any) -> TRLRolloutWorker:
+        """As the trainer does: the first weight sync, and then the rollouts."""
+        worker = self.worker(**more)
+        self.journals[-1].raise_version(worker.version + 1, 0, again=True)
+        worker.update_model_version(worker.version + 1)
+        worker.start()
+        return worker
+
+    @property
+    def child(self) -> subprocess.Popen[bytes]:
+        process = self.workers[-1]._process
+        assert process is not None
+        return process
+
+    def rows(self, count: int) -> list[RolloutSample]:
+        """As TRL does: ask for rows, and whether there can be any."""
+        found, until = [], time.monotonic() + PATIENCE
+        while len(found) < count:
+            assert time.monotonic() < until
+            try:
+                found.append(self.workers[-1].rollout_buffer.get(timeout=0.2))
+            except queue.Empty:
+                self.workers[-1].check_health(PATIENCE)
+        return found
+
+    def until(self, true: Callable[[], bool], *, healthy: bool = True) -> None:
+        until = time.monotonic() + PATIENCE
+        while not true():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+            if healthy:
+                self.workers[-1].check_health(PATIENCE)
+
+    def heard(self) -> None:
+        """Until the process has said something more."""
+        worker = self.workers[-1]
+        last = worker._heard
+        self.until(lambda: worker._heard > last)
+
+    def unhealthy(self, stale_after_s: float = PATIENCE) -> str:
+        """What `check_health` raises in the end."""
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            try:
+                self.workers[-1].check_health(stale_after_s)
+            except SweError as error:
+                return str(error)
+            time.sleep(0.05)
+        pytest.fail("it is still healthy")
+
+    def drain(self) -> Counter[str]:
+        """What was measured so far, as sums."""
+        while not self.workers[-1].metrics_queue.empty():
+            for name, value in self.workers[-1].metrics_queue.get_nowait().items():
+                self.metrics[name] += value[0] if isinstance(value, tuple) else value
+        return self.metrics
+
+    def agents(self) -> int:
+        return agents(self.mark)
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return RunDirectory.open(self.run).rollouts()
+
+    def finished(self) -> dict[str, Rollout]:
+        """Attempts that are over, each once: "GROUP/ATTEMPT" to the rollout."""
+        found = [r for r in self.rollouts if r.outcome != "cancelled" or r.cancelled_as is not None]
+        attempts = {_short(rollout.id): rollout for rollout in found}
+        assert len(attempts) == len(found)
+        return attempts
+
+
+def _short(rollout_id: str) -> str:
+    """Without the number of the try."""
+    return re.sub(r"^.*-g(\d+)-(\d+)(-\d+)?$", r"\1/\2", rollout_id)
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+    """When it is over, nothing is left: no process, thread, descriptor or directory of a sandbox."""
+    scratch = Path(tempfile.mkdtemp(prefix="swe-", dir="/tmp"))  # short: unix sockets lie below it
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    folder = tmp_path / "steer"
+    folder.mkdir()
+    run = RunDirectory.create(tmp_path / "run", new_run_info({}, {}, None, []), Redactor())
+    training = Training(run.path, folder, uuid.uuid4().hex)
+    training.script({"*": ["done"]})
+    before = set(os.listdir("/proc/self/fd"))
+    yield training
+    for worker in training.workers:
+        worker.stop()
+        assert worker._process is None or worker._process.returncode is not None
+    for journal in training.journals:
+        journal.close()
+    training.until(lambda: training.agents() == 0, healthy=False)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("swe-")] == []
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    shutil.rmtree(scratch)
+
+
+def sandboxes() -> list[str]:
+    """What sandboxes have on the host's disk, and their processes on it."""
+    scratch = os.environ["TMPDIR"]
+    found = [str(path) for path in Path(scratch).glob("*/*")]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            found += words[:1] if any(word.startswith(scratch) for word in words) else []
+    return found
+
+
+# rows
+
+
+def test_rows_of_real_rollouts(training: Training) -> None:
+    training.script({"*": ["again", "done"]})
+    worker: RolloutWorkerProtocol = training.start()
+    rows = training.rows(6)
+    worker.stop()
+    assert sandboxes() == []
+    assert training.child.returncode == 0
+    for first, second in zip(rows[::2], rows[1::2], strict=True):
+        assert first.group_id == second.group_id
+        assert {first.metrics["sample/reward"], second.metrics["sample/reward"]} == {1.0, 0.0}
+        assert first.advantage == pytest.approx(2 * first.metrics["sample/reward"] - 1, abs=1e-6)
+    assert len({row.group_id for row in rows}) == 3
+    for row in rows:
+        assert row.input_ids.dtype == row.completion_mask.dtype == np.int64
+        assert row.old_log_probs.dtype == np.float32
+        assert bytes(row.input_ids[row.completion_mask == 1].tolist()) == b"againdone"
+        assert row.old_log_probs.tolist() == (row.completion_mask * -0.5).tolist()
+        assert row.model_version == 1
+        assert row.enqueued_at is not None
+    assert training.drain()["group/closed_total"] >= 3
+    assert training.metrics["rollout/finished_total"] >= 6
+    assert worker.rollout_buffer.trained(9) == [1]
+
+
+def test_rows_that_are_too_old_when_they_are_asked_for_are_marked_and_make_room(training: Training) -> None:
+    worker = training.start(groups_ahead=1)
+    training.until(lambda: worker.rollout_buffer.qsize() == 2)
+    worker.update_model_version(5)
+    (row,) = training.rows(1)
+    assert (row.group_id, row.model_version) == (1, 5)
+    assert training.journals[0].groups_done() == 1
+    assert [group.id for group in training.journals[0].ready(limit=9)][:1] == [1]
+    worker.stop()
+    assert training.drain()["staleness/rows_dropped_total"] == 2
+
+
+def test_restarts_do_not_age_what_waits(training: Training) -> None:
+    """Each announces a version, of weights that have not changed."""
+    worker = training.start(groups_ahead=1)
+    training.until(lambda: worker.rollout_buffer.qsize() == 2)
+    for _ in range(3):
+        training.workers[-1].stop()
+        training.start(groups_ahead=1)
+    rows = training.rows(2)
+    assert training.workers[-1].version == 4
+    assert [(row.group_id, row.model_version) for row in rows] == [(0, 4)] * 2
+    assert "staleness/rows_dropped_total" not in training.drain()
+
+
+def test_weights_that_are_sent_again_do_not_age_what_waits(training: Training) -> None:
+    """As to a server that was started again, while rows of the version before are in the buffer."""
+    worker = training.start(groups_ahead=1, max_staleness=0)
+    training.until(lambda: worker.rollout_buffer.qsize() == 2)
+    training.journals[0].raise_version(2, 0, again=True)
+    worker.update_model_version(2)
+    assert [(row.group_id, row.model_version) for row in training.rows(2)] == [(0, 2)] * 2
+
+
+def test_attempts_of_an_earlier_process_are_as_old_as_their_weights(training: Training) -> None:
+    training.script({"0/1": ["stay"], "*": ["done"]})
+    training.start(groups_ahead=1)
+    training.until(lambda: training.agents() == 1 and len(training.finished()) == 1)
+    training.workers[-1].stop()
+    training.script({"*": ["done"]})
+    training.start(groups_ahead=1).stop()
+    training.start(groups_ahead=1)
+    rows = training.rows(2)
+    assert [row.group_id for row in rows] == [0, 0]
+    assert (
+        "staleness/left_out_total" not in training.drain() or not training.metrics["staleness/left_out_total"]
+    )
+
+
+def test_a_rollout_is_cancelled_when_its_policy_is_too_old(training: Training) -> None:
+    training.script({"0/1": ["stay"], "*": ["done"]})
+    worker = training.start(groups_ahead=1)
+    training.until(lambda: training.agents() == 1 and len(training.finished()) == 1)
+    directory = RunDirectory.open(training.run)
+    training.until(lambda: any(directory.turns(path.name) for path in training.run.glob("rollouts/*-g0-1")))
+    worker.update_model_version(3)
+    training.until(lambda: "0/1" in training.finished())
+    training.rows(2)
+    cancelled = training.finished()["0/1"]
+    assert cancelled.cancelled_as == "stale"
+    assert cancelled.ledger is not None
+    assert cancelled.ledger.dropped == {"stale": len("stay")}
+
+
+def test_rows_that_are_too_long_are_marked_and_make_room(training: Training) -> None:
+    training.script(
+        {"0/0": ["again", "done"], "0/1": ["again", "done"], "1/0": ["again", "done"], "*": ["done"]}
+    )
+    worker = training.start(groups_ahead=1, max_row=len("?done"))
+    (only,) = training.rows(1)  # the other one of its group is too long
+    assert only.group_id == 1
+    assert training.journals[0].groups_done() == 1
+    worker.stop()
+    assert training.drain()["batch/rows_too_long_total"] == 3
+
+
+def test_a_row_knows_what_is_trained_of_its_whole_rollout(training: Training) -> None:
+    """Also what an earlier step trained, but not what is never trained."""
+    worker = training.worker(max_row=20)
+    journal = training.journals[0]
+    rows = tuple(
+        Row(name, np.arange(size), np.int64(np.arange(size) > 0), np.zeros(size, np.float32), 1.0, 1, 1.0)
+        for name, size in (("a", 4), ("b", 3), ("a", 6), ("a", 50), ("b", 50))
+    )
+    group = journal.open_group("task", 2)
+    journal.close_group(group, Assessed(rows, None, (), 1, 0.5, 0.5))
+    ((first, _), *_) = journal.ready()[0].rows
+    journal.mark_trained([first], step=1)
+    (ready,) = journal.ready()
+    assert ready.trained == {"a": 3}
+    worker._hand_over(ready)
+    training.rows(2)
+    assert worker.rollout_buffer.handed(2 + 5) == [Part("b", 2, 2), Part("a", 5, 8)]
+
+
+@pytest.mark.slow
+def test_nothing_is_said_before_the_start(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there are rows from the beginning on, which are too long and so taken at once."""
+    worker = training.start()
+    training.until(lambda: worker.rollout_buffer.qsize() == 4)
+    worker.stop()
+
+    def slow(**values: Any) -> Start:
+        time.sleep(0.5)
+        return Start(**values)
+
+    monkeypatch.setattr("swe_trainer_trl.trainer.worker.Start", slow)
+    training.start(max_row=1)
+    training.until(lambda: training.journals[-1].groups_begun() > 4)
+
+
+def test_the_process_is_none_of_the_trainers(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    training.start()
+    training.heard()
+    environment = Path(f"/proc/{training.child.pid}/environ").read_bytes().split(b"\0")
+    assert b"CUDA_VISIBLE_DEVICES=" in environment
+    assert not any(name.startswith(b"RANK=") for name in environment)
+    assert os.getsid(training.child.pid) == training.child.pid
+    for descriptor in Path(f"/proc/{training.child.pid}/cmdline").read_text().split("\0")[-3:-1]:
+        info = Path(f"/proc/{training.child.pid}/fdinfo/{descriptor}").read_text()
+        flags = re.search(r"flags:\s*(\d+)", info)
+        assert flags is not None
+        assert int(flags[1], 8) & os.O_CLOEXEC  # no sandbox keeps the pipes open
+
+
+# the end
+
+
+def test_it_starts_nothing_before_it_is_told_to(training: Training) -> None:
+    worker = training.worker()
+    assert worker.version == 0
+    worker.update_model_version(1)
+    worker.check_health(0.0)
+    worker.stop()
+    worker.stop()
+    assert worker._process is None
+    assert training.journals[0].version == 1
+
+
+def test_stop_records_what_runs_and_closes_every_sandbox(training: Training) -> None:
+    training.script({"*": ["stay"]})
+    worker = training.start()
+    training.until(lambda: training.agents() == 4)
+    assert any(name.endswith("bwrap") for name in sandboxes())
+    worker.stop()
+    assert training.agents() == 0
+    assert sandboxes() == []
+    assert training.child.returncode == 0
+    assert [(r.outcome, r.cancelled_as) for r in training.rollouts] == [("cancelled", None)] * 4
+    worker.stop()
+    worker.update_model_version(2)
+    worker.check_health(0.0)
+
+
+def test_stop_while_it_starts(training: Training) -> None:
+    worker = training.start()
+    worker.stop()
+    assert training.child.returncode == 0
+    assert training.rollouts == []
+
+
+def test_a_process_that_hangs_is_noticed_and_killed(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("swe_trainer_trl.trainer.worker._GRACE", 0.2)
+    training.script({"*": ["stay"]})
+    worker = training.start()
+    training.until(lambda: training.agents() == 4)
+    os.kill(training.child.pid, signal.SIGSTOP)
+    worker.check_health(PATIENCE)
+    said = training.unhealthy(stale_after_s=1.5)
+    assert re.match(r"the rollouts' process has given no sign of life for \d+ s \(grpo\.", said)
+    assert said.endswith("so it hangs; go on with --resume")
+    worker.stop()
+    assert training.child.returncode == -signal.SIGKILL
+    assert "did not end within 0 s and was killed" in caplog.text
+    training.until(lambda: training.agents() == 0, healthy=False)
+
+
+def test_signs_of_life_come_while_nothing_happens(training: Training) -> None:
+    training.script({"*": ["stay"]})
+    training.start()
+    training.until(lambda: training.agents() == 4)
+    for _ in range(3):
+        training.heard()
+
+
+def test_a_process_that_is_killed_is_said_in_a_sentence(training: Training) -> None:
+    training.start()
+    training.heard()
+    training.child.kill()
+    assert training.unhealthy() == (
+        "the rollouts' process was killed by signal 9, so no more rows come; go on with --resume: what is "
+        "finished is kept"
+    )
+
+
+def test_a_process_that_fails_tells_why_with_its_traceback(training: Training) -> None:
+    training.start(settings=training.settings(tasks="broken", only=()))
+    first, *trace = training.unhealthy().splitlines()
+    assert first == "RuntimeError: the source has a bug"
+    assert trace[0] == "Traceback (most recent call last):"
+    assert trace[-1] == first
+    training.child.wait(PATIENCE)
+    assert training.unhealthy().startswith(first)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"only": ("demo__gone-1",)}, "'demo__gone-1': no such task"),
+        pytest.param({"agent": "nop"}, "here it answers none: choose an agent", marks=pytest.mark.slow),
+        pytest.param({"engine": "replay"}, "does not own its tokens, so it", marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_that_is_refused_says_one_sentence(
+    training: Training, changed: dict[str, Any], says: str
+) -> None:
+    training.start(settings=training.settings(**changed))
+    said = training.unhealthy()
+    assert re.search(says, said)
+    assert "\n" not in said
+
+
+def test_attempts_that_all_fail_end_the_run(training: Training) -> None:
+    training.script({"*": ["crash"]})
+    training.start(give_up_after=2)
+    said = training.unhealthy()
+    assert said.startswith("no attempt of the last 2 groups has a verdict, so nothing can be trained; ")
+    assert "most often it was agent: the agent 'scripted'" in said
+    assert "\n" not in said
+    assert training.agents() == 0
+
+
+def test_the_trainers_death_ends_the_rollouts(training: Training) -> None:
+    """Killed, it cannot say so."""
+    training.script({"*": ["stay"]})
+    settings, options = training.settings().model_dump(mode="json"), OPTIONS.model_dump()
+    given = {"run": str(training.run), "settings": settings, "options": options}
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, json.dumps(given)], stdout=subprocess.PIPE)
+    with trainer:
+        assert trainer.stdout is not None
+        child = int(trainer.stdout.readline())
+        with os.fdopen(os.pidfd_open(child)) as ending:
+            training.until(lambda: training.agents() == 4, healthy=False)
+            trainer.kill()
+            assert select.select([ending], [], [], PATIENCE)[0]
+    assert training.agents() == 0
+    assert sandboxes() == []
+    assert [rollout.outcome for rollout in training.rollouts] == ["cancelled"] * 4
+
+
+# what goes wrong between the two
+
+
+def talk(*said: bytes) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code of the rollouts' process, and its reports, where the trainer says this and ends."""
+    theirs_read, commands = os.pipe()
+    reports, theirs_write = os.pipe()
+    argv = [sys.executable, "-m", "swe_trainer_trl.rollouts.process", str(theirs_read), str(theirs_write)]
+    with subprocess.Popen(argv, pass_fds=(theirs_read, theirs_write)) as child:
+        os.close(theirs_read)
+        os.close(theirs_write)
+        with os.fdopen(commands, "wb") as to, os.fdopen(reports, "rb") as from_:
+            to.writelines(said)
+            to.close()
+            heard = [json.loads(data) for data in from_]
+        return child.wait(PATIENCE), heard
+
+
+def test_a_process_without_a_trainer_ends(training: Training) -> None:
+    code, (only,) = talk()
+    assert (code, only["kind"]) == (1, "failed")
+    assert only["message"] == "EOFError: the trainer ended before it said what to do"
+
+
+def test_the_start_gives_signs_of_life_too(training: Training) -> None:
+    """Its parts may take long; and a trainer that is gone by then ends it."""
+    start = Start(
+        settings=training.settings().model_dump(mode="json"),
+        directory=str(training.run),
+        journal=str(training.run / JOURNAL),
+        version=1,
+        updates={1: 1},
+        options=OPTIONS,
+    )
+    code, heard = talk(line(start))
+    assert code == 0
+    assert [report["kind"] for report in heard][:3] == ["beat"] * 3
+    assert heard[-1]["kind"] == "metrics"
+    broken = training.settings(tasks="broken", only=()).model_dump(mode="json")
+    code, heard = talk(line(start.model_copy(update={"settings": broken})))
+    assert (code, [report["kind"] for report in heard]) == (1, ["beat", "failed"])
+
+
+def test_a_message_that_was_torn_by_a_kill_is_none(training: Training) -> None:
+    worker = training.worker()
+    read, write = os.pipe()
+    whole = line(Metrics(values={"a": 1.0}))
+    os.write(write, whole + whole[:-5])
+    os.close(write)
+    worker._listen(read)
+    assert worker.metrics_queue.get_nowait() == {"a": 1.0}
+    assert worker.metrics_queue.empty()
+
+
+def test_a_process_that_cannot_be_started_leaves_nothing(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = training.worker()
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(FileNotFoundError):
+        worker.start()
+    worker.stop()
+
+
+def test_rows_that_cannot_be_handed_over_are_said(training: Training) -> None:
+    worker = training.worker()
+
+    def failing(*args: object) -> list[object]:
+        raise SweError("the journal is damaged")
+
+    training.journals[0].ready = failing
+    worker._guarded(worker._pump)
+    assert training.unhealthy() == "rows could not be handed to the trainer: the journal is damaged"
+
+
+def test_stop_wakes_the_pump_wherever_it_is(training: Training) -> None:
+    """Also between its look at whether to stop and its look at the journal."""
+    worker = training.worker()
+
+    class Stopping(threading.Event):
+        def clear(self) -> None:
+            worker._stopping.set()
+            self.set()  # all that `stop` does, just before
+            super().clear()
+
+    worker._closed = Stopping()
+    pump = threading.Thread(target=worker._pump, daemon=True)
+    pump.start()
+    pump.join(PATIENCE / 10)
+    assert not pump.is_alive()
+
+
+@pytest.mark.parametrize("what", ["buffer", "journal"])
+def test_stop_wakes_a_pump_that_waits(training: Training, what: str) -> None:
+    worker = training.start(groups_ahead=2 if what == "buffer" else 1)
+    worker.rollout_buffer.maxsize = 1  # the second group has to wait
+    training.until(lambda: worker.rollout_buffer.qsize() == 2)
+    if what == "buffer":
+        training.until(lambda: len(training.journals[0].ready(limit=9)) == 2)
+    worker.stop()
+    assert not any(thread.is_alive() for thread in worker._threads)
+
+
+@pytest.fixture
+def small_disk(training: Training) -> Iterator[Path]:
+    """The run directory on a disk of 4 MB."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "swe-test", str(training.run)],
+        capture_output=True,
+        text=True,
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small disk: {mounted.stderr.strip()}")
+    RunDirectory.create(training.run, new_run_info({}, {}, None, []), Redactor())
+    yield training.run
+    for worker in training.workers:
+        worker.stop()
+    while training.journals:
+        training.journals.pop().close()
+    subprocess.run(["umount", str(training.run)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_sentence_and_what_is_finished_is_kept(
+    training: Training, small_disk: Path
+) -> None:
+    training.script({"2": ["go>done"], "*": ["again", "done"]})
+    worker = training.start(groups_ahead=1, group_size=3)
+    training.let("go")
+    training.rows(3)
+    (training.folder / "go").unlink()
+    training.until(lambda: {"1/0", "1/1"} <= training.finished().keys())
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 512)
+    before = training.finished()
+    training.let("go")
+    said = training.unhealthy()
+    assert "\n" not in said
+    assert str(small_disk) in said
+    assert "No space left" in said or "full" in said
+    worker.stop()
+    filler.unlink()
+    assert training.finished() == before
+    assert [group.id for group in training.journals[0].ready(limit=9)] == [0]
+    training.start(groups_ahead=1, group_size=3)
+    rows = training.rows(6)
+    assert [row.group_id for row in rows] == [0, 0, 0, 1, 1, 1]
+    assert {**training.finished(), **before} == training.finished()
+
+
+# resume
+
+
+@pytest.mark.parametrize(
+    "kills", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)]
+)
+def test_killed_at_random_moments_it_loses_nothing_and_does_nothing_twice(
+    training: Training, kills: int
+) -> None:
+    random = Random(kills)
+    training.script({"*": ["again", "done"]})
+    trained: list[int] = []
+    groups: Counter[int] = Counter()
+    known: dict[str, Rollout] = {}
+    versions = []
+    for _ in range(kills):
+        worker = training.start(groups_ahead=2, max_staleness=99)
+        journal = training.journals[-1]
+        versions.append(worker.version)
+        for _ in range(random.randrange(4)):
+            (row,) = training.rows(1)
+            (key,) = worker.rollout_buffer.trained(int(row.completion_mask[1:].sum()))
+            journal.mark_trained([key], len(trained) + 1)
+            trained.append(key)
+            groups[row.group_id] += 1
+        time.sleep(random.random())
+        training.child.kill()
+        training.child.wait(PATIENCE)
+        finished = training.finished()
+        assert {name: finished[name] for name in known} == known
+        known = finished
+        worker.stop()
+    worker = training.start(groups_ahead=2, max_staleness=99)
+    journal = training.journals[-1]
+    begun = journal.groups_begun()
+    while any(groups[group] < 2 for group in range(begun)):
+        assert len(trained) < 200, "a row of those groups is lost"
+        (row,) = training.rows(1)
+        trained += worker.rollout_buffer.trained(int(row.completion_mask[1:].sum()))
+        groups[row.group_id] += 1
+    worker.stop()
+    assert versions == list(range(1, kills + 1))
+    assert max(groups.values()) == 2  # each row once, and each group whole
+    assert len(set(trained)) == len(trained)
+    finished = training.finished()
+    assert {name: finished[name] for name in known} == known
+    assert {f"{group}/{attempt}" for group in range(begun) for attempt in (0, 1)} <= finished.keys()
+    epochs = [finished[f"{group}/0"].task_id for group in range(begun)]
+    for epoch in range(begun // 3):
+        assert len(set(epochs[3 * epoch : 3 * epoch + 3])) == 3
