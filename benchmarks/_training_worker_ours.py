@@ -7,7 +7,7 @@ from typing import Any
 
 from swe_core.plugins.manager import PluginSet
 from swe_core.run.execute import create_directory
-from swe_core.run.plan import make_plan
+from swe_core.run.plan import plan_run
 from swe_core.run.settings import Settings
 from swe_core.system.redaction import Redactor
 from swe_trainer_trl.journal.journal import Journal
@@ -57,7 +57,7 @@ def light_worker(
     )
     plugins = PluginSet(settings.run.plugins, settings.run.extra_plugins)
     directory = folder / RUN
-    create_directory(make_plan(settings, plugins), plugins, directory, Redactor(), planned=None)
+    create_directory(plan_run(settings, plugins), plugins, directory, Redactor(), planned=None)
     options = FeedOptions(
         group_size=config["group_size"],
         max_staleness=NEVER_STALE,

@@ -6,7 +6,7 @@ A session grows to 74k tokens in 100 turns, and each turn's prompt begins with a
 processor time, in one process, in turns:
 
     swe-core    `build_chains`: the steps as the token book keeps them, to chains and their rows
-    compared    `TokenBook`: the same from an engine that gives whole prompts, so that ids must be compared
+    compared    `TokenLog`: the same from an engine that gives whole prompts, so that ids must be compared
     numpy       the plain comparison: does each whole prompt, int32, begin with the ids before it? No rows.
     TRL         `_chain_to_sequences` of TRL's AsyncGRPO on lists of int as it gets them from JSON: no two
                 lists share their int objects
@@ -27,7 +27,7 @@ from rich.table import Table
 
 from swe_core.api.engine import Sampled
 from swe_core.tokens.chains import Step, build_chains
-from swe_core.tokens.token_log import TokenBook
+from swe_core.tokens.token_log import TokenLog
 
 TURNS, TOKENS = 100, 74_000
 COMPLETION = 60
@@ -86,7 +86,7 @@ def side_compared(session: Session) -> Callable[[], int]:
     sampled = session.sampled()
 
     def work() -> int:
-        book = TokenBook()
+        book = TokenLog()
         for index, one in enumerate(sampled):
             book.add(index, one)
         return len(book.chains())

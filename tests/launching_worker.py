@@ -22,7 +22,7 @@ from swe_core.plugins.manager import PluginSet
 from swe_core.rollout.runner import Runner
 from swe_core.run.execute import execute
 from swe_core.run.launcher import Launch, Launcher
-from swe_core.run.plan import make_plan
+from swe_core.run.plan import plan_run
 from swe_core.run.settings import Settings
 from swe_core.system.event_loop import run
 
@@ -60,7 +60,7 @@ class Trainer(Launcher):
     def launch(self, launch: Launch) -> bool:
         settings = Settings(**json.loads(json.dumps(launch.settings.model_dump(mode="json"))))
         plugins = PluginSet(settings.run.plugins, settings.run.extra_plugins)
-        plan = make_plan(settings, plugins)
+        plan = plan_run(settings, plugins)
         with open(self.config.note, "w") as file:
             json.dump(
                 {

@@ -45,7 +45,7 @@ from swe_core.report.training_metrics import StepMetrics
 from swe_core.rollout.run_directory import RunDirectory, RunInfo, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.tokens.ledger import NO_LOGPROBS, RETRIED
-from swe_core.tokens.token_log import TokenBook
+from swe_core.tokens.token_log import TokenLog
 from swe_testing.records import make_rollout
 from swe_testing.serving.start import FRUGAL, missing, obstacle
 from swe_trainer_trl.config import ServerOptions, TRLConfig
@@ -443,7 +443,7 @@ def test_rows_are_loaded_as_the_page_says(tmp_path: Path) -> None:
             None, ids(1, 2), ids(3, 4), floats(-1, math.nan), ids(7, 8), rendered="full", cause="start"
         )
         second = Sampled(first, ids(5), ids(6), floats(-2), ids(9), rendered="bridge", cause=None)
-        book, folder = TokenBook(), run.folder(name)
+        book, folder = TokenLog(), run.folder(name)
         for index, sampled in enumerate((first, second)):
             tokens = book.add(index, sampled)
             known = {"seconds": 0, "kept": 0, "messages": [], "params": {}, "reply": None}

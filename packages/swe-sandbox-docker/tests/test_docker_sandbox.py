@@ -139,10 +139,10 @@ async def test_an_engine_without_limits_is_refused(docker_engine: str, spec: San
     with pytest.raises(PolicyRefused, match="cannot limit memory or processor time"):
         check(spec, client)
     provider = DockerProvider(DockerConfig(host=docker_engine))
-    provider.refuse(spec)  # nobody has talked to it yet
+    provider.check_supported(spec)  # nobody has talked to it yet
     provider._connected = client, Images(client, "missing")
     with pytest.raises(PolicyRefused, match="cannot limit memory or processor time"):
-        provider.refuse(spec)
+        provider.check_supported(spec)
     client.api.close()
 
 

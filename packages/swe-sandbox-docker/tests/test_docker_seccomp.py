@@ -238,11 +238,11 @@ async def test_an_engine_without_seccomp_is_refused(
         with pytest.raises(
             PolicyRefused, match=f"the network policy '{network}' .* sandbox.docker.seccomp to 'engine'"
         ):
-            provider.refuse(confined)
+            provider.check_supported(confined)
         with pytest.raises(PolicyRefused, match="does not apply swe-core's seccomp profile"):
             async with provider.open(confined):
                 pass
-    provider.refuse(spec.model_copy(update={"network": "full"}))
+    provider.check_supported(spec.model_copy(update={"network": "full"}))
     (note,) = [note for note in provider.notes() if "system calls" in note]
     assert "AF_VSOCK" in note
     monkeypatch.setattr("swe_sandbox_docker.client._limits", lambda info: client.limits)

@@ -250,7 +250,7 @@ async def test_what_a_killed_run_left_is_reaped_whatever_the_data_set_is(
     local_hf: LocalHF, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with HfProvider(HfConfig(internet=True)).open(spec) as sandbox:
-        monkeypatch.setattr("swe_sandbox_hf.provider.is_abandoned", lambda owner: True)
+        monkeypatch.setattr("swe_sandbox_hf.provider.is_orphaned", lambda owner: True)
         with pytest.raises(ConfigError, match=r"data set 'stranger/agents' .* may not do that"):
             await provider_of("stranger/agents").reap()
         assert sandbox.id not in [job.id for job in local_hf.jobs.running()]

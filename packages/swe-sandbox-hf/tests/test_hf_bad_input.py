@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from swe_core.api.sandbox import Asset, SandboxSpec
 from swe_core.errors import ConfigError, ImageNotFound, PolicyRefused, SandboxError, SweError
-from swe_core.run.plan import refuse_beforehand
+from swe_core.run.plan import check_sandbox_supported
 from swe_core.run.settings import load_settings
 from swe_core.system.process_owner import LABEL, current_owner
 from swe_sandbox_hf.checks import account
@@ -159,10 +159,10 @@ async def test_a_policy_is_refused_before_the_run(
     settings = load_settings(command_line={"resources": {"network": network}})
     provider = HfProvider(HfConfig(internet=accepted))
     if said is None:
-        refuse_beforehand(provider, settings, agents=agents)
+        check_sandbox_supported(provider, settings, agents=agents)
     else:
         with pytest.raises(ConfigError, match=said):
-            refuse_beforehand(provider, settings, agents=agents)
+            check_sandbox_supported(provider, settings, agents=agents)
     assert not local_hf.calls
 
 
@@ -170,10 +170,10 @@ async def test_a_flavor_that_is_too_small_is_refused_before_the_run(
     local_hf: LocalHF, provider: HfProvider
 ) -> None:
     settings = load_settings(command_line={"resources": {"cpus": 4.0}})
-    refuse_beforehand(provider, settings)
+    check_sandbox_supported(provider, settings)
     await provider.reap()  # which asks what there is
     with pytest.raises(ConfigError, match=r"has 2.0 processors .* choose another, such as cpu-upgrade"):
-        refuse_beforehand(provider, settings)
+        check_sandbox_supported(provider, settings)
 
 
 async def test_the_internet_that_is_asked_for_needs_no_consent(local_hf: LocalHF, spec: SandboxSpec) -> None:

@@ -471,7 +471,7 @@ async def test_a_sandbox_that_cannot_be_destroyed_is_left_for_the_next_run(
 async def test_pooled_sandboxes_share_a_job(local_hf: LocalHF, spec: SandboxSpec) -> None:
     provider = HfProvider(HfConfig(internet=True, pool=True, sandboxes_per_host=4))
     with pytest.raises(PolicyRefused, match=r"nothing can listen in pooled .* leave out sandbox\.hf\.pool"):
-        provider.refuse(spec.model_copy(update={"network": "llm"}))
+        provider.check_supported(spec.model_copy(update={"network": "llm"}))
     spec = spec.model_copy(update={"network": "full"})
     async with provider.open(spec) as one, provider.open(spec) as other:
         (job,) = local_hf.jobs.running()

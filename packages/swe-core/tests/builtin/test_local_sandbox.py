@@ -21,7 +21,7 @@ from swe_core.builtin.local import bwrap, limits, state
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.builtin.local.unisolated import Paths
 from swe_core.errors import ConfigError, SandboxDied, SandboxError, SandboxTimeout
-from swe_core.run.plan import refuse_beforehand
+from swe_core.run.plan import check_sandbox_supported
 from swe_core.run.settings import Settings
 from swe_core.system.process_owner import current_owner
 from swe_testing.sandbox import SandboxConformance
@@ -161,8 +161,8 @@ async def test_refuses_where_it_cannot_isolate(without_namespaces: None) -> None
         async with provider.open(SPEC):
             pass
     with pytest.raises(ConfigError, match=r"^no sandbox for the agents: .*forbids user namespaces"):
-        refuse_beforehand(provider, Settings())
-    refuse_beforehand(LocalProvider(unisolated=True), Settings())
+        check_sandbox_supported(provider, Settings())
+    check_sandbox_supported(LocalProvider(unisolated=True), Settings())
     assert "forbids" in provider.notes()[0]
     assert "NOT isolated" in LocalProvider(unisolated=True).notes()[0]
     assert left_by_us() == []
@@ -178,15 +178,15 @@ def test_a_python_whose_directory_has_the_users_files_is_refused_before_anything
     (home / "link").symlink_to(home)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(bwrap, "why_not", lambda _: None)
-    refuse_beforehand(LocalProvider(), Settings())
+    check_sandbox_supported(LocalProvider(), Settings())
     for prefix in (home, home / "link", home / ".local", tmp_path):
         monkeypatch.setattr(sys, place, str(prefix))
         with pytest.raises(
             ConfigError, match=f"this Python is installed in '{prefix}', which holds your own"
         ):
-            refuse_beforehand(LocalProvider(), Settings())
+            check_sandbox_supported(LocalProvider(), Settings())
     monkeypatch.setattr(sys, place, str(home / "project" / ".venv"))
-    refuse_beforehand(LocalProvider(), Settings())
+    check_sandbox_supported(LocalProvider(), Settings())
 
 
 def test_a_temporary_directory_that_is_too_long_is_refused_before_anything_runs(
@@ -198,7 +198,7 @@ def test_a_temporary_directory_that_is_too_long_is_refused_before_anything_runs(
         path = state.sockets(state.new_name()) / "00000000.sock"
         fits = len(os.fsencode(path)) <= 107
         with nullcontext() if fits else pytest.raises(ConfigError, match="set TMPDIR to a shorter directory"):
-            refuse_beforehand(LocalProvider(unisolated=True), Settings())
+            check_sandbox_supported(LocalProvider(unisolated=True), Settings())
 
 
 @pytest.mark.parametrize(

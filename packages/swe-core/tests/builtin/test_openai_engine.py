@@ -13,7 +13,14 @@ import pytest
 import tenacity
 
 from swe_core.api.engine import ChatRequest, Completion, EngineSession, Usage
-from swe_core.builtin.http_engine import BACKOFF, MAX_WAIT, Refusals, Transient, Wished, key_check
+from swe_core.builtin.http_engine import (
+    BACKOFF,
+    MAX_WAIT,
+    ErrorTranslator,
+    RetryAfterWait,
+    Transient,
+    key_check,
+)
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai import engine as engine_module
 from swe_core.builtin.openai.engine import OpenAIEngine
@@ -26,7 +33,7 @@ from swe_core.errors import (
     EngineUnavailable,
     RequestRefused,
 )
-from swe_core.system.redaction import redacting
+from swe_core.system.redaction import redaction_scope
 from swe_testing.provider import Ear, Fault, ScriptedProvider, call_tool, refusing_url, say
 
 pytestmark = pytest.mark.anyio
@@ -209,13 +216,14 @@ async def test_a_missing_finish_reason_is_inferred(stream: bool) -> None:
 
 @pytest.mark.parametrize(("wish", "wait"), [(7.0, 7.0), (0.0, 0.0), (-5.0, 0.0), (86_400.0, MAX_WAIT)])
 def test_retry_after_is_honoured_up_to_a_cap(wish: float, wait: float) -> None:
-    assert Wished(BACKOFF)(_after(Transient("busy", wish), attempt=1)) == wait
+    assert RetryAfterWait(BACKOFF)(_after(Transient("busy", wish), attempt=1)) == wait
 
 
 def test_back_off_grows_with_jitter_up_to_a_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     waits = [
-        [Wished(BACKOFF)(_after(Transient("busy"), attempt)) for _ in range(20)] for attempt in (1, 4, 20)
+        [RetryAfterWait(BACKOFF)(_after(Transient("busy"), attempt)) for _ in range(20)]
+        for attempt in (1, 4, 20)
     ]
     for some, (low, high) in zip(waits, [(0.5, 1.5), (4.0, 5.0), (30.0, 31.0)], strict=True):
         assert low <= min(some) <= max(some) <= high
@@ -331,7 +339,7 @@ def test_a_key_is_hidden_unless_ordinary_text_has_it(
     monkeypatch: pytest.MonkeyPatch, key: str, known: set[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    with redacting() as redactor:
+    with redaction_scope() as redactor:
         _engine("http://127.0.0.1:1/v1")
         assert redactor.known() == known
 
@@ -349,7 +357,7 @@ def test_a_look_tells_that_a_key_is_too_short_to_be_redacted(monkeypatch: pytest
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}])
 def test_usage_that_a_provider_leaves_out_is_zero(usage: Any) -> None:
     content = json.dumps({"choices": [{"message": {"content": "x"}}], "usage": usage}).encode()
-    refusals = Refusals("provider", "http://h/v1", "", "m", "KEY", None)
+    refusals = ErrorTranslator("provider", "http://h/v1", "", "m", "KEY", None)
     completion = parse_reply(content, {}, "http://h/v1", refusals)
     assert completion.usage == Usage()
     assert completion.message == {"role": "assistant", "content": "x"}

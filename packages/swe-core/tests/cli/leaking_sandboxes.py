@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from swe_core import AgentContext, AgentSpec, Component, Config, Sandbox, SandboxSpec, hookimpl
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import SandboxDied, SandboxError
-from swe_core.system.redaction import hide
+from swe_core.system.redaction import redact
 
 logger = logging.getLogger(__name__)
 ACCOUNT = "account-token-of-the-provider"
@@ -26,7 +26,7 @@ BEGINNING = "sandbox-"
 class Leaking(LocalProvider):
     def __init__(self) -> None:
         super().__init__(unisolated=True)
-        hide(ACCOUNT)
+        redact(ACCOUNT)
         self._failing = int(os.environ.get("FAILS", "0"))
 
     def notes(self) -> Sequence[str]:
@@ -43,7 +43,7 @@ class Leaking(LocalProvider):
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         token = BEGINNING + secrets.token_hex(8)
-        hide(token, passing=True)
+        redact(token, temporary=True)
         logger.info("a sandbox with %s", token)
         spec = spec.model_copy(update={"env": {**spec.env, "TOKEN": token}})
         async with super().open(spec) as sandbox:

@@ -19,7 +19,7 @@ from swe_core.api.checks import Check, Finding
 from swe_core.builtin.local import bwrap
 from swe_core.cli.doctor import checks as examination
 from swe_core.cli.doctor import machine
-from swe_core.cli.doctor.checks import Asked, look, secrets_of
+from swe_core.cli.doctor.checks import PlannedCheck, look, secrets_of
 from swe_core.cli.doctor.command import doctor
 from swe_core.cli.doctor.endpoint import endpoint
 from swe_core.plugins.manager import PluginSet
@@ -70,8 +70,8 @@ def examined(*options: str) -> Result:
     return CliRunner().invoke(doctor, options, env={"COLUMNS": "200"})
 
 
-def asked(name: str, look: Callable[[], Any], used: bool = True) -> Asked:
-    return Asked("a", Check(name, "the test", look), used)
+def asked(name: str, look: Callable[[], Any], used: bool = True) -> PlannedCheck:
+    return PlannedCheck("a", Check(name, "the test", look), used)
 
 
 def test_it_says_what_is_there() -> None:

@@ -15,7 +15,7 @@ from swe_core.api.grader import Grade
 from swe_core.api.records import Failure, Rollout, Turn
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
-from swe_core.tokens.token_log import TokenBook
+from swe_core.tokens.token_log import TokenLog
 from swe_testing.hf.repos import Repo
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -59,7 +59,7 @@ def add(
     tokens: bool = True,
 ) -> None:
     """Finish a rollout of two calls: the first calls a tool, the second says that it is done."""
-    folder, book = run.folder(record.id), TokenBook()
+    folder, book = run.folder(record.id), TokenLog()
     call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command":"ls"}'}}
     first = {"role": "assistant", "content": "", "tool_calls": [call]}
     asked = {"role": "user", "content": text}

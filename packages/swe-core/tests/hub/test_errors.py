@@ -54,7 +54,7 @@ def test_what_the_service_answers(threaded_hf: LocalHF, status: int, kind: Kind,
     problem = problem_of(met(lambda: HfApi().model_info(NAME)))
     assert problem.kind == kind
     assert problem.passes == (kind in ("server", "rate", "changed"))
-    sentence = problem.told(f"look at {NAME!r}")
+    sentence = problem.sentence(f"look at {NAME!r}")
     assert sentence.startswith(f"cannot look at {NAME!r}: ")
     assert said in sentence
     assert f"This failure was asked for: {status}" in sentence
@@ -105,8 +105,8 @@ def test_what_the_client_refuses_itself() -> None:
 
 
 def test_who_knows_better_says_what_to_do() -> None:
-    assert NO_TOKEN.told("push", {"no token": "log in", "scope": "no"}).endswith("token; log in")
-    assert NO_TOKEN.told("push", {"scope": "no"}) == NO_TOKEN.told("push")
+    assert NO_TOKEN.sentence("push", {"no token": "log in", "scope": "no"}).endswith("token; log in")
+    assert NO_TOKEN.sentence("push", {"scope": "no"}) == NO_TOKEN.sentence("push")
 
 
 @given(status=st.integers(400, 599), words=st.text(max_size=2000))

@@ -368,9 +368,9 @@ def test_what_is_pushed_is_not_lacked(rows: list[tuple[int, int, bool]]) -> None
     for number, minute, ended in rows:
         one = rollout(f"t-{number}", minute) if ended else error(f"t-{number}", "x", minute)
         before = {name: there for name, there in state.rollouts.items() if name != one.id}
-        if state.lacks(one):
+        if state.is_missing(one):
             state = state.with_shard([one])
-        assert not state.lacks(one)
+        assert not state.is_missing(one)
         assert before.items() <= state.rollouts.items()
     assert PushedRun.model_validate_json(state.model_dump_json()) == state
 

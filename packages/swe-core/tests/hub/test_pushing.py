@@ -15,7 +15,7 @@ from swe_core.errors import SweError, UsageError
 from swe_core.hub import push
 from swe_core.hub.options import Push
 from swe_core.hub.push import prepared, push_run, pushing
-from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner
 from swe_testing.hf import LocalHF
@@ -51,7 +51,7 @@ def finish(runner: Runner, number: int) -> None:
 
 
 def runner_of(run: RunDirectory) -> Runner:
-    return Runner([], cast(Parts, None), run, [], 1)
+    return Runner([], cast(RunContext, None), run, [], 1)
 
 
 async def test_in_the_background_and_in_the_end(

@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
-from swe_core.interception.dialects.base import Asked, BadRequest
+from swe_core.interception.dialects.base import BadRequest, ParsedRequest
 from swe_core.interception.dialects.chat import ChatCompletions
 
 
-def _parse(*messages: dict[str, Any], **more: Any) -> Asked:
+def _parse(*messages: dict[str, Any], **more: Any) -> ParsedRequest:
     return ChatCompletions().parse(orjson.dumps({"messages": messages, **more}))
 
 

@@ -77,7 +77,7 @@ class Kept:
     @property
     def ledger(self) -> Ledger:
         """The same from memory and from disk."""
-        ledger = self.gate.book.ledger()
+        ledger = self.gate.token_log.ledger()
         assert ledger is not None
         assert recount(self._run.turns("r1")) == ledger
         return ledger
@@ -85,7 +85,7 @@ class Kept:
     @property
     def chains(self) -> list[Chain]:
         """The same from memory and from disk."""
-        chains, stored = self.gate.book.chains(), chains_of(self._run.turns("r1"))
+        chains, stored = self.gate.token_log.chains(), chains_of(self._run.turns("r1"))
         assert [(one.turns, one.cause, one.input_ids.tolist()) for one in chains] == [
             (one.turns, one.cause, one.input_ids.tolist()) for one in stored
         ]

@@ -22,7 +22,7 @@ from swe_core.api.limits import Budgets
 from swe_core.interception import bodies
 from swe_core.interception.bodies import MAX_VALUES, Room, values
 from swe_core.interception.dialects import DIALECTS, chat
-from swe_core.interception.dialects.base import Asked, BadRequest
+from swe_core.interception.dialects.base import BadRequest, ParsedRequest
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
 from swe_testing.waiting import until
@@ -215,7 +215,7 @@ async def test_others_are_answered_while_large_bodies_are_parsed(
     """A large one, too, waits for no more than the one that is parsed."""
     parsing, free, real = threading.Event(), threading.Event(), chat.ChatCompletions.parse
 
-    def parse(dialect: chat.ChatCompletions, raw: bytes) -> Asked:
+    def parse(dialect: chat.ChatCompletions, raw: bytes) -> ParsedRequest:
         if len(raw) > 3 << 20:
             parsing.set()
             assert free.wait(30)

@@ -15,8 +15,8 @@ from swe_core.api.component import Config, RunOption
 from swe_core.cli.run import add_options, run
 from swe_core.errors import PluginError
 from swe_core.plugins.manager import PluginSet, allow_list
-from swe_core.run.components import Chosen
-from swe_core.run.plan import grader_of, make_plan
+from swe_core.run.components import ResolvedComponent
+from swe_core.run.plan import grader_of, plan_run
 from swe_core.run.settings import load_settings
 
 Install = Callable[..., None]
@@ -92,7 +92,7 @@ def test_an_installed_plugin_is_listed_with_distribution_version_and_offer(insta
     install("acme-agent", "acme", AGENT.format(name="acme"))
     plugin = PluginSet().plugins["acme"]
     assert (plugin.origin, plugin.version, plugin.error) == ("acme-agent", "1.2.3", None)
-    assert [(offer.role, offer.name) for offer in plugin.offers] == [("agent", "acme")]
+    assert [(registered.role, registered.name) for registered in plugin.components] == [("agent", "acme")]
 
 
 def test_a_broken_plugin_is_listed_and_the_rest_work(install: Install) -> None:
@@ -246,9 +246,9 @@ def test_a_component_that_cannot_be_created_is_named(load: Load) -> None:
         "@hookimpl\n"
         "def swe_agents(): return [Component('bad', create)]\n"
     )
-    offer = load("unlucky.py", code).find("agent", "bad")
+    registered = load("unlucky.py", code).find("agent", "bad")
     with pytest.raises(PluginError, match=r"agent 'bad' of the plugin 'unlucky'.*RuntimeError: no such luck"):
-        Chosen(offer, Config()).create()
+        ResolvedComponent(registered, Config()).create()
 
 
 def test_a_one_file_plugin_needs_no_packaging_and_is_chosen(load: Load) -> None:
@@ -360,15 +360,15 @@ def test_a_worker_says_who_fills_the_roles_that_nobody_chose(tmp_path: Path) -> 
     file.write_text(WORKER.format(defaults={"agent": "nop", "engine": "vllm"}, settings={}))
     extra = {"extra_plugins": (str(file),)}
     plugins = PluginSet(extra=[str(file)])
-    assert make_plan(load_settings(command_line={"run": extra}), plugins).agent.name == "nop"
-    chosen = make_plan(load_settings(command_line={"run": {**extra, "agent": "oracle"}}), plugins)
+    assert plan_run(load_settings(command_line={"run": extra}), plugins).agent.name == "nop"
+    chosen = plan_run(load_settings(command_line={"run": {**extra, "agent": "oracle"}}), plugins)
     assert chosen.agent.name == "oracle"
     sets = ["engine.vllm.url=http://127.0.0.1:9", "engine.vllm.model=m"]
-    talking = make_plan(load_settings(None, sets, {"run": {**extra, "agent": "mini"}}), plugins)
-    assert isinstance(talking.model_side, Chosen)
+    talking = plan_run(load_settings(None, sets, {"run": {**extra, "agent": "mini"}}), plugins)
+    assert isinstance(talking.model_side, ResolvedComponent)
     assert (talking.model_side.name, talking.sandbox.name) == ("vllm", "local")
-    other = make_plan(load_settings(command_line={"run": {"worker": "collect"}}), plugins)
-    assert isinstance(other.model_side, Chosen)
+    other = plan_run(load_settings(command_line={"run": {"worker": "collect"}}), plugins)
+    assert isinstance(other.model_side, ResolvedComponent)
     assert (other.agent.name, other.model_side.name) == ("mini", "replay")
 
 

@@ -14,7 +14,7 @@ from swe_core.api.engine import Sampled, Usage
 from swe_core.api.records import Ledger
 from swe_core.cli.report import report
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.tokens.token_log import TokenBook
+from swe_core.tokens.token_log import TokenLog
 from swe_testing.records import make_rollout, make_run, make_turn
 
 
@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> RunDirectory:
     first = sampled(4, 1000)
     calls = {"one": [first, sampled(2, 20, first), sampled(2, 3, first)], "two": [sampled(1, 5)]}
     for name, turns in calls.items():
-        book, folder = TokenBook(), run.folder(name)
+        book, folder = TokenLog(), run.folder(name)
         for index, call in enumerate(turns):
             folder.add_turn(make_turn(index, tokens=book.add(index, call)))
         folder.close()

@@ -23,11 +23,11 @@ from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.api.sandbox import Process, Sandbox, SandboxSpec, Stream
 from swe_core.api.task import Task
-from swe_core.interception.dialects.base import Asked, Reply
+from swe_core.interception.dialects.base import ParsedRequest, Reply
 from swe_core.interception.dialects.chat import ChatCompletions
 from swe_core.interception.server import InterceptionServer
 from swe_core.rollout import loop
-from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RolloutFolder, RunDirectory
 from swe_core.rollout.runner import Runner
 from swe_testing.records import make_request, make_run, make_task
@@ -319,7 +319,7 @@ async def run_three(path: Path, faults: Faults, patch: pytest.MonkeyPatch) -> Ru
         faults.call("folder.add_turn", self.path.name)
         add_turn(self, turn)
 
-    def replying(self: ChatCompletions, asked: Asked, model: str) -> Reply:
+    def replying(self: ChatCompletions, asked: ParsedRequest, model: str) -> Reply:
         name = str(asked.messages[0]["content"])
         return faults.call("dialect.reply", name, Told(faults, name, reply(self, asked, model)))
 
@@ -339,7 +339,9 @@ async def run_three(path: Path, faults: Faults, patch: pytest.MonkeyPatch) -> Ru
         patched.setattr(ChatCompletions, "reply", replying)
         engine = Typing(faults)
         async with engine, InterceptionServer() as server:
-            parts = Parts(Agent(faults), provider, Approving(faults), (server, engine), None, run.redactor)
+            parts = RunContext(
+                Agent(faults), provider, Approving(faults), (server, engine), None, run.redactor
+            )
             runner = Runner(requests, parts, run, [Onlooker(faults)], concurrency=3)
             run_one: Callable[[RolloutRequest], Awaitable[Rollout]] = runner.run
 

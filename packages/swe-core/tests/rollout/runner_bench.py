@@ -24,7 +24,7 @@ from swe_core.cli.report import report
 from swe_core.errors import SandboxDied
 from swe_core.interception.server import InterceptionServer
 from swe_core.report.token_audit import audit
-from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner
 from swe_core.run.plan import sandbox_spec
@@ -181,7 +181,7 @@ async def open_bench(path: Path) -> AsyncIterator[Bench]:
         spec = sandbox_spec(task, Settings()).model_copy(update={"labels": {"rollout": task.instance_id}})
         requests.append(make_request(task, spec=spec))
     async with engine, InterceptionServer() as server:
-        parts = Parts(agent, provider, grader, (server, engine), None, run.redactor)
+        parts = RunContext(agent, provider, grader, (server, engine), None, run.redactor)
         runner = Runner(requests, parts, run, [], concurrency=2)
         runner.observe(witness)
         with anyio.fail_after(PATIENCE):

@@ -23,7 +23,7 @@ from swe_core.errors import (
     SweError,
 )
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
-from swe_core.system.redaction import hide, redacting
+from swe_core.system.redaction import redact, redaction_scope
 from swe_core.tokens.chains import chains_of
 
 from .runner_bench import Bench, open_bench
@@ -219,12 +219,12 @@ async def test_a_provider_s_passing_secret_is_known_until_the_rollout_is_recorde
     def on_open(sandbox: Sandbox) -> None:
         nonlocal opened
         opened += 1
-        hide(f"token-of-{opened}", passing=True)
+        redact(f"token-of-{opened}", temporary=True)
         failing(sandbox)
 
     known: list[set[str]] = []
     bench.provider.on_open = on_open
-    with redacting() as redactor:
+    with redaction_scope() as redactor:
         bench.witness.on_finished = lambda rollout: known.append(redactor.known())
         await bench.runner.run(again(bench.first, 1))
         assert known == [{"token-of-1", "token-of-2", "token-of-3"}]

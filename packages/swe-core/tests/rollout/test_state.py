@@ -14,21 +14,23 @@ from swe_core.api.records import Ledger, Outcome
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import AgentError, LedgerError, SandboxDied
 from swe_core.rollout.agent_run import AgentRun
-from swe_core.rollout.state import Notes
+from swe_core.rollout.state import RolloutState
 from swe_core.system.redaction import Redactor
-from swe_core.tokens.token_log import TokenBook
+from swe_core.tokens.token_log import TokenLog
 from swe_testing.records import make_request, make_task
 
 
-class Unbalanced(TokenBook):
+class Unbalanced(TokenLog):
     def ledger(self, no_reward: str | None = None) -> Ledger | None:
         raise LedgerError("3 tokens were sampled and 2 are accounted for")
 
 
-def _notes(book: TokenBook) -> Notes:
+def _notes(book: TokenLog) -> RolloutState:
     observer: Any = None
     gate: Any = SimpleNamespace(book=book, turns=1, usage=Usage(), ended_by="turns")
-    return Notes(make_request(make_task()), observer, Redactor(), LocalProvider(), agent=AgentRun(gate))
+    return RolloutState(
+        make_request(make_task()), observer, Redactor(), LocalProvider(), agent=AgentRun(gate)
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def _notes(book: TokenBook) -> Notes:
 def test_without_a_verdict_nothing_is_trained(
     outcome: Outcome, trained: int, dropped: dict[str, int]
 ) -> None:
-    book, three = TokenBook(), np.zeros(3, np.int32)
+    book, three = TokenLog(), np.zeros(3, np.int32)
     book.add(0, Sampled(None, three, three, np.zeros(3, np.float32), three, "full", "start"))
     record = _notes(book).record(outcome, datetime.now(UTC), 1.0)
     assert record.outcome == outcome
@@ -70,7 +72,7 @@ def test_of_several_failures_the_first_one_counts() -> None:
 @pytest.mark.parametrize("collected", [False, True])
 def test_a_try_that_is_given_up_leaves_nothing_of_its_own_in_the_record(collected: bool) -> None:
     """But where only its grading failed, all but that stays."""
-    notes = _notes(TokenBook())
+    notes = _notes(TokenLog())
     notes.phases |= {"agent": 5.0, "grade": 2.0}
     notes.patch, notes.collected, notes.agent.exit_code = b"diff", collected, 0
     notes.fail(SandboxDied("it is gone"), "grader")

@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from swe_core.sandboxing.background import lasting_tasks
+from swe_core.sandboxing.background import background_task_group
 
 pytestmark = pytest.mark.anyio
 PATIENCE = 60.0
@@ -26,7 +26,7 @@ async def test_helpers_outlive_the_cancellation_around_and_end_with_the_body() -
             told.append(f"{name} ended")
 
     with anyio.CancelScope() as scope:
-        async with lasting_tasks() as tasks:
+        async with background_task_group() as tasks:
             go_on = anyio.Event()
             tasks.start_soon(helper, "first", go_on)
             await anyio.wait_all_tasks_blocked()
@@ -44,7 +44,7 @@ async def test_helpers_outlive_the_cancellation_around_and_end_with_the_body() -
 
 async def test_an_error_of_the_body_leaves_as_it_is() -> None:
     with pytest.raises(KeyError, match="mine"):  # noqa: PT012  # the whole body is the test
-        async with lasting_tasks() as tasks:
+        async with background_task_group() as tasks:
             tasks.start_soon(anyio.sleep_forever)
             raise KeyError("mine")
 
@@ -54,7 +54,7 @@ async def test_an_error_of_a_helper_is_raised_on_leaving() -> None:
         raise KeyError("theirs")
 
     with pytest.raises(ExceptionGroup) as raised:  # noqa: PT012  # the whole body is the test
-        async with lasting_tasks() as tasks:
+        async with background_task_group() as tasks:
             tasks.start_soon(fail)
             await anyio.wait_all_tasks_blocked()
     assert [str(error) for error in raised.value.exceptions] == ["'theirs'"]
@@ -64,6 +64,6 @@ async def test_cancelled_while_it_opens_it_leaves_no_task() -> None:
     before = len(anyio.get_running_tasks())
     with anyio.CancelScope() as scope:
         scope.cancel()
-        async with lasting_tasks():
+        async with background_task_group():
             pytest.fail("it opened")
     assert len(anyio.get_running_tasks()) == before

@@ -20,10 +20,10 @@ from swe_core.system.redaction import (
     MARK,
     RedactingFormatter,
     Redactor,
-    forgetting,
-    hide,
     names_credential,
-    redacting,
+    redact,
+    redaction_scope,
+    scoped_secrets,
     secret_settings,
 )
 
@@ -123,29 +123,29 @@ SECRET, OTHER = "sekret-one-1234", "token-two-5678"
 
 def test_what_is_hidden_in_a_run_is_known_to_all_of_it() -> None:
     """Contexts inside join the one around them, so that a run and its command line are one."""
-    with redacting() as outer:
-        with redacting() as redactor:
-            hide(SECRET)
+    with redaction_scope() as outer:
+        with redaction_scope() as redactor:
+            redact(SECRET)
         assert outer is redactor
         assert outer.text(f"a {SECRET}") == f"a {MARK}"
-    with redacting() as later:
+    with redaction_scope() as later:
         assert later is not outer
         assert later.text(SECRET) == SECRET
 
 
 def test_outside_a_run_nothing_is_hidden() -> None:
-    hide(SECRET)
-    hide(SECRET, passing=True)
-    with redacting() as redactor:
+    redact(SECRET)
+    redact(SECRET, temporary=True)
+    with redaction_scope() as redactor:
         assert redactor.known() == set()
 
 
 def test_what_is_passing_is_forgotten_with_its_rollout() -> None:
-    with redacting() as redactor:
-        hide(OTHER, passing=True)
-        with forgetting():
-            hide(SECRET, passing=True)
-            hide("for-good-1234")
+    with redaction_scope() as redactor:
+        redact(OTHER, temporary=True)
+        with scoped_secrets():
+            redact(SECRET, temporary=True)
+            redact("for-good-1234")
             assert redactor.known() == {OTHER, SECRET, "for-good-1234"}
         assert redactor.known() == {OTHER, "for-good-1234"}, "of no rollout, it stays"
 
@@ -156,14 +156,14 @@ async def test_tasks_and_threads_belong_to_the_run_that_started_them() -> None:
     seen: dict[str, set[str]] = {}
 
     async def rollout(redactor: Redactor, secret: str) -> None:
-        with forgetting():
-            await anyio.to_thread.run_sync(partial(hide, secret, passing=True))
+        with scoped_secrets():
+            await anyio.to_thread.run_sync(partial(redact, secret, temporary=True))
             await anyio.lowlevel.checkpoint()
             seen[secret] = redactor.known()
 
     async def run(name: str) -> None:
-        with redacting() as redactor:
-            hide(f"{name}-secret")
+        with redaction_scope() as redactor:
+            redact(f"{name}-secret")
             async with anyio.create_task_group() as tasks:
                 for number in range(3):
                     tasks.start_soon(rollout, redactor, f"{name}-{number}-passing")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swe_core.api.engine import ForkCause, Sampled
 from swe_core.errors import LedgerError
 from swe_core.tokens.chains import step_of
-from swe_core.tokens.token_log import TokenBook
+from swe_core.tokens.token_log import TokenLog
 
 
 def sampled(
@@ -35,7 +35,7 @@ def sampled(
 
 
 def test_a_record_holds_what_is_new() -> None:
-    book = TokenBook()
+    book = TokenLog()
     first = sampled([1, 2], [3, 4, 5], logprobs=[-0.1, float("nan"), -2], versions=[0, 0, 1])
     assert book.add(4, first).model_dump() == {
         "base": None,
@@ -53,7 +53,7 @@ def test_a_record_holds_what_is_new() -> None:
 
 
 def test_an_engines_reason_drops_a_turn_and_the_gates_comes_first() -> None:
-    book = TokenBook()
+    book = TokenLog()
     first = replace(sampled([1], [2, 3]), dropped="forced")
     assert book.add(0, first).dropped == "forced"
     assert book.add(1, sampled([4], [5], first)).dropped is None
@@ -68,14 +68,14 @@ def test_an_engines_reason_drops_a_turn_and_the_gates_comes_first() -> None:
 
 def test_whole_prompts_go_on_from_turns_that_an_engine_drops() -> None:
     """The agent has heard those, unlike what was aborted."""
-    book = TokenBook()
+    book = TokenLog()
     assert book.add(0, replace(whole([1], [2]), dropped="forced")).base is None
     assert book.add(1, whole([1, 2, 3], [4])).base == 0
     assert [chain.cause for chain in book.chains()] == ["start"]
 
 
 def test_a_branch_is_written_with_its_base() -> None:
-    book = TokenBook()
+    book = TokenLog()
     first = sampled([1], [2])
     book.add(0, first)
     assert book.add(1, sampled([3], [4], first)).cause is None
@@ -86,7 +86,7 @@ def test_a_branch_is_written_with_its_base() -> None:
 @settings(deadline=None)
 @given(st.lists(st.floats(-100, 0, width=32)))
 def test_logprobs_are_read_back_bit_for_bit(values: list[float]) -> None:
-    tokens = TokenBook().add(0, sampled([1], [2] * len(values), logprobs=values))
+    tokens = TokenLog().add(0, sampled([1], [2] * len(values), logprobs=values))
     again = step_of(0, tokens.model_validate_json(tokens.model_dump_json()))
     assert again.logprobs.tobytes() == np.array(values, np.float32).tobytes()
 
@@ -94,7 +94,7 @@ def test_logprobs_are_read_back_bit_for_bit(values: list[float]) -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2)))
 def test_versions_are_read_back(values: list[int]) -> None:
-    tokens = TokenBook().add(0, sampled([1], [2] * len(values), versions=values))
+    tokens = TokenLog().add(0, sampled([1], [2] * len(values), versions=values))
     assert step_of(0, tokens).versions.tolist() == values
 
 
@@ -104,7 +104,7 @@ def whole(prompt: list[int], completion: list[int]) -> Sampled:
 
 def test_whole_prompts_are_compared_id_by_id() -> None:
     """The same length, the same end, one other id in the middle: not the same."""
-    book = TokenBook()
+    book = TokenLog()
     long = list(range(200))
     assert book.add(0, whole(long, [7])).cause == "start"
     changed = [*long, 7, 8]
@@ -118,7 +118,7 @@ def test_whole_prompts_are_compared_id_by_id() -> None:
 
 
 def test_the_longest_history_is_continued() -> None:
-    book = TokenBook()
+    book = TokenLog()
     book.add(0, whole([1], [2]))
     book.add(1, whole([1, 2, 3], [4]))
     book.add(2, whole([1], [2]))  # the same reply again: a chain of its own, which the other begins with
@@ -127,7 +127,7 @@ def test_the_longest_history_is_continued() -> None:
 
 
 def test_a_branch_leaves_the_longest_history_that_it_has() -> None:
-    book = TokenBook()
+    book = TokenLog()
     book.add(0, whole([1], [2]))
     book.add(1, whole([1, 2, 3], [4]))
     book.add(2, whole([1, 2, 3, 4, 5], [6]))
@@ -139,7 +139,7 @@ def test_a_branch_leaves_the_longest_history_that_it_has() -> None:
 
 def test_the_first_chain_of_a_rollout_is_no_fork() -> None:
     """Even where the engine does not say so, and its first turn was aborted."""
-    book = TokenBook()
+    book = TokenLog()
     book.add(0, whole([1], [2]), "aborted")
     assert book.add(1, whole([1], [3])).cause == "start"
     ledger = book.ledger()
@@ -149,12 +149,12 @@ def test_the_first_chain_of_a_rollout_is_no_fork() -> None:
 
 def test_a_turn_that_was_never_added_cannot_be_extended() -> None:
     with pytest.raises(LedgerError, match="turn 0 extends a turn that was never recorded"):
-        TokenBook().add(0, sampled([1], [2], sampled([1], [2])))
+        TokenLog().add(0, sampled([1], [2], sampled([1], [2])))
 
 
 @pytest.mark.parametrize("short", ["logprobs", "versions"])
 def test_each_sampled_id_has_a_logprob_and_a_version(short: str) -> None:
-    book = TokenBook()
+    book = TokenLog()
     with pytest.raises(LedgerError, match="turn 3 has 2 sampled ids"):
         book.add(3, sampled([1], [2, 3], **{short: [0]}))
     with pytest.raises(LedgerError, match=r"2 sampled, but 0 trained and 0 dropped, \+2 unaccounted for"):
@@ -163,7 +163,7 @@ def test_each_sampled_id_has_a_logprob_and_a_version(short: str) -> None:
 
 def test_the_tokens_of_a_turn_that_is_refused_are_missed() -> None:
     """It is in no row, and no ledger says that all is well."""
-    book = TokenBook()
+    book = TokenLog()
     book.add(0, sampled([1], [2]))
     with pytest.raises(LedgerError, match="turn 0 is there twice"):
         book.add(0, sampled([1], [2, 3]))
@@ -173,4 +173,4 @@ def test_the_tokens_of_a_turn_that_is_refused_are_missed() -> None:
 
 
 def test_without_tokens_there_is_no_ledger() -> None:
-    assert TokenBook().ledger() is None
+    assert TokenLog().ledger() is None

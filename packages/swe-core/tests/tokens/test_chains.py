@@ -16,7 +16,7 @@ from swe_core.api.records import Turn, TurnTokens
 from swe_core.errors import LedgerError
 from swe_core.tokens.chains import Chain, Step, build_chains, chains_of
 from swe_core.tokens.ledger import recount
-from swe_core.tokens.token_log import TokenBook
+from swe_core.tokens.token_log import TokenLog
 from swe_testing.records import make_turn
 
 LOADED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -98,8 +98,8 @@ def sessions(draw: st.DrawFn, empty: bool = True) -> list[Call]:
     return calls
 
 
-def record(calls: list[Call], third_party: bool = False) -> tuple[TokenBook, list[TurnTokens]]:
-    book = TokenBook()
+def record(calls: list[Call], third_party: bool = False) -> tuple[TokenLog, list[TurnTokens]]:
+    book = TokenLog()
     return book, [
         book.add(index, call.whole if third_party else call.sampled, call.dropped)
         for index, call in enumerate(calls)

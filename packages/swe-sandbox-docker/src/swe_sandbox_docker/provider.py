@@ -20,9 +20,9 @@ from docker.errors import ImageNotFound as Absent
 
 from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxSpec
 from swe_core.errors import ImageNotFound, PolicyRefused, SandboxError
-from swe_core.sandboxing.background import lasting_tasks
+from swe_core.sandboxing.background import background_task_group
 from swe_core.sandboxing.relay.unix_socket import require_room
-from swe_core.system.process_owner import LABEL, current_owner, is_abandoned, owner_state
+from swe_core.system.process_owner import LABEL, current_owner, is_orphaned, process_state
 from swe_sandbox_docker.client import Client, reason, resolve_host
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.container import (
@@ -69,7 +69,7 @@ class DockerProvider:
                 self._connected = client, Images(client, self._config.pull)
             return self._connected
 
-    def refuse(self, spec: SandboxSpec) -> None:
+    def check_supported(self, spec: SandboxSpec) -> None:
         """See `SelectiveProvider.refuse`; what the engine can do is known once it was talked to."""
         require_room(Path(tempfile.gettempdir(), f"{_DIRECTORY}{_RANDOM}", _SHARED))
         if self._connected is not None:
@@ -100,7 +100,7 @@ class DockerProvider:
         with _socket_directory() as sockets:
             try:
                 user = await client.call(self._make, client, name, spec, image, configured, sockets, seccomp)
-                async with lasting_tasks() as tasks:
+                async with background_task_group() as tasks:
                     lifeline = Lifeline(client, name, tasks)
                     said = await self._start(lifeline, image)
                     if seccomp and FILTERED not in said and spec.network != "full":
@@ -190,7 +190,7 @@ class DockerProvider:
     async def reap(self) -> int:
         """See `SandboxProvider.reap`."""
         client, found = await self._containers()
-        abandoned = [container["Id"] for container in found if is_abandoned(container["Labels"][LABEL])]
+        abandoned = [container["Id"] for container in found if is_orphaned(container["Labels"][LABEL])]
         async with anyio.create_task_group() as removals:
             for container in abandoned:
                 removals.start_soon(self._remove, client, container)
@@ -210,7 +210,7 @@ class DockerProvider:
 def _entry(container: Mapping[str, Any]) -> SandboxEntry:
     return SandboxEntry(
         id=container["Names"][0].removeprefix("/"),
-        owner=owner_state(container["Labels"][LABEL]),
+        owner=process_state(container["Labels"][LABEL]),
         image=container["Image"],
         created=datetime.fromtimestamp(container["Created"], UTC),
         details={"status": container["Status"]},
@@ -259,5 +259,5 @@ def _reap_directories() -> None:
             owner = (private / _OWNER).read_text()
         except OSError:
             continue  # another user's, or being made
-        if is_abandoned(owner):
+        if is_orphaned(owner):
             shutil.rmtree(private, ignore_errors=True)

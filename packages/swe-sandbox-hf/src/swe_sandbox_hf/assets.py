@@ -184,13 +184,13 @@ class AssetsRepo:
                 "scope": "name one of yours or of your organisation, and give the token read and write "
                 "access to its contents"
             }
-            return ConfigError(problem.told(doing, advice))
+            return ConfigError(problem.sentence(doing, advice))
         return client.explained(error, doing)
 
 
 def _refused(problem: Problem, doing: str) -> SandboxError:
     remedy = "run once with a token that may write there, or leave the setting out"
-    return SandboxError(problem.told(doing, dict.fromkeys(_FORBIDDEN, remedy)))
+    return SandboxError(problem.sentence(doing, dict.fromkeys(_FORBIDDEN, remedy)))
 
 
 def _name(asset: Asset) -> str:

@@ -21,7 +21,7 @@ from huggingface_hub.errors import SandboxError as HubSandboxError
 
 from swe_core.errors import SandboxError
 from swe_core.hub.errors import NO_TOKEN, Advice, Problem, one_line, problem_of, said_by
-from swe_core.system.redaction import Redactor, hide
+from swe_core.system.redaction import Redactor, redact
 from swe_sandbox_hf.feed import Garbled
 
 logger = logging.getLogger(__name__)
@@ -107,18 +107,18 @@ class Client:
     def __init__(self) -> None:
         token = get_token()
         if not token:
-            raise SandboxError(NO_TOKEN.told("use Hugging Face Sandboxes"))
+            raise SandboxError(NO_TOKEN.sentence("use Hugging Face Sandboxes"))
         self.api = HfApi()
         self.token = token
         self.redactor = Redactor()
-        self.hide(token)
+        self.redact(token)
         self._calls = anyio.CapacityLimiter(CALLS)
         self._following = anyio.CapacityLimiter(FOLLOWING)
 
-    def hide(self, secret: str, *, passing: bool = False) -> None:
+    def redact(self, secret: str, *, temporary: bool = False) -> None:
         """Keep a credential out of every error, log and record."""
         self.redactor.add(secret)
-        hide(secret, passing=passing)
+        redact(secret, temporary=temporary)
 
     @property
     def scheme(self) -> str:
@@ -157,7 +157,7 @@ class Client:
             stop=tenacity.stop_after_attempt(ATTEMPTS),
             wait=BACKOFF,
             sleep=pause,
-            before_sleep=self._tell,
+            before_sleep=self._log_retry,
             reraise=True,
         )
         return await retrying(attempt)
@@ -287,9 +287,9 @@ class Client:
             f"namespace, from {settings}/tokens",
             "rate": "lower run.concurrency or sandbox.hf.max_concurrent",
         }
-        return SandboxError(self.problem(error).told(doing, advice))
+        return SandboxError(self.problem(error).sentence(doing, advice))
 
-    def _tell(self, state: tenacity.RetryCallState) -> None:
+    def _log_retry(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if error is not None:
             logger.debug("attempt %d failed: %s", state.attempt_number, self.reason(error))

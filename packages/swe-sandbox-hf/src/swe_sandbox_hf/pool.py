@@ -46,7 +46,7 @@ class Pools:
         shared.users += 1
         try:
             hub = await self._create(client, shared, namespace, image)
-            client.hide(hub.proxy_headers["X-Sandbox-Token"], passing=True)
+            client.redact(hub.proxy_headers["X-Sandbox-Token"], temporary=True)
             try:
                 yield hub, hub.host_id
             finally:

@@ -17,9 +17,9 @@ from huggingface_hub import Sandbox as HubSandbox
 
 from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxSpec
 from swe_core.errors import ImageNotFound, PolicyRefused, SandboxError, SweError
-from swe_core.sandboxing.background import lasting_tasks
+from swe_core.sandboxing.background import background_task_group
 from swe_core.sandboxing.relay.transport import http_client
-from swe_core.system.process_owner import current_owner, is_abandoned, owner_state
+from swe_core.system.process_owner import current_owner, is_orphaned, process_state
 from swe_sandbox_hf.archives import Archives
 from swe_sandbox_hf.assets import AssetsRepo, Mounted
 from swe_sandbox_hf.client import ATTEMPTS, TERMINAL, Client, is_transient, status_of
@@ -100,7 +100,7 @@ class HfProvider:
         """See `SandboxProvider.open`."""
         image = self._image(spec)
         service = await self._service()
-        self.refuse(spec)  # once more: now it is known what there is
+        self.check_supported(spec)  # once more: now it is known what there is
         async with self._places, self._shared() as http, AsyncExitStack() as stack:
             # Before anything costs money.
             mounted = Mounted()
@@ -115,7 +115,7 @@ class HfProvider:
                     if self._assets is not None:  # it may be what cannot be mounted any more
                         self._assets.forget(mounted)
                     raise
-                tasks = await stack.enter_async_context(lasting_tasks())
+                tasks = await stack.enter_async_context(background_task_group())
                 sandbox = HfSandbox(
                     *(service.client, hub, job, service.namespace, self._config.flavor, spec),
                     *(self._config.pool, tasks, http),
@@ -130,10 +130,10 @@ class HfProvider:
                 "the hf sandbox needs an image and the task names none: give the task an 'image', or use "
                 "another sandbox"
             )
-        self.refuse(spec)
+        self.check_supported(spec)
         return spec.image
 
-    def refuse(self, spec: SandboxSpec) -> None:
+    def check_supported(self, spec: SandboxSpec) -> None:
         """See `SelectiveProvider.refuse`; what a flavor has is known once the service was talked to."""
         if spec.network != "full" and not self._config.internet:
             raise PolicyRefused(
@@ -211,7 +211,7 @@ class HfProvider:
                 await client.unhurried(hub.close)
 
         stack.push_async_callback(destroy)
-        client.hide(hub.proxy_headers["X-Sandbox-Token"], passing=True)
+        client.redact(hub.proxy_headers["X-Sandbox-Token"], temporary=True)
         return hub, hub.id
 
     def notes(self) -> Sequence[str]:
@@ -226,7 +226,7 @@ class HfProvider:
     async def reap(self) -> int:
         """See `SandboxProvider.reap`. A run begins with it, so the data set for assets is made here."""
         service, found = await self._jobs()
-        abandoned = [job.id for job, owner in found if is_abandoned(owner)]
+        abandoned = [job.id for job, owner in found if is_orphaned(owner)]
         async with anyio.create_task_group() as removals:
             for job in abandoned:
                 removals.start_soon(cancel_job, service, job)
@@ -290,7 +290,7 @@ def _refused(client: Client, error: Exception, image: str) -> SandboxError:
 def _entry(job: JobInfo, owner: str) -> SandboxEntry:
     return SandboxEntry(
         id=job.id,
-        owner=owner_state(owner),
+        owner=process_state(owner),
         image=job.docker_image or job.space_id,
         flavor=None if job.flavor is None else str(job.flavor),
         created=job.created_at,

@@ -84,7 +84,7 @@ def tool_call(name: str, **arguments: Any) -> str:
 
 
 @dataclass(slots=True)
-class Asked:
+class ReceivedRequest:
     """A completions request that arrived, and what became of it."""
 
     body: dict[str, Any]
@@ -150,7 +150,7 @@ class ScriptedVLLM(LoopbackServer):
         key: str | None = None,
     ) -> None:
         super().__init__()
-        self.requests: list[Asked] = []
+        self.requests: list[ReceivedRequest] = []
         self.probes: list[dict[str, Any]] = []
         script = list(replies) or [echo(4)]
         self._replies = itertools.chain(script, itertools.repeat(script[-1]))
@@ -208,7 +208,7 @@ class ScriptedVLLM(LoopbackServer):
         )
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        asked = Asked(orjson.loads(await request.read()), dict(request.headers))
+        asked = ReceivedRequest(orjson.loads(await request.read()), dict(request.headers))
         if not self._may(request):
             return _error(401, "Unauthorized")
         if asked.body["max_tokens"] == 1 and asked.body["logprobs"]:
@@ -239,7 +239,9 @@ class ScriptedVLLM(LoopbackServer):
         choice = _choice([0], logprobs, "length", prompt=body["prompt"])
         return _json({**_head(body), "choices": [self._faulty(choice, self._probed)]})
 
-    async def _answer(self, request: web.Request, asked: Asked, fault: VLLMFault) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.Request, asked: ReceivedRequest, fault: VLLMFault
+    ) -> web.StreamResponse:
         body = asked.body
         if not body.get("stream"):
             fault = _WHOLE.get(fault, fault)
@@ -319,7 +321,7 @@ class ScriptedVLLM(LoopbackServer):
         return [*self._encode(reply), *([] if self._stop_id is None else [self._stop_id])]
 
     async def _stream(
-        self, request: web.Request, asked: Asked, fault: VLLMFault, ids: Sequence[int], finish: str
+        self, request: web.Request, asked: ReceivedRequest, fault: VLLMFault, ids: Sequence[int], finish: str
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)

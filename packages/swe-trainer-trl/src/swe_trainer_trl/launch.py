@@ -18,10 +18,10 @@ from swe_core.errors import ConfigError, EngineError, SweError, UsageError, sent
 from swe_core.hub.push import push_run
 from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.run.components import Chosen
+from swe_core.run.components import ResolvedComponent
 from swe_core.run.execute import create_directory
 from swe_core.run.launcher import Launch, Launcher
-from swe_core.run.plan import make_plan
+from swe_core.run.plan import plan_run
 from swe_core.run.settings import Settings
 from swe_core.system.event_loop import ending_signals
 from swe_core.system.event_loop import run as run_in_loop
@@ -69,8 +69,8 @@ class TRLLauncher(Launcher):
         if model is None:
             raise ConfigError("training needs a policy: pass --model with a directory or a name on the Hub")
         plugins = PluginSet(run.plugins, run.extra_plugins, allow_list(os.environ))
-        plan = make_plan(launch.settings, plugins)
-        if not isinstance(plan.model_side, Chosen):
+        plan = plan_run(launch.settings, plugins)
+        if not isinstance(plan.model_side, ResolvedComponent):
             raise ConfigError(
                 f"the agent {plan.agent.name!r} makes no LLM calls that this host answers, so nothing can be "
                 "trained: choose another agent, and leave out --mode black-box"
@@ -249,8 +249,8 @@ async def _check_engine(settings: Settings, plugins: PluginSet) -> None:
     Raises:
         SweError: It does not answer, serves another model, or cannot be used with these settings.
     """
-    side = make_plan(settings, plugins).model_side
-    if isinstance(side, Chosen):
+    side = plan_run(settings, plugins).model_side
+    if isinstance(side, ResolvedComponent):
         async with cast(Engine, side.create()) as engine:
             await engine.check()
 
@@ -299,7 +299,7 @@ def _pushed(launch: Launch) -> Iterator[None]:
 
 
 @contextmanager
-def _swept(sandbox: Chosen) -> Iterator[None]:
+def _swept(sandbox: ResolvedComponent) -> Iterator[None]:
     """Remove what a rollouts' process that was killed left behind, instead of leaving it to the next run."""
     try:
         yield

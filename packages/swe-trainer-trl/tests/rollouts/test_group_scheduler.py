@@ -33,7 +33,7 @@ from swe_core.builtin.vllm.request import Requests
 from swe_core.errors import ConfigError, EngineUnavailable, SandboxDied, SweError
 from swe_core.interception.server import InterceptionServer
 from swe_core.report.token_audit import audit
-from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RUN_FILE, RunDirectory, new_run_info
 from swe_core.rollout.runner import Runner
 from swe_core.run.plan import sandbox_spec
@@ -246,7 +246,11 @@ async def feeding(
     async with scripted, InterceptionServer() as server, send, receive:
         gate = (server, scripted) if engine else None
         runner = Runner(
-            requests, Parts(agent, provider, ScriptedGrader(), gate, None, redactor), run, [], concurrency
+            requests,
+            RunContext(agent, provider, ScriptedGrader(), gate, None, redactor),
+            run,
+            [],
+            concurrency,
         )
         feed = Feed(script, journal, runner, scripted, provider, mark, send)
         runner.observe(feed)

@@ -358,7 +358,7 @@ class SelectiveProvider(SandboxProvider, Protocol):
     Whoever has `refuse` is one; a provider that opens whatever it is asked for needs none.
     """
 
-    def refuse(self, spec: SandboxSpec) -> None:
+    def check_supported(self, spec: SandboxSpec) -> None:
         """Refuse what `open` would refuse of every sandbox of a run, as far as that is known by now.
 
         Asked when nothing is started yet, so of the settings alone, and once more after `reap`, which has

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from swe_core.api.checks import Check, Finding
 from swe_core.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable, RequestRefused
-from swe_core.system.redaction import SHORTEST, Redactor, hide
+from swe_core.system.redaction import SHORTEST, Redactor, redact
 
 T = TypeVar("T")
 
@@ -43,7 +43,9 @@ class Transient(Exception):
         self.retry_after = retry_after
 
 
-async def attempted(make: Callable[[], Awaitable[T]], attempts: int, backoff: tenacity.wait.wait_base) -> T:
+async def with_retries(
+    make: Callable[[], Awaitable[T]], attempts: int, backoff: tenacity.wait.wait_base
+) -> T:
     """What `make` gives, asked again while it raises `Transient`, `attempts` times in all.
 
     Raises:
@@ -62,15 +64,15 @@ async def attempted(make: Callable[[], Awaitable[T]], attempts: int, backoff: te
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type(Transient),
         stop=tenacity.stop_after_attempt(attempts),
-        wait=Wished(backoff),
-        before_sleep=_tell,
+        wait=RetryAfterWait(backoff),
+        before_sleep=_log_retry,
         sleep=anyio.sleep,
         reraise=True,
     )
     return await retrying(again)
 
 
-class Wished(tenacity.wait.wait_base):
+class RetryAfterWait(tenacity.wait.wait_base):
     """Seconds until the next attempt: what the server wishes, up to a cap, else `backoff`."""
 
     def __init__(self, backoff: tenacity.wait.wait_base) -> None:
@@ -83,7 +85,7 @@ class Wished(tenacity.wait.wait_base):
         return self._backoff(retry_state)
 
 
-def final(error: Exception, attempts: int = 1) -> Exception:
+def as_final_error(error: Exception, attempts: int = 1) -> Exception:
     """`error` as it is raised once no further attempt follows."""
     if isinstance(error, Transient):
         tried = f" (tried {attempts} times)" if attempts > 1 else ""
@@ -93,7 +95,7 @@ def final(error: Exception, attempts: int = 1) -> Exception:
 
 def key_from(variable: str) -> SecretStr | None:
     """The key in an environment variable; None where it is unset or empty. From here on it is hidden
-    (`swe_core.system.redaction.hide`), unless it is a word for no key.
+    (`swe_core.system.redaction.redact`), unless it is a word for no key.
 
     Raises:
         ConfigError: It cannot be sent in a header.
@@ -106,7 +108,7 @@ def key_from(variable: str) -> SecretStr | None:
             f"the key in the environment variable {variable!r} has characters that no key has: set it again"
         )
     if value.lower() not in _PLACEHOLDERS:
-        hide(value)
+        redact(value)
     return SecretStr(value)
 
 
@@ -124,7 +126,7 @@ def key_check(variable: str) -> Check:
     return Check(variable, "servers that want a key", look)
 
 
-class Refusals:
+class ErrorTranslator:
     """Turns the errors of a server into sentences without the key in them.
 
     Args:
@@ -228,6 +230,6 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def _tell(state: tenacity.RetryCallState) -> None:
+def _log_retry(state: tenacity.RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
     log.warning("%s; attempt %d follows in %.1f s", error, state.attempt_number + 1, state.upcoming_sleep)

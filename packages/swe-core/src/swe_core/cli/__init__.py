@@ -12,7 +12,7 @@ import click
 
 from swe_core.errors import SweError, UsageError, sentence
 from swe_core.system.printable import printable
-from swe_core.system.redaction import Redactor, redacting
+from swe_core.system.redaction import Redactor, redaction_scope
 
 _COMMANDS = {
     "run": ("swe_core.cli.run:run", "Run rollouts: an agent on tasks, graded on the host."),
@@ -107,7 +107,7 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point. Our own errors are one sentence on stderr: exit code 2 for wrong input, else 1."""
-    with redacting() as redactor:
+    with redaction_scope() as redactor:
         try:
             _main(redactor)
         except Exception:  # a defect: Python would print the same, secrets included

@@ -1,4 +1,4 @@
-"""`swe-core plugins`: every plugin, what it offers, and the error of a broken one."""
+"""`swe-core plugins`: every plugin, what it components, and the error of a broken one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swe_core.plugins.manager import Plugin, PluginSet, allow_list
 @click.option("-p", "extra", multiple=True, metavar="PLUGIN", help="As in `swe-core run`.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def plugins(extra: tuple[str, ...], as_json: bool) -> None:
-    """List every plugin, its distribution and version, what it offers, and what is broken."""
+    """List every plugin, its distribution and version, what it components, and what is broken."""
     found = PluginSet(extra=extra, allow=allow_list(os.environ)).plugins.values()
     if as_json:
         click.echo(json.dumps([_as_dict(plugin) for plugin in found], indent=2))
@@ -23,11 +23,16 @@ def plugins(extra: tuple[str, ...], as_json: bool) -> None:
 
     from swe_core.system.terminal import SafeConsole
 
-    table = Table("plugin", "from", "offers", box=None, header_style="bold", pad_edge=False)
+    table = Table("plugin", "from", "components", box=None, header_style="bold", pad_edge=False)
     for plugin in found:
-        offers = "\n".join(f"{offer.role} {offer.name}: {offer.component.summary}" for offer in plugin.offers)
+        components = "\n".join(
+            f"{registered.role} {registered.name}: {registered.component.summary}"
+            for registered in plugin.components
+        )
         origin = "built in" if plugin.builtin else f"{plugin.origin} {plugin.version}".strip()
-        table.add_row(plugin.name, origin, f"broken: {plugin.error}" if plugin.error else offers or "nothing")
+        table.add_row(
+            plugin.name, origin, f"broken: {plugin.error}" if plugin.error else components or "nothing"
+        )
     SafeConsole(soft_wrap=False).print(table, markup=False)
 
 
@@ -37,9 +42,9 @@ def _as_dict(plugin: Plugin) -> dict[str, object]:
         "distribution": plugin.origin,
         "version": plugin.version,
         "builtin": plugin.builtin,
-        "offers": [
-            {"role": offer.role, "name": offer.name, "summary": offer.component.summary}
-            for offer in plugin.offers
+        "components": [
+            {"role": registered.role, "name": registered.name, "summary": registered.component.summary}
+            for registered in plugin.components
         ],
         "error": plugin.error,
     }

@@ -18,7 +18,7 @@ from swe_core.cli.options import given, plugin_options, run_directory, settings_
 from swe_core.errors import ConfigError, UsageError
 from swe_core.plugins.manager import Plugin, PluginSet, allow_list
 from swe_core.run.settings import Settings, load_settings
-from swe_core.system.redaction import RedactingFormatter, Redactor, redacting
+from swe_core.system.redaction import RedactingFormatter, Redactor, redaction_scope
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,14 +116,14 @@ def run(
     from swe_core.cli.report import show
     from swe_core.rollout.run_directory import RUN_FILE, RunDirectory
     from swe_core.run.launcher import Launch, Launcher
-    from swe_core.run.plan import make_plan
+    from swe_core.run.plan import plan_run
     from swe_core.run.verify.report import image_ids, other_images
 
-    plan = make_plan(settings, plugin_set)
+    plan = plan_run(settings, plugin_set)
     verified = image_ids(settings.run.verified) if settings.run.verified is not None else {}
     worker: object = plan.worker.create()
     console = Display()
-    _log_to(console, plugin_set, verbose, click.get_current_context().with_resource(redacting()))
+    _log_to(console, plugin_set, verbose, click.get_current_context().with_resource(redaction_scope()))
     directory = resume or out or _default_directory(plan.agent.name)
     trains = isinstance(worker, Launcher)
     said: list[str] = []

@@ -106,9 +106,11 @@ def reap(config: Path | None, sets: tuple[str, ...], as_json: bool, **options: A
 
 def _provider(config: Path | None, sets: Sequence[str], options: dict[str, Any]) -> SandboxProvider:
     settings, plugins = settings_and_plugins(config, sets, options)
-    from swe_core.run.components import choose
+    from swe_core.run.components import resolve_component
 
-    return cast("SandboxProvider", choose(settings, plugins, "sandbox", settings.run.sandbox).create())
+    return cast(
+        "SandboxProvider", resolve_component(settings, plugins, "sandbox", settings.run.sandbox).create()
+    )
 
 
 @contextmanager

@@ -43,13 +43,13 @@ def client(repo_id: str, use: Use = "push to") -> HfApi:
             "'swe-core[hub]'"
         ) from None
     if get_token() is None:
-        raise UsageError(NO_TOKEN.told(doing))
+        raise UsageError(NO_TOKEN.sentence(doing))
     disable_progress_bars()  # they would be drawn across the display of a run
     return HfApi(library_name="swe-core", library_version=version("swe-core"))
 
 
 @contextmanager
-def told(repo_id: str, use: Use = "push to") -> Iterator[None]:
+def translate_errors(repo_id: str, use: Use = "push to") -> Iterator[None]:
     """What the client raises as one of our sentences.
 
     Raises:
@@ -63,4 +63,4 @@ def told(repo_id: str, use: Use = "push to") -> Iterator[None]:
         if problem.kind == "unknown":  # none of the client's
             raise
         kind = TryLater if problem.passes else UsageError
-        raise kind(problem.told(f"{use} {repo_id!r}", {"scope": _NEEDED[use]})) from error
+        raise kind(problem.sentence(f"{use} {repo_id!r}", {"scope": _NEEDED[use]})) from error

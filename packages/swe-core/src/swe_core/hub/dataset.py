@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from swe_core.errors import UsageError
 from swe_core.hub.card import README, card
-from swe_core.hub.client import client, told
+from swe_core.hub.client import client, translate_errors
 from swe_core.hub.options import Push
 from swe_core.hub.pushed_run import FOLDER, SHARDS, PushedRun
 
@@ -52,7 +52,7 @@ class Repository:
             TryLater: The Hub cannot be asked now.
             UsageError: The token may not, the name is taken by something else, or it is public.
         """
-        with told(self.id):
+        with translate_errors(self.id):
             self._api.create_repo(self.id, repo_type=_KIND, private=self._private, exist_ok=True)
             self._api.auth_check(self.id, repo_type=_KIND, write=True)
         self._refresh()
@@ -91,7 +91,7 @@ class Repository:
         if readme is not None and readme != self._card:
             files[README] = readme.encode()
         head, self._head = self._head, None  # unless it succeeds
-        with told(self.id):
+        with translate_errors(self.id):
             made = self._api.create_commit(
                 self.id,
                 [CommitOperationAdd(name, data) for name, data in files.items()],
@@ -103,7 +103,7 @@ class Repository:
 
     def _refresh(self) -> None:
         """See what is there."""
-        with told(self.id):
+        with translate_errors(self.id):
             info = self._api.dataset_info(self.id)
             names = [one.rfilename for one in info.siblings or ()]
             if self._private and not info.private:

@@ -60,7 +60,7 @@ class Problem:
         """Whether the same may succeed later."""
         return self.kind in _PASSING
 
-    def told(self, doing: str, advice: Advice | None = None) -> str:
+    def sentence(self, doing: str, advice: Advice | None = None) -> str:
         """One sentence.
 
         Args:

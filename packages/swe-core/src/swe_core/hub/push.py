@@ -80,7 +80,7 @@ def push_run(run: RunDirectory, options: Push) -> PushResult:
     planned = run.info.planned
     return PushResult(
         url=repository.url,
-        new=sum(before[0].lacks(rollout) for rollout in final),  # by whichever try
+        new=sum(before[0].is_missing(rollout) for rollout in final),  # by whichever try
         finished=len(final),
         interrupted=len(recorded) - len(final),
         unfinished=len(begun) if planned is None else max(0, planned - len(ids)),
@@ -244,7 +244,7 @@ def _push(
     none, wanted, pushed = PushedRun.of(run), list(rollouts), 0
     while True:
         there = repository.run(none)
-        left = [rollout for rollout in wanted if there.lacks(rollout)]
+        left = [rollout for rollout in wanted if there.is_missing(rollout)]
         if not left:
             return pushed
         batch = _batch(run, left)

@@ -61,7 +61,7 @@ class PushedRun(Record):
             notes=tuple(_without_home(note) for note in run.info.notes),
         )
 
-    def lacks(self, rollout: Rollout) -> bool:
+    def is_missing(self, rollout: Rollout) -> bool:
         """Whether this rollout is to be pushed."""
         if not is_final(rollout):
             return False

@@ -20,7 +20,7 @@ import anyio.to_thread
 from aiohttp import web
 
 from swe_core.errors import ContextOverflow
-from swe_core.interception.dialects.base import Asked, BadRequest, Dialect
+from swe_core.interception.dialects.base import BadRequest, Dialect, ParsedRequest
 from swe_core.interception.gate import Gate
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class Bodies:
     @asynccontextmanager
     async def asked(
         self, request: web.Request, gate: Gate, dialect: Dialect
-    ) -> AsyncIterator[tuple[bytes, Asked]]:
+    ) -> AsyncIterator[tuple[bytes, ParsedRequest]]:
         """What the request asks for, after a key that is equal for requests of the same bytes. The body
         counts as held until the context is left.
 
@@ -238,7 +238,7 @@ def _parse_large(raw: bytearray, parse: Callable[[bytearray], T]) -> T:
     return parse(raw)
 
 
-def _ask(dialect: Dialect, raw: bytearray) -> tuple[bytes, Asked]:
+def _ask(dialect: Dialect, raw: bytearray) -> tuple[bytes, ParsedRequest]:
     asked = dialect.parse(raw)
     marks = sum(map(raw.count, (b"{", b"[", b",", b"\\u")))  # escaped ones too: soon counted, and no less
     if marks > MAX_ARGUMENT_VALUES and sum(map(values, _arguments(asked))) > MAX_ARGUMENT_VALUES:
@@ -248,7 +248,7 @@ def _ask(dialect: Dialect, raw: bytearray) -> tuple[bytes, Asked]:
     return hashlib.sha256(raw).digest(), asked
 
 
-def _arguments(asked: Asked) -> Iterator[bytes]:
+def _arguments(asked: ParsedRequest) -> Iterator[bytes]:
     """The arguments of all calls: JSON in texts, which whoever compares or prints messages parses."""
     for message in asked.messages:
         for call in message.get("tool_calls") or ():

@@ -54,14 +54,14 @@ class Call:
             )
         if self.outcome is None:
             self._pieces.append(delta)
-            self._tell()
+            self._notify()
 
     def end(self, outcome: Completion | Exception) -> None:
         """There are no more pieces."""
         self.outcome = outcome
         self._pieces = []  # who listens has them; who comes later is sent the completion whole
         self.ended.set()
-        self._tell()
+        self._notify()
 
     @contextmanager
     def listen(self) -> Iterator[Listener]:
@@ -83,7 +83,7 @@ class Call:
         """What was generated so far; nothing after the end."""
         return self._pieces
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         news, self._news = self._news, anyio.Event()
         news.set()
 

@@ -30,12 +30,12 @@ from swe_core.errors import (
 )
 from swe_core.interception.budgets import Allowance
 from swe_core.interception.calls import OVER, Call, Calls, RolloutOver
-from swe_core.interception.dialects.base import Asked
+from swe_core.interception.dialects.base import ParsedRequest
 from swe_core.interception.host_tools import Tools
 from swe_core.interception.redaction import redacted
 from swe_core.system.detached import apart
 from swe_core.system.redaction import Redactor
-from swe_core.tokens.token_log import TokenBook
+from swe_core.tokens.token_log import TokenLog
 
 if TYPE_CHECKING:
     from swe_core.interception.metrics import Metrics
@@ -95,7 +95,7 @@ class Gate:
         self.tools = Tools()
         self.turns = 0
         self.usage = Usage()
-        self.book = TokenBook()
+        self.token_log = TokenLog()
         self.failure: EngineError | None = None
         self.submitted = False
         self.called = anyio.Event()
@@ -158,7 +158,7 @@ class Gate:
         self.submitted = True
         self._ending.set()
 
-    def refuse(self, why: str) -> None:
+    def reject(self, why: str) -> None:
         """Count a request that never became a call, for where no other one does."""
         self.refusals += 1
         self.refusal = why
@@ -173,9 +173,9 @@ class Gate:
         """
         self._check()
         self._overflowed = True
-        self.refuse(sentence(why))
+        self.reject(sentence(why))
 
-    def ask(self, key: bytes, asked: Asked, *, retried: bool) -> Call:
+    def submit_request(self, key: bytes, asked: ParsedRequest, *, retried: bool) -> Call:
         """The call that answers a request: a new one, or the one that the request repeats.
 
         Args:
@@ -226,7 +226,7 @@ class Gate:
             await self._closing.wait()
         await self.tools.close()
         try:
-            lost = self.book.drop_undelivered([*self._not_delivered()])
+            lost = self.token_log.drop_undelivered([*self._not_delivered()])
             if lost:
                 self._on_undelivered(lost)
         except Exception as problem:  # as in _record
@@ -237,7 +237,7 @@ class Gate:
         self._undelivered = {at: call for at, call in self._undelivered.items() if not call.delivered}
         return self._undelivered
 
-    async def _generate(self, call: Call, request: ChatRequest, asked: Asked) -> None:
+    async def _generate(self, call: Call, request: ChatRequest, asked: ParsedRequest) -> None:
         """Have the engine answer, record it, and only then let the listeners hear the end."""
         started_at, started = datetime.now(UTC), time.monotonic()
         outcome: Completion | Exception | None = None
@@ -337,7 +337,7 @@ class Gate:
         if ended.sampled is None:
             return None, ended.error
         try:
-            return self.book.add(self.turns, ended.sampled, ended.dropped), ended.error
+            return self.token_log.add(self.turns, ended.sampled, ended.dropped), ended.error
         except LedgerError as problem:
             failure: EngineError = problem
         except Exception as problem:  # what a plugin says are tokens

@@ -208,20 +208,20 @@ class InterceptionServer:
         gate = self._authorised(request)
         try:
             async with self._bodies.asked(request, gate, dialect) as (key, asked):
-                call = gate.ask(key, asked, retried=_is_retry(request))
+                call = gate.submit_request(key, asked, retried=_is_retry(request))
                 with call.listen() as listener, _writing(gate):
                     reply = dialect.reply(asked, gate.engine.model)
                     if asked.stream:
                         return await self._stream(request, dialect, call, listener, reply)
                     return await self._whole(request, call, listener, reply)
         except (web.HTTPRequestEntityTooLarge, web.HTTPRequestTimeout) as error:
-            gate.refuse(error.text or error.reason)
+            gate.reject(error.text or error.reason)
             raise
         except web.RequestPayloadError:
-            gate.refuse(UNREADABLE)
+            gate.reject(UNREADABLE)
             raise
         except BadRequest as error:
-            gate.refuse(str(error))
+            gate.reject(str(error))
             return _error(dialect, Problem(400, "invalid_request", str(error)))
         except (EngineError, RolloutOver) as error:
             return _error(dialect, self._problem(error))

@@ -42,7 +42,7 @@ _SETTING = re.compile(r"\w+(\.[\w-]+)+")
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class RegisteredComponent:
     """A component together with the plugin that offers it."""
 
     role: Role
@@ -64,7 +64,7 @@ class Plugin:
         origin: Distribution name, file path or module name.
         version: The distribution's version, "" where there is none.
         builtin: Whether it ships with the core.
-        offers: What it registered; empty when it is broken.
+        components: What it registered; empty when it is broken.
         options: What it adds to `swe-core run`; empty when it is broken.
         error: One sentence why it could not be loaded, else None.
     """
@@ -73,7 +73,7 @@ class Plugin:
     origin: str
     version: str = ""
     builtin: bool = False
-    offers: list[Offer] = field(default_factory=list)
+    components: list[RegisteredComponent] = field(default_factory=list)
     options: list[RunOption] = field(default_factory=list)
     error: str | None = None
 
@@ -140,7 +140,7 @@ class PluginSet:
                 if taken.builtin:
                     self.plugins[f"{point.name} ({plugin.origin})"] = plugin
                 else:
-                    taken.error, taken.offers, taken.options = plugin.error, [], []
+                    taken.error, taken.components, taken.options = plugin.error, [], []
                     if self.manager.has_plugin(point.name):
                         self.manager.unregister(name=point.name)
                 continue
@@ -182,11 +182,11 @@ class PluginSet:
             _refuse_coroutines(self.manager, module)
             self.manager.register(module, plugin.name)
             self._check_hooks(plugin.name)
-            plugin.offers = self._collect(plugin.name)
+            plugin.components = self._collect(plugin.name)
             plugin.options = self._collect_options(plugin.name)
         except (Exception, SystemExit) as error:
             plugin.error = sentence(error)
-            plugin.offers = []
+            plugin.components = []
             if self.manager.has_plugin(plugin.name):
                 self.manager.unregister(name=plugin.name)
 
@@ -197,8 +197,8 @@ class PluginSet:
             if attribute not in known and self.manager.parse_hookimpl_opts(plugin, attribute):
                 raise PluginError(f"it implements an unknown hook {attribute!r}{_nearest(attribute, known)}")
 
-    def _collect(self, name: str) -> list[Offer]:
-        offers: list[Offer] = []
+    def _collect(self, name: str) -> list[RegisteredComponent]:
+        components: list[RegisteredComponent] = []
         for role, hook in HOOKS.items():
             for impl in getattr(self.manager.hook, hook).get_hookimpls():
                 if impl.plugin_name != name:
@@ -209,10 +209,13 @@ class PluginSet:
                 for component in offered:
                     if not isinstance(component, Component):
                         raise PluginError(f"its {hook} returned {component!r}, expected a Component")
-                    if any((offer.role, offer.name) == (role, component.name) for offer in offers):
+                    if any(
+                        (registered.role, registered.name) == (role, component.name)
+                        for registered in components
+                    ):
                         raise PluginError(f"it offers the {role} {component.name!r} twice")
-                    offers.append(Offer(role, component, name))
-        return offers
+                    components.append(RegisteredComponent(role, component, name))
+        return components
 
     def _collect_options(self, name: str) -> list[RunOption]:
         options: list[RunOption] = []
@@ -245,7 +248,7 @@ class PluginSet:
                     f"the plugin {name!r} ({plugin.origin} {plugin.version}) registers nothing: "
                     "leave it out, or install a version that does"
                 )
-        elif not any(offer.name == name for offer in self.offers()):
+        elif not any(registered.name == name for registered in self.components()):
             raise PluginError(self._unknown(name))
         self.chosen.append(name)
 
@@ -259,30 +262,30 @@ class PluginSet:
             return f"the plugin {name!r} is installed but not among --plugins: add it there"
         if name in KNOWN_DISTRIBUTIONS:
             return f"the plugin {name!r} is not installed: pip install {KNOWN_DISTRIBUTIONS[name]}"
-        known = installed | KNOWN_DISTRIBUTIONS.keys() | {offer.name for offer in self.offers()}
+        known = installed | KNOWN_DISTRIBUTIONS.keys() | {registered.name for registered in self.components()}
         return (
             f"unknown plugin {name!r}{_nearest(name, known)}; if it is a distribution of its own, install it "
             f"first: pip install swe-agents-{name} (or swe-sandbox-{name}, swe-trainer-{name})"
         )
 
-    def offers(self, role: Role | None = None) -> list[Offer]:
-        """What all working plugins offer, for one role or for all."""
+    def components(self, role: Role | None = None) -> list[RegisteredComponent]:
+        """What all working plugins registered, for one role or for all."""
         return [
-            offer
+            registered
             for plugin in self.plugins.values()
-            for offer in plugin.offers
-            if role is None or offer.role == role
+            for registered in plugin.components
+            if role is None or registered.role == role
         ]
 
-    def find(self, role: Role, name: str) -> Offer:
+    def find(self, role: Role, name: str) -> RegisteredComponent:
         """The component `name` of `role`.
 
         Raises:
             PluginError: Nobody offers it, its plugin is broken, or two plugins offer the same name.
         """
-        found = [offer for offer in self.offers(role) if offer.name == name]
+        found = [registered for registered in self.components(role) if registered.name == name]
         if len(found) > 1:
-            names = " and ".join(repr(offer.plugin) for offer in found)
+            names = " and ".join(repr(registered.plugin) for registered in found)
             raise PluginError(
                 f"the plugins {names} both offer the {role} {name!r}: block one with -p no:PLUGIN"
             )
@@ -293,12 +296,12 @@ class PluginSet:
             raise PluginError(f"the plugin {name!r} is broken: {broken.error}")
         if name in self._blocked or (broken is None and name in _installed()):
             raise PluginError(self._unknown(name))
-        have = sorted({offer.name for offer in self.offers(role)})
+        have = sorted({registered.name for registered in self.components(role)})
         hint = None if name in self.plugins else KNOWN_DISTRIBUTIONS.get(name)
         remedy = f"pip install {hint}" if hint else f"there are: {', '.join(have) or 'none'}"
         raise PluginError(f"unknown {role} {name!r}{_nearest(name, have)}; {remedy}")
 
-    def choose(self, role: Role, explicit: str | None, default: str | None) -> Offer | None:
+    def choose(self, role: Role, explicit: str | None, default: str | None) -> RegisteredComponent | None:
         """The component that fills `role`.
 
         `explicit` (the role's own option) decides; then whatever `--plugins` and `-p` selected; then
@@ -309,14 +312,16 @@ class PluginSet:
         """
         if explicit is not None:
             return self.find(role, explicit)
-        candidates: dict[tuple[str, str], Offer] = {}
+        candidates: dict[tuple[str, str], RegisteredComponent] = {}
         for name in self.chosen:
             plugin = self.plugins.get(name)
-            offers = plugin.offers if plugin else [o for o in self.offers() if o.name == name]
-            candidates |= {(o.plugin, o.name): o for o in offers if o.role == role}
+            components = plugin.components if plugin else [o for o in self.components() if o.name == name]
+            candidates |= {(o.plugin, o.name): o for o in components if o.role == role}
         found = list(candidates.values())
         if len(found) > 1:
-            names = " and ".join(f"{offer.name!r} (plugin {offer.plugin!r})" for offer in found)
+            names = " and ".join(
+                f"{registered.name!r} (plugin {registered.plugin!r})" for registered in found
+            )
             raise PluginError(f"{names} can both be the {role}: choose one with --{role} NAME")
         if found:
             return found[0]

@@ -16,7 +16,7 @@ from swe_core.api.sandbox import Process, Sandbox, Stream
 from swe_core.api.task import Task
 from swe_core.errors import AgentError, NoLLMCall, SandboxError, raised_as
 from swe_core.interception.gate import Gate
-from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RolloutFolder
 from swe_core.system.detached import closed
 
@@ -31,7 +31,7 @@ class AgentRun:
 
 async def run_agent(
     request: RolloutRequest,
-    parts: Parts,
+    parts: RunContext,
     sandbox: Sandbox,
     folder: RolloutFolder,
     observer: Observer,

@@ -24,9 +24,9 @@ from swe_core.api.records import Outcome, Rollout
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.errors import GraderError, SandboxBroken, SandboxError, boundary_of, raised_as, sentence
 from swe_core.rollout.agent_run import run_agent
-from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RolloutFolder
-from swe_core.rollout.state import Notes
+from swe_core.rollout.state import RolloutState
 from swe_core.sandboxing.repository.patch import PatchUnavailable, export_patch
 from swe_core.sandboxing.repository.prepare import prepare_repository
 from swe_core.system.detached import nobody_cancelled
@@ -38,7 +38,7 @@ _FRESH = {"assets": (), "network": "none"}
 
 async def run_rollout(
     request: RolloutRequest,
-    parts: Parts,
+    parts: RunContext,
     folder: RolloutFolder,
     observer: Observer,
     done: Callable[[Rollout], None],
@@ -54,7 +54,7 @@ async def run_rollout(
 
     Besides it raises nothing but the cancellation of the task it runs in.
     """
-    notes = Notes(request, observer, parts.redactor, parts.provider)
+    notes = RolloutState(request, observer, parts.redactor, parts.provider)
     started_at, started = datetime.now(UTC), time.monotonic()
     observer.started(request)
     outcome: Outcome = "cancelled"
@@ -65,7 +65,7 @@ async def run_rollout(
             what = "it" if given_up.folder else "its grading"
             logger.warning("%s: %s; %s is run again", request.id, given_up.failure.message, what)
             if given_up.folder is not None:
-                folder.set_aside(given_up.folder)
+                folder.archive_attempt(given_up.folder)
             ended = await _try(request, parts, folder, notes)
         outcome = ended
     finally:
@@ -76,7 +76,9 @@ async def run_rollout(
             parts.redactor.discard(gate.token)
 
 
-async def _try(request: RolloutRequest, parts: Parts, folder: RolloutFolder, notes: Notes) -> Outcome:
+async def _try(
+    request: RolloutRequest, parts: RunContext, folder: RolloutFolder, notes: RolloutState
+) -> Outcome:
     """From wherever the rollout is to its outcome."""
     try:
         try:
@@ -100,7 +102,9 @@ async def _try(request: RolloutRequest, parts: Parts, folder: RolloutFolder, not
     return "resolved" if grade.resolved else "unresolved"
 
 
-async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutFolder, notes: Notes) -> None:
+async def _collect_patch(
+    request: RolloutRequest, parts: RunContext, folder: RolloutFolder, notes: RolloutState
+) -> None:
     """From opening the agent's sandbox to the exported patch; the sandbox is closed on return."""
     limits = request.limits
     agent_failure: Exception | None = None
@@ -139,7 +143,9 @@ async def _collect_patch(request: RolloutRequest, parts: Parts, folder: RolloutF
         raise SandboxError(f"the sandbox did not open within its budget of {limits.open:g} s (limits.open)")
 
 
-async def _grade(request: RolloutRequest, parts: Parts, folder: RolloutFolder, notes: Notes) -> Grade:
+async def _grade(
+    request: RolloutRequest, parts: RunContext, folder: RolloutFolder, notes: RolloutState
+) -> Grade:
     limits = request.limits
     spec = request.spec.model_copy(update=_FRESH)
     with notes.phase("grade"), _budget("grade", limits.verdict, GraderError):

@@ -119,7 +119,7 @@ class RolloutFolder:
             self._transcript.close()
             self._output.close()
 
-    def set_aside(self, name: str) -> None:
+    def archive_attempt(self, name: str) -> None:
         """Move all files into the new folder `name` inside, and begin afresh."""
         self.close()
         self._begin()

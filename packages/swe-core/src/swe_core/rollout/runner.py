@@ -14,9 +14,9 @@ from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Observer, Phase, RolloutRequest
 from swe_core.errors import SweError, sentence
 from swe_core.rollout.loop import run_rollout
-from swe_core.rollout.parts import Parts
+from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.system.redaction import forgetting
+from swe_core.system.redaction import scoped_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Runner:
     def __init__(
         self,
         requests: Sequence[RolloutRequest],
-        parts: Parts,
+        parts: RunContext,
         store: RunDirectory,
         observers: Sequence[Observer],
         concurrency: int,
@@ -102,7 +102,7 @@ class Runner:
         running = self._running[request.id] = _Running()
         try:
             # An OSError that leaves the loop is of the folder's files.
-            with forgetting(), self._writing(), running.scope:
+            with scoped_secrets(), self._writing(), running.scope:
                 await run_rollout(request, self._parts, folder, self._observer, done, lambda: running.why)
         finally:
             del self._running[request.id]
@@ -154,18 +154,18 @@ class _Observers:
         self._all.append(observer)
 
     def started(self, request: RolloutRequest) -> None:
-        self._tell(lambda observer: observer.started(request))
+        self._notify(lambda observer: observer.started(request))
 
     def phase(self, rollout_id: str, phase: Phase) -> None:
-        self._tell(lambda observer: observer.phase(rollout_id, phase))
+        self._notify(lambda observer: observer.phase(rollout_id, phase))
 
     def turn(self, rollout_id: str, turn: Turn) -> None:
-        self._tell(lambda observer: observer.turn(rollout_id, turn))
+        self._notify(lambda observer: observer.turn(rollout_id, turn))
 
     def finished(self, rollout: Rollout) -> None:
-        self._tell(lambda observer: observer.finished(rollout))
+        self._notify(lambda observer: observer.finished(rollout))
 
-    def _tell(self, call: Callable[[Observer], None]) -> None:
+    def _notify(self, call: Callable[[Observer], None]) -> None:
         for observer in self._all:
             try:
                 call(observer)

@@ -1,4 +1,4 @@
-"""Notes: what is known of a running rollout so far, and the record that it becomes."""
+"""RolloutState: what is known of a running rollout so far, and the record that it becomes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ own deed, for which it gets no second try."""
 
 
 @dataclass(slots=True)
-class Notes:
+class RolloutState:
     """What is known of a running rollout so far. `boundary` is where it is, and where a failure belongs.
 
     Attributes:
@@ -168,8 +168,8 @@ class Notes:
 
     def _ledger(self, no_reward: str | None) -> Ledger | None:
         """Of all tries: whatever those sampled that were given up is dropped."""
-        found = [gate.book.ledger(RETRIED) for gate in self._earlier]
-        found += [self.agent.gate.book.ledger(no_reward)] if self.agent.gate else []
+        found = [gate.token_log.ledger(RETRIED) for gate in self._earlier]
+        found += [self.agent.gate.token_log.ledger(no_reward)] if self.agent.gate else []
         ledgers = [ledger for ledger in found if ledger is not None]
         return add_ledgers(ledgers) if ledgers else None
 

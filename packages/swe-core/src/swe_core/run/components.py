@@ -9,7 +9,7 @@ from typing import Any
 from swe_core.api.component import Config
 from swe_core.errors import ConfigError, PluginError, SweError, sentence
 from swe_core.plugins.builtins import DEFAULTS
-from swe_core.plugins.manager import Offer, PluginSet, Role
+from swe_core.plugins.manager import PluginSet, RegisteredComponent, Role
 from swe_core.run.settings import Settings, validate
 
 Shared = Mapping[str, tuple[str, Any]]
@@ -17,24 +17,26 @@ Shared = Mapping[str, tuple[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ResolvedComponent:
     """A component that fills a role, with its validated settings."""
 
-    offer: Offer
+    registered: RegisteredComponent
     config: Config
 
     @property
     def name(self) -> str:
         """The component's name."""
-        return self.offer.name
+        return self.registered.name
 
-    def with_settings(self, shared: Shared) -> Chosen:
+    def with_settings(self, shared: Shared) -> ResolvedComponent:
         """The same component with these options of the run over its settings.
 
         Raises:
             ConfigError: It takes no such option, or not this value.
         """
-        return Chosen(self.offer, _config(self.offer, self.config.model_dump(exclude_unset=True), shared))
+        return ResolvedComponent(
+            self.registered, _config(self.registered, self.config.model_dump(exclude_unset=True), shared)
+        )
 
     def create(self) -> Any:
         """Build it; its role says what it is.
@@ -44,17 +46,17 @@ class Chosen:
             PluginError: The plugin raised anything else.
         """
         try:
-            return self.offer.component.create(self.config)
+            return self.registered.component.create(self.config)
         except SweError:
             raise
         except Exception as error:  # the boundary to foreign code
             raise PluginError(
-                f"the {self.offer.role} {self.name!r} of the plugin {self.offer.plugin!r} cannot be created: "
-                f"{sentence(error)}"
+                f"the {self.registered.role} {self.name!r} of the plugin {self.registered.plugin!r} "
+                f"cannot be created: {sentence(error)}"
             ) from error
 
 
-def choose(
+def resolve_component(
     settings: Settings,
     plugins: PluginSet,
     role: Role,
@@ -62,7 +64,7 @@ def choose(
     shared: Shared | None = None,
     default: str | None = None,
     preset: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Chosen:
+) -> ResolvedComponent:
     """The component that fills `role`; `explicit` is what its own option says.
 
     Args:
@@ -72,20 +74,23 @@ def choose(
         PluginError: Nothing fills it, or two things do.
         ConfigError: Its settings are wrong, or it takes no such option.
     """
-    offer = plugins.choose(role, explicit, default or DEFAULTS[role])
-    if offer is None:
+    registered = plugins.choose(role, explicit, default or DEFAULTS[role])
+    if registered is None:
         raise PluginError(f"nothing fills the role {role!r}: choose with --{role} NAME")
-    table = {**(preset or {}).get(offer.name, {}), **getattr(settings, offer.role).get(offer.name, {})}
-    return Chosen(offer, _config(offer, table, shared or {}))
+    table = {
+        **(preset or {}).get(registered.name, {}),
+        **getattr(settings, registered.role).get(registered.name, {}),
+    }
+    return ResolvedComponent(registered, _config(registered, table, shared or {}))
 
 
-def _config(offer: Offer, table: Mapping[str, Any], shared: Shared) -> Config:
+def _config(registered: RegisteredComponent, table: Mapping[str, Any], shared: Shared) -> Config:
     """A component's settings: its own table, and over it the run's options that concern it."""
     values = dict(table)
     for key, (option, value) in shared.items():
         if value is None:
             continue
-        if key not in offer.component.config.model_fields:
-            raise ConfigError(f"the {offer.role} {offer.name!r} takes no {option}: leave it out")
+        if key not in registered.component.config.model_fields:
+            raise ConfigError(f"the {registered.role} {registered.name!r} takes no {option}: leave it out")
         values[key] = value
-    return validate(offer.component.config, values, f"the {offer.role} {offer.name!r}")
+    return validate(registered.component.config, values, f"the {registered.role} {registered.name!r}")

@@ -30,14 +30,14 @@ from swe_core.hub.push import prepared, pushing
 from swe_core.interception.server import InterceptionServer
 from swe_core.plugins.manager import PluginSet
 from swe_core.plugins.notifications import PluginObserver
-from swe_core.rollout.parts import BlackBox, Parts
 from swe_core.rollout.recording import RecordingEngine
+from swe_core.rollout.run_context import BlackBox, RunContext
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.rollout.runner import Runner
-from swe_core.run.plan import BlackBoxPlan, Plan, limits_of, refuse_beforehand, sandbox_spec
+from swe_core.run.plan import BlackBoxPlan, Plan, check_sandbox_supported, limits_of, sandbox_spec
 from swe_core.system.event_loop import ending_signals, settled
 from swe_core.system.files import locked
-from swe_core.system.redaction import Redactor, redacting
+from swe_core.system.redaction import Redactor, redaction_scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,7 @@ async def execute(
     _raise_descriptor_limit()
     agent = plan.agent
     with ExitStack() as stack:
-        redactor = stack.enter_context(redacting())
+        redactor = stack.enter_context(redaction_scope())
         provider = cast(SandboxProvider, plan.sandbox.create())
         grader = cast(Grader, plan.grader.create())
         if resume and lock:  # before anything is done: another process may be in it
@@ -102,7 +102,9 @@ async def execute(
         reaped = await provider.reap()
         if reaped:
             logger.warning("removed %d sandboxes that a run which lives no more left behind", reaped)
-        refuse_beforehand(provider, plan.settings)  # the plan has asked, but now it is known what there is
+        check_sandbox_supported(
+            provider, plan.settings
+        )  # the plan has asked, but now it is known what there is
         async with _model_side(plan, redactor) as (gate, black_box, engine_name, model):
             if gate is not None:
                 await gate[1].check()
@@ -117,7 +119,7 @@ async def execute(
             else:
                 directory = create_directory(plan, plugins, out, redactor, len(requests), [*notes, *meaning])
                 stack.enter_context(locked(out))
-            parts = Parts(agent, provider, grader, gate, black_box, redactor)
+            parts = RunContext(agent, provider, grader, gate, black_box, redactor)
             finished = directory.finished()
             left = [request for request in requests if request.id not in finished]
             observers = [observe(left, [*notes, *meaning] if resume else notes), PluginObserver(plugins)]

@@ -17,7 +17,7 @@ from swe_core.api.task import Task, TaskSource
 from swe_core.errors import ConfigError, PolicyRefused, sentence
 from swe_core.plugins.builtins import DEFAULTS, KNOWN_DISTRIBUTIONS, RECORDED_ENGINE
 from swe_core.plugins.manager import HOOKS, PluginSet
-from swe_core.run.components import Chosen, choose
+from swe_core.run.components import ResolvedComponent, resolve_component
 from swe_core.run.settings import Settings
 from swe_core.run.task_selection import selection
 from swe_core.system.urls import base_url
@@ -39,14 +39,14 @@ class Plan:
     settings: Settings
     tasks: Sequence[Task]
     agent: AgentSpec
-    sandbox: Chosen
-    grader: Chosen
-    worker: Chosen
-    model_side: Chosen | BlackBoxPlan | None
+    sandbox: ResolvedComponent
+    grader: ResolvedComponent
+    worker: ResolvedComponent
+    model_side: ResolvedComponent | BlackBoxPlan | None
     """The engine behind the gate, or black-box mode; None for an agent that makes no LLM calls."""
 
 
-def make_plan(settings: Settings, plugins: PluginSet) -> Plan:
+def plan_run(settings: Settings, plugins: PluginSet) -> Plan:
     """Choose the components and read the tasks.
 
     Raises:
@@ -55,18 +55,21 @@ def make_plan(settings: Settings, plugins: PluginSet) -> Plan:
     _refuse_unknown_tables(settings, plugins)
     run = settings.run
     wanted = selection(settings, plugins)
-    worker = choose(settings, plugins, "worker", run.worker)
-    defaults = {**DEFAULTS, **worker.offer.component.defaults}
-    agent = cast(AgentSpec, choose(settings, plugins, "agent", run.agent, default=defaults["agent"]).create())
-    model_side: Chosen | BlackBoxPlan | None = None
+    worker = resolve_component(settings, plugins, "worker", run.worker)
+    defaults = {**DEFAULTS, **worker.registered.component.defaults}
+    agent = cast(
+        AgentSpec,
+        resolve_component(settings, plugins, "agent", run.agent, default=defaults["agent"]).create(),
+    )
+    model_side: ResolvedComponent | BlackBoxPlan | None = None
     if agent.dialect is not None:
         black_box = run.mode == "black-box"
-        preferred = worker.offer.component.defaults.get("engine")
+        preferred = worker.registered.component.defaults.get("engine")
         model_side = (
             _black_box(settings) if black_box else _engine(settings, plugins, wanted.source, preferred)
         )
-    sandbox = choose(settings, plugins, "sandbox", run.sandbox, default=defaults["sandbox"])
-    refuse_beforehand(cast(SandboxProvider, sandbox.create()), settings)
+    sandbox = resolve_component(settings, plugins, "sandbox", run.sandbox, default=defaults["sandbox"])
+    check_sandbox_supported(cast(SandboxProvider, sandbox.create()), settings)
     return Plan(
         settings=settings,
         tasks=wanted.tasks(),
@@ -78,15 +81,15 @@ def make_plan(settings: Settings, plugins: PluginSet) -> Plan:
     )
 
 
-def grader_of(settings: Settings, plugins: PluginSet) -> Chosen:
+def grader_of(settings: Settings, plugins: PluginSet) -> ResolvedComponent:
     """The grader of a run with these settings, which its worker may have a word on.
 
     Raises:
         UsageError: The choice or a setting is wrong.
     """
-    worker = choose(settings, plugins, "worker", settings.run.worker).offer.component
+    worker = resolve_component(settings, plugins, "worker", settings.run.worker).registered.component
     default, preset = worker.defaults.get("grader"), worker.settings.get("grader")
-    return choose(settings, plugins, "grader", settings.run.grader, default=default, preset=preset)
+    return resolve_component(settings, plugins, "grader", settings.run.grader, default=default, preset=preset)
 
 
 def sandbox_spec(task: Task, settings: Settings) -> SandboxSpec:
@@ -120,7 +123,7 @@ def limits_of(settings: Settings) -> Callable[[Task], Limits]:
     return of
 
 
-def refuse_beforehand(provider: SandboxProvider, settings: Settings, *, agents: bool = True) -> None:
+def check_sandbox_supported(provider: SandboxProvider, settings: Settings, *, agents: bool = True) -> None:
     """Refuse sandboxes once that every rollout would find refused; see `SelectiveProvider`.
 
     Args:
@@ -137,19 +140,21 @@ def refuse_beforehand(provider: SandboxProvider, settings: Settings, *, agents: 
         ("tests", asked.model_copy(update={"network": "none"})),
     ):
         try:
-            provider.refuse(spec)
+            provider.check_supported(spec)
         except PolicyRefused as error:
             raise ConfigError(f"no sandbox for the {who}: {sentence(error)}") from error
 
 
-def _engine(settings: Settings, plugins: PluginSet, source: TaskSource, preferred: str | None) -> Chosen:
+def _engine(
+    settings: Settings, plugins: PluginSet, source: TaskSource, preferred: str | None
+) -> ResolvedComponent:
     run = settings.run
     recording = run.recording
     default = preferred or DEFAULTS["engine"]
     if preferred is None and run.engine_url is None and (recording or source.recording):
         default = RECORDED_ENGINE
-    offer = plugins.choose("engine", run.engine, default)
-    if offer is not None and offer.name == RECORDED_ENGINE and recording is None:
+    registered = plugins.choose("engine", run.engine, default)
+    if registered is not None and registered.name == RECORDED_ENGINE and recording is None:
         own = settings.engine.get(RECORDED_ENGINE, {})
         recording = None if "file" in own else source.recording
         if recording is None and "file" not in own:
@@ -162,7 +167,7 @@ def _engine(settings: Settings, plugins: PluginSet, source: TaskSource, preferre
         "model": ("--model", run.model),
         "file": ("--recording", recording),
     }
-    return choose(settings, plugins, "engine", run.engine, shared, default)
+    return resolve_component(settings, plugins, "engine", run.engine, shared, default)
 
 
 def _black_box(settings: Settings) -> BlackBoxPlan:
@@ -197,7 +202,7 @@ def _black_box(settings: Settings) -> BlackBoxPlan:
 def _refuse_unknown_tables(settings: Settings, plugins: PluginSet) -> None:
     """A mistyped `[sandbox.dokcer]` would be ignored in silence. Plugins that are not loaded may be named."""
     for role in HOOKS:
-        offered = {offer.name for offer in plugins.offers(role)}
+        offered = {registered.name for registered in plugins.components(role)}
         for name in getattr(settings, role):
             if name in offered or name in KNOWN_DISTRIBUTIONS:
                 continue

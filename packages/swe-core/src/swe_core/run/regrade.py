@@ -14,8 +14,8 @@ from swe_core.api.task import Task
 from swe_core.errors import SweError, UsageError, sentence
 from swe_core.plugins.manager import PluginSet
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.run.components import choose
-from swe_core.run.plan import grader_of, limits_of, refuse_beforehand, sandbox_spec
+from swe_core.run.components import resolve_component
+from swe_core.run.plan import check_sandbox_supported, grader_of, limits_of, sandbox_spec
 from swe_core.run.settings import Settings
 from swe_core.run.task_selection import selection
 
@@ -81,8 +81,10 @@ async def regrade(
     Raises:
         UsageError: The sandbox, the grader or the tasks cannot be had any more.
     """
-    provider = cast(SandboxProvider, choose(settings, plugins, "sandbox", settings.run.sandbox).create())
-    refuse_beforehand(provider, settings, agents=False)
+    provider = cast(
+        SandboxProvider, resolve_component(settings, plugins, "sandbox", settings.run.sandbox).create()
+    )
+    check_sandbox_supported(provider, settings, agents=False)
     grader = cast(Grader, grader_of(settings, plugins).create())
     tasks = {task.instance_id: task for task in selection(settings, plugins).tasks()}
     for rollout in rollouts:

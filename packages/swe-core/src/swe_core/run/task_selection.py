@@ -24,7 +24,7 @@ from swe_core.api.column_filter import ColumnFilter, keep
 from swe_core.api.task import IMAGE_NAME, Task, TaskSource
 from swe_core.errors import ConfigError, TaskError
 from swe_core.plugins.manager import PluginSet
-from swe_core.run.components import choose
+from swe_core.run.components import resolve_component
 from swe_core.run.settings import Settings
 from swe_core.system import strict_json
 
@@ -86,24 +86,24 @@ def selection(settings: Settings, plugins: PluginSet) -> Selection:
     """
     run = settings.run
     filters = tuple(map(ColumnFilter.parse, run.filter))
-    offers = {offer.name: offer for offer in plugins.offers("tasks")}
+    components = {registered.name: registered for registered in plugins.components("tasks")}
     split = {"split": ("--split", run.split)}
-    if run.tasks in offers:
-        chosen = choose(settings, plugins, "tasks", run.tasks, split)
+    if run.tasks in components:
+        chosen = resolve_component(settings, plugins, "tasks", run.tasks, split)
     elif Path(run.tasks).exists():
         file = {"file": ("--tasks FILE", Path(run.tasks))}
-        chosen = choose(settings, plugins, "tasks", None, {**file, **split})
+        chosen = resolve_component(settings, plugins, "tasks", None, {**file, **split})
     elif _DATA_SET.fullmatch(run.tasks) and not run.tasks.lower().endswith(_FILES):
         dataset = {"dataset": ("--tasks OWNER/NAME", run.tasks)}
-        chosen = choose(settings, plugins, "tasks", None, {**dataset, **split})
+        chosen = resolve_component(settings, plugins, "tasks", None, {**dataset, **split})
     else:
-        close = difflib.get_close_matches(run.tasks, sorted(offers), n=1)
+        close = difflib.get_close_matches(run.tasks, sorted(components), n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise TaskError(
             f"--tasks {run.tasks!r} is neither a file nor a data set OWNER/NAME nor a task source{hint}; "
-            f"sources: {', '.join(sorted(offers))}"
+            f"sources: {', '.join(sorted(components))}"
         )
-    if filters and "filter" in chosen.offer.component.config.model_fields:
+    if filters and "filter" in chosen.registered.component.config.model_fields:
         asked = {"filter": ("--filter", run.filter)}
         chosen, filters = chosen.with_settings(asked), ()
     return Selection(chosen.name, cast(TaskSource, chosen.create()), settings, filters)

@@ -1,4 +1,4 @@
-"""A task group that lives as long as a sandbox, whatever is cancelled around it."""
+"""Task groups for the helpers of a context, such as an open sandbox or a relay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 
 
 @asynccontextmanager
-async def lasting_tasks() -> AsyncIterator[TaskGroup]:
+async def background_task_group() -> AsyncIterator[TaskGroup]:
     """A task group for helpers of a context, which are cancelled when its body ends, and not before.
 
     A group that is opened in place is cancelled with every scope around it. What tears down there is shielded
@@ -38,3 +38,21 @@ async def lasting_tasks() -> AsyncIterator[TaskGroup]:
         over.set()
         with anyio.CancelScope(shield=True):
             await hosting
+
+
+@asynccontextmanager
+async def helper_task_group() -> AsyncIterator[TaskGroup]:
+    """Open a task group for helpers of a context: the end of its body cancels them.
+
+    Raises:
+        Exception: The body's own, as it is instead of inside an ExceptionGroup.
+    """
+    failed: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        try:
+            yield tasks
+        except Exception as error:  # raised again below, out of the task group's reach
+            failed = error
+        tasks.cancel_scope.cancel()
+    if failed is not None:
+        raise failed

@@ -20,7 +20,7 @@ def run(function: Callable[[*Arguments], Awaitable[T]], *arguments: *Arguments) 
     """`anyio.run` on uvloop where that is installed, which answers an LLM call with a third less work."""
 
     async def main() -> T:
-        asyncio.get_running_loop().set_exception_handler(_tell)
+        asyncio.get_running_loop().set_exception_handler(_log_exception)
         return await function(*arguments)
 
     return anyio.run(main, backend_options={"use_uvloop": find_spec("uvloop") is not None})
@@ -33,7 +33,7 @@ def ending_signals() -> Sequence[signal.Signals]:
     return ending if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*ending, signal.SIGHUP]
 
 
-def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """What the loop does with an exception that nobody waits for, but not with this one: anyio lets a Unix
     socket that becomes readable in the moment of a cancellation set the result of the cancelled future."""
     if isinstance(context.get("exception"), asyncio.InvalidStateError) and "set_result" in str(

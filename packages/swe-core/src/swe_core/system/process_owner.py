@@ -70,7 +70,7 @@ def current_owner() -> str:
     return f"{_host()}/{_boot_id()}/{_namespace()}/{pid}/{_start_time(pid) or '-'}"
 
 
-def owner_state(owner: str) -> OwnerState:
+def process_state(owner: str) -> OwnerState:
     """Whether `owner` still runs; "unknown" for those that cannot be judged from here: of other hosts, and of
     other pid namespaces of this boot."""
     try:
@@ -87,6 +87,6 @@ def owner_state(owner: str) -> OwnerState:
     return "alive" if _start_time(number) == started else "gone"
 
 
-def is_abandoned(owner: str) -> bool:
+def is_orphaned(owner: str) -> bool:
     """Whether `owner` is known to run no more: what it left may be destroyed."""
-    return owner_state(owner) == "gone"
+    return process_state(owner) == "gone"

@@ -202,11 +202,11 @@ class RedactingFormatter(logging.Formatter):
 
 
 _REDACTOR: ContextVar[Redactor | None] = ContextVar("swe_core.redactor", default=None)
-_PASSING: ContextVar[list[str] | None] = ContextVar("swe_core.passing_secrets", default=None)
+_TEMPORARY: ContextVar[list[str] | None] = ContextVar("swe_core.temporary_secrets", default=None)
 
 
 @contextmanager
-def redacting() -> Iterator[Redactor]:
+def redaction_scope() -> Iterator[Redactor]:
     """For the length of the context `hide` tells the redactor that is yielded: that of a context around this
     one, where there is such a context."""
     outer = _REDACTOR.get()
@@ -219,31 +219,32 @@ def redacting() -> Iterator[Redactor]:
 
 
 @contextmanager
-def forgetting() -> Iterator[None]:
+def scoped_secrets() -> Iterator[None]:
     """Forget what is hidden as `passing` in this context, at its end: when a rollout's record is written."""
     passing: list[str] = []
-    token = _PASSING.set(passing)
+    token = _TEMPORARY.set(passing)
     try:
         yield
     finally:
-        _PASSING.reset(token)
+        _TEMPORARY.reset(token)
         if (redactor := _REDACTOR.get()) is not None:
             for secret in passing:
                 redactor.discard(secret)
 
 
-def hide(secret: str, *, passing: bool = False) -> None:
-    """Keep `secret` out of all that this run writes, and of replies to agents, from now on. Outside a run
-    nothing happens. Tasks and anyio's threads belong to the run that started them; other threads to none.
+def redact(secret: str, *, temporary: bool = False) -> None:
+    """Keep `secret` out of all that this run writes, and of replies to agents, from now on.
+
+    Tasks and anyio's threads belong to the run that started them, other threads to no run. Outside a run the
+    call has no effect.
 
     Args:
-        passing: It is worth nothing once the rollout is over that it was made for, as the token of a sandbox
-            is: then it is forgotten, for each known secret costs time whenever something is written. Outside
-            a rollout it stays.
+        temporary: Whether the secret is worthless once its rollout is over, such as a sandbox's token. It is
+            then forgotten, because each known secret adds time to every write. Outside a rollout it stays.
     """
-    redactor, mine = _REDACTOR.get(), _PASSING.get()
+    redactor, mine = _REDACTOR.get(), _TEMPORARY.get()
     if redactor is None:
         return
     redactor.add(secret)
-    if passing and mine is not None:
+    if temporary and mine is not None:
         mine.append(secret)

@@ -1,4 +1,4 @@
-"""TokenBook: the exact tokens of one rollout as its turns come in, for records, rows and the ledger."""
+"""TokenLog: the exact tokens of one rollout as its turns come in, for records, rows and the ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swe_core.tokens.ledger import prove
 Ids = NDArray[np.int32]
 
 
-class TokenBook:
+class TokenLog:
     """Keeps one rollout's tokens. Not thread-safe: it belongs to the rollout's gate."""
 
     def __init__(self) -> None:

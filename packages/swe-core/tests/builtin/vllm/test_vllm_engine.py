@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from swe_core.api.engine import ChatRequest, EngineSession, Sampled
 from swe_core.api.messages import Message
-from swe_core.builtin.http_engine import Refusals
+from swe_core.builtin.http_engine import ErrorTranslator
 from swe_core.builtin.vllm.client import Client
 from swe_core.builtin.vllm.policy import Policy
 from swe_core.builtin.vllm.replies import Chunk, Replies
@@ -402,7 +402,9 @@ async def test_what_came_before_an_announcement_was_read_late_and_carries_the_ol
     protocol.connection_made(asyncio.Transport())
     content = aiohttp.StreamReader(protocol, 2**16)
     response = SimpleNamespace(content_type="text/event-stream", content=content)
-    client = Client(cast(Any, None), "http://h", Refusals("vLLM server", "http://h", "", "m", "KEY", None))
+    client = Client(
+        cast(Any, None), "http://h", ErrorTranslator("vLLM server", "http://h", "", "m", "KEY", None)
+    )
     # What answers stands in for aiohttp's response.
     client._asked = lambda body: nullcontext(response)  # type: ignore[method-assign, assignment, return-value]
     policy = Policy("m", None)
@@ -438,13 +440,13 @@ async def test_what_came_before_an_announcement_was_read_late_and_carries_the_ol
     ],
 )
 def test_an_odd_event_is_a_sentence(odd: bytes, why: str) -> None:
-    replies = Replies(Refusals("vLLM server", "http://h", "", "m", "KEY", None))
+    replies = Replies(ErrorTranslator("vLLM server", "http://h", "", "m", "KEY", None))
     with pytest.raises(EngineProtocolError, match=why):
         replies.add(Chunk(), odd, None)
 
 
 def test_nothing_follows_the_end_of_a_reply() -> None:
-    replies = Replies(Refusals("vLLM server", "http://h", "", "m", "KEY", None))
+    replies = Replies(ErrorTranslator("vLLM server", "http://h", "", "m", "KEY", None))
     with pytest.raises(EngineProtocolError, match="more of a reply that had ended"):
         replies.add(Chunk(finish="stop"), b'{"choices":[{"token_ids":[9],"logprobs":null}]}', None)
 

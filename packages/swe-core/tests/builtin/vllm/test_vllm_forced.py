@@ -19,7 +19,7 @@ from swe_core.plugins.manager import PluginSet
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.tokens.chains import build_chains, step_of
 from swe_core.tokens.renderer import Renderer
-from swe_core.tokens.token_log import TokenBook
+from swe_core.tokens.token_log import TokenLog
 from swe_testing.provider import Ear
 from swe_testing.serving.start import TokenServer
 
@@ -110,7 +110,7 @@ async def test_a_model_goes_on_from_forced_turns_and_trains_its_own_alone(
     """Forced, free, forced, free: what was forced is said to the letter, and context of what follows."""
     file = script(tmp_path, {"task-1": {"*": [CALL, None, "Done: naïve ☃."]}})
     settings: dict[str, Any] = {"model": token_server.model, "max_tokens": 200, "seed": 3}
-    book, tokens, replies = TokenBook(), [], []
+    book, tokens, replies = TokenLog(), [], []
     messages: list[Message] = [*HELLO]
     async with forced(token_server.url, file, **settings) as engine:
         await engine.check()
@@ -140,7 +140,7 @@ def assert_replies(replies: list[Completion], renderer: Renderer | None) -> None
         assert renderer.text(reply.sampled.completion_ids.tolist()) == f"{text}<|im_end|>"
 
 
-def assert_ledger(book: TokenBook, tokens: list[TurnTokens]) -> None:
+def assert_ledger(book: TokenLog, tokens: list[TurnTokens]) -> None:
     """One row holds all turns and trains two of them; the numbers are those of the turns."""
     sizes = [len(one.completion) for one in tokens]
     ledger = book.ledger()

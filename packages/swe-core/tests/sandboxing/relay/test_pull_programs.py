@@ -22,7 +22,7 @@ from anyio.abc import SocketStream
 
 from swe_core.api.sandbox import Process
 from swe_core.errors import SandboxError
-from swe_core.sandboxing.relay.frames import Asked, Gone, Question, Unpacker, pack
+from swe_core.sandboxing.relay.frames import Gone, Question, RequestFrame, Unpacker, pack
 from swe_core.sandboxing.relay.pull_relay import (
     HttpTransport,
     Timing,
@@ -57,7 +57,7 @@ class Inside:
             await agent.send(said)
             yield agent
 
-    async def poll(self, hold: float = 5.0) -> list[tuple[Asked | Gone, bytes]]:
+    async def poll(self, hold: float = 5.0) -> list[tuple[RequestFrame | Gone, bytes]]:
         """The next frames."""
         question = Question(SECRET, f"/pull?from={self.taken}&hold={hold:g}&stream=0")
         async with self.transport.pull(question.path, question.headers) as chunks:
@@ -106,7 +106,7 @@ async def test_request_and_answer(inside: Inside) -> None:
     async with inside.asked(b"PUT /a%2Fb/../c?d='e'|f HTTP/1.1\r\nHost: x\r\nX-One: caf\xe9\r\n") as agent:
         await agent.send(b"x-one:  two \r\nContent-Length: 3\r\n\r\n\x00\xff\n")
         [(frame, body)] = await inside.poll()
-        assert isinstance(frame, Asked)
+        assert isinstance(frame, RequestFrame)
         assert (frame.method, frame.path, body) == ("PUT", "/a%2Fb/../c?d='e'|f", b"\x00\xff\n")
         assert [pair for pair in frame.headers if pair[0].lower() == "x-one"] == [
             ("X-One", "café"),
@@ -125,7 +125,7 @@ async def test_connection_that_is_kept(inside: Inside) -> None:
     """Several requests in a row, the second of them said before the first is answered."""
     async with inside.asked(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n") as agent:
         for number in (1, 2):
-            frames = [frame for frame, _ in await inside.poll() if isinstance(frame, Asked)]
+            frames = [frame for frame, _ in await inside.poll() if isinstance(frame, RequestFrame)]
             assert frames[0].path == f"/{number}"
             for frame in frames:  # one program hands both up at once, the other one after the other
                 await inside.push(answer(frame.id))
@@ -214,8 +214,11 @@ async def seen(inside: Inside) -> None:
         assert await inside.poll(0.0) == []
 
 
-def asked_in(frames: list[tuple[Asked | Gone, bytes]]) -> list[tuple[str, int]]:
-    return [(frame.path, frame.id) if isinstance(frame, Asked) else ("gone", frame.id) for frame, _ in frames]
+def asked_in(frames: list[tuple[RequestFrame | Gone, bytes]]) -> list[tuple[str, int]]:
+    return [
+        (frame.path, frame.id) if isinstance(frame, RequestFrame) else ("gone", frame.id)
+        for frame, _ in frames
+    ]
 
 
 LEAVING = ["ends", "is reset", "says more and ends"]
@@ -284,7 +287,7 @@ async def test_client_that_does_not_read_is_as_one_that_has_left(inside: Inside)
         [(asked, _)] = await inside.poll()
         await inside.push(pack("head", asked.id, status=200, reason="OK", headers=[]))
         piece = pack("data", asked.id, bytes((1 << 20) - 100))
-        frames: list[tuple[Asked | Gone, bytes]] = []
+        frames: list[tuple[RequestFrame | Gone, bytes]] = []
         for _ in range(90):
             await inside.push(piece)
             if frames := await inside.poll(0.0):

@@ -154,9 +154,9 @@ class LifecycleTests(SandboxSuite):
         if refused:
             assert selective is not None, f"give your provider a method 'refuse' that says first: {refused}"
             with pytest.raises(PolicyRefused):
-                selective.refuse(of_all)
+                selective.check_supported(of_all)
         elif selective is not None:
-            selective.refuse(of_all)
+            selective.check_supported(of_all)
 
     def test_notes(self, provider: SandboxProvider) -> None:
         """Sentences, each about something that is not isolated."""

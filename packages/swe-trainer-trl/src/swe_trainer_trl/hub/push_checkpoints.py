@@ -21,7 +21,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from swe_core.errors import UsageError, sentence
-from swe_core.hub.client import TryLater, client, told
+from swe_core.hub.client import TryLater, client, translate_errors
 from swe_core.hub.options import Push
 from swe_core.hub.pushed_run import public_name, run_name
 from swe_core.hub.secrets import push_redactor
@@ -68,7 +68,7 @@ class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is 
             UsageError: The token may not, the name is taken by something else or another training, or the
                 repository is public and should not be.
         """
-        with told(self.id):
+        with translate_errors(self.id):
             self._api.create_repo(self.id, private=self._private, exist_ok=True)
             self._api.auth_check(self.id, write=True)
             info = self._api.model_info(self.id)
@@ -157,7 +157,7 @@ class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is 
         if not self._opened:
             self.open()
         prefix = f"{folder}/" if folder else ""
-        with told(self.id):
+        with translate_errors(self.id):
             there = {one.rfilename for one in self._api.model_info(self.id).siblings or ()}
             new: dict[str, Path | bytes] = {f"{prefix}{name}": path for name, path in files.items()}
             new |= {name: data for name, data in (first or {}).items() if name not in there | new.keys()}

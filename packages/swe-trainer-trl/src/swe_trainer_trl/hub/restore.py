@@ -10,7 +10,7 @@ import orjson
 
 from swe_core.api.records import Rollout
 from swe_core.errors import SweError, UsageError, sentence
-from swe_core.hub.client import client, told
+from swe_core.hub.client import client, translate_errors
 from swe_core.hub.errors import problem_of
 from swe_core.rollout.run_directory import FOLDERS, ROLLOUTS_FILE, RUN_FILE
 from swe_trainer_trl.journal.checkpoints import CHECKPOINTS, METRICS_FILE
@@ -62,7 +62,7 @@ def restore(repo_id: str, directory: Path) -> int | None:
     new = directory.with_name(f".{directory.name}.restored")
     shutil.rmtree(new, ignore_errors=True)
     try:
-        with told(repo_id, "restore from"):
+        with translate_errors(repo_id, "restore from"):
             try:
                 info = api.model_info(repo_id)
             except RepositoryNotFoundError as error:

@@ -20,10 +20,10 @@ from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.errors import SweError, sentence
 from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.run.execute import execute
-from swe_core.run.plan import make_plan
+from swe_core.run.plan import plan_run
 from swe_core.run.settings import Settings
 from swe_core.system.event_loop import run
-from swe_core.system.redaction import RedactingFormatter, Redactor, redacting
+from swe_core.system.redaction import RedactingFormatter, Redactor, redaction_scope
 from swe_core.system.urls import base_url
 from swe_trainer_trl.journal.journal import Journal
 from swe_trainer_trl.rollouts.messages import Beat, Command, Failed, Report, Start, command, line
@@ -101,7 +101,7 @@ class _Silent:
 
 def main() -> int:
     """Run rollouts for the trainer on the other side of the pipes. Returns the exit code."""
-    with redacting() as redactor:
+    with redaction_scope() as redactor:
         return _main(redactor)
 
 
@@ -129,7 +129,7 @@ def _feed(start: Start, link: Link) -> None:
     for module in plugins.manager.get_plugins():
         logging.getLogger(str(module.__name__).partition(".")[0]).setLevel(logging.INFO)
     link.report(Beat())  # each part of the start may take minutes: a data set, a bundle, a server that loads
-    plan = make_plan(settings, plugins)
+    plan = plan_run(settings, plugins)
     link.report(Beat())
     journal = Journal(Path(start.journal))
     feeder = Feeder(

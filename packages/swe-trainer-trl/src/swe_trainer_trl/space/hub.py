@@ -95,10 +95,10 @@ class Hub:
             SweError: The Hub refuses it or cannot be reached, or the secrets did not arrive.
         """
         values = self._ready(deployment, environment)
-        with self._told(_doing(deployment)):
+        with self._translate_errors(_doing(deployment)):
             _require_deployable(deployment, self._api.list_spaces_hardware())
         undo = f"`swe-core space delete {deployment.repo_id}`"
-        with _perhaps_made(undo), self._told(_doing(deployment)):
+        with _perhaps_made(undo), self._translate_errors(_doing(deployment)):
             url = self._api.create_repo(
                 deployment.repo_id,
                 repo_type="space",
@@ -134,13 +134,13 @@ class Hub:
             SweError: As of `deploy`.
         """
         values = self._ready(deployment, environment)
-        with self._told(_doing(deployment)):
+        with self._translate_errors(_doing(deployment)):
             _require_deployable(deployment, self._api.list_jobs_hardware())
-        with _perhaps_made("the data set's settings on the Hub"), self._told(_doing(deployment)):
+        with _perhaps_made("the data set's settings on the Hub"), self._translate_errors(_doing(deployment)):
             self._api.create_repo(deployment.repo_id, repo_type="dataset", private=deployment.private)
         with self._undone(deployment.repo_id, "dataset"):
             self._upload(deployment, "dataset")
-            with self._told(_doing(deployment)):
+            with self._translate_errors(_doing(deployment)):
                 job = self._api.run_job(
                     image=deployment.image,
                     command=["sh", f"{_MOUNT}/start.sh"],
@@ -159,7 +159,7 @@ class Hub:
         Raises:
             SweError: There is none, or the Hub cannot be asked.
         """
-        with self._told(f"look at the Space {repo_id!r}"):
+        with self._translate_errors(f"look at the Space {repo_id!r}"):
             runtime = self._api.get_space_runtime(repo_id)
             host = self._api.space_info(repo_id).host
         known = Status(str(runtime.stage), str(runtime.hardware or runtime.requested_hardware))
@@ -181,7 +181,7 @@ class Hub:
         Raises:
             SweError: There is none, or the Hub cannot be asked.
         """
-        with self._told(f"read the logs of the Space {repo_id!r}"):
+        with self._translate_errors(f"read the logs of the Space {repo_id!r}"):
             yield from self._api.fetch_space_logs(repo_id, build=build, follow=follow)
 
     def pause(self, repo_id: str) -> None:
@@ -190,7 +190,7 @@ class Hub:
         Raises:
             SweError: As of `logs`.
         """
-        with self._told(f"pause the Space {repo_id!r}"):
+        with self._translate_errors(f"pause the Space {repo_id!r}"):
             self._api.pause_space(repo_id)
 
     def restart(self, repo_id: str) -> None:
@@ -199,7 +199,7 @@ class Hub:
         Raises:
             SweError: As of `logs`.
         """
-        with self._told(f"restart the Space {repo_id!r}"):
+        with self._translate_errors(f"restart the Space {repo_id!r}"):
             self._api.restart_space(repo_id)
 
     def delete(self, repo_id: str) -> None:
@@ -208,7 +208,7 @@ class Hub:
         Raises:
             SweError: As of `logs`.
         """
-        with self._told(f"delete the Space {repo_id!r}"):
+        with self._translate_errors(f"delete the Space {repo_id!r}"):
             self._api.delete_repo(repo_id, repo_type="space")
         self._keys.forget(repo_id)
 
@@ -222,13 +222,13 @@ class Hub:
         for secret in deployment.secrets:
             if secret.name not in values:
                 if secret.origin == LOGIN:
-                    raise UsageError(NO_TOKEN.told(_doing(deployment)))
+                    raise UsageError(NO_TOKEN.sentence(_doing(deployment)))
                 raise UsageError(
                     f"the secret {secret.name!r} has no value: set the variable {secret.origin!r} here, or "
                     "leave --secret out"
                 )
         refuse_leaks(deployment, values, environment)
-        with self._told(_doing(deployment)):
+        with self._translate_errors(_doing(deployment)):
             account = self._api.whoami()
         if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
             raise UsageError(
@@ -241,21 +241,21 @@ class Hub:
     def _require(self, needs: Needs, token: str) -> None:
         """Ask what the run would be refused there, with the token that it has there."""
         for kind, repo_id in needs.pushes:
-            with self._told(f"let the run push to the {_KINDS[kind]} {repo_id!r}", _PUSH_ADVICE):
+            with self._translate_errors(f"let the run push to the {_KINDS[kind]} {repo_id!r}", _PUSH_ADVICE):
                 try:
                     self._api.auth_check(repo_id, repo_type=kind, token=token, write=True)
                 except RepositoryNotFoundError as error:
                     if problem_of(error).kind != "missing":  # one that is missing is created there
                         raise
         if needs.flavor is not None:
-            with self._told("ask for the hardware of Jobs"):
+            with self._translate_errors("ask for the hardware of Jobs"):
                 offered = self._api.list_jobs_hardware(token=token)
             _require_hardware("sandbox.hf.flavor", needs.flavor, offered)
 
     def _require_secrets(self, repo_id: str, values: Mapping[str, str]) -> None:
         """Make sure that every secret is there, before there is anything that could miss it."""
         for last in (False, True):
-            with self._told(f"set the secrets of the Space {repo_id!r}"):
+            with self._translate_errors(f"set the secrets of the Space {repo_id!r}"):
                 missing = sorted(values.keys() - self._api.get_space_secrets(repo_id).keys())
                 if not missing:
                     return
@@ -270,7 +270,7 @@ class Hub:
     def _upload(self, deployment: Deployment, kind: str) -> None:
         with tempfile.TemporaryDirectory(prefix="swe-space-") as folder:
             write(deployment, Path(folder))
-            with self._told(_doing(deployment)):
+            with self._translate_errors(_doing(deployment)):
                 self._api.upload_folder(
                     repo_id=deployment.repo_id,
                     folder_path=folder,
@@ -279,7 +279,7 @@ class Hub:
                 )
 
     @contextmanager
-    def _told(self, doing: str, advice: Advice = _ADVICE) -> Iterator[None]:
+    def _translate_errors(self, doing: str, advice: Advice = _ADVICE) -> Iterator[None]:
         """Errors of the Hub and its client as ours.
 
         Args:
@@ -292,7 +292,7 @@ class Hub:
             kind: type[SweError] = UsageError if problem.kind in _WRONG else SweError
             if problem.kind in _UNSETTLED:
                 kind = Unsettled
-            raise kind(problem.told(doing, advice)) from error
+            raise kind(problem.sentence(doing, advice)) from error
 
     @contextmanager
     def _undone(self, repo_id: str, kind: str) -> Iterator[None]:

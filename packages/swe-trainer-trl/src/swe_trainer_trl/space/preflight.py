@@ -12,8 +12,8 @@ from swe_core.api.sandbox import SandboxProvider
 from swe_core.errors import ConfigError, sentence
 from swe_core.plugins.builtins import DEFAULTS
 from swe_core.plugins.manager import PluginSet
-from swe_core.run.components import Chosen, choose
-from swe_core.run.plan import refuse_beforehand
+from swe_core.run.components import ResolvedComponent, resolve_component
+from swe_core.run.plan import check_sandbox_supported
 from swe_core.run.settings import Settings
 from swe_core.run.task_selection import selection
 from swe_trainer_trl.config import TRLConfig
@@ -39,9 +39,9 @@ def check_run(request: Request, settings: Settings, *, ask: bool = True) -> Need
     """
     # SWE_PLUGINS does not travel, so there is no allow-list there.
     plugins = PluginSet(settings.run.plugins, settings.run.extra_plugins)
-    worker = choose(settings, plugins, "worker", settings.run.worker)
-    default = {**DEFAULTS, **worker.offer.component.defaults}["sandbox"]
-    sandbox = choose(settings, plugins, "sandbox", settings.run.sandbox, default=default)
+    worker = resolve_component(settings, plugins, "worker", settings.run.worker)
+    default = {**DEFAULTS, **worker.registered.component.defaults}["sandbox"]
+    sandbox = resolve_component(settings, plugins, "sandbox", settings.run.sandbox, default=default)
     _check_sandbox(request, settings, sandbox)
     # A data set of the Hub is read there, with the token that it has there.
     if Path(settings.run.tasks).exists():
@@ -103,7 +103,7 @@ def _check_tied(model: str, arguments: Mapping[str, Any], ask: bool) -> None:
         raise ConfigError(f"worker.trl.weight_sync is 'disk' for {model!r}: {sentence(error)}") from None
 
 
-def _check_sandbox(request: Request, settings: Settings, sandbox: Chosen) -> None:
+def _check_sandbox(request: Request, settings: Settings, sandbox: ResolvedComponent) -> None:
     named = repr(request.config.name)
     if sandbox.name == "docker":
         raise ConfigError(
@@ -115,4 +115,4 @@ def _check_sandbox(request: Request, settings: Settings, sandbox: Chosen) -> Non
             f"{named} asks for the sandbox 'local', and a {request.target} cannot isolate it: add the plugin "
             "'hf' to run.plugins, or accept it without isolation by sandbox.local.unisolated = true"
         )
-    refuse_beforehand(cast(SandboxProvider, sandbox.create()), settings)
+    check_sandbox_supported(cast(SandboxProvider, sandbox.create()), settings)

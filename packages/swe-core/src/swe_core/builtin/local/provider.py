@@ -86,7 +86,7 @@ class LocalProvider:
             )
         return found
 
-    def refuse(self, spec: SandboxSpec) -> None:
+    def check_supported(self, spec: SandboxSpec) -> None:
         """See `SelectiveProvider.refuse`."""
         require_room(state.sockets(state.new_name()))
         self._refuse_machine()

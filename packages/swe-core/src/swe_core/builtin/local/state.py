@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from swe_core.errors import SandboxError
-from swe_core.system.process_owner import OwnerState, current_owner, owner_state
+from swe_core.system.process_owner import OwnerState, current_owner, process_state
 
 _OWNER_FILE = "owner.json"
 _HALF, _SEPARATOR = ".", "~"
@@ -123,4 +123,4 @@ def _read(path: Path) -> Kept | None:
         created = datetime.fromtimestamp(made.stat().st_mtime, UTC)
     except (OSError, ValueError):
         return None
-    return Kept(name, path, owner_state(owner), [Path(group) for group in groups], created)
+    return Kept(name, path, process_state(owner), [Path(group) for group in groups], created)

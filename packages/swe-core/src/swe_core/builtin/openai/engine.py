@@ -15,7 +15,14 @@ import orjson
 from aiohttp.http_exceptions import ContentEncodingError
 
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession
-from swe_core.builtin.http_engine import BACKOFF, Refusals, Transient, attempted, final, key_from
+from swe_core.builtin.http_engine import (
+    BACKOFF,
+    ErrorTranslator,
+    Transient,
+    as_final_error,
+    key_from,
+    with_retries,
+)
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.replies import StreamedReply, parse_models, parse_reply
 from swe_core.builtin.sse import EventParser
@@ -49,7 +56,7 @@ class OpenAIEngine(Engine):
         self._params = config.params
         self._attempts = config.max_retries + 1
         self._timeout = config.timeout
-        self._refusals = Refusals("provider", self.url, _BASE, self.model, config.api_key_env, key)
+        self._refusals = ErrorTranslator("provider", self.url, _BASE, self.model, config.api_key_env, key)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> OpenAIEngine:
@@ -89,7 +96,7 @@ class OpenAIEngine(Engine):
             log.info("%s/models answered %d: not checked further", self.url, response.status)
             return
         if response.status != 200:
-            raise final(self._refusals.of(response.status, response.headers, content))
+            raise as_final_error(self._refusals.of(response.status, response.headers, content))
         models = parse_models(content, response.headers, self.url)
         if models and self.model not in models:
             near = difflib.get_close_matches(self.model, models, n=3)
@@ -101,9 +108,9 @@ class OpenAIEngine(Engine):
     ) -> Completion:
         content = orjson.dumps(self._body(request, stream=emit is not None))
         try:
-            return await attempted(partial(self._attempt, content, emit), self._attempts, _BACKOFF)
+            return await with_retries(partial(self._attempt, content, emit), self._attempts, _BACKOFF)
         except Transient as error:
-            raise final(error, self._attempts) from None
+            raise as_final_error(error, self._attempts) from None
 
     def _body(self, request: ChatRequest, *, stream: bool) -> dict[str, Any]:
         body = {**request.body, **self._params, "model": self.model, "stream": stream}

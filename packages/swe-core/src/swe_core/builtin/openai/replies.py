@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from swe_core.api.deltas import Joiner
 from swe_core.api.engine import Completion, Delta, Emit, Usage
-from swe_core.builtin.http_engine import Refusals, Transient, is_html
+from swe_core.builtin.http_engine import ErrorTranslator, Transient, is_html
 from swe_core.errors import EngineProtocolError, EngineUnavailable
 
 
@@ -57,7 +57,9 @@ class _Models(BaseModel):
     data: list[Model]
 
 
-def parse_reply(content: bytes, headers: Mapping[str, str], url: str, refusals: Refusals) -> Completion:
+def parse_reply(
+    content: bytes, headers: Mapping[str, str], url: str, refusals: ErrorTranslator
+) -> Completion:
     """The completion that the `content` of a response with status 200 holds.
 
     Raises:
@@ -100,7 +102,7 @@ class StreamedReply:
         emitted: Whether a piece went out; from then on the call cannot be made again.
     """
 
-    def __init__(self, url: str, emit: Emit | None, refusals: Refusals) -> None:
+    def __init__(self, url: str, emit: Emit | None, refusals: ErrorTranslator) -> None:
         self.emitted = False
         self._url = url
         self._emit = emit

@@ -33,7 +33,7 @@ def _refuse_another_repository(row: Row) -> None:
     if "-" not in name.partition("__")[2]:
         return  # not OWNER__NAME-NUMBER: it says nothing of a repository
     if not name.lower().startswith(f"{repo.lower().replace('/', '__')}-"):
-        row.refuse(
+        row.reject(
             f"the instance_id names another repository than the column 'repo', which is {found(repo)}: "
             "correct one of them, or add a column 'image_name' with the container image that the tests run in"
         )
@@ -50,7 +50,7 @@ def task_fields(row: Row, documented: Environment) -> dict[str, Any]:
     """
     command = row.command("test_command")
     if command is None and documented.test_command is None:
-        row.refuse(
+        row.reject(
             f"no test command is known for the repository {row.columns['repo']!r}; add a column "
             "'test_command' with the shell command that the test files are appended to"
         )
@@ -62,7 +62,7 @@ def task_fields(row: Row, documented: Environment) -> dict[str, Any]:
         if image is not None:
             _refuse_another_repository(row)
     if image is None and repository is None:
-        row.refuse(
+        row.reject(
             "nothing says what the tests run in; add a column 'image_name' (a container image with the "
             "repository) or 'repository' (a git work tree on this host)"
         )

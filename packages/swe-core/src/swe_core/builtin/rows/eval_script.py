@@ -30,7 +30,7 @@ def eval_script_task(row: Row) -> Task:
     fields = row.common()
     column = "image" if row.has("image") else "image_name"
     if row.has("image") and row.has("image_name") and row.columns["image"] != row.columns["image_name"]:
-        row.refuse("the columns 'image' and 'image_name' name two images; expected one of them")
+        row.reject("the columns 'image' and 'image_name' name two images; expected one of them")
     kind = row.optional("eval_type")
     if kind not in (None, "", "pass_and_fail"):
         row.wrong("eval_type", kind, "'pass_and_fail': tests that a log does not mention have not passed")

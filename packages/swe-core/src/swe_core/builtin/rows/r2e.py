@@ -179,7 +179,7 @@ def _commit(row: Row) -> _Commit:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        row.refuse(f"the column 'parsed_commit_content' is no commit of R2E-Gym: {where}: {first['msg']}")
+        row.reject(f"the column 'parsed_commit_content' is no commit of R2E-Gym: {where}: {first['msg']}")
     if not _OLD_COMMIT.fullmatch(commit.old_commit_hash):
         expected = "a commit id, or one with '^' for its parent"
         row.wrong("parsed_commit_content.old_commit_hash", commit.old_commit_hash, expected)

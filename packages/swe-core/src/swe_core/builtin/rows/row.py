@@ -64,19 +64,19 @@ class Row:
 
     # messages
 
-    def refuse(self, sentence: str) -> NoReturn:
+    def reject(self, sentence: str) -> NoReturn:
         """Raise a TaskError that names the row."""
         raise TaskError(f"{self.where}: {sentence}")
 
     def wrong(self, column: str, value: object, expected: str) -> NoReturn:
         """Raise a TaskError that names the row, the column, what was found and what was expected."""
-        self.refuse(f"the column {column!r} is {found(value)}, expected {expected}")
+        self.reject(f"the column {column!r} is {found(value)}, expected {expected}")
 
     def exclude(self, *columns: str) -> None:
         """Refuse a row in which several of these columns say what another of them says."""
         present = [name for name in columns if self.has(name)]
         if len(present) > 1:
-            self.refuse(
+            self.reject(
                 f"the columns {present[0]!r} and {present[1]!r} both say how the tests are run: leave one out"
             )
 
@@ -89,7 +89,7 @@ class Row:
     def text(self, column: str, *, blank: bool = True) -> str:
         """A text column. `blank`: whether white space alone will do."""
         if column not in self.columns:
-            self.refuse(f"the column {column!r} is missing; expected text")
+            self.reject(f"the column {column!r} is missing; expected text")
         return self._text(column, self.columns[column], blank)
 
     def optional(self, column: str) -> str | None:
@@ -113,14 +113,14 @@ class Row:
     def _json(self, column: str, expected: str) -> object:
         """A value, or that value as JSON in a string: a string is never read as anything but JSON."""
         if column not in self.columns:
-            self.refuse(f"the column {column!r} is missing; expected {expected}")
+            self.reject(f"the column {column!r} is missing; expected {expected}")
         value: object = self.columns[column]
         if not isinstance(value, str):
             return value
         try:
             return strict_json.loads(value)
         except strict_json.KeyTwice as error:
-            self.refuse(
+            self.reject(
                 f"the column {column!r}: the key {found(error.key)} is twice in one object; leave one of "
                 "them out"
             )
@@ -144,7 +144,7 @@ class Row:
 
     def _matching(self, column: str, pattern: re.Pattern[str], expected: str) -> str:
         if column not in self.columns:
-            self.refuse(f"the column {column!r} is missing; expected {expected}")
+            self.reject(f"the column {column!r} is missing; expected {expected}")
         value = self.text(column)
         if not pattern.fullmatch(value):
             self.wrong(column, value, expected)
@@ -199,7 +199,7 @@ class Row:
         try:
             log_reader(name)
         except TaskError as error:
-            self.refuse(f"the column {column!r}: {error}")
+            self.reject(f"the column {column!r}: {error}")
         return name
 
     # what decides
@@ -225,7 +225,7 @@ class Row:
             self.wrong("FAIL_TO_PASS", self.columns["FAIL_TO_PASS"], "at least one test id")
         both = set(fail_to_pass).intersection(pass_to_pass)
         if both:
-            self.refuse(
+            self.reject(
                 f"the test {min(both)!r} is in both FAIL_TO_PASS and PASS_TO_PASS; expected it in one of them"
             )
         return {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass}

@@ -48,7 +48,7 @@ def smith_task(row: Row) -> Task:
     try:
         gold = reversed_diff(bug)
     except NotReversible as error:
-        row.refuse(f"the column 'patch' cannot be reversed: {error}")
+        row.reject(f"the column 'patch' cannot be reversed: {error}")
     tests = row.tests()
     command, parser = _command(row, known["name"], tests["fail_to_pass"])
     return Task(
@@ -76,7 +76,7 @@ def _command(row: Row, name: str, ids: tuple[str, ...]) -> tuple[str, str]:
     if name in _OF_REPO:
         return _OF_REPO[name]
     if name in _UNKNOWN or not all(test.split("::", 1)[0].endswith(".py") for test in ids):
-        row.refuse(
+        row.reject(
             f"no test command is known for the repository {name!r}; add a column 'test_command' with the "
             "shell command that the test files are appended to, and 'log_parser' where it is not pytest's"
         )

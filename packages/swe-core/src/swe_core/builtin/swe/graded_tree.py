@@ -2,9 +2,9 @@
 
 It is computed in git's object database and then written to the work tree in one go, so it does not matter
 what lies there besides (ignored build products), and no patch is ever followed through a symbolic link. What
-counts of the patch is decided on the host (`protected`, `settle`): no program and no configuration of the
-repository is run on the way. The task's own patches never come here: of the `reference`, the sandbox gets the
-files that it is tested with.
+counts of the patch is decided on the host (`protected`, `merge_trees`): no program and no configuration of
+the repository is run on the way. The task's own patches never come here: of the `reference`, the sandbox gets
+the files that it is tested with.
 
 A patch is applied with `git apply`, else with `git apply --3way` where that leaves no conflict, else with
 `patch --fuzz=5` to a copy of the base; always the whole of it or nothing. (swebench goes on to `git apply
@@ -36,7 +36,7 @@ from swe_core.builtin.swe.git_trees import (
     parse_listing,
     printable,
 )
-from swe_core.builtin.swe.merge_trees import contents_needed, digest_of_tests, own_files, settle
+from swe_core.builtin.swe.merge_trees import contents_needed, digest_of_tests, merge_trees, own_files
 from swe_core.builtin.swe.protected import Protection
 from swe_core.builtin.swe.reference import GIT_APPLY, Reference, make_reference
 from swe_core.builtin.swe.suspicious import LARGEST_SOURCE, added, names_of_tests
@@ -122,7 +122,7 @@ class GradedTree:
         is_base: Whether nothing of the patch is left in it: the empty patch gives the same tree.
         applied_with: What applied the patch, such as `git apply`.
         tampering: What of the patch has no effect, and why.
-        tests: SHA-256 (hex) of the task's tests as they were written (`settle.digest_of_tests`).
+        tests: SHA-256 (hex) of the task's tests as they were written (`merge_trees.digest_of_tests`).
         own: The git ids of what files of the task's own hold: tests, their data, what configures their run.
         decisive: Those of them that the verdict hangs on (`Protection.decides`).
         suspicious: What the part of the patch that counts adds (`suspicious.added`).
@@ -199,7 +199,7 @@ async def prepare_tree(
     protection = Protection(trees, task)
     known = {**sources, **reference.contents}
     contents = await _read(sandbox, base, contents_needed(trees, protection), known, timeout)
-    settled = await anyio.to_thread.run_sync(settle, trees, protection, contents)
+    settled = await anyio.to_thread.run_sync(merge_trees, trees, protection, contents)
     written = {entry.id for entry in settled.changes.values() if entry is not None}
     new = [*settled.contents, *(data for id, data in reference.contents.items() if id in written)]
     files = {f"new-{number}": content for number, content in enumerate(new)}

@@ -20,7 +20,7 @@ from swe_core.builtin.swe.graded_tree import (
 )
 from swe_core.builtin.swe.reference import as_patch
 from swe_core.builtin.swe.run_tests import TestRun, run_tests
-from swe_core.builtin.swe.verdict import Doubt, Reading, read
+from swe_core.builtin.swe.verdict import Discrepancy, TestOutcome, read
 from swe_core.errors import GraderError
 from swe_core.sandboxing.repository.patch import check_alive
 from swe_core.sandboxing.repository.prepare import prepare_repository
@@ -38,7 +38,7 @@ class _Tested:
     tree: GradedTree
     unchecked: str  # as in `Base`
     image_id: str | None
-    done: tuple[TestRun, Reading] | None  # None where the tree is the base: no test needs to run
+    done: tuple[TestRun, TestOutcome] | None  # None where the tree is the base: no test needs to run
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _ReferenceRun:
     """What a run of a task's reference said, asked for once."""
 
     lock: anyio.Lock = field(default_factory=anyio.Lock)
-    reading: Reading | None = None
+    reading: TestOutcome | None = None
     errors: list[str] = field(default_factory=list)
 
 
@@ -97,7 +97,7 @@ class SweGrader:
             )
             return Graded(grade=grade)
         run, reading = tested.done
-        doubts: list[Doubt] = []
+        doubts: list[Discrepancy] = []
         if run.exit_code is None:
             reasons = [f"the tests did not end within {timeout:g} s and were killed"]
         else:
@@ -171,8 +171,8 @@ class SweGrader:
         provider: SandboxProvider,
         spec: SandboxSpec,
         timeout: float,
-        own: Reading | None,
-    ) -> Reading:
+        own: TestOutcome | None,
+    ) -> TestOutcome:
         """What the task's own gold patch gives; the bare base where the task has none.
 
         Args:
@@ -196,7 +196,7 @@ class SweGrader:
 
     async def _read_reference(
         self, task: Task, provider: SandboxProvider, spec: SandboxSpec, timeout: float
-    ) -> Reading:
+    ) -> TestOutcome:
         gold = as_patch(task.patch)
         own = "with its own gold patch" if gold else "without any patch"
         what = f"the task {task.instance_id!r} cannot be graded: {own}"

@@ -28,7 +28,7 @@ _MAX_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class MergedTree:
     """What to write.
 
     Args:
@@ -45,7 +45,7 @@ class Settled:
 
 
 def contents_needed(trees: Trees, protection: Protection) -> set[str]:
-    """The ids of the files that `settle` has to know the content of."""
+    """The ids of the files that `merge_trees` has to know the content of."""
     needed: set[str] = set()
     for path in {*trees.model, *trees.reference}:
         if protection.kind(path) is None and protection.shares_config(path):
@@ -56,7 +56,7 @@ def contents_needed(trees: Trees, protection: Protection) -> set[str]:
     return needed
 
 
-def settle(trees: Trees, protection: Protection, contents: Mapping[str, bytes]) -> Settled:
+def merge_trees(trees: Trees, protection: Protection, contents: Mapping[str, bytes]) -> MergedTree:
     """Decide for each path that any side changes.
 
     Args:
@@ -67,7 +67,7 @@ def settle(trees: Trees, protection: Protection, contents: Mapping[str, bytes]) 
         work.decide(path)
     work.make_room()
     graded, alone = (_differing(side, trees.base) for side in (work.graded, work.alone))
-    return Settled(graded, graded == alone, tuple(work.new.values()), _limited(work.tampering))
+    return MergedTree(graded, graded == alone, tuple(work.new.values()), _limited(work.tampering))
 
 
 def own_files(trees: Trees, protection: Protection) -> dict[str, Entry]:

@@ -1,9 +1,9 @@
 """The rule: every FAIL_TO_PASS test passes, every PASS_TO_PASS test is kept, and nothing contradicts it.
 
 A run is read twice: by the reporter (`swe_core.builtin.swe.report`), and by the log. The reporter counts; the
-log says what the reporter does not know. What speaks against an honest run is a `Doubt`. Most projects give
-none. Some give some by themselves, so a doubt counts only where a run with the reference, the task's gold
-patch, does not give the same one: the grader asks for that run when there is a doubt, and not before.
+log says what the reporter does not know. What speaks against an honest run is a `Discrepancy`. Most projects
+give none. Some give some by themselves, so a discrepancy counts only where a run with the reference, the
+task's gold patch, does not give the same one. The grader makes that run only when there is a discrepancy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class Discrepancy:
     """Something that speaks against an honest run.
 
     Args:
@@ -49,7 +49,7 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TestOutcome:
     """What a test run says.
 
     Args:
@@ -65,10 +65,10 @@ class Reading:
     pass_to_pass: dict[str, TestStatus]
     channel: Literal["reporter", "log"]
     problems: tuple[str, ...]
-    doubts: tuple[Doubt, ...]
+    doubts: tuple[Discrepancy, ...]
     silent: bool
 
-    def with_changed(self, files: Iterable[str]) -> Reading:
+    def with_changed(self, files: Iterable[str]) -> TestOutcome:
         """With doubts about files that the verdict hangs on and that are other ones after the run; "" stands
         for all, where the sandbox does not tell."""
         sentences = (
@@ -77,16 +77,16 @@ class Reading:
             else "the files of the tests cannot be read again"
             for path in files
         )
-        more = [Doubt(sentence, sentence, forged=True) for sentence in sentences]
+        more = [Discrepancy(sentence, sentence, forged=True) for sentence in sentences]
         return replace(self, doubts=(*self.doubts, *more))
 
-    def beyond(self, reference: Reading) -> list[Doubt]:
+    def beyond(self, reference: TestOutcome) -> list[Discrepancy]:
         """The doubts that the reference does not give too."""
         known = {doubt.key for doubt in reference.doubts}
         return [doubt for doubt in self.doubts if doubt.key not in known]
 
 
-def read(task: Task, run: TestRun) -> Reading:
+def read(task: Task, run: TestRun) -> TestOutcome:
     """Read a run.
 
     As in swebench: an expected failure counts as passed; a skipped test counts as kept in PASS_TO_PASS and
@@ -110,7 +110,7 @@ def read(task: Task, run: TestRun) -> Reading:
         *_about_log(good, by_log, run.log if found and reader.runner == "pytest" else None),
         *_about_lenience(task, good),
     ]
-    return Reading(
+    return TestOutcome(
         fail_to_pass,
         pass_to_pass,
         channel="reporter" if any(status != "MISSING" for status in by_reporter.values()) else "log",
@@ -147,62 +147,68 @@ def _listed(what: str, bad: Mapping[str, TestStatus], of: int) -> Iterator[str]:
         yield f"{len(bad)} of {of} {what}: {shown}{more}"
 
 
-def _about_session(run: TestRun, runner: str) -> Iterator[Doubt]:
+def _about_session(run: TestRun, runner: str) -> Iterator[Discrepancy]:
     report = run.report
     if report.sessions == 0:
-        yield Doubt("no session", f"{runner} never started (exit code {run.exit_code}): {run.last_line}")
+        yield Discrepancy(
+            "no session", f"{runner} never started (exit code {run.exit_code}): {run.last_line}"
+        )
     elif not report.complete:
         sentence = f"the test run ended before {runner} did (exit code {run.exit_code}): {run.last_line}"
-        yield Doubt("incomplete", sentence, forged=run.exit_code == 0)
+        yield Discrepancy("incomplete", sentence, forged=run.exit_code == 0)
     if report.sessions > 1:
-        yield Doubt(f"{report.sessions} sessions", f"{runner} ran {report.sessions} times", forged=True)
+        yield Discrepancy(f"{report.sessions} sessions", f"{runner} ran {report.sessions} times", forged=True)
     if report.remote:
         what = "the tests ran in other processes"
-        yield Doubt(what, what, forged=True)
+        yield Discrepancy(what, what, forged=True)
     for what in sorted(report.odd):
-        yield Doubt(what, what, forged=True)
+        yield Discrepancy(what, what, forged=True)
 
 
-def _about_exit_code(run: TestRun, found: Found, runner: str) -> Iterator[Doubt]:
+def _about_exit_code(run: TestRun, found: Found, runner: str) -> Iterator[Discrepancy]:
     """swebench's rule, that the exit code must agree with what the log shows, for both channels."""
     report = run.report
     if report.exit_status is not None:
         failed = any(status in _FAILED for status in report.statuses.values())
         if report.exit_status == 0 and run.exit_code != 0:
             what = f"{runner} ended with 0 and the test command with {run.exit_code}"
-            yield Doubt(f"exit code {run.exit_code} after {runner}", what, forged=True)
+            yield Discrepancy(f"exit code {run.exit_code} after {runner}", what, forged=True)
         elif report.exit_status == 0 and failed:
-            yield Doubt("exit code 0", f"tests failed and {runner} ended with 0", forged=True)
+            yield Discrepancy("exit code 0", f"tests failed and {runner} ended with 0", forged=True)
         elif report.exit_status != 0 and not failed:
             what = f"no test failed and {runner} ended with {report.exit_status}"
-            yield Doubt(f"exit code {report.exit_status}", what)
+            yield Discrepancy(f"exit code {report.exit_status}", what)
     elif run.exit_code != 0 and not any(status in _FAILED for status in found.values()):
         what = f"no test of the log failed and the exit code is {run.exit_code}"
         crashed = run.exit_code is not None and run.exit_code > _SIGNALLED
-        yield Doubt(f"exit code {run.exit_code}", what, forged=not crashed)
+        yield Discrepancy(f"exit code {run.exit_code}", what, forged=not crashed)
 
 
-def _about_names(good: Mapping[str, TestStatus], by_reporter: Mapping[str, TestStatus]) -> Iterator[Doubt]:
+def _about_names(
+    good: Mapping[str, TestStatus], by_reporter: Mapping[str, TestStatus]
+) -> Iterator[Discrepancy]:
     for test in good:
         if by_reporter[test] == "MISSING":
-            yield Doubt(f"only the log: {test}", "only the log says that it ran", forged=True, test=test)
+            yield Discrepancy(
+                f"only the log: {test}", "only the log says that it ran", forged=True, test=test
+            )
 
 
-def _about_counts(run: TestRun, found: Found) -> Iterator[Doubt]:
+def _about_counts(run: TestRun, found: Found) -> Iterator[Discrepancy]:
     """For ids that only the log has: it may not hide a failure that the reporter saw; nor may it be empty."""
     if not found:
         if run.report.statuses:
-            yield Doubt("no log", "the log has no results and the reporter has some", forged=True)
+            yield Discrepancy("no log", "the log has no results and the reporter has some", forged=True)
         return
     told = sum(status in _FAILED for status in run.report.statuses.values())
     printed = sum(status in _FAILED for status in found.values())
     if told and not printed:
-        yield Doubt("counts", f"{told} tests failed and the log says that none did", forged=True)
+        yield Discrepancy("counts", f"{told} tests failed and the log says that none did", forged=True)
 
 
 def _about_log(
     good: Mapping[str, TestStatus], by_log: Mapping[str, TestStatus], names: bytes | None
-) -> Iterator[Doubt]:
+) -> Iterator[Discrepancy]:
     """What the reporter says the log has to say too.
 
     Args:
@@ -212,15 +218,17 @@ def _about_log(
     for test, status in good.items():
         if by_log[test] in _FAILED:
             sentence = f"the log says {by_log[test]} and the reporter {status}"
-            yield Doubt(f"log {by_log[test]}: {test}", sentence, forged=True, test=test)
+            yield Discrepancy(f"log {by_log[test]}: {test}", sentence, forged=True, test=test)
         elif names is None or by_log[test] != "MISSING" or status not in _PASSED:
             continue
         elif test.encode(errors="replace") not in names:
             sentence = f"the log does not name it and the reporter says {status}"
-            yield Doubt(f"not in the log: {test}", sentence, forged=True, test=test)
+            yield Discrepancy(f"not in the log: {test}", sentence, forged=True, test=test)
 
 
-def _about_lenience(task: Task, good: Mapping[str, TestStatus]) -> Iterator[Doubt]:
+def _about_lenience(task: Task, good: Mapping[str, TestStatus]) -> Iterator[Discrepancy]:
     for test, status in good.items():
         if status in ("SKIPPED", "XFAIL") and not (task.expected and test in task.expected):
-            yield Doubt(f"{status}: {test}", f"{test!r} ends as {status} with this patch alone", test=test)
+            yield Discrepancy(
+                f"{status}: {test}", f"{test!r} ends as {status} with this patch alone", test=test
+            )

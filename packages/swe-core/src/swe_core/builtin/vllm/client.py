@@ -11,7 +11,7 @@ import aiohttp
 import anyio.lowlevel
 import orjson
 
-from swe_core.builtin.http_engine import Refusals, Transient
+from swe_core.builtin.http_engine import ErrorTranslator, Transient
 from swe_core.builtin.sse import EventParser
 from swe_core.builtin.vllm.replies import Card, Chunk, Replies
 from swe_core.errors import EngineError, EngineProtocolError
@@ -51,7 +51,7 @@ class Client:
         url: The server's base URL, without `/v1`.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, refusals: Refusals) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, refusals: ErrorTranslator) -> None:
         self.url = url
         self.where = refusals.where
         self._session = session

@@ -14,7 +14,14 @@ import anyio
 import anyio.to_thread
 
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
-from swe_core.builtin.http_engine import BACKOFF, Refusals, Transient, attempted, final, key_from
+from swe_core.builtin.http_engine import (
+    BACKOFF,
+    ErrorTranslator,
+    Transient,
+    as_final_error,
+    key_from,
+    with_retries,
+)
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.builtin.vllm.check import ask_served, check_server, format_notes
 from swe_core.builtin.vllm.client import Client, open_session
@@ -129,7 +136,7 @@ class VLLMEngine(Engine):
         self._session = open_session(self._config.timeout, key.get_secret_value() if key else None)
         variable = self._config.api_key_env
         self._clients = [
-            Client(self._session, url, Refusals("vLLM server", url, _BASE, self.model, variable, key))
+            Client(self._session, url, ErrorTranslator("vLLM server", url, _BASE, self.model, variable, key))
             for url in self.urls
         ]
         self._servers = Servers(self._clients)
@@ -152,7 +159,7 @@ class VLLMEngine(Engine):
             try:
                 await check_server(client, policy.name, model.renderer, self._config)
             except Transient as error:
-                raise final(error) from None
+                raise as_final_error(error) from None
             except EngineRefused as refusal:
                 refused = policy.unknown(client.where, refusal, policy.version)
                 raise refused.refusal() if isinstance(refused, AdapterUnknown) else refused from None
@@ -246,7 +253,7 @@ class VLLMEngine(Engine):
                 try:
                     served = [await ask_served(client, self.model) for client in self._clients]
                 except Transient as error:
-                    raise final(error) from None
+                    raise as_final_error(error) from None
                 root = served[0].root
                 here = root if root and await anyio.Path(root).is_dir() else self.model
                 renderer = await anyio.to_thread.run_sync(self._load, self._config.tokenizer or here)
@@ -307,14 +314,14 @@ class VLLMEngine(Engine):
                 if rollout.server is server:  # else another call of the rollout has moved it already
                     other = self._servers.move(server, failed)
                     if other is None:
-                        raise final(error, self._attempts) from None
+                        raise as_final_error(error, self._attempts) from None
                     rollout.server = other
 
     async def _sample(self, client: Client, call: _Call) -> None:
         """Sample until the reply has ended. Attempts are counted while none brings a token: with each that
         does, the reply is nearer to its end."""
         while call.generation.finish is None:
-            await attempted(partial(self._attempt, client, call), self._attempts, _BACKOFF)
+            await with_retries(partial(self._attempt, client, call), self._attempts, _BACKOFF)
 
     async def _attempt(self, client: Client, call: _Call) -> None:
         """One request.

@@ -11,7 +11,7 @@ import msgspec
 import orjson
 from pydantic import BaseModel, Field, ValidationError
 
-from swe_core.builtin.http_engine import Refusals
+from swe_core.builtin.http_engine import ErrorTranslator
 from swe_core.errors import EngineProtocolError
 
 _PROMPT = b'"prompt_token_ids":['
@@ -80,7 +80,7 @@ class Replies:
         refusals: The server's errors as sentences.
     """
 
-    def __init__(self, refusals: Refusals) -> None:
+    def __init__(self, refusals: ErrorTranslator) -> None:
         self._refusals = refusals
         self._where = refusals.where
 

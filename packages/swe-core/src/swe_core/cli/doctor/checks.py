@@ -16,7 +16,7 @@ from swe_core.api.checks import Check, Finding, State
 from swe_core.cli.doctor.machine import machine_checks
 from swe_core.errors import PluginError, sentence
 from swe_core.plugins.builtins import DEFAULTS
-from swe_core.plugins.manager import HOOKS, Offer, PluginSet
+from swe_core.plugins.manager import HOOKS, PluginSet, RegisteredComponent
 from swe_core.system.redaction import Redactor
 
 CORE = "swe-core"
@@ -30,7 +30,7 @@ _IN_URL = re.compile(r"://[^/@\s]*:([^/@\s]+)@")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlannedCheck:
     """A check, who asks for it, and whether a run with the chosen plugins uses who does."""
 
     plugin: str
@@ -46,7 +46,7 @@ class Result:
         seconds: That it took; up to the limit where it gave no answer.
     """
 
-    asked: Asked
+    asked: PlannedCheck
     finding: Finding
     seconds: float
 
@@ -56,7 +56,7 @@ class Result:
         return self.asked.used and self.finding.state == "missing"
 
 
-def used_offers(plugins: PluginSet) -> dict[str, Offer]:
+def used_components(plugins: PluginSet) -> dict[str, RegisteredComponent]:
     """Role → who fills it in a run with these plugins, as far as nobody says more on the command line. A
     default that is broken fills none.
 
@@ -66,31 +66,33 @@ def used_offers(plugins: PluginSet) -> dict[str, Offer]:
     chosen = {role: plugins.choose(role, None, None) for role in HOOKS}
     worker = chosen["worker"]
     defaults = {**DEFAULTS, **(worker.component.defaults if worker else {})}
-    found: dict[str, Offer] = {}
-    for role, offer in chosen.items():
+    found: dict[str, RegisteredComponent] = {}
+    for role, registered in chosen.items():
         with suppress(PluginError):
-            found[role] = offer or plugins.find(role, defaults[role])
+            found[role] = registered or plugins.find(role, defaults[role])
     return found
 
 
-def asked_of(plugins: PluginSet) -> list[Asked]:
+def asked_of(plugins: PluginSet) -> list[PlannedCheck]:
     """The checks of the core, then those of every plugin. A plugin that is broken, or fails when it is asked,
     is a check that finds it missing."""
-    used = {offer.plugin for offer in used_offers(plugins).values()} | set(plugins.chosen)
-    asked = [Asked(CORE, check, used=True) for check in machine_checks()]
+    used = {registered.plugin for registered in used_components(plugins).values()} | set(plugins.chosen)
+    asked = [PlannedCheck(CORE, check, used=True) for check in machine_checks()]
     for plugin in plugins.plugins.values():
         if plugin.error is not None:
-            asked.append(Asked(plugin.name, _broken(plugin.error), plugin.builtin or plugin.name in used))
+            asked.append(
+                PlannedCheck(plugin.name, _broken(plugin.error), plugin.builtin or plugin.name in used)
+            )
     for impl in plugins.manager.hook.swe_checks.get_hookimpls():
         try:
             checks = [_sound(check) for check in cast(Iterable[object], impl.function())]
         except Exception as error:  # foreign code: one plugin must not keep the others from being looked at
             checks = [_broken(f"it failed in swe_checks: {sentence(error)}")]
-        asked += [Asked(impl.plugin_name, check, impl.plugin_name in used) for check in checks]
+        asked += [PlannedCheck(impl.plugin_name, check, impl.plugin_name in used) for check in checks]
     return asked
 
 
-def look(asked: Sequence[Asked], redactor: Redactor, patience: float = PATIENCE) -> list[Result]:
+def look(asked: Sequence[PlannedCheck], redactor: Redactor, patience: float = PATIENCE) -> list[Result]:
     """Make all checks at the same time, and give their results in the order of `asked`.
 
     What a check raises, and that it gives no answer within `patience` seconds, is its finding. One that hangs
@@ -99,7 +101,7 @@ def look(asked: Sequence[Asked], redactor: Redactor, patience: float = PATIENCE)
     answers: SimpleQueue[tuple[int, Finding, float]] = SimpleQueue()
     began = time.monotonic()
 
-    def answer(number: int, one: Asked) -> None:
+    def answer(number: int, one: PlannedCheck) -> None:
         finding = _finding(one.check.look)
         answers.put((number, finding, time.monotonic() - began))
 
@@ -131,7 +133,7 @@ def secrets_of(environment: Mapping[str, str]) -> Redactor:
     return redactor
 
 
-def key_of(engine: Offer | None) -> tuple[str | None, str | None]:
+def key_of(engine: RegisteredComponent | None) -> tuple[str | None, str | None]:
     """The environment variable that an engine takes its key from by default, and what is in it."""
     field = engine.component.config.model_fields.get("api_key_env") if engine else None
     if field is None or not isinstance(field.default, str):

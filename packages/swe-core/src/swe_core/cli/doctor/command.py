@@ -16,7 +16,7 @@ from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:
-    from swe_core.cli.doctor.checks import Asked, Result
+    from swe_core.cli.doctor.checks import PlannedCheck, Result
 
 _STYLE = {"ok": "green", "missing": "red", "info": "dim"}
 _WIDTH = 500
@@ -54,13 +54,15 @@ def doctor(
         raise click.exceptions.Exit(1)
 
 
-def _engine(plugins: PluginSet, url: str) -> Asked:
+def _engine(plugins: PluginSet, url: str) -> PlannedCheck:
     from swe_core.api.checks import Check
-    from swe_core.cli.doctor.checks import CORE, Asked, key_of, used_offers
+    from swe_core.cli.doctor.checks import CORE, PlannedCheck, key_of, used_components
     from swe_core.cli.doctor.endpoint import endpoint
 
-    variable, key = key_of(used_offers(plugins).get("engine"))
-    return Asked(CORE, Check("engine URL", "--engine-url", lambda: endpoint(url, variable, key)), used=True)
+    variable, key = key_of(used_components(plugins).get("engine"))
+    return PlannedCheck(
+        CORE, Check("engine URL", "--engine-url", lambda: endpoint(url, variable, key)), used=True
+    )
 
 
 def _print(results: Sequence[Result], missing: Sequence[Result]) -> None:

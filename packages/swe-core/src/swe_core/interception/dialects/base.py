@@ -1,6 +1,6 @@
 """The seam on which dialects stand: what the server needs of a wire format, and what it gives.
 
-    bytes ─parse→ Asked ─(gate, engine)→ Completion ─reply→ a body, or events while the engine generates
+    bytes ─parse→ ParsedRequest ─(gate, engine)→ Completion ─reply→ a body, or events during generation
 
 A new dialect is one module: a `Dialect` whose `parse` turns a request into the canonical form of
 `swe_core.api.messages`, and a `Reply` that turns a completion, or its pieces as they come, into bytes. It is
@@ -25,7 +25,7 @@ class BadRequest(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     """What a request asks for.
 
     Args:
@@ -92,7 +92,7 @@ class Dialect(ABC):
     keepalive: ClassVar[bytes] = b": keepalive\n\n"
 
     @abstractmethod
-    def parse(self, raw: bytes | bytearray) -> Asked:
+    def parse(self, raw: bytes | bytearray) -> ParsedRequest:
         """The body of a request, validated as far as this program relies on it.
 
         Raises:
@@ -100,7 +100,7 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def reply(self, asked: Asked, model: str) -> Reply:
+    def reply(self, asked: ParsedRequest, model: str) -> Reply:
         """A new reply to `asked`; `model` stands for what the engine leaves unsaid."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ import orjson
 from swe_core.api.deltas import whole
 from swe_core.api.engine import Completion, Delta, Usage
 from swe_core.api.messages import Message, dumps, text_of
-from swe_core.interception.dialects.base import Asked, BadRequest, Dialect, Problem, Reply
+from swe_core.interception.dialects.base import BadRequest, Dialect, ParsedRequest, Problem, Reply
 
 _ROLES = {"developer": "system", **{role: role for role in ("system", "user", "assistant", "tool")}}
 _KINDS = {
@@ -47,7 +47,7 @@ class ChatCompletions(Dialect):
 
     path = "/chat/completions"
 
-    def parse(self, raw: bytes | bytearray) -> Asked:
+    def parse(self, raw: bytes | bytearray) -> ParsedRequest:
         body = _load(raw)
         if not isinstance(body, dict):
             raise BadRequest(f"the request body is {_kind(body)}; send a JSON object")
@@ -77,7 +77,7 @@ class ChatCompletions(Dialect):
         for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
             if body.get(old):
                 raise BadRequest(f"{old!r} is deprecated and not supported here; send {new!r}")
-        return Asked(
+        return ParsedRequest(
             body=body,
             messages=[_canonical(index, message) for index, message in enumerate(messages)],
             tools=body.get("tools") or None,
@@ -85,7 +85,7 @@ class ChatCompletions(Dialect):
             max_tokens=_wanted(body),
         )
 
-    def reply(self, asked: Asked, model: str) -> Reply:
+    def reply(self, asked: ParsedRequest, model: str) -> Reply:
         return _ChatReply(bool((asked.body.get("stream_options") or {}).get("include_usage")), model)
 
     def error(self, problem: Problem) -> bytes:

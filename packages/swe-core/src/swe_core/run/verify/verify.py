@@ -19,8 +19,8 @@ from swe_core.api.sandbox import SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.errors import GraderError, ImageNotFound, SandboxError, SweError, sentence
 from swe_core.plugins.manager import PluginSet
-from swe_core.run.components import choose
-from swe_core.run.plan import refuse_beforehand, sandbox_spec
+from swe_core.run.components import resolve_component
+from swe_core.run.plan import check_sandbox_supported, sandbox_spec
 from swe_core.run.settings import Settings
 from swe_core.run.verify.apply_cheat import RECIPE_TIMEOUT, make_patch
 from swe_core.run.verify.cache import VerifyCache, versions
@@ -77,14 +77,14 @@ def methods_of(settings: Settings, plugins: PluginSet, cheats: Sequence[Cheat], 
     Raises:
         UsageError: The sandbox, the grader or a setting of theirs is wrong, or no sandbox would be opened.
     """
-    sandbox = choose(settings, plugins, "sandbox", settings.run.sandbox)
-    grader = choose(settings, plugins, "grader", settings.run.grader)
+    sandbox = resolve_component(settings, plugins, "sandbox", settings.run.sandbox)
+    grader = resolve_component(settings, plugins, "grader", settings.run.grader)
 
     def spec(task: Task) -> SandboxSpec:
         return sandbox_spec(task, settings).model_copy(update={"network": "none"})
 
     provider = cast(SandboxProvider, sandbox.create())
-    refuse_beforehand(provider, settings, agents=False)
+    check_sandbox_supported(provider, settings, agents=False)
     return Methods(
         provider=provider,
         grader=cast(Grader, grader.create()),

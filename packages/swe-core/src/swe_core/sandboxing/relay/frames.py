@@ -49,7 +49,7 @@ class _Frame(BaseModel):
     n: int = Field(ge=0, le=MAX_BODY)
 
 
-class Asked(_Frame):
+class RequestFrame(_Frame):
     """An agent's request; its body follows."""
 
     kind: Literal["request"]
@@ -64,8 +64,8 @@ class Gone(_Frame):
     kind: Literal["gone"]
 
 
-_UP: TypeAdapter[Asked | Gone] = TypeAdapter(
-    Annotated[Asked | Gone, Field(discriminator="kind")], config=ConfigDict(defer_build=True)
+_UP: TypeAdapter[RequestFrame | Gone] = TypeAdapter(
+    Annotated[RequestFrame | Gone, Field(discriminator="kind")], config=ConfigDict(defer_build=True)
 )
 
 
@@ -80,9 +80,9 @@ class Unpacker:
         self.signs = 0
         self._data = bytearray()
         self._searched = 0
-        self._frame: Asked | Gone | None = None
+        self._frame: RequestFrame | Gone | None = None
 
-    def feed(self, data: bytes) -> Iterator[tuple[Asked | Gone, bytes]]:
+    def feed(self, data: bytes) -> Iterator[tuple[RequestFrame | Gone, bytes]]:
         """The frames that `data` completes, and what follows each.
 
         Raises:

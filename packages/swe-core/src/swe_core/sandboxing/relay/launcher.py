@@ -14,8 +14,8 @@ from anyio.abc import TaskStatus
 
 from swe_core.api.sandbox import ASSETS_DIR, Process, Sandbox
 from swe_core.errors import SandboxDied, SandboxError
+from swe_core.sandboxing.background import helper_task_group
 from swe_core.sandboxing.relay.frames import ProtocolError
-from swe_core.sandboxing.relay.unix_socket import background
 
 READY_TIMEOUT = 60.0
 """Seconds that the program inside may take to listen; many sandboxes may start on few cores."""
@@ -100,7 +100,7 @@ async def running(
     """
     process = await sandbox.start(command(name, *arguments), cwd="/", stdin=stdin)
     try:
-        async with background() as tasks:
+        async with helper_task_group() as tasks:
             ended = anyio.Event()
             try:
                 with anyio.fail_after(READY_TIMEOUT):

@@ -24,6 +24,7 @@ from anyio.abc import TaskStatus
 
 from swe_core.api.sandbox import Sandbox
 from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
+from swe_core.sandboxing.background import helper_task_group
 from swe_core.sandboxing.relay import requests
 from swe_core.sandboxing.relay.exec_transport import ExecTransport
 from swe_core.sandboxing.relay.frames import Imposture, ProtocolError
@@ -32,8 +33,8 @@ from swe_core.sandboxing.relay.session import converse
 from swe_core.sandboxing.relay.socket_relay import require_network
 from swe_core.sandboxing.relay.timing import Backoff, Timing
 from swe_core.sandboxing.relay.transport import HttpTransport, Transport, TransportError, http_client
-from swe_core.sandboxing.relay.unix_socket import address_of, background
-from swe_core.system.redaction import hide
+from swe_core.sandboxing.relay.unix_socket import address_of
+from swe_core.system.redaction import redact
 
 __all__ = [
     "ExecTransport",
@@ -89,8 +90,8 @@ async def reach_by_pull(
     # must not be repeated. It is never asked for TLS, so no certificates are loaded.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncHTTPTransport(verify=False, trust_env=False, limits=limits) as client:
-        keeper = _Keeper(sandbox, endpoint, client, connect, timing or Timing())
-        async with background() as tasks:
+        keeper = RelaySupervisor(sandbox, endpoint, client, connect, timing or Timing())
+        async with helper_task_group() as tasks:
             try:
                 with anyio.fail_after(keeper.timing.open):
                     port: int = await tasks.start(keeper.run)
@@ -106,7 +107,7 @@ async def reach_by_pull(
             raise keeper.failure
 
 
-class _Keeper:
+class RelaySupervisor:
     """Keeps a program running inside, and talks to it."""
 
     def __init__(
@@ -216,7 +217,7 @@ class _Keeper:
     async def _live(self, opened: Callable[[], None]) -> None:
         """One life of the program: until it ends, or says what it cannot say."""
         secret = secrets.token_bytes(32)  # a new one each time: what talked to the last one is nobody now
-        hide(secret.hex(), passing=True)
+        redact(secret.hex(), temporary=True)
         settings = {
             "secret": secret.hex(),
             "port": self._port,
@@ -229,7 +230,7 @@ class _Keeper:
                 raise ProtocolError(f"the relay inside listens on port {port}, expected {self._port}")
             self._port = port
             with anyio.CancelScope() as life:
-                async with background() as tasks:
+                async with helper_task_group() as tasks:
                     tasks.start_soon(_cancel_after, program.ended, life)
                     await converse(
                         self._connect(control),

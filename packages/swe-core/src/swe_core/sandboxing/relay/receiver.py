@@ -11,11 +11,11 @@ import anyio.lowlevel
 
 from swe_core.sandboxing.relay.frames import (
     MAX_PROOF,
-    Asked,
     Gone,
     Imposture,
     ProtocolError,
     Question,
+    RequestFrame,
     Unpacker,
     Unproven,
 )
@@ -57,7 +57,7 @@ class Puller:
         secret: bytes,
         timing: Timing,
         *,
-        take: Callable[[Asked | Gone, bytes], None],
+        take: Callable[[RequestFrame | Gone, bytes], None],
         opened: Callable[[], None],
         failed: Callable[[TransportError], None],
         buffered: Callable[[], None],

@@ -8,7 +8,7 @@ from functools import partial
 import anyio
 import httpx
 
-from swe_core.sandboxing.relay.frames import Asked, Gone, ProtocolError, pack
+from swe_core.sandboxing.relay.frames import Gone, ProtocolError, RequestFrame, pack
 from swe_core.sandboxing.relay.send_buffer import Outbox, Pace
 from swe_core.sandboxing.relay.unix_socket import MAX_CONNECTIONS
 
@@ -63,7 +63,7 @@ class Calls:
         self._asked = 0
         self._left = 0
 
-    def take(self, frame: Asked | Gone, body: bytes) -> None:
+    def take(self, frame: RequestFrame | Gone, body: bytes) -> None:
         """Ask what `frame` asks, or stop to.
 
         Raises:
@@ -97,7 +97,7 @@ class Calls:
         self._held -= size
         return scope
 
-    async def _ask(self, frame: Asked, body: bytes, scope: anyio.CancelScope) -> None:
+    async def _ask(self, frame: RequestFrame, body: bytes, scope: anyio.CancelScope) -> None:
         end = "end"
         with scope:
             try:
@@ -108,7 +108,7 @@ class Calls:
             self._pace.over(frame.id)
             self._outbox.append(pack(end, frame.id))
 
-    async def _answer(self, frame: Asked, body: bytes) -> None:
+    async def _answer(self, frame: RequestFrame, body: bytes) -> None:
         headers = [
             (name.encode("ascii"), value.encode("latin-1"))
             for name, value in end_to_end(frame.headers)

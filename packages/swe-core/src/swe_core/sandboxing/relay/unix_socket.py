@@ -13,6 +13,7 @@ import anyio
 from anyio.abc import ByteStream, SocketStream, TaskGroup
 
 from swe_core.errors import PolicyRefused, SandboxError
+from swe_core.sandboxing.background import helper_task_group
 
 MAX_UNIX_PATH = 107
 """Bytes that Linux takes for the path of a unix socket."""
@@ -55,21 +56,6 @@ def require_room(directory: Path) -> None:
 
 
 @asynccontextmanager
-async def background() -> AsyncIterator[TaskGroup]:
-    """A task group for helpers of a context: they are cancelled when its body ends, and an exception of
-    the body leaves as it is instead of inside a group."""
-    failed: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        try:
-            yield tasks
-        except Exception as error:  # raised again below, out of the task group's reach
-            failed = error
-        tasks.cancel_scope.cancel()
-    if failed is not None:
-        raise failed
-
-
-@asynccontextmanager
 async def unix_listener(path: Path, endpoint: str) -> AsyncIterator[None]:
     """Listen on the unix socket `path`, open to every user, and carry each connection to `endpoint`.
 
@@ -107,7 +93,7 @@ async def unix_listener(path: Path, endpoint: str) -> AsyncIterator[None]:
 
     listener = await anyio.create_unix_listener(path, mode=0o666, backlog=1024)
     try:
-        async with background() as tasks:
+        async with helper_task_group() as tasks:
             tasks.start_soon(serve, tasks)
             yield
     finally:

@@ -21,7 +21,7 @@ class BlackBox:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RunContext:
     """The live objects that the rollouts of a run share; `gate` is the host's way to answer LLM calls."""
 
     agent: AgentSpec
