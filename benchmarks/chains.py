@@ -5,7 +5,7 @@
 A session grows to 74k tokens in 100 turns, and each turn's prompt begins with all ids before it. Counted is
 processor time, in one process, in turns:
 
-    swe-core    `build_chains`: the steps as the token book keeps them, to chains and their rows
+    swe-core    `build_chains`: the steps as the token log keeps them, to chains and their rows
     compared    `TokenLog`: the same from an engine that gives whole prompts, so that ids must be compared
     numpy       the plain comparison: does each whole prompt, int32, begin with the ids before it? No rows.
     TRL         `_chain_to_sequences` of TRL's AsyncGRPO on lists of int as it gets them from JSON: no two
@@ -62,7 +62,7 @@ class Session:
         return prompts
 
     def steps(self) -> list[Step]:
-        """What a token book holds."""
+        """What a token log holds."""
         pairs = zip(self.added, self.completions, strict=True)
         return [
             Step(number, number - 1 if number else None, added, completion, self.logprobs, self.versions)
@@ -86,10 +86,10 @@ def side_compared(session: Session) -> Callable[[], int]:
     sampled = session.sampled()
 
     def work() -> int:
-        book = TokenLog()
+        log = TokenLog()
         for index, one in enumerate(sampled):
-            book.add(index, one)
-        return len(book.chains())
+            log.add(index, one)
+        return len(log.chains())
 
     return work
 

@@ -97,11 +97,11 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_client_refuses_itself() -> None:
     assert problem_of(LocalTokenNotFoundError("none")) == NO_TOKEN
-    assert problem_of(HFValidationError("too long")).told("push") == (
+    assert problem_of(HFValidationError("too long")).sentence("push") == (
         "cannot push: that is no name of a repository (too long); name it as OWNER/NAME"
     )
-    assert problem_of(ValueError("a bug")).told("push") == "cannot push: a bug"
-    assert problem_of(ValueError()).told("push") == "cannot push: ValueError"
+    assert problem_of(ValueError("a bug")).sentence("push") == "cannot push: a bug"
+    assert problem_of(ValueError()).sentence("push") == "cannot push: ValueError"
 
 
 def test_who_knows_better_says_what_to_do() -> None:
@@ -112,7 +112,7 @@ def test_who_knows_better_says_what_to_do() -> None:
 @given(status=st.integers(400, 599), words=st.text(max_size=2000))
 def test_every_answer_is_one_short_sentence(status: int, words: str) -> None:
     error = HfHubHTTPError("x", response=answer(status), server_message=words)
-    sentence = problem_of(error, endpoint="https://service.invalid").told("look")
+    sentence = problem_of(error, endpoint="https://service.invalid").sentence("look")
     assert sentence.startswith("cannot look: ")
     assert len(sentence.splitlines()) == 1
     assert len(sentence) < 600

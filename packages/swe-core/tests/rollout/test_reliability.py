@@ -215,7 +215,7 @@ async def test_rollouts_on_bad_days(
 
     total, recorded_turns = Ledger(sampled=0, trained=0), 0
     for name in names:
-        turns, ledger = run.turns(name), gates[name].book.ledger()
+        turns, ledger = run.turns(name), gates[name].token_log.ledger()
         assert (ledger.sampled if ledger else 0) == engine.typed[name]
         assert recount(turns) == ledger
         if ledger is not None:
@@ -291,7 +291,7 @@ async def test_the_engine_vllm_on_bad_days(
     known = {(*asked.prompt, *asked.sent) for asked in vllm.requests}
     total: Counter[str] = Counter()
     for name in names:
-        turns, ledger = run.turns(name), gates[name].book.ledger()
+        turns, ledger = run.turns(name), gates[name].token_log.ledger()
         assert recount(turns) == ledger
         if ledger is not None:
             assert ledger.sampled == ledger.trained + sum(ledger.dropped.values())

@@ -27,7 +27,7 @@ class Unbalanced(TokenLog):
 
 def _notes(book: TokenLog) -> RolloutState:
     observer: Any = None
-    gate: Any = SimpleNamespace(book=book, turns=1, usage=Usage(), ended_by="turns")
+    gate: Any = SimpleNamespace(token_log=book, turns=1, usage=Usage(), ended_by="turns")
     return RolloutState(
         make_request(make_task()), observer, Redactor(), LocalProvider(), agent=AgentRun(gate)
     )

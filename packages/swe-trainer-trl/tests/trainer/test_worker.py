@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # imports TRL, which takes seconds
 
 OBSTACLE = why_not(find_bwrap())
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
-PLUGIN = Path(__file__).with_name("scripted_rollouts.py")
+PLUGIN = Path(__file__).parents[1] / "scripted_rollouts.py"
 JOURNAL = "train.sqlite"
 ORDER = {"shuffle": True, "seed": 7}
 TRAINER = """

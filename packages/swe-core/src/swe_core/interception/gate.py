@@ -66,7 +66,7 @@ class Gate:
         tools: The host tools that the agent may call.
         turns: Calls recorded so far, failed ones included.
         usage: Tokens of all calls so far.
-        book: Their exact tokens, where the engine owns them.
+        token_log: Their exact tokens, where the engine owns them.
         failure: The first error of the engine that ends the rollout, None while there is none. Once it is
             set no call reaches the engine any more. `RequestRefused` is not one: the agent may go on.
         submitted: Whether the agent said that its work is done.

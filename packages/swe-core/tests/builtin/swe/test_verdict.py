@@ -19,7 +19,7 @@ def doubts(log: str, report: Report | None = None, exit_code: int = 0) -> list[s
     ended = Report(sessions=1, complete=True, exit_status=0, statuses={A: "PASSED", B: "PASSED"})
     task = make_task(fail_to_pass=(A,), pass_to_pass=(B,))
     reading = read(task, TestRun(exit_code, log.encode(), 1.0, report or ended))
-    return [f"{'!' * doubt.forged}{doubt.key}" for doubt in reading.doubts]
+    return [f"{'!' * doubt.forged}{doubt.key}" for doubt in reading.discrepancies]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_output_may_hide_results_in_the_log_of_unittest() -> None:
     report = Report(sessions=1, complete=True, exit_status=0, statuses={"m.A.a": "PASSED", "m.A.b": "PASSED"})
     task = make_task(fail_to_pass=("m.A.a",), pass_to_pass=("m.A.b",), log_parser="unittest")
     log = b"a (m.A.a) ... ok\nb (m.A.b) ... said without a line endok\n"
-    assert read(task, TestRun(0, log, 1.0, report)).doubts == ()
+    assert read(task, TestRun(0, log, 1.0, report)).discrepancies == ()
 
 
 @pytest.mark.parametrize(("exit_code", "forged"), [(139, False), (137, False), (3, True)])
@@ -61,7 +61,7 @@ def test_what_the_reference_does_too_is_no_doubt() -> None:
         sessions=1, complete=True, exit_status=0, statuses={A: "PASSED", B: "PASSED"}, remote=True
     )
     reading = read(task, TestRun(0, WHOLE.encode(), 1.0, report)).with_changed(["data.txt", ""])
-    assert [doubt.sentence for doubt in reading.doubts][1:] == [
+    assert [doubt.sentence for doubt in reading.discrepancies][1:] == [
         "data.txt was changed while the tests ran",
         "the files of the tests cannot be read again",
     ]

@@ -97,16 +97,20 @@ class SweGrader:
             )
             return Graded(grade=grade)
         run, reading = tested.done
-        doubts: list[Discrepancy] = []
+        discrepancies: list[Discrepancy] = []
         if run.exit_code is None:
             reasons = [f"the tests did not end within {timeout:g} s and were killed"]
         else:
-            asked = reading.silent or not reading.problems or any(doubt.forged for doubt in reading.doubts)
-            if reading.doubts and asked:
+            asked = (
+                reading.silent
+                or not reading.problems
+                or any(discrepancy.forged for discrepancy in reading.discrepancies)
+            )
+            if reading.discrepancies and asked:
                 own = reading if as_patch(patch.decode(errors="replace")) == as_patch(task.patch) else None
                 reference = await self._reference(task, tested.image_id, provider, spec, timeout, own)
-                doubts = reading.beyond(reference)
-            reasons = [*reading.problems, *(doubt.sentence for doubt in doubts)]
+                discrepancies = reading.beyond(reference)
+            reasons = [*reading.problems, *(discrepancy.sentence for discrepancy in discrepancies)]
             if reading.silent:
                 reasons = [
                     f"the tests gave no results with this patch (exit code {run.exit_code}): {run.last_line}"
@@ -128,7 +132,10 @@ class SweGrader:
             channel=reading.channel,
             applied_with=tree.applied_with,
             suspicious=tree.suspicious,
-            tampering=(*tree.tampering, *(doubt.tampering for doubt in doubts if doubt.forged)),
+            tampering=(
+                *tree.tampering,
+                *(discrepancy.tampering for discrepancy in discrepancies if discrepancy.forged),
+            ),
             unchecked=tested.unchecked,
             hashes=hashes.model_copy(update={"tests": tree.tests, "tree": tree.id, "log": log_hash}),
             image_id=tested.image_id,

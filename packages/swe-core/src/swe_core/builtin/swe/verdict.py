@@ -57,7 +57,7 @@ class TestOutcome:
         pass_to_pass: The same.
         channel: Where the statuses come from; the log where the reporter knows none of the tests.
         problems: Why the task is not solved, one sentence each; empty where it is.
-        doubts: What speaks against the run.
+        discrepancies: What speaks against the run.
         silent: Whether it gave no result at all.
     """
 
@@ -65,12 +65,14 @@ class TestOutcome:
     pass_to_pass: dict[str, TestStatus]
     channel: Literal["reporter", "log"]
     problems: tuple[str, ...]
-    doubts: tuple[Discrepancy, ...]
+    discrepancies: tuple[Discrepancy, ...]
     silent: bool
 
     def with_changed(self, files: Iterable[str]) -> TestOutcome:
-        """With doubts about files that the verdict hangs on and that are other ones after the run; "" stands
-        for all, where the sandbox does not tell."""
+        """Return this outcome with a discrepancy for each of `files`, which the run changed.
+
+        The verdict depends on these files. "" stands for all of them, where the sandbox cannot name one.
+        """
         sentences = (
             f"{printable(path)} was changed while the tests ran"
             if path
@@ -78,12 +80,12 @@ class TestOutcome:
             for path in files
         )
         more = [Discrepancy(sentence, sentence, forged=True) for sentence in sentences]
-        return replace(self, doubts=(*self.doubts, *more))
+        return replace(self, discrepancies=(*self.discrepancies, *more))
 
     def beyond(self, reference: TestOutcome) -> list[Discrepancy]:
-        """The doubts that the reference does not give too."""
-        known = {doubt.key for doubt in reference.doubts}
-        return [doubt for doubt in self.doubts if doubt.key not in known]
+        """The discrepancies that the reference does not give too."""
+        known = {discrepancy.key for discrepancy in reference.discrepancies}
+        return [discrepancy for discrepancy in self.discrepancies if discrepancy.key not in known]
 
 
 def read(task: Task, run: TestRun) -> TestOutcome:
@@ -91,7 +93,7 @@ def read(task: Task, run: TestRun) -> TestOutcome:
 
     As in swebench: an expected failure counts as passed; a skipped test counts as kept in PASS_TO_PASS and
     as failed in FAIL_TO_PASS; a test that nothing is said of has not passed. Code under test can raise both
-    outcomes, so both are doubts: they count only where the reference has the same.
+    outcomes, so both are discrepancies: they count only where the reference has the same.
     """
     reader, report = log_reader(task.log_parser), run.report
     found, renamed = reader.parse(shortened(run.log)), reader.rename(report.statuses)
@@ -102,7 +104,7 @@ def read(task: Task, run: TestRun) -> TestOutcome:
     fail_to_pass = {test: ended[test] for test in task.fail_to_pass}
     pass_to_pass = {test: ended[test] for test in task.pass_to_pass}
     good = {test: status for test, status in ended.items() if status in _KEPT}
-    doubts = [
+    discrepancies = [
         *_about_session(run, reader.runner),
         *_about_exit_code(run, found, reader.runner),
         *(_about_names(good, by_reporter) if report.sessions else ()),
@@ -115,7 +117,7 @@ def read(task: Task, run: TestRun) -> TestOutcome:
         pass_to_pass,
         channel="reporter" if any(status != "MISSING" for status in by_reporter.values()) else "log",
         problems=tuple(_problems(task, fail_to_pass, pass_to_pass, ended, found)),
-        doubts=tuple(doubts),
+        discrepancies=tuple(discrepancies),
         silent=not found and not report.statuses,
     )
 
