@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +16,7 @@ import pytest
 from swe_core.errors import SweError, UsageError
 from swe_core.hub import push
 from swe_core.hub.options import Push
-from swe_core.hub.push import prepared, push_run, pushing
+from swe_core.hub.push import HubPush, hub_extensions, push_run
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner
@@ -50,6 +52,19 @@ def finish(runner: Runner, number: int) -> None:
     runner._observer.finished(record)
 
 
+async def opened_push(every: float) -> HubPush:
+    (push,) = hub_extensions(Push(to=TO, every=every))
+    await push.prepare()
+    return push
+
+
+@asynccontextmanager
+async def pushing(runner: Runner, every: float) -> AsyncIterator[None]:
+    push = await opened_push(every)
+    async with push.running(runner):
+        yield
+
+
 def runner_of(run: RunDirectory) -> Runner:
     return Runner([], cast(RunContext, None), run, [], 1)
 
@@ -58,7 +73,7 @@ async def test_in_the_background_and_in_the_end(
     hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner = runner_of(run)
-    async with pushing(await prepared(Push(to=TO)), runner, 0.01):
+    async with pushing(runner, 0.01):
         finish(runner, 0)
         await until(lambda: hf.calls["hub.commit"] > 0 and ids(hf) == ["t-0"])
         finish(runner, 1)
@@ -70,7 +85,7 @@ async def test_in_the_background_and_in_the_end(
 
 async def test_commits_are_some_time_apart(hf: LocalHF, run: RunDirectory) -> None:
     runner = runner_of(run)
-    async with pushing(await prepared(Push(to=TO)), runner, 3600):
+    async with pushing(runner, 3600):
         for number in range(5):
             finish(runner, number)
         await anyio.sleep(0.1)
@@ -85,7 +100,7 @@ async def test_what_was_finished_before_is_pushed_too(hf: LocalHF, run: RunDirec
     add(run, rollout("t-1", 1))
     await anyio.to_thread.run_sync(push_run, run, Push(to=TO))
     add(run, rollout("t-2", 2))  # the process was killed before this was pushed
-    async with pushing(await prepared(Push(to=TO)), runner, 0.01):
+    async with pushing(runner, 0.01):
         finish(runner, 3)
     assert ids(hf) == ["t-0", "t-1", "t-2", "t-3"]
 
@@ -93,10 +108,10 @@ async def test_what_was_finished_before_is_pushed_too(hf: LocalHF, run: RunDirec
 async def test_a_hub_that_stays_away_costs_nothing(
     hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    repository = await prepared(Push(to=TO))
+    opened = await opened_push(0.01)
     hf.faults.routes, hf.faults.failing, hf.faults.statuses = ("hub.commit",), 1.0, (500,)
     runner = runner_of(run)
-    async with pushing(repository, runner, 0.01):
+    async with opened.running(runner):
         finish(runner, 0)
         await until(lambda: hf.calls["hub.commit"] > 3)
     assert caplog.text.count("answered 500") == 1  # said once, not each time
@@ -110,10 +125,10 @@ async def test_a_hub_that_comes_back(
     hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     hf.faults.plan("hub.create", *[503] * 3)
-    repository = await prepared(Push(to=TO))
-    assert "the run goes on, and it is tried again" in caplog.text
+    opened = await opened_push(0.01)
+    assert "the run goes on, and the push tries again" in caplog.text
     runner = runner_of(run)
-    async with pushing(repository, runner, 0.01):
+    async with opened.running(runner):
         finish(runner, 0)
         await until(lambda: hf.calls["hub.commit"] > 0)
     assert ids(hf) == ["t-0"]
@@ -123,9 +138,9 @@ async def test_a_hub_that_comes_back(
 async def test_a_token_that_is_revoked_meanwhile(
     hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    repository = await prepared(Push(to=TO))
+    opened = await opened_push(0.01)
     runner = runner_of(run)
-    async with pushing(repository, runner, 0.01):
+    async with opened.running(runner):
         hf.accounts.revoke(hf.token)
         finish(runner, 0)
     assert "Hugging Face does not accept the token" in caplog.text
@@ -135,21 +150,19 @@ async def test_a_token_that_is_revoked_meanwhile(
 async def test_a_wrong_token_is_told_before_the_run(hf: LocalHF, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", hf.add_token(["repo.content.read"]))
     with pytest.raises(UsageError, match="the Hugging Face token may not do that"):
-        await prepared(Push(to=TO))
+        await opened_push(1.0)
 
 
 async def test_nothing_is_asked_where_nothing_is_to_be_pushed(hf: LocalHF, run: RunDirectory) -> None:
-    assert await prepared(Push()) is None
-    async with pushing(None, runner_of(run), 1.0):
-        pass
+    assert hub_extensions(Push()) == ()
     assert not hf.calls
 
 
 async def test_what_ends_a_run_is_raised_as_it_is(hf: LocalHF, run: RunDirectory) -> None:
-    repository, runner = await prepared(Push(to=TO)), runner_of(run)
+    opened, runner = await opened_push(3600), runner_of(run)
 
     async def fail() -> None:
-        async with pushing(repository, runner, 3600):
+        async with opened.running(runner):
             finish(runner, 0)
             raise SweError("the disk is full")
 
@@ -160,10 +173,10 @@ async def test_what_ends_a_run_is_raised_as_it_is(hf: LocalHF, run: RunDirectory
 
 async def test_a_run_does_not_wait_for_a_push(hf: LocalHF, run: RunDirectory) -> None:
     """The event loop goes on while a commit takes its time."""
-    repository = await prepared(Push(to=TO))
+    opened = await opened_push(0.001)
     runner = runner_of(run)
     hf.faults.latency = 0.5
-    async with pushing(repository, runner, 0.001):
+    async with opened.running(runner):
         finish(runner, 0)
         await until(lambda: hf.calls["hub.commit"] + hf.calls["hub.validate"] > 0)
         with anyio.fail_after(5):
@@ -177,7 +190,7 @@ async def test_a_run_does_not_wait_for_a_push(hf: LocalHF, run: RunDirectory) ->
 
 async def test_secrets_that_only_the_run_knows(hf: LocalHF, run: RunDirectory) -> None:
     runner = runner_of(run)
-    async with pushing(await prepared(Push(to=TO)), runner, 3600):
+    async with pushing(runner, 3600):
         run.redactor.add("of-the-sandbox-alone")
         record = rollout("t-0")
         add(run, record, patch=b"+ of-the-sandbox-alone\n")

@@ -87,43 +87,52 @@ def push_run(run: RunDirectory, options: Push) -> PushResult:
     )
 
 
-async def prepared(options: Push) -> Repository | None:
-    """The data set that a run is to be pushed to, asked for before anything else is done: a wrong token is
-    told now, not in the end. None where there is none to push to.
-
-    Raises:
-        UsageError: It can never be pushed like this.
-    """
-    if options.to is None:
-        return None
-    repository = await anyio.to_thread.run_sync(Repository, options)
-    try:
-        await anyio.to_thread.run_sync(repository.open)
-    except TryLater as error:
-        logger.warning("%s; the run goes on, and it is tried again", sentence(error))
-    return repository
-
-
-@asynccontextmanager
-async def pushing(repository: Repository | None, runner: Runner, every: float) -> AsyncIterator[None]:
-    """Push what `runner` finishes, and what its run had finished before; in the end what is left.
-
-    Nothing that goes wrong with it is raised: it is logged.
+class HubPush:
+    """The extension of a run that pushes its rollouts to a data set while the run goes on.
 
     Args:
-        every: Seconds between two commits at least.
+        options: `to` names the data set.
     """
-    if repository is None:
-        yield
-        return
-    pusher = _Pusher(repository, runner.store, every)
-    runner.observe(pusher)
-    pusher.start()
-    try:
-        yield
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(pusher.close)
+
+    def __init__(self, options: Push) -> None:
+        self._options = options
+        self._repository: Repository | None = None
+
+    async def prepare(self) -> None:
+        """Open the data set, before anything of the run is open, so that a wrong token is reported at once.
+
+        A Hub that does not answer is a warning: the push tries again later.
+
+        Raises:
+            UsageError: No later attempt can succeed either.
+        """
+        self._repository = await anyio.to_thread.run_sync(Repository, self._options)
+        try:
+            await anyio.to_thread.run_sync(self._repository.open)
+        except TryLater as error:
+            logger.warning("%s; the run goes on, and the push tries again", sentence(error))
+
+    @asynccontextmanager
+    async def running(self, runner: Runner) -> AsyncIterator[None]:
+        """Push what `runner` finishes and what its run had finished before; at the end, push what is left.
+
+        Errors are logged, never raised. `prepare` was called before.
+        """
+        if self._repository is None:
+            raise RuntimeError("HubPush.running was called before HubPush.prepare")
+        pusher = _Pusher(self._repository, runner.store, self._options.every)
+        runner.observe(pusher)
+        pusher.start()
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(pusher.close)
+
+
+def hub_extensions(options: Push) -> tuple[HubPush, ...]:
+    """Return the extensions of a run with these options: none where there is no data set to push to."""
+    return () if options.to is None else (HubPush(options),)
 
 
 class _Pusher:

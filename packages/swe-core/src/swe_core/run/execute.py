@@ -8,10 +8,16 @@ import os
 import platform
 import resource
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import anyio
 import anyio.to_thread
@@ -26,7 +32,6 @@ from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.sandbox import Asset, SandboxProvider
 from swe_core.api.worker import RolloutWorker
 from swe_core.errors import ConfigError, SweError
-from swe_core.hub.push import prepared, pushing
 from swe_core.interception.server import InterceptionServer
 from swe_core.plugins.manager import PluginSet
 from swe_core.plugins.notifications import PluginObserver
@@ -64,6 +69,22 @@ class RunResult:
     cancelled: bool
 
 
+class RunExtension(Protocol):
+    """What runs beside the rollouts of a run, such as a push to the Hub or an experiment tracker."""
+
+    async def prepare(self) -> None:
+        """Check and open what the extension needs. Called once, before anything of the run is open.
+
+        Raises:
+            SweError: The run cannot have the extension, and does not start.
+        """
+        ...
+
+    def running(self, runner: Runner) -> AbstractAsyncContextManager[None]:
+        """Return a context that is open while rollouts run. It may observe `runner`."""
+        ...
+
+
 async def execute(
     plan: Plan,
     plugins: PluginSet,
@@ -74,6 +95,7 @@ async def execute(
     resume: bool = False,
     again: Collection[Outcome] = (),
     lock: bool = True,
+    extensions: Sequence[RunExtension] = (),
 ) -> RunResult:
     """Run `plan` into the directory `out`. `ending_signals` cancel it: what was running is recorded.
 
@@ -86,6 +108,7 @@ async def execute(
             again by `Runner.run_all`; a worker that runs rollouts itself knows it of its own.
         again: With `resume`: rollouts that ended like this are run again.
         lock: Whether to lock the run directory; False where another process of this run has done so.
+        extensions: What runs beside the rollouts, such as a push to the Hub. The first ends last.
 
     Raises:
         SweError: The run could not start, or could not go on.
@@ -98,7 +121,8 @@ async def execute(
         grader = cast(Grader, plan.grader.create())
         if resume and lock:  # before anything is done: another process may be in it
             stack.enter_context(locked(out))
-        repository = await prepared(plan.settings.push)
+        for extension in extensions:
+            await extension.prepare()
         reaped = await provider.reap()
         if reaped:
             logger.warning("removed %d sandboxes that a run which lives no more left behind", reaped)
@@ -124,7 +148,9 @@ async def execute(
             left = [request for request in requests if request.id not in finished]
             observers = [observe(left, [*notes, *meaning] if resume else notes), PluginObserver(plugins)]
             runner = Runner(requests, parts, directory, observers, plan.settings.run.concurrency)
-            async with pushing(repository, runner, plan.settings.push.every):
+            async with AsyncExitStack() as running:
+                for extension in extensions:
+                    await running.enter_async_context(extension.running(runner))
                 with _announced(gate, out), settled():
                     cancelled = await _until_signalled(worker, runner)
     return RunResult(directory, cancelled)

@@ -18,6 +18,7 @@ from pathlib import Path
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.errors import SweError, sentence
+from swe_core.hub.push import hub_extensions
 from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.run.execute import execute
 from swe_core.run.plan import plan_run
@@ -148,7 +149,8 @@ def _feed(start: Start, link: Link) -> None:
             logger.warning("%s", note)
         return _Silent()
 
-    run(partial(execute, resume=True, lock=False), plan, plugins, Path(start.directory), observe, feeder)
+    going = partial(execute, resume=True, lock=False, extensions=hub_extensions(settings.push))
+    run(going, plan, plugins, Path(start.directory), observe, feeder)
 
 
 def _dead(url: str | None) -> bool:
