@@ -1,4 +1,4 @@
-"""`swe-core plugins`: every plugin, what it components, and the error of a broken one."""
+"""`swe-core plugins`: every plugin, the components it registers, and the error of a broken one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swe_core.plugins.manager import Plugin, PluginSet, allow_list
 @click.option("-p", "extra", multiple=True, metavar="PLUGIN", help="As in `swe-core run`.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def plugins(extra: tuple[str, ...], as_json: bool) -> None:
-    """List every plugin, its distribution and version, what it components, and what is broken."""
+    """List every plugin, its distribution and version, the components it registers, and what is broken."""
     found = PluginSet(extra=extra, allow=allow_list(os.environ)).plugins.values()
     if as_json:
         click.echo(json.dumps([_as_dict(plugin) for plugin in found], indent=2))
