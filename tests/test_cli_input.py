@@ -146,9 +146,9 @@ def test_a_network_that_the_sandbox_cannot_deny_is_refused_before_anything_is_gr
 COMMANDS = ("space", "job", "restore")
 ABSENT = f"""
 import sys
-from swe_core import plugins
+from swe_core.plugins import manager
 from swe_core.cli import main
-plugins._installed = lambda: set()
+manager._installed = lambda: set()
 for command in {COMMANDS!r}:
     sys.argv = ["swe-core", command]
     try:

@@ -77,7 +77,7 @@ def arrows(package: str) -> dict[str, set[str]]:
 
 
 def table(head: str) -> dict[str, set[str]]:
-    """Room → the rooms that it may import, from the table of docs/architecture.md below the heading `head`."""
+    """Room → the rooms that it may import, from the table below a heading of docs/architecture.md."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     section = re.split(r"(?m)^#+ ", text.partition(f"## {head}\n")[2], maxsplit=1)[0]
     rows = [

@@ -55,7 +55,7 @@ def test_a_temporary_directory_that_is_too_long_is_refused_before_an_engine_is_a
         monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * length)
         fits = len(f"/{'x' * length}/swe-docker-12345678/s/00000000.sock") <= 107
         with nullcontext() if fits else pytest.raises(PolicyRefused, match="set TMPDIR to a shorter"):
-            DockerProvider(DockerConfig()).refuse(SandboxSpec())
+            DockerProvider(DockerConfig()).check_supported(SandboxSpec())
 
 
 def test_the_plugin_is_asked() -> None:

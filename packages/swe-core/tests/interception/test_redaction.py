@@ -137,9 +137,15 @@ def test_the_pieces_of_a_reply_join_to_the_reply(
         ],
     }
     seen = join(shown(list(cut(message, size)), redactor))
-    if len(secrets) == 1:  # where several overlap, any one of them may be replaced
+    if len(secrets) == 1 and not _overlaps_itself(
+        *secrets
+    ):  # of places that overlap, any one may be replaced
         assert seen == redactor.value(message)
     assert not any(secret in text for secret in secrets for text in _texts(seen))
+
+
+def _overlaps_itself(secret: str) -> bool:
+    return any(secret.startswith(secret[begin:]) for begin in range(1, len(secret)))
 
 
 def test_ordinary_text_does_not_wait() -> None:

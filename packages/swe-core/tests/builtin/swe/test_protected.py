@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swe_core.api.task import Task
 from swe_core.builtin.swe.git_trees import LINK, Changes, Entry, Trees, ancestors, blob_id
-from swe_core.builtin.swe.merge_trees import digest_of_tests, settle
+from swe_core.builtin.swe.merge_trees import digest_of_tests, merge_trees
 from swe_core.builtin.swe.protected import Protection
 from swe_core.builtin.swe.test_files import files_to_run
 from swe_testing.records import make_task
@@ -117,7 +117,7 @@ def test_configuration_counts_where_the_runner_looks(name: str) -> None:
 
 def test_compiled_files_of_the_base_stay_the_bases() -> None:
     repository = trees("pkg/__pycache__/x.pyc", "tests/test_a.py", model={"pkg/__pycache__/x.pyc": NEW})
-    done = settle(repository, Protection(repository, task("tests/test_a.py::t")), {})
+    done = merge_trees(repository, Protection(repository, task("tests/test_a.py::t")), {})
     assert done.is_base
     assert [found.kind for found in done.tampering] == ["shadow"]
 
@@ -209,7 +209,7 @@ def test_the_graded_tree_is_one_and_its_protected_files_are_the_references(
     )
     rules = Protection(repository, task("tests/test_x.py::test", "pkg/test_x.py::test"))
     contents = {digit * 40: target for digit, target in TARGETS.items()}
-    done = settle(repository, rules, contents)
+    done = merge_trees(repository, rules, contents)
     graded = {p: e for p, e in {**base, **done.changes}.items() if e is not None}
     for path in {*base, *model, *reference, *graded}:
         assert not (path in graded and any(above in graded for above in ancestors(path)))
@@ -224,4 +224,5 @@ def test_the_graded_tree_is_one_and_its_protected_files_are_the_references(
         if graded.get(path) not in (repository.in_model(path), reference.get(path)):
             assert path in told
     empty = Trees(base=base, model={}, tests=repository.tests, reference=repository.reference)
-    assert settle(empty, Protection(empty, task("tests/test_x.py::t", "pkg/test_x.py::t")), contents).is_base
+    protection = Protection(empty, task("tests/test_x.py::t", "pkg/test_x.py::t"))
+    assert merge_trees(empty, protection, contents).is_base

@@ -27,6 +27,7 @@ from anyio.abc import ByteStream, SocketAttribute, SocketStream
 from swe_core.api.sandbox import Asset, Process, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.local.provider import LocalProvider
+from swe_core.sandboxing.background import helper_task_group
 from swe_core.sandboxing.relay import launcher
 from swe_core.sandboxing.relay.pull_relay import (
     ExecTransport,
@@ -36,7 +37,6 @@ from swe_core.sandboxing.relay.pull_relay import (
     http_client,
     reach_by_pull,
 )
-from swe_core.sandboxing.relay.unix_socket import background
 from swe_core.system.http_server import serve
 from swe_testing.sandbox.base import PATIENCE
 
@@ -174,7 +174,7 @@ class Proxy:
     async def serving(self) -> AsyncIterator[int]:
         """Yields its port."""
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-        async with listener, background() as tasks:
+        async with listener, helper_task_group() as tasks:
             tasks.start_soon(listener.serve, self._connected)
             yield listener.extra(SocketAttribute.local_port)
 
@@ -183,7 +183,7 @@ class Proxy:
         """Yields its unix socket."""
         with TemporaryDirectory(prefix="proxy") as folder:
             path = Path(folder) / "s"
-            async with await anyio.create_unix_listener(path) as listener, background() as tasks:
+            async with await anyio.create_unix_listener(path) as listener, helper_task_group() as tasks:
                 tasks.start_soon(listener.serve, self._connected)
                 yield path
 
@@ -333,7 +333,7 @@ async def dialing_into(inner: Sandbox) -> AsyncIterator[Dial]:
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     endpoint = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
     try:
-        async with listener, background() as tasks:
+        async with listener, helper_task_group() as tasks:
             tasks.start_soon(listener.serve, called)
             async with inner.reach(endpoint) as url:
                 process = await inner.start(["python3", "-c", _BACK, url])
