@@ -65,6 +65,10 @@ class SandboxSpec(BaseModel):
     write_protect: bool = Field(default=False, description="whether `Sandbox.protect` is to be used")
     labels: dict[str, str] = Field(default_factory=dict, description="shown by the provider's own tools")
 
+    def for_grading(self) -> SandboxSpec:
+        """Return the same sandbox for a grader: without a network and without the agent's assets."""
+        return self.model_copy(update={"network": "none", "assets": ()})
+
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:

@@ -33,8 +33,6 @@ from swe_core.system.detached import nobody_cancelled
 
 logger = logging.getLogger(__name__)
 
-_FRESH = {"assets": (), "network": "none"}
-
 
 async def run_rollout(
     request: RolloutRequest,
@@ -147,7 +145,7 @@ async def _grade(
     request: RolloutRequest, parts: RunContext, folder: RolloutFolder, notes: RolloutState
 ) -> Grade:
     limits = request.limits
-    spec = request.spec.model_copy(update=_FRESH)
+    spec = request.spec.for_grading()
     with notes.phase("grade"), _budget("grade", limits.verdict, GraderError):
         graded = await parts.grader.grade(request.task, notes.patch, notes.opens["grade"], spec, limits.grade)
     if not isinstance(graded, Graded):

@@ -137,7 +137,7 @@ def check_sandbox_supported(provider: SandboxProvider, settings: Settings, *, ag
     asked = SandboxSpec(**settings.resources.model_dump())
     for who, spec in (
         *([("agents", asked)] if agents else []),
-        ("tests", asked.model_copy(update={"network": "none"})),
+        ("tests", asked.for_grading()),
     ):
         try:
             provider.check_supported(spec)

@@ -104,7 +104,7 @@ async def _again(
     provider: SandboxProvider,
     grader: Grader,
 ) -> Regraded:
-    spec = sandbox_spec(task, settings).model_copy(update={"network": "none"})
+    spec = sandbox_spec(task, settings).for_grading()
     patch = run.patch(rollout.id)
     if patch is None and rollout.patch_bytes:
         error = f"its patch of {rollout.patch_bytes} bytes is no longer in the run directory"

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from swe_core.api.grader import Graded, Suspicion
-from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.api.sandbox import Asset, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.builtin.swe.run_tests import HeadAndTail
 from swe_core.errors import GraderError, SandboxDied, SandboxError
 from swe_testing.records import make_task
@@ -323,6 +323,16 @@ async def test_a_sandbox_without_a_repository_is_an_error(calc: Graders) -> None
     calc.repo.sh("rm -rf .git")
     with pytest.raises(SandboxError, match="not the top of a git work tree"):
         await calc.grade(calc.task.patch)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"network": "llm"}, {"assets": (Asset(name="a", path="/a", digest="1"),)}]
+)
+async def test_grader_rejects_spec_that_is_not_for_grading(calc: Graders, changed: dict[str, Any]) -> None:
+    spec = calc.repo.spec.model_copy(update=changed)
+    with pytest.raises(GraderError, match=r"no network and no assets: open it from SandboxSpec\.for_grading"):
+        await swe_grader().grade(calc.task, b"", calc.provider, spec, 1)
+    assert spec.for_grading() == calc.repo.spec
 
 
 async def test_tests_that_hang_are_the_patchs_doing(calc: Graders) -> None:

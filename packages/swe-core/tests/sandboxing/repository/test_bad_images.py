@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from swe_core.api.grader import Graded
-from swe_core.api.sandbox import ASSETS_DIR, Asset, SandboxProvider, SandboxSpec
+from swe_core.api.sandbox import ASSETS_DIR, Asset, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.errors import GraderError, SandboxError, SweError
 from swe_testing.records import make_task
@@ -35,22 +37,26 @@ def task(repo: Repo) -> Task:
 
 
 async def grade(
-    task: Task, provider: SandboxProvider, spec: SandboxSpec, patch: str = "", timeout: float = 120
+    task: Task, provider: object, spec: SandboxSpec, patch: str = "", timeout: float = 120
 ) -> Graded:
-    return await swe_grader(log_mb=1).grade(task, (patch or task.patch).encode(), provider, spec, timeout)
+    given = (patch or task.patch).encode()
+    return await swe_grader(log_mb=1).grade(task, given, cast(SandboxProvider, provider), spec, timeout)
 
 
-def without(program: str, tmp_path: Path, spec: SandboxSpec) -> SandboxSpec:
-    """A sandbox whose PATH has all of /usr/bin but one program."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name in os.listdir("/usr/bin"):
-        if name != program:
-            (programs / name).symlink_to(f"/usr/bin/{name}")
-    path = f"{ASSETS_DIR}/programs"
-    return spec.model_copy(
-        update={"assets": (Asset(name="programs", path=programs, digest="0"),), "env": {"PATH": path}}
-    )
+class Lacking:
+    """A provider of sandboxes whose PATH has all of /usr/bin but one program."""
+
+    def __init__(self, program: str, inner: SandboxProvider, programs: Path) -> None:
+        self._inner, self._programs = inner, programs
+        programs.mkdir()
+        for name in os.listdir("/usr/bin"):
+            if name != program:
+                (programs / name).symlink_to(f"/usr/bin/{name}")
+
+    def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        asset = Asset(name="programs", path=self._programs, digest="0")
+        env = {"PATH": f"{ASSETS_DIR}/programs"}
+        return self._inner.open(spec.model_copy(update={"assets": (asset,), "env": env}))
 
 
 async def test_an_image_without_the_repository(task: Task, provider: SandboxProvider) -> None:
@@ -62,7 +68,7 @@ async def test_an_image_without_git(
     task: Task, repo: Repo, provider: SandboxProvider, tmp_path: Path
 ) -> None:
     with pytest.raises(SweError, match="git"):
-        await grade(task, provider, without("git", tmp_path, repo.spec))
+        await grade(task, Lacking("git", provider, tmp_path / "programs"), repo.spec)
 
 
 async def test_an_image_without_the_test_runner(
@@ -70,12 +76,12 @@ async def test_an_image_without_the_test_runner(
 ) -> None:
     """Whatever the patch, since no patch can help it."""
     task = task.model_copy(update={"test_command": "pytest -rA"})
-    spec = without("pytest", tmp_path, repo.spec)
+    lacking = Lacking("pytest", provider, tmp_path / "programs")
     for patch in ("", "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1,2 @@\n+# more\n def add(a, b):\n"):
         with pytest.raises(
             GraderError, match=r"'pytest -rA' printed no pytest results .exit code 127.*pytest.*not found"
         ):
-            await grade(task, provider, spec, patch)
+            await grade(task, lacking, repo.spec, patch)
 
 
 LINE = "0" * 32 + " 0 0 s" + " 00" * 300

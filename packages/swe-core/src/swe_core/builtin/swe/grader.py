@@ -75,6 +75,10 @@ class SweGrader:
         gave no result at all, the task's reference is run the same way, once for this grader: what the
         reference does too is the task's own; where it gives no result either, it is an error, no verdict.
         """
+        if spec != spec.for_grading():
+            raise GraderError(
+                "the sandbox of a grader has no network and no assets: open it from SandboxSpec.for_grading()"
+            )
         hashes = Hashes(task=task.digest, patch=hashlib.sha256(patch).hexdigest())
         if not patch.strip():
             return _unresolved("the patch is empty: the agent changed nothing", hashes)

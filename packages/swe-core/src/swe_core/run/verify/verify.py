@@ -81,7 +81,7 @@ def methods_of(settings: Settings, plugins: PluginSet, cheats: Sequence[Cheat], 
     grader = resolve_component(settings, plugins, "grader", settings.run.grader)
 
     def spec(task: Task) -> SandboxSpec:
-        return sandbox_spec(task, settings).model_copy(update={"network": "none"})
+        return sandbox_spec(task, settings).for_grading()
 
     provider = cast(SandboxProvider, sandbox.create())
     check_sandbox_supported(provider, settings, agents=False)
