@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
 
@@ -13,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.api import request_diff as module
-from swe_core.api.records import Turn
-from swe_core.api.request_diff import RequestDiff, requests
+from swe_core.api.records import Turn, requests_of
+from swe_core.api.request_diff import RequestDiff
 from swe_core.errors import UsageError
 from swe_testing.records import make_turn
 
@@ -34,7 +35,7 @@ def _turns(bodies: list[dict[str, Any]]) -> list[Turn]:
     diff = RequestDiff()
     turns = []
     for index, body in enumerate(bodies):
-        turn = make_turn(index, **diff.added(index, body)._asdict())
+        turn = Turn.from_request(diff, index, body, started_at=datetime.now(UTC), seconds=0, reply=None)
         turns.append(Turn.model_validate_json(turn.model_dump_json()))
     return turns
 
@@ -57,7 +58,7 @@ def _agents(draw: st.DrawFn) -> list[dict[str, Any]]:
 @given(_agents() | st.lists(_body, max_size=6))
 def test_requests_come_back_and_add_as_little_as_possible(bodies: list[dict[str, Any]]) -> None:
     turns = _turns(bodies)
-    assert list(requests(turns)) == bodies
+    assert list(requests_of(turns)) == bodies
     for index, turn in enumerate(turns):
         messages = bodies[index]["messages"]
         shared = [_shared(earlier["messages"], messages) for earlier in bodies[:index]]
@@ -67,7 +68,7 @@ def test_requests_come_back_and_add_as_little_as_possible(bodies: list[dict[str,
 @given(_agents())
 def test_requests_come_back_where_beginnings_were_forgotten(bodies: list[dict[str, Any]]) -> None:
     with mock.patch.object(module, "_KNOWN", 3):
-        assert list(requests(_turns(bodies))) == bodies
+        assert list(requests_of(_turns(bodies))) == bodies
 
 
 def _shared(one: list[Any], other: list[Any]) -> int:
@@ -89,14 +90,14 @@ def test_tools_that_go_away_are_gone() -> None:
     bodies = [{"messages": [message], "tools": [{"type": "other"}]}, {"messages": [message]}]
     turns = _turns(bodies)
     assert turns[1].params == {"tools": None}
-    assert list(requests(turns)) == bodies
+    assert list(requests_of(turns)) == bodies
 
 
 def test_agents_that_take_turns_are_stored_as_those_that_come_one_after_another() -> None:
     each = [list(_talk(agent)) for agent in range(4)]
     one_after_another = [body for bodies in each for body in bodies]
     taking_turns = [body for bodies in zip(*each, strict=True) for body in bodies]
-    assert list(requests(_turns(taking_turns))) == taking_turns
+    assert list(requests_of(_turns(taking_turns))) == taking_turns
     assert _size(taking_turns) < 1.3 * _size(one_after_another)
 
 
@@ -122,7 +123,7 @@ def test_a_prompt_that_changes_each_time_does_not_repeat_the_tools_of_its_agent(
     turns = _turns(bodies)
     assert [turn.kept for turn in turns] == [0] * 6
     assert ["tools" in turn.params for turn in turns] == [True] * 2 + [False] * 4
-    assert list(requests(turns)) == bodies
+    assert list(requests_of(turns)) == bodies
 
 
 def test_what_is_known_stays_bounded() -> None:
@@ -137,13 +138,13 @@ def test_a_turn_that_names_none_goes_on_from_the_one_before() -> None:
     """As all did in format 4."""
     messages = [{"role": "user", "content": text} for text in "abc"]
     turns = [make_turn(index, kept=index, messages=[messages[index]]) for index in range(3)]
-    assert [body["messages"] for body in requests(turns)] == [messages[:1], messages[:2], messages]
+    assert [body["messages"] for body in requests_of(turns)] == [messages[:1], messages[:2], messages]
 
 
-def test_a_turn_that_goes_on_from_none_that_is_there_is_told() -> None:
+def test_requests_of_rejects_turn_without_its_predecessor() -> None:
     turns = _turns([{"messages": [{"role": "user", "content": "a"}]}] * 3)
-    with pytest.raises(UsageError, match="turn 1 goes on from turn 0, which is not among those before it"):
-        list(requests(turns[1:]))
+    with pytest.raises(UsageError, match="turn 1 continues turn 0, which is not among the turns before it"):
+        list(requests_of(turns[1:]))
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,6 @@ def test_a_turn_that_goes_on_from_none_that_is_there_is_told() -> None:
 )
 def test_what_is_equal_in_python_and_another_json_is_kept_apart(one: object, other: object) -> None:
     bodies = [{"messages": [{"role": "user", "content": "x", "hint": {"cache": v}}]} for v in (one, other)]
-    assert [orjson.dumps(body) for body in requests(_turns(bodies))] == [
+    assert [orjson.dumps(body) for body in requests_of(_turns(bodies))] == [
         orjson.dumps(body) for body in bodies
     ]

@@ -13,8 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession, Usage
-from swe_core.api.records import Turn
-from swe_core.api.request_diff import requests
+from swe_core.api.records import Turn, requests_of
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.builtin.replay import ReplayConfig
@@ -63,7 +62,7 @@ async def test_a_tool_task_with_the_sdk_streaming_and_not(server: InterceptionSe
     assert [turn.kept for turn in turns] == [0, 1, 3, 4]
     assert [turn.index for turn in turns] == [0, 1, 2, 3]
     sent = [{**body, "model": "any"} for body in (seen.body for seen in provider.requests)]
-    for there, here in zip(sent, requests(turns), strict=True):
+    for there, here in zip(sent, requests_of(turns), strict=True):
         assert there["messages"] == here["messages"]
         assert there["tools"] == here["tools"]
 

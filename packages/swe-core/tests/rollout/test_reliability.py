@@ -24,8 +24,7 @@ import pytest
 import tenacity
 
 from swe_core.api.engine import Engine, EngineSession
-from swe_core.api.records import Ledger
-from swe_core.api.request_diff import requests
+from swe_core.api.records import Ledger, requests_of
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
 from swe_core.rollout.run_directory import RunDirectory
@@ -350,7 +349,7 @@ async def test_what_was_acknowledged_before_a_kill_is_on_disk(
     for agent in agents:
         turns = run.turns(agent.name)
         answers: Counter[tuple[str, str]] = Counter()
-        for turn, body in zip(turns, requests(turns), strict=True):
+        for turn, body in zip(turns, requests_of(turns), strict=True):
             if turn.reply is None:
                 errors += 1
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -9,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swe_core.api.engine import ForkCause, Rendered, Usage
 from swe_core.api.grader import Grade
-from swe_core.errors import Boundary
+from swe_core.api.request_diff import RequestDiff
+from swe_core.errors import Boundary, UsageError
 
 FORMAT_VERSION = 5
 READABLE = (4, FORMAT_VERSION)
@@ -85,6 +87,47 @@ class Turn(Record):
     usage: Usage = Field(default_factory=Usage)
     error: str | None = None
     tokens: TurnTokens | None = None
+
+    @classmethod
+    def from_request(cls, diff: RequestDiff, index: int, body: Mapping[str, Any], **fields: Any) -> Turn:
+        """Return the turn of a request, with only what the request adds to an earlier one.
+
+        Args:
+            diff: What the rollout's requests before this one held.
+            body: The request body, in chat-completions form.
+            fields: The fields that the request does not decide.
+        """
+        return cls(index=index, **diff.added(index, body)._asdict(), **fields)
+
+
+def requests_of(turns: Iterable[Turn]) -> Iterator[dict[str, Any]]:
+    """Yield the request bodies that `turns`, all of a rollout in their order, were recorded from.
+
+    A `tools` that was null comes back as absent.
+
+    Raises:
+        UsageError: A turn adds to one that is not among those before it.
+    """
+    turns = list(turns)
+    before = [None, *(turn.index for turn in turns)]
+    earlier = [last if turn.after is None else turn.after for last, turn in zip(before, turns, strict=False)]
+    needed = {index: place for place, index in enumerate(earlier)}  # until its last reader
+    known: dict[int | None, tuple[list[dict[str, Any]], object]] = {None: ([], None)}
+    for place, (turn, index) in enumerate(zip(turns, earlier, strict=True)):
+        if index not in known:
+            raise UsageError(
+                f"turn {turn.index} continues turn {index}, which is not among the turns before it: "
+                "the file has lost lines"
+            )
+        messages, tools = known[index] if needed[index] > place else known.pop(index)
+        messages = [*messages[: turn.kept], *turn.messages]
+        tools = turn.params.get("tools", tools)
+        if turn.index in needed:
+            known[turn.index] = messages, tools
+        body = {**turn.params, "messages": messages, "tools": tools}
+        if tools is None:
+            del body["tools"]
+        yield body
 
 
 class Undelivered(Record):

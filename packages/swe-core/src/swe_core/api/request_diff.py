@@ -1,15 +1,12 @@
-"""Requests as turns and back: each turn keeps only what its request added to that of an earlier one."""
+"""RequestDiff: what each request of a rollout adds to an earlier one, which is all that its turn keeps."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
-
-from swe_core.api.records import Turn
-from swe_core.errors import UsageError
 
 _KNOWN = 2**16
 """Beginnings of requests that are known at most, in about 10 MB. With more all are forgotten, and each of the
@@ -83,36 +80,6 @@ class RequestDiff:
             before = digests[-1] if digests else b""
             digests.append(hashlib.blake2b(before + orjson.dumps(message), digest_size=16).digest())
         return digests
-
-
-def requests(turns: Iterable[Turn]) -> Iterator[dict[str, Any]]:
-    """The request bodies that `turns`, all of a rollout in their order, were recorded from.
-
-    A `tools` that was null comes back as absent.
-
-    Raises:
-        UsageError: A turn goes on from one that is not among those before it.
-    """
-    turns = list(turns)
-    before = [None, *(turn.index for turn in turns)]
-    earlier = [last if turn.after is None else turn.after for last, turn in zip(before, turns, strict=False)]
-    needed = {index: place for place, index in enumerate(earlier)}  # until its last reader
-    known: dict[int | None, tuple[list[dict[str, Any]], object]] = {None: ([], None)}
-    for place, (turn, index) in enumerate(zip(turns, earlier, strict=True)):
-        if index not in known:
-            raise UsageError(
-                f"turn {turn.index} goes on from turn {index}, which is not among those before it: "
-                "its file has lost lines"
-            )
-        messages, tools = known[index] if needed[index] > place else known.pop(index)
-        messages = [*messages[: turn.kept], *turn.messages]
-        tools = turn.params.get("tools", tools)
-        if turn.index in needed:
-            known[turn.index] = messages, tools
-        body = {**turn.params, "messages": messages, "tools": tools}
-        if tools is None:
-            del body["tools"]
-        yield body
 
 
 def _is_same(one: Any, other: Any) -> bool:

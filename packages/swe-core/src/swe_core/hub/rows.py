@@ -14,8 +14,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from swe_core.api.records import Rollout, Turn
-from swe_core.api.request_diff import requests
+from swe_core.api.records import Rollout, Turn, requests_of
 from swe_core.hub.pushed_run import public_name
 from swe_core.interception.dialects.chat import ChatCompletions
 from swe_core.rollout.run_directory import RunDirectory
@@ -134,7 +133,7 @@ _SAME = (
 
 def _conversation(turns: Sequence[Turn]) -> tuple[list[Mapping[str, Any]] | None, str | None]:
     """The conversation of the last call that was answered, with the answer, and its tools as JSON."""
-    for turn, body in reversed(list(zip(turns, requests(turns), strict=True))):
+    for turn, body in reversed(list(zip(turns, requests_of(turns), strict=True))):
         if turn.reply is not None:
             whole = {"messages": [*body["messages"], turn.reply], "tools": body.get("tools")}
             asked = ChatCompletions().parse(orjson.dumps(whole))

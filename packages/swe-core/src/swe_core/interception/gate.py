@@ -317,13 +317,12 @@ class Gate:
 
     def _record_tokens(self, tokens: TurnTokens, started_at: datetime, seconds: float, error: str) -> None:
         """Record a call without what could not be written, so that the record accounts for its tokens."""
-        turn = Turn(
-            index=self.turns,
+        turn = Turn.from_request(
+            RequestDiff(),
+            self.turns,
+            {"messages": []},
             started_at=started_at,
             seconds=round(seconds, 6),
-            kept=0,
-            messages=[],
-            params={},
             reply=None,
             error=error,
             tokens=tokens,
@@ -354,16 +353,13 @@ class Gate:
         tokens: TurnTokens | None,
         error: str | None,
     ) -> Turn:
-        added = self._diff.added(self.turns, request.body)
         completion = ended.outcome if isinstance(ended.outcome, Completion) else None
-        return Turn(
-            index=self.turns,
+        return Turn.from_request(
+            self._diff,
+            self.turns,
+            request.body,
             started_at=started_at,
             seconds=round(seconds, 6),
-            after=added.after,
-            kept=added.kept,
-            messages=added.messages,
-            params=added.params,
             reply=completion.message if completion else None,
             finish_reason=completion.finish_reason if completion else None,
             usage=completion.usage if completion else Usage(completion_tokens=_length(ended.sampled)),
