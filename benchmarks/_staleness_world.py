@@ -28,6 +28,8 @@ from swe_core.api.records import Outcome, Rollout, Turn, TurnTokens
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.api.task import Task
+from swe_core.api.worker import FinishedRollout
+from swe_core.tokens.chains import chains_of
 from swe_trainer_trl.journal.groups import Assessed, Row
 from swe_trainer_trl.journal.journal import OpenGroup, ReadyGroup
 from swe_trainer_trl.rollouts import group_scheduler, metrics, staleness, worker
@@ -137,7 +139,6 @@ class _Rollouts:
         self._seed = seed
         self._observers: list[Observer] = []
         self._running: dict[str, tuple[anyio.CancelScope, float]] = {}
-        self._turns: dict[str, list[Turn]] = {}
 
     def set_policy_version(self, version: int) -> None:
         self.version = version
@@ -148,14 +149,12 @@ class _Rollouts:
     def rollouts(self) -> list[Rollout]:
         return []
 
-    def turns(self, rollout_id: str) -> list[Turn]:
-        return self._turns.pop(rollout_id)
-
-    async def run(self, request: RolloutRequest) -> Rollout:
+    async def run(self, request: RolloutRequest) -> FinishedRollout:
         draw = random.Random(f"{self._seed}:{request.id}")
         wanted, resolved = self._duration(draw), draw.random() < 0.5
         seconds, began = min(wanted, LONGEST), anyio.current_time()
         outcome: Outcome = "cancelled"
+        turns: list[Turn] = []
         with anyio.CancelScope() as scope:
             self._running[request.id] = scope, began + seconds
             for observer in self._observers:
@@ -163,7 +162,7 @@ class _Rollouts:
             try:
                 await anyio.sleep(seconds / CALLS)
                 turn = _turn(self.version)
-                self._turns[request.id] = [turn]
+                turns.append(turn)
                 for observer in self._observers:
                     observer.turn(request.id, turn)
                 await anyio.sleep(seconds - seconds / CALLS)
@@ -174,7 +173,7 @@ class _Rollouts:
         rollout = _record(request, outcome, anyio.current_time() - began)
         for observer in self._observers:
             observer.finished(rollout)
-        return rollout
+        return FinishedRollout(rollout, chains_of(turns) if rollout.reward is not None else ())
 
     def cancel(self, rollout_id: str, why: str) -> None:
         scope, ends = self._running[rollout_id]

@@ -22,7 +22,7 @@ from _training_worker_ours import JOURNAL, NEVER_STALE, RUN, light_worker
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from swe_core.tokens.chains import Chain
+from swe_core.api.chain import Chain
 from swe_trainer_trl import compat
 from swe_trainer_trl.journal.groups import Member, assess
 from swe_trainer_trl.journal.journal import Journal, ReadyGroup

@@ -14,12 +14,13 @@ import pytest
 from aiohttp import web
 from openai import AsyncOpenAI, LengthFinishReasonError
 
+from swe_core.api.chain import Chain
 from swe_core.api.engine import EngineSession
 from swe_core.api.records import Turn
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.interception.server import InterceptionServer
 from swe_core.system.http_server import serve
-from swe_core.tokens.chains import Chain, chains_of
+from swe_core.tokens.chains import chains_of
 from swe_core.tokens.ledger import recount
 from swe_testing.serving.start import TokenServer
 from swe_testing.vllm import tool_call

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 import pytest
 
+from swe_core.api.chain import Chain
 from swe_core.api.task import Task
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.tokens.chains import Chain, chains_of
+from swe_core.tokens.chains import chains_of
 from swe_testing.serving.start import TokenServer
 from swe_testing.vllm import tool_call
 

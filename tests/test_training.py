@@ -16,8 +16,8 @@ import httpx
 import numpy as np
 import pytest
 
+from swe_core.api.chain import Chain
 from swe_core.api.task import Task
-from swe_core.tokens.chains import Chain
 from swe_testing.serving.start import MODEL, TokenServer, obstacle
 from swe_testing.vllm import tool_call
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swe_core.api.chain import Chain
 from swe_core.api.records import Rollout
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.tokens.chains import Chain, chains_of
+from swe_core.tokens.chains import chains_of
 from swe_testing.serving.start import FRUGAL, MODEL
 
 from .conftest import reported

@@ -13,13 +13,14 @@ import httpx
 import pytest
 from aiohttp import web
 
+from swe_core.api.chain import Chain
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled
 from swe_core.api.records import Ledger
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.sse import EventStream
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.tokens.chains import Chain, chains_of
+from swe_core.tokens.chains import chains_of
 from swe_core.tokens.ledger import recount
 from swe_testing.records import make_run
 from swe_testing.waiting import until

@@ -47,15 +47,23 @@ time.sleep(float(sys.argv[1]))
 
 
 class Talker(AgentSpec):
-    """Makes one LLM call; at `staying` tasks it then stays for ever."""
+    """Runs `script`, which makes one LLM call; at `staying` tasks it then stays for ever."""
 
     name = "talker"
 
     def __init__(self) -> None:
         self.staying: set[str] = set()
+        self.script = SCRIPT
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        return ["python3", "-I", "-S", "-c", SCRIPT, "1e6" if ctx.task.instance_id in self.staying else "0"]
+        return [
+            "python3",
+            "-I",
+            "-S",
+            "-c",
+            self.script,
+            "1e6" if ctx.task.instance_id in self.staying else "0",
+        ]
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
         return {"BASE": ctx.base_url, "KEY": ctx.api_key}

@@ -84,7 +84,7 @@ async def test_the_next_try_counts(
     bench: Bench, where: str, lost: set[str], folder: str | None, turns: int
 ) -> None:
     fail(bench, where)
-    rollout = await bench.runner.run(again(bench.first, 1))
+    rollout = (await bench.runner.run(again(bench.first, 1))).rollout
     assert (rollout.outcome, rollout.reward, rollout.failure) == ("resolved", 1.0, None)
     assert bench.run.rollouts() == [rollout], "one record, whatever it took"
     (given_up,) = rollout.retried
@@ -102,7 +102,7 @@ async def test_the_next_try_counts(
 
 async def test_what_a_lost_try_sampled_is_dropped_and_not_trained(bench: Bench) -> None:
     fail(bench, "export", times=2)
-    rollout = await bench.runner.run(again(bench.first, 3))
+    rollout = (await bench.runner.run(again(bench.first, 3))).rollout
     assert [one.folder for one in rollout.retried] == ["retried-1", "retried-2"]
     lost = [bench.run.turns(rollout.id, one.folder or "") for one in rollout.retried]
     sampled = [sum(len(turn.tokens.completion) for turn in turns if turn.tokens) for turns in lost]
@@ -119,7 +119,7 @@ async def test_what_a_lost_try_sampled_is_dropped_and_not_trained(bench: Bench) 
 
 async def test_a_lost_try_that_is_not_on_disk_any_more_is_not_balanced(bench: Bench) -> None:
     fail(bench, "export")
-    rollout = await bench.runner.run(again(bench.first, 1))
+    rollout = (await bench.runner.run(again(bench.first, 1))).rollout
     (bench.run.path / FOLDERS / rollout.id / "retried-1" / "turns.jsonl").unlink()
     with pytest.raises(AssertionError):
         bench.accounted()
@@ -127,7 +127,7 @@ async def test_a_lost_try_that_is_not_on_disk_any_more_is_not_balanced(bench: Be
 
 async def test_after_so_many_tries_it_is_an_error(bench: Bench) -> None:
     fail(bench, "export", times=9)
-    rollout = await bench.runner.run(again(bench.first, 2))
+    rollout = (await bench.runner.run(again(bench.first, 2))).rollout
     assert (rollout.outcome, rollout.reward) == ("error", None)
     assert rollout.failure is not None
     assert rollout.failure.boundary == "sandbox"
@@ -140,7 +140,7 @@ async def test_after_so_many_tries_it_is_an_error(bench: Bench) -> None:
 
 async def test_nobody_asked_for_another_try(bench: Bench) -> None:
     fail(bench, "export")
-    rollout = await bench.runner.run(bench.first)
+    rollout = (await bench.runner.run(bench.first)).rollout
     assert (rollout.outcome, rollout.retried) == ("error", ())
 
 
@@ -162,7 +162,7 @@ async def test_which_errors_another_sandbox_may_mend(
     bench: Bench, where: str, error: Exception, tries: int
 ) -> None:
     fail(bench, where, times=9, error=error)
-    rollout = await bench.runner.run(again(bench.first, 1))
+    rollout = (await bench.runner.run(again(bench.first, 1))).rollout
     assert rollout.outcome == "error"
     assert len(rollout.retried) == tries - 1
 
@@ -174,7 +174,7 @@ async def test_a_patch_that_is_safe_is_not_made_again_when_its_sandbox_cannot_be
         bench.provider.closes = sandbox.spec.network == "none"
 
     bench.provider.on_open = opened
-    rollout = await bench.runner.run(again(bench.first, 1))
+    rollout = (await bench.runner.run(again(bench.first, 1))).rollout
     assert rollout.outcome == "resolved"
     assert [one.folder for one in rollout.retried] == [None]
     assert [name for _, name in bench.witness.seen].count("agent") == 1
@@ -257,7 +257,7 @@ async def test_a_try_that_cannot_be_set_aside_ends_the_run_and_is_run_again_late
 
 async def test_what_was_run_again_stays_finished_when_the_run_is_gone_on_with(bench: Bench) -> None:
     fail(bench, "export")
-    rollout = await bench.runner.run(again(bench.first, 1))
+    rollout = (await bench.runner.run(again(bench.first, 1))).rollout
     before = files(bench, rollout)
     assert RunDirectory.resume(bench.run.path, bench.run.redactor).finished() == {rollout.id: "resolved"}
     assert files(bench, rollout) == before
@@ -285,7 +285,7 @@ async def test_how_long_sandboxes_stood_open_is_said_by_purpose_and_flavor(
     """Of lost tries too, for they are billed as well; a sandbox that did not open cost nothing."""
     bench.provider.flavors = flavors
     fail(bench, "export")
-    rollout = await bench.runner.run(again(bench.first, 1))
+    rollout = (await bench.runner.run(again(bench.first, 1))).rollout
     assert {(one.purpose, one.flavor): one.sandboxes for one in rollout.sandboxes} == used
     assert all(one.seconds > 0 for one in rollout.sandboxes)
     assert sum(one.seconds for one in rollout.sandboxes) <= rollout.seconds
@@ -306,13 +306,13 @@ async def test_the_time_that_opening_takes_is_not_counted(
 
     bench.provider.on_open = passes(100.0)
     bench.witness.on_turn = passes(8.0)
-    rollout = await bench.runner.run(bench.first)
+    rollout = (await bench.runner.run(bench.first)).rollout
     assert {one.purpose: one.seconds for one in rollout.sandboxes} == {"agent": 8.0, "grade": 0.0}
 
 
 async def test_a_cancelled_rollout_has_used_its_sandbox(bench: Bench) -> None:
     bench.witness.on_turn = lambda rollout_id: bench.runner.cancel(rollout_id, "stale")
     bench.provider.flavors = ["small"]
-    rollout = await bench.runner.run(bench.first)
+    rollout = (await bench.runner.run(bench.first)).rollout
     (used,) = rollout.sandboxes
     assert (used.purpose, used.flavor, used.sandboxes) == ("agent", "small", 1)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+import numpy as np
 import pytest
+from aiohttp.web import StreamResponse
 
+from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession, ForkCause, Sampled
 from swe_core.api.records import Rollout
 from swe_core.errors import EngineUnavailable, SweError
+from swe_core.interception.sse import EventStream
+from swe_core.tokens.chains import chains_of
 
 from .runner_bench import Bench, open_bench
+from .shaky_server import ids
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +32,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 async def test_a_rollout_is_run_recorded_and_returned(bench: Bench) -> None:
     own = bench.first.model_copy(update={"id": "by-the-worker"})
-    rollout = await bench.runner.run(own)
+    rollout = (await bench.runner.run(own)).rollout
     assert (rollout.id, rollout.outcome, rollout.reward) == ("by-the-worker", "resolved", 1.0)
     assert rollout.cancelled_as is None
     assert bench.run.rollouts() == [rollout]
@@ -97,7 +104,7 @@ async def test_a_rollout_that_is_graded_is_cancelled_and_the_graders_sandbox_clo
         await anyio.sleep_forever()
 
     bench.grader.meanwhile = grading
-    rollout = await bench.runner.run(bench.first)
+    rollout = (await bench.runner.run(bench.first)).rollout
     assert (rollout.outcome, rollout.cancelled_as, rollout.grade) == ("cancelled", "stale", None)
     assert bench.provider.alive == []
     assert rollout.ledger is not None
@@ -114,14 +121,71 @@ async def test_the_first_reason_counts(bench: Bench) -> None:
         await anyio.sleep_forever()
 
     bench.grader.meanwhile = grading
-    assert (await bench.runner.run(bench.first)).cancelled_as == "stale"
+    finished = await bench.runner.run(bench.first)
+    assert (finished.rollout.cancelled_as, finished.chains) == ("stale", ())
+    bench.accounted()
+
+
+BRANCHING = """
+import http.client, json, os, urllib.request
+def call(*messages):
+    body = json.dumps({"stream": True, "messages": [{"role": r, "content": c} for r, c in messages]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["BASE"] + "/chat/completions", body, headers)
+    try:
+        urllib.request.urlopen(request).read()
+    except http.client.IncompleteRead:
+        pass
+call(("user", "hello"))
+for text in "abc":
+    call(("user", "hello"), ("assistant", "0"), ("user", text))
+"""
+
+
+async def test_run_returns_the_chains_that_the_disk_gives(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four calls the second is not delivered, and the last branches off; the text of all is secret."""
+    bench.agent.script = BRANCHING
+    sampled: list[Sampled] = []
+
+    async def complete(request: ChatRequest, session: EngineSession, emit: Emit) -> Completion:
+        text = f"confidential {len(sampled)}"
+        base = sampled[0] if len(request.messages) > 1 else None
+        logprobs = np.linspace(-3, -0.1, len(text), dtype=np.float32)
+        logprobs[2] = np.nan
+        versions = np.repeat(np.array([len(sampled), 9], np.int32), [5, len(text) - 5])
+        cause: ForkCause | None = None if base else "start"
+        sampled.append(Sampled(base, ids("?"), ids(text), logprobs, versions, "bridge", cause))
+        await emit({"content": text})
+        return Completion({"role": "assistant", "content": text}, sampled=sampled[-1])
+
+    end, ends = EventStream.end, itertools.count()
+
+    async def ending(self: EventStream, data: bytes) -> StreamResponse:
+        if next(ends) == 1:
+            raise ConnectionResetError("the client is gone")
+        return await end(self, data)
+
+    monkeypatch.setattr(bench.engine, "complete", complete)
+    monkeypatch.setattr(EventStream, "end", ending)
+    bench.run.redactor.add("confidential")
+    finished = await bench.runner.run(bench.first)
+    turns = bench.run.turns(bench.first.id)
+    assert [turn.tokens and turn.tokens.dropped for turn in turns] == [None, "undelivered", None, None]
+    assert [(chain.turns, chain.cause) for chain in finished.chains] == [((0, 2), "start"), ((3,), "branch")]
+    for given, read in zip(finished.chains, chains_of(turns), strict=True):
+        assert (given.turns, given.cause) == (read.turns, read.cause)
+        for name in ("input_ids", "completion_mask", "old_log_probs", "versions"):
+            one, other = getattr(given, name), getattr(read, name)
+            assert (one.dtype, one.tolist()) == (other.dtype, other.tolist()), name
     bench.accounted()
 
 
 async def test_a_cancel_that_comes_too_late_changes_nothing(bench: Bench) -> None:
     """While it is recorded, and when it is over: the outcome stands, and the caller is not cancelled."""
     bench.witness.on_finished = lambda rollout: bench.runner.cancel(rollout.id, "stale")
-    rollout = await bench.runner.run(bench.first)
+    rollout = (await bench.runner.run(bench.first)).rollout
     bench.runner.cancel(bench.first.id, "stale")
     for _ in range(3):
         await anyio.lowlevel.checkpoint()
@@ -149,7 +213,7 @@ async def test_a_failure_of_the_teardown_leaves_a_balanced_record(
     bench.provider.closes = what != "sandbox"
     bench.agent.staying = {bench.first.task.instance_id}
     bench.witness.on_turn = lambda rollout_id: bench.runner.cancel(rollout_id, "stale")
-    rollout = await bench.runner.run(bench.first)
+    rollout = (await bench.runner.run(bench.first)).rollout
     assert (rollout.outcome, rollout.cancelled_as) == (outcome, why)
     assert (rollout.failure.boundary if rollout.failure else None) == (None if why else what)
     assert rollout.ledger is not None
@@ -194,4 +258,4 @@ async def test_a_run_directory_that_cannot_be_written_is_said(
             await bench.runner.run(bench.first)
     assert (bench.first.id, "finished") not in bench.witness.seen
     bench.runner.cancel(bench.first.id, "stale")  # it runs no more
-    assert (await bench.runner.run(bench.second)).outcome == "resolved"
+    assert (await bench.runner.run(bench.second)).rollout.outcome == "resolved"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_core.api.chain import Chain
 from swe_core.errors import LedgerError
-from swe_core.tokens.chains import Chain
 from swe_trainer_trl.journal.groups import Assessed, Member, advantages, assess
 
 REWARDS = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-1e6, 1e6))

@@ -28,9 +28,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from swe_core.api.chain import Chain
 from swe_core.api.engine import ForkCause
 from swe_core.errors import SweError, UsageError
-from swe_core.tokens.chains import Chain
 from swe_trainer_trl.journal.groups import Assessed, Member, Row, assess
 from swe_trainer_trl.journal.journal import Journal, ReadyGroup, Tokens
 from swe_trainer_trl.journal.statements import FORMAT

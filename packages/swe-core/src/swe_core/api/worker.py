@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from swe_core.api.chain import Chain
 from swe_core.api.engine import Engine
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Observer, RolloutRequest
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRollout:
+    """A rollout that is over and on disk.
+
+    Args:
+        rollout: Its record.
+        chains: Its training rows, the same as `swe_core.tokens.chains.chains_of` makes of its turns on disk.
+            Empty without a verdict.
+    """
+
+    rollout: Rollout
+    chains: Sequence[Chain] = ()
 
 
 class RolloutStore(Protocol):
@@ -67,7 +83,7 @@ class RolloutRunner(Protocol):
         """
         ...
 
-    async def run(self, request: RolloutRequest) -> Rollout:
+    async def run(self, request: RolloutRequest) -> FinishedRollout:
         """Run one rollout and record it, however it ends. The caller bounds how many run at once.
 
         Raises:

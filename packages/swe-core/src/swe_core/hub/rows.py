@@ -14,12 +14,13 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from swe_core.api.chain import Chain
 from swe_core.api.records import Rollout, Turn, requests_of
 from swe_core.hub.pushed_run import public_name
 from swe_core.interception.dialects.chat import ChatCompletions
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.redaction import MARK, Redactor
-from swe_core.tokens.chains import Chain, chains_of
+from swe_core.tokens.chains import chains_of
 
 _TESTS = pa.list_(pa.struct([("test", pa.string()), ("status", pa.string())]))
 _CALL = pa.struct(

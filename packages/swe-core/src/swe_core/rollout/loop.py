@@ -20,8 +20,9 @@ from datetime import UTC, datetime
 import anyio
 
 from swe_core.api.grader import Grade, Graded
-from swe_core.api.records import Outcome, Rollout
+from swe_core.api.records import Outcome
 from swe_core.api.rollout_request import Observer, RolloutRequest
+from swe_core.api.worker import FinishedRollout
 from swe_core.errors import GraderError, SandboxBroken, SandboxError, boundary_of, raised_as, sentence
 from swe_core.rollout.agent_run import run_agent
 from swe_core.rollout.run_context import RunContext
@@ -39,7 +40,7 @@ async def run_rollout(
     parts: RunContext,
     folder: RolloutFolder,
     observer: Observer,
-    done: Callable[[Rollout], None],
+    done: Callable[[FinishedRollout], None],
     cancelled_as: Callable[[], str | None],
 ) -> None:
     """Run one rollout and hand its record to `done`, exactly once, whatever happens.
@@ -69,7 +70,8 @@ async def run_rollout(
     finally:
         folder.close()
         notes.cancelled_as = cancelled_as()
-        done(notes.record(outcome, started_at, time.monotonic() - started))
+        record = notes.record(outcome, started_at, time.monotonic() - started)
+        done(FinishedRollout(record, notes.chains if record.reward is not None else ()))
         for gate in notes.gates:  # only now: until here their tokens may be in what is written
             parts.redactor.discard(gate.token)
 

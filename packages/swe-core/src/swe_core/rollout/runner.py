@@ -12,6 +12,7 @@ import anyio
 from swe_core.api.engine import Engine
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Observer, Phase, RolloutRequest
+from swe_core.api.worker import FinishedRollout
 from swe_core.errors import SweError, sentence
 from swe_core.rollout.loop import run_rollout
 from swe_core.rollout.run_context import RunContext
@@ -85,7 +86,7 @@ class Runner:
         except ExceptionGroup as errors:  # the first one cancelled the others
             raise errors.exceptions[0] from None
 
-    async def run(self, request: RolloutRequest) -> Rollout:
+    async def run(self, request: RolloutRequest) -> FinishedRollout:
         """Run one rollout; it is recorded, whatever happens. How many run at once is the caller's to bound.
 
         Raises:
@@ -93,11 +94,11 @@ class Runner:
         """
         with self._writing():
             folder = self.store.folder(request.id)
-        finished: list[Rollout] = []
+        finished: list[FinishedRollout] = []
 
-        def done(rollout: Rollout) -> None:
+        def done(rollout: FinishedRollout) -> None:
             finished.append(rollout)
-            self._finish(rollout)
+            self._finish(rollout.rollout)
 
         running = self._running[request.id] = _Running()
         try:

@@ -10,6 +10,7 @@ from datetime import datetime
 from time import monotonic
 from typing import Any, get_args
 
+from swe_core.api.chain import Chain
 from swe_core.api.engine import Usage
 from swe_core.api.grader import Grade
 from swe_core.api.records import Failure, Ledger, Outcome, Phases, Purpose, Retried, Rollout, SandboxTime
@@ -80,6 +81,11 @@ class RolloutState:
     def gates(self) -> list[Gate]:
         """Those of all tries."""
         return [*self._earlier, *([self.agent.gate] if self.agent.gate else [])]
+
+    @property
+    def chains(self) -> Sequence[Chain]:
+        """The training rows of the last try."""
+        return self.agent.gate.token_log.chains() if self.agent.gate else ()
 
     @property
     def may_try_again(self) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from swe_core.api.chain import Chain
 from swe_core.api.records import Ledger, Turn
 from swe_core.errors import LedgerError
-from swe_core.tokens.chains import Chain, Step, build_chains, step_of
+from swe_core.tokens.chains import Step, build_chains, step_of
 
 NO_LOGPROBS = "no_logprobs"
 """Why an id is dropped that the engine gave no logprob for."""

@@ -10,10 +10,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from swe_core.api.chain import Chain
 from swe_core.api.engine import ForkCause, Sampled
 from swe_core.api.records import UNDELIVERED, Ledger, TurnTokens
 from swe_core.errors import LedgerError
-from swe_core.tokens.chains import Chain, ChainBuilder, Step
+from swe_core.tokens.chains import ChainBuilder, Step
 from swe_core.tokens.ledger import prove
 
 Ids = NDArray[np.int32]

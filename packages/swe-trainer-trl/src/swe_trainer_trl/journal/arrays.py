@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swe_core.tokens.chains import Chain
+from swe_core.api.chain import Chain
 
 
 def count(mask: NDArray[np.bool_] | NDArray[np.int64]) -> int:

@@ -17,8 +17,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from swe_core.api.chain import Chain
 from swe_core.errors import LedgerError
-from swe_core.tokens.chains import Chain
 
 Skipped = Literal["no_spread", "too_few_scored", "stale", "no_tokens"]
 """Why a group is not trained: all rewards are equal; too few attempts have a verdict; too few of those with

@@ -15,7 +15,7 @@ import numpy as np
 from anyio.to_thread import run_sync
 
 from swe_core.api.records import Rollout
-from swe_core.api.worker import RolloutRunner
+from swe_core.api.worker import FinishedRollout, RolloutRunner
 from swe_core.errors import ConfigError, SweError
 from swe_core.tokens.chains import chains_of
 from swe_trainer_trl.journal.groups import Member, assess
@@ -165,47 +165,53 @@ class Schedule:
         for again in itertools.count(2):
             earlier = self._earlier.get(name)
             if earlier is None:
-                rollout, void = await self._tried(name, group.task_id, attempt)
+                finished, void = await self._tried(name, group.task_id, attempt)
             else:  # an earlier process finished it, and did not come to say so
-                rollout, void = earlier, _was_interrupted(earlier) or _failed_at_the_engine(earlier)
+                finished = await run_sync(self._from_disk, earlier)
+                void = _was_interrupted(earlier) or _failed_at_the_engine(earlier)
             if not void:
                 break
             name = f"{first}-{again}"
+        rollout = finished.rollout
         if rollout.failure is not None:
             failures.append(f"{rollout.failure.boundary}: {rollout.failure.message}")
         with anyio.CancelScope(shield=True):  # it is finished: a stop must not lose it now
-            member = await run_sync(self._member, rollout)
+            member = await run_sync(self._member, finished)
             await run_sync(self._journal.add_member, group.id, member)
         members.append(member)
 
-    async def _tried(self, name: str, task_id: str, attempt: int) -> tuple[Rollout, bool]:
+    async def _tried(self, name: str, task_id: str, attempt: int) -> tuple[FinishedRollout, bool]:
         """A rollout, and whether it is void, because the policy's server died meanwhile."""
         async with self._slots:
             while not self._server.is_set():  # it may be lost again before this task goes on
                 await self._server.wait()
             losses = self._losses
-            rollout = await self._roll_out(name, task_id, attempt)
-        if not _failed_at_the_engine(rollout):
-            return rollout, rollout.cancelled_as == ENGINE_LOST
+            finished = await self._roll_out(name, task_id, attempt)
+        if not _failed_at_the_engine(finished.rollout):
+            return finished, finished.rollout.cancelled_as == ENGINE_LOST
         void = False
         while self._losses == losses and await run_sync(self._dead):  # of which the trainer will say so
             void = True
             await anyio.sleep(_LOOK)
-        return rollout, void or self._losses != losses
+        return finished, void or self._losses != losses
 
-    async def _roll_out(self, name: str, task_id: str, attempt: int) -> Rollout:
+    async def _roll_out(self, name: str, task_id: str, attempt: int) -> FinishedRollout:
         template = self._templates[task_id]
         spec = template.spec.model_copy(update={"labels": {**template.spec.labels, "swe-core.rollout": name}})
         request = template.model_copy(update={"id": name, "attempt": attempt, "spec": spec})
-        rollout = await self._runner.run(request)
+        finished = await self._runner.run(request)
+        rollout = finished.rollout
         self._tally.rollout(rollout)
         if rollout.reward is not None and rollout.ledger is not None:
             self._lost.update(rollout.ledger.dropped)
-        return rollout
+        return finished
 
-    def _member(self, rollout: Rollout) -> Member:
-        """The rollout with its tokens, which are read from disk."""
-        chains = chains_of(self._runner.store.turns(rollout.id)) if rollout.reward is not None else []
+    def _from_disk(self, rollout: Rollout) -> FinishedRollout:
+        scored = rollout.reward is not None
+        return FinishedRollout(rollout, chains_of(self._runner.store.turns(rollout.id)) if scored else ())
+
+    def _member(self, finished: FinishedRollout) -> Member:
+        rollout, chains = finished.rollout, finished.chains
         versions = np.concatenate([np.empty(0, np.int32), *(c.versions[c.completion_mask] for c in chains)])
         updates = [self._freshness.update_of(version) for version in np.unique(versions).tolist()]
         return Member(
