@@ -1,9 +1,10 @@
-"""docs/cli.md and docs/errors.md say what the program says."""
+"""docs/cli.md, docs/settings.md and docs/errors.md say what the program says."""
 
 from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -15,22 +16,29 @@ from swe_core import errors
 from swe_core.errors import SweError, UsageError, boundary_of
 
 DOCS = Path(__file__).parents[1] / "docs"
-GENERATOR = DOCS / "generate_cli.py"
+PLUGINS = {"docker", "hf", "pi", "trl"}
 
 
-def test_the_reference_of_the_command_line_is_what_the_commands_say() -> None:
+@pytest.mark.parametrize("name", ["cli", "settings"])
+def test_generated_page_is_current(name: str) -> None:
     """In another process: options of plugins are added to a command once, for all plugins there are."""
-    ours = {"docker", "hf", "pi", "trl"}
-    if missing := ours - {point.name for point in entry_points(group="swe_core")}:
-        pytest.skip(f"the page has the options of all plugins of this repository, and {missing} are not here")
+    if missing := PLUGINS - {point.name for point in entry_points(group="swe_core")}:
+        pytest.skip(f"the page covers all plugins of this repository, and {missing} are not installed")
+    generator = DOCS / f"generate_{name}.py"
     env = {**os.environ, "COLUMNS": "40"}  # the page's width is its own
-    command = [sys.executable, str(GENERATOR), "--print"]
+    command = [sys.executable, str(generator), "--print"]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == (DOCS / "cli.md").read_text(), f"run python {GENERATOR}"
+    assert done.stdout == (DOCS / f"{name}.md").read_text(), f"run python {generator}"
 
 
-def test_the_reference_has_every_command() -> None:
+def test_every_setting_has_a_description() -> None:
+    page = (DOCS / "settings.md").read_text()
+    assert [line for line in page.splitlines() if line.endswith(": None.")] == []
+    assert {"run", "budget", "sandbox.hf", "engine.vllm"} <= set(re.findall(r"^## \[(.+)\]$", page, re.M))
+
+
+def test_command_reference_has_every_command() -> None:
     """Also those of groups, and the option that a plugin adds."""
     page = (DOCS / "cli.md").read_text()
     for words in (

@@ -158,7 +158,7 @@ def test_what_is_wrong_with_a_task_is_named(
     assert "'test_adder.py::test_add' FAILED" in found["broken"]["reason"]
     assert "does not apply" in found["failing"]["reason"]
     table = done.stdout.splitlines()
-    assert table[0].split() == ["task", "verdict", "gold", "no", "fix", "cheats", "paid", "seconds"]
+    assert table[0].split() == ["task", "verdict", "gold", "no", "fix", "cheats", "seconds"]
     assert table[1].split()[:5] == ["good", "usable", "1/1", "0/2", "0/2"]
     assert "usable 1, broken_gold 1, unbroken 1, error 1" in table
 

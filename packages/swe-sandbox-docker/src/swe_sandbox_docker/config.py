@@ -15,13 +15,10 @@ class DockerConfig(Config):
     host: str | None = Field(
         default=None,
         pattern=r"^unix://",
-        description="the engine's socket, unix:///PATH; default: DOCKER_HOST, then /var/run/docker.sock",
+        description="socket, unix:///PATH; unset: DOCKER_HOST, else /var/run/docker.sock",
     )
-    pull: Literal["missing", "never"] = Field(
-        default="missing", description="whether an image that is not on this host is pulled"
-    )
+    pull: Literal["missing", "never"] = Field(default="missing", description="pull missing images, or never")
     seccomp: Literal["ours", "engine"] = Field(
         default="ours",
-        description="whose filter of system calls containers have: ours, without which the network policies "
-        "`llm` and `none` are refused, or whatever the engine has, which is then trusted",
+        description="system call filter: ours, or the engine's, which is then trusted",
     )

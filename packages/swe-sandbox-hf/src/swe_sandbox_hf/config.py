@@ -17,40 +17,35 @@ def _repository(name: str) -> str:
 
 
 class HfConfig(Config):
-    """`[sandbox.hf]`. The token is no setting: it is the client's own, HF_TOKEN or `hf auth login`'s."""
+    """`[sandbox.hf]`. The token comes from HF_TOKEN or `hf auth login` and is never a setting."""
 
     namespace: str | None = Field(
         default=None,
-        description="user or organisation that the jobs run and are billed under; default: the user",
+        description="user or organisation that owns and pays for the Jobs; unset: the user",
     )
     flavor: str = Field(default="cpu-basic", description="hardware, as in `hf jobs hardware`")
     internet: bool = Field(
         default=False,
-        description="accept that code inside reaches the internet: Hugging Face Sandboxes cannot prevent it",
+        description="accept that sandboxes have internet access",
     )
     start_timeout: float = Field(
-        default=300.0, gt=0, description="seconds until a sandbox must be ready; pulling a large image counts"
+        default=300.0, gt=0, description="seconds until a sandbox must be ready, including the image pull"
     )
     idle_timeout: float = Field(
         default=600.0,
         ge=60,
-        description="seconds after which the service ends a sandbox that nobody asks for anything; one that "
-        "is open is kept alive",
+        description="seconds until the service ends an unused sandbox",
     )
-    max_concurrent: int = Field(
-        default=32, ge=1, description="sandboxes that this run has at once; more wait their turn"
-    )
+    max_concurrent: int = Field(default=32, ge=1, description="open sandboxes of this run; more wait")
     pool: bool = Field(
         default=False,
-        description="put many sandboxes of one image into one job: cheaper, but one trust boundary, no "
-        "listening, so no agents, and nothing is writable but their homes",
+        description="many sandboxes in one Job; not for agents that call a model",
     )
     assets_repo: Annotated[str, AfterValidator(_repository)] | None = Field(
         default=None,
-        description="OWNER/NAME of a data set that the agent's files are uploaded to once, and that "
-        "sandboxes mount; created, private, where it is missing. Unset uploads them to every sandbox",
+        description="OWNER/NAME of a data set with the agent's files; unset: upload to each sandbox",
     )
-    sandboxes_per_host: int = Field(default=16, ge=1, description="with pool: sandboxes per job")
+    sandboxes_per_host: int = Field(default=16, ge=1, description="with `pool`: sandboxes per Job")
 
     @model_validator(mode="after")
     def _pools_mount_nothing(self) -> Self:

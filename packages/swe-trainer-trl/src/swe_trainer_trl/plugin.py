@@ -35,7 +35,7 @@ def swe_workers() -> Iterable[Component[RolloutWorker | TRLLauncher]]:
 @hookimpl
 def swe_options() -> Iterable[RunOption]:
     """Offer `--weight-sync`."""
-    text = "With trl: how weights reach vLLM, trl (NCCL, or the adapter) or disk (no CUDA). [default: trl]"
+    text = "Transfer of weights to vLLM by the worker trl: trl (NCCL or adapter) or disk. [default: trl]"
     return [RunOption("--weight-sync", "worker.trl.weight_sync", text, "HOW")]
 
 

@@ -229,7 +229,7 @@ def test_a_token_that_expired_is_not_nothing_to_restore(
 def test_what_is_not_whole_is_not_restored(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     pushed(run, 3)
     HfApi().delete_file("last-checkpoint/swe-core/train.sqlite", TO)
-    with pytest.raises(SweError, match="is not whole"):
+    with pytest.raises(SweError, match="is incomplete"):
         restore(TO, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -243,7 +243,7 @@ def test_the_command(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     pushed(run, 3)
     code, said = call()
     assert code == 0
-    assert said.startswith("restored step 3; go on with: swe-core run --resume")
+    assert said.startswith("restored step 3; resume it with: swe-core run --resume")
 
 
 def test_another_training_keeps_its_checkpoints(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from swe_core.api.component import Config
 
 
 class Limits(Config):
-    """`[limits]`: the time budget of each phase, seconds."""
+    """`[limits]`: the maximum duration of each phase, seconds."""
 
-    open: float = Field(default=600.0, gt=0, description="open a sandbox, a pull included")
-    prepare: float = Field(default=120.0, gt=0, description="prepare the repository; also export the patch")
-    agent: float = Field(default=1800.0, gt=0, description="the agent's own run")
+    open: float = Field(default=600.0, gt=0, description="open a sandbox, including an image pull")
+    prepare: float = Field(default=120.0, gt=0, description="prepare the repository; export the patch")
+    agent: float = Field(default=1800.0, gt=0, description="run the agent")
     first_call: float = Field(default=300.0, gt=0, description="from the agent's start to its first LLM call")
-    grade: float = Field(default=1800.0, gt=0, description="the test run of a grade")
+    grade: float = Field(default=1800.0, gt=0, description="run the tests of a grade")
 
     @property
     def verdict(self) -> float:
@@ -23,17 +23,16 @@ class Limits(Config):
 
 
 class Budgets(Config):
-    """`[budget]`: what the policy may use in one rollout. Running out is no error: the agent is told in its
-    dialect, ends or is ended, and what it did is graded."""
+    """`[budget]`: what the policy may use in one rollout. An exhausted budget is no error."""
 
     turns: int | None = Field(default=None, ge=1, description="LLM calls")
-    completion_tokens: int | None = Field(default=None, ge=1, description="sampled tokens, of all calls")
-    context: int | None = Field(default=None, ge=1, description="tokens of one call, prompt and completion")
+    completion_tokens: int | None = Field(default=None, ge=1, description="sampled tokens of all calls")
+    context: int | None = Field(default=None, ge=1, description="tokens of one call: prompt and completion")
     wall: float | None = Field(default=None, gt=0, description="seconds from the agent's start")
     grace: float = Field(
         default=30.0,
         ge=0,
-        description="seconds to end in, after a budget has run out or the agent's exit",
+        description="seconds until a process that has spent its budget or submitted is killed",
     )
 
 

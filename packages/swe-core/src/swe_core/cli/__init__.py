@@ -15,18 +15,15 @@ from swe_core.system.printable import printable
 from swe_core.system.redaction import Redactor, redaction_scope
 
 _COMMANDS = {
-    "run": ("swe_core.cli.run:run", "Run rollouts: an agent on tasks, graded on the host."),
+    "run": ("swe_core.cli.run:run", "Run an agent on tasks and grade its patches."),
     "report": ("swe_core.cli.report:report", "Print the results of a run: pass@k, times, errors, tampering."),
     "show": ("swe_core.cli.show:show", "Print one rollout: transcript, patch, tests."),
-    "regrade": ("swe_core.cli.regrade:regrade", "Grade the kept patches of a run again and compare."),
+    "regrade": ("swe_core.cli.regrade:regrade", "Grade the patches of a run again and compare the verdicts."),
     "push": ("swe_core.cli.push:push", "Push the finished rollouts of a run to a data set on the Hub."),
-    "tasks": ("swe_core.cli.tasks:tasks", "List tasks, show one, prove that they can be trusted."),
-    "sandboxes": (
-        "swe_core.cli.sandboxes:sandboxes",
-        "List the sandboxes that exist, and remove what killed runs left.",
-    ),
-    "doctor": ("swe_core.cli.doctor.command:doctor", "Look at what this machine can run, and what it lacks."),
-    "plugins": ("swe_core.cli.plugins:plugins", "List every plugin, what it offers, and what is broken."),
+    "tasks": ("swe_core.cli.tasks:tasks", "List, show and verify tasks."),
+    "sandboxes": ("swe_core.cli.sandboxes:sandboxes", "List sandboxes and remove those of dead runs."),
+    "doctor": ("swe_core.cli.doctor.command:doctor", "Check what this machine can run and what it lacks."),
+    "plugins": ("swe_core.cli.plugins:plugins", "List plugins, their components and their errors."),
 }
 
 
@@ -102,7 +99,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="swe-core", prog_name="swe-core")
 def cli() -> None:
-    """Train and evaluate models inside coding agents you did not write."""
+    """Train and evaluate models inside unmodified coding agents."""
 
 
 def main() -> None:

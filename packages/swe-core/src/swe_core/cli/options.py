@@ -30,29 +30,33 @@ _PLUGINS = (
         "--plugins",
         callback=names,
         metavar="A,B",
-        help="Load the built-ins and exactly these, each the choice for the role it fills.",
+        help="Plugins to load beside the built-ins, and no others. Each is the choice for its role.",
     ),
     click.option(
         "-p",
         "extra_plugins",
         multiple=True,
         metavar="PLUGIN",
-        help="Also load a .py file or a module; -p no:NAME blocks one.",
+        help="A .py file or module to load too; no:NAME blocks a plugin. Repeatable.",
     ),
 )
 _SOURCE = (
     click.option(
         "--tasks",
         metavar="FILE|DATASET|NAME",
-        help="Rows in a .jsonl, .json or .parquet file, a data set OWNER/NAME on the Hub, or a task source. "
+        help="A .jsonl, .json or .parquet file, a data set OWNER/NAME on the Hub, or a task source. "
         "[default: demo]",
     ),
-    click.option("--split", metavar="NAME", help="The data set's. [default: its only one, else test, train]"),
+    click.option(
+        "--split",
+        metavar="NAME",
+        help="Split of the data set. [default: the only one, else test, else train]",
+    ),
     click.option(
         "--image-map",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="TOML or JSON: image or instance id = the image to use instead.",
+        help="TOML or JSON file that maps images or instance ids to other images.",
     ),
 )
 _CHOICE = (
@@ -60,26 +64,28 @@ _CHOICE = (
         "--filter",
         multiple=True,
         metavar="COLUMN=GLOB",
-        help="Only rows whose column matches, such as repo=getmoto/*; may be repeated, all must match.",
+        help="Keep rows whose column matches, such as repo=getmoto/*. Repeatable; all must match.",
     ),
-    click.option("--task", "only", multiple=True, metavar="ID", help="Only this task; may be repeated."),
+    click.option("--task", "only", multiple=True, metavar="ID", help="Task to keep. Repeatable."),
     click.option(
         "--verified",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Only what this report of `tasks verify` calls usable.",
+        help="Report of `tasks verify`; keep its usable tasks.",
     ),
-    click.option("--shuffle", type=int, metavar="SEED", help="In a random order, the same for a seed."),
-    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N of what is left."),
+    click.option("--shuffle", type=int, metavar="SEED", help="Seed of a random task order."),
+    click.option(
+        "--limit", type=click.IntRange(min=1), metavar="N", help="Number of tasks to keep, from the start."
+    ),
 )
 _SETTINGS = (
-    click.option("--config", type=click.Path(path_type=Path), help="Settings in TOML."),
+    click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings."),
     click.option(
         "--set",
         "sets",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Any setting, such as limits.agent=600 or sandbox.docker.KEY=VALUE.",
+        help="Setting, such as limits.agent=600. Repeatable.",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""`swe-core plugins`: every plugin, the components it registers, and the error of a broken one."""
+"""`swe-core plugins`: every plugin, its components, and the error of a broken one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from swe_core.plugins.manager import Plugin, PluginSet, allow_list
 
 
 @click.command()
-@click.option("-p", "extra", multiple=True, metavar="PLUGIN", help="As in `swe-core run`.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option(
+    "-p",
+    "extra",
+    multiple=True,
+    metavar="PLUGIN",
+    help="A .py file or module to load too; no:NAME blocks a plugin. Repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plugins(extra: tuple[str, ...], as_json: bool) -> None:
-    """List every plugin, its distribution and version, the components it registers, and what is broken."""
+    """List every plugin with its distribution, version, components and error."""
     found = PluginSet(extra=extra, allow=allow_list(os.environ)).plugins.values()
     if as_json:
         click.echo(json.dumps([_as_dict(plugin) for plugin in found], indent=2))

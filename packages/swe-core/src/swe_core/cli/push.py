@@ -1,4 +1,4 @@
-"""`swe-core push`: a run's rollouts to a data set on the Hub, after the run or beside it."""
+"""`swe-core push`: push the rollouts of a run to a data set on the Hub."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from swe_core.errors import UsageError
 
 @click.command()
 @click.argument("directory", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--to", metavar="OWNER/NAME", help="The data set. [default: that of the run's --push-to]")
+@click.option("--to", metavar="OWNER/NAME", help="Data set to push to. [default: the run's --push-to]")
 @click.option(
     "--public",
     is_flag=True,
-    help="Make it public where it is created now, and take a public one. [default: private]",
+    help="Create a public data set, or accept an existing public one.",
 )
 def push(directory: Path, to: str | None, public: bool) -> None:
-    """Push what the run in directory RUN has finished to a data set on the Hugging Face Hub.
+    """Push the finished rollouts of the run in directory RUN to a data set on the Hugging Face Hub.
 
-    It is created where it is not there; what it has already is not pushed again. The token comes from
-    HF_TOKEN or `hf auth login`. Secrets are redacted first.
+    The command creates a missing data set, skips rollouts that are already there, and redacts secrets. The
+    token comes from HF_TOKEN or `hf auth login`.
 
-    Exit code: 0 when all of it is there, 1 when the Hub could not take it now, 2 for wrong input.
+    Exit code: 1 when the Hub does not accept the rollouts now.
     """
     from pydantic import ValidationError
 

@@ -1,4 +1,4 @@
-"""`swe-core regrade`: are a run's verdicts reached again?"""
+"""`swe-core regrade`: grade the patches of a run again and compare."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from swe_core.system.printable import one_line
 @click.argument("name", metavar="[ROLLOUT]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def regrade(directory: Path, name: str | None, as_json: bool) -> None:
-    """Grade the kept patches of the run in directory RUN again, or that of ROLLOUT, with the run's settings.
+    """Grade the patches of the run in directory RUN again, or only that of ROLLOUT, with the run's settings.
 
-    Nothing is written into the run. The log is not compared: it holds times.
+    The command writes nothing to the run directory. It does not compare the test log, which contains times.
 
-    Exit code: 0 when every verdict and what it was reached from is the same, 1 when not, 2 for wrong input.
+    Exit code: 1 when a verdict, a test status or a hash differs.
     """
     from rich.table import Table
     from rich.text import Text

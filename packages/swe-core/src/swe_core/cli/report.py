@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("directory", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--all", "every", is_flag=True, help="Every rollout and task, however many.")
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+@click.option("--all", "every", is_flag=True, help="Print every rollout and task.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--csv",
     "sheet",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write a table instead, one row for each rollout.",
+    help="Write a CSV file with one row per rollout.",
 )
 @click.option(
     "--html",
     "page",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write one page instead, with curves; it needs nothing but itself.",
+    help="Write a self-contained HTML page with curves.",
 )
 def report(directory: Path, every: bool, as_json: bool, sheet: Path | None, page: Path | None) -> None:
     """Print the results of the run in directory RUN, finished or not.
 
-    pass@k is the unbiased estimate of Chen et al. (2021), the mean over tasks; its 95 % interval is Wilson's,
-    for as many trials as the tasks are worth. Errors and cancelled rollouts are in no n of it.
+    pass@k is the unbiased estimate of Chen et al. (2021), with a 95 % interval. It excludes errors and
+    cancelled rollouts.
 
-    Exit code: 0, or 1 when its turns on disk do not account for every sampled token, 2 for wrong input.
+    Exit code: 1 when the records do not account for every sampled token.
     """
     run = RunDirectory.open(directory)
     rollouts = run.rollouts()

@@ -34,52 +34,63 @@ if TYPE_CHECKING:
 @click.command()
 @plugin_options
 @task_options
-@click.option("--agent", metavar="NAME", help="The coding agent. [default: mini]")
-@click.option("--sandbox", metavar="NAME", help="Where it runs. [default: local]")
+@click.option("--agent", metavar="NAME", help="Coding agent. [default: mini]")
+@click.option("--sandbox", metavar="NAME", help="Sandbox provider. [default: local]")
 @click.option(
     "--engine",
     metavar="NAME",
-    help="What answers its LLM calls. [default: openai, "
-    "or recorded replies where the tasks bring them and no --engine-url is given]",
+    help="Engine that answers LLM calls. [default: openai; replay where the tasks "
+    "have recordings and --engine-url is absent]",
 )
-@click.option("--engine-url", metavar="URL", help="The engine's base URL, ending in /v1.")
-@click.option("--model", metavar="NAME", help="The model to ask for.")
-@click.option("--recording", type=click.Path(path_type=Path), help="Recorded replies to answer from.")
-@click.option("--record", type=click.Path(path_type=Path), help="Record this run's replies into a file.")
-@click.option("--grader", metavar="NAME", help="Who decides. [default: swe]")
-@click.option("--worker", metavar="NAME", help="What is done with the rollouts. [default: collect]")
+@click.option("--engine-url", metavar="URL", help="Base URL of the engine, ending in /v1.")
+@click.option("--model", metavar="NAME", help="Model that the engine serves.")
+@click.option(
+    "--recording",
+    type=click.Path(path_type=Path),
+    help="File of recorded replies that the engine replay answers from.",
+)
+@click.option("--record", type=click.Path(path_type=Path), help="File that records the replies of this run.")
+@click.option("--grader", metavar="NAME", help="Grader that scores the patch. [default: swe]")
+@click.option("--worker", metavar="NAME", help="Worker that consumes finished rollouts. [default: collect]")
 @click.option("--attempts", type=click.IntRange(min=1), metavar="K", help="Rollouts per task. [default: 1]")
-@click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="Rollouts at once. [default: 4]")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Rollouts that run at the same time. [default: 4]",
+)
 @click.option(
     "--sandbox-retries",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Run a rollout whose sandbox failed again, up to N times. [default: 0]",
+    help="Retries of a rollout whose sandbox failed. [default: 0]",
 )
 @click.option(
     "--network",
     metavar="POLICY",
-    help="What the sandbox reaches: llm (its LLM endpoint and nothing else), none, full. [default: llm]",
+    help="Network of the agent's sandbox: llm (only its LLM endpoint), none or full. [default: llm]",
 )
 @click.option(
     "--mode",
     metavar="MODE",
-    help="gate (through the host) or black-box (the agent calls the provider itself). [default: gate]",
+    help="Route of LLM calls: gate (through the host) or black-box (from the sandbox). [default: gate]",
 )
-@click.option("--agent-key-env", metavar="VAR", help="Black-box: the variable whose key the agent gets.")
+@click.option(
+    "--agent-key-env", metavar="VAR", help="Environment variable whose key the agent gets in black-box mode."
+)
 @click.option(
     "--push-to",
     metavar="OWNER/NAME",
-    help="Push finished rollouts to a data set on the Hugging Face Hub; it is private.",
+    help="Private data set on the Hub that receives finished rollouts.",
 )
 @settings_options
-@click.option("--out", type=click.Path(path_type=Path), help="The run directory. [default: runs/TIME-AGENT]")
-@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with the run in RUN.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory. [default: runs/TIME-AGENT]")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Resume the run in RUN.")
 @click.option(
-    "--retry-errors", is_flag=True, help="With --resume: rollouts that ended in an error run again."
+    "--retry-errors", is_flag=True, help="With --resume, also run rollouts again that ended in an error."
 )
-@click.option("--json", "as_json", is_flag=True, help="End with the summary as JSON on stdout.")
-@click.option("-v", "--verbose", is_flag=True, help="Log more, to stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
+@click.option("-v", "--verbose", is_flag=True, help="Log more to stderr.")
 def run(
     network: str | None,
     config: Path | None,
@@ -94,9 +105,8 @@ def run(
 ) -> None:
     """Run an agent on tasks in sandboxes and grade its patches on the host.
 
-    Exit code: 0 when every rollout has a verdict, or a training run came to its end; 1 when some rollouts of
-    an evaluation ended in an error, or sampled tokens are unaccounted for; 2 for wrong input, 130 when
-    interrupted.
+    Exit code: 0 when every rollout has a verdict or training is complete; 1 when a rollout of an evaluation
+    ended in an error or sampled tokens are unaccounted for.
     """
     sets += tuple(click.get_current_context().meta.get(SETS, ()))
     options = {"run": given(options), "resources": {"network": network}, "push": {"to": push_to}}

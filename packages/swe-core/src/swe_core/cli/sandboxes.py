@@ -1,4 +1,4 @@
-"""`swe-core sandboxes`: which sandboxes exist, and the end of those that nobody will close any more."""
+"""`swe-core sandboxes`: list sandboxes and remove those of dead runs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _RUN = {"alive": "alive", "gone": "gone", "unknown": "not from here"}
 def _provider_options(command: F) -> F:
     """Which provider, and `--json`."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Machine-readable."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         settings_options,
-        click.option("--sandbox", metavar="NAME", help="Whose sandboxes. [default: local]"),
+        click.option("--sandbox", metavar="NAME", help="Sandbox provider. [default: local]"),
         plugin_options,
     ):
         command = option(command)
@@ -40,17 +40,17 @@ def _provider_options(command: F) -> F:
 
 @click.group()
 def sandboxes() -> None:
-    """List the sandboxes that exist, and remove what killed runs left."""
+    """List sandboxes and remove those of dead runs."""
 
 
 @sandboxes.command("list")
 @_provider_options
 def list_sandboxes(config: Path | None, sets: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """List the sandboxes that exist, of all runs, and whether their runs live.
+    """List the sandboxes of all runs, with the state of each run.
 
-    A run on another host or in another container is "not from here": whether it lives cannot be seen.
+    The state of a run on another host or in another container is unknown: "not from here".
 
-    Exit code: 0, or 1 when they cannot be had, 2 for wrong input.
+    Exit code: 1 when the provider does not answer.
     """
     from swe_core.system.event_loop import run
 
@@ -86,12 +86,12 @@ def list_sandboxes(config: Path | None, sets: tuple[str, ...], as_json: bool, **
 @sandboxes.command()
 @_provider_options
 def reap(config: Path | None, sets: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Remove the sandboxes that dead runs left, and say how many those were.
+    """Remove the sandboxes of dead runs and print their number.
 
-    The next run with this provider would do the same. Those of a run that is alive, or that is not from
-    here, are never touched.
+    The next run with this provider does the same. Sandboxes of a live run, or of a run that is not from here,
+    stay.
 
-    Exit code: 0, or 1 when they cannot be had, 2 for wrong input.
+    Exit code: 1 when the provider does not answer.
     """
     from swe_core.system.event_loop import run
 

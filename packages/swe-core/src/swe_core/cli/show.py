@@ -21,20 +21,18 @@ _NAMED = 5
 @click.command()
 @click.argument("directory", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("name", metavar="ROLLOUT")
-@click.option("--transcript", "transcript", is_flag=True, help="Only what the agent said and did.")
-@click.option("--diff", "diff", is_flag=True, help="Only its patch.")
-@click.option("--tests", "tests", is_flag=True, help="Only the tests that decided.")
-@click.option("--turns", "turns", is_flag=True, help="Only its LLM calls, one line each.")
-@click.option("--full", is_flag=True, help="Long texts whole, and also the tests that passed.")
+@click.option("--transcript", "transcript", is_flag=True, help="Print the agent's messages and actions.")
+@click.option("--diff", "diff", is_flag=True, help="Print the patch.")
+@click.option("--tests", "tests", is_flag=True, help="Print the tests that decide the verdict.")
+@click.option("--turns", "turns", is_flag=True, help="Print the LLM calls, one line each.")
+@click.option("--full", is_flag=True, help="Print long texts in full, and passed tests too.")
 def show(
     directory: Path, name: str, transcript: bool, diff: bool, tests: bool, turns: bool, full: bool
 ) -> None:
     """Print ROLLOUT of the run in directory RUN: transcript, patch and tests, finished or not.
 
-    On a terminal it goes through your pager. The options choose parts, and may be combined; without any,
-    there are all but the calls. What a sandbox wrote is shown without its control characters.
-
-    Exit code: 0, or 2 for wrong input.
+    A terminal shows the output in your pager. The options select parts and combine; the default is all parts
+    except the LLM calls. Control characters are removed.
     """
     run = RunDirectory.open(directory)
     rollout = _find(run, name)

@@ -1,4 +1,4 @@
-"""`swe-core tasks`: what a task source holds, and whether it can be trusted."""
+"""`swe-core tasks`: list, show and verify tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PIPED_WIDTH = 10_000
 
 @click.group()
 def tasks() -> None:
-    """List tasks, show one, prove that they can be trusted."""
+    """List, show and verify tasks."""
 
 
 tasks.add_command(verify)
@@ -39,11 +39,11 @@ tasks.add_command(verify)
 @plugin_options
 @task_options
 @settings_options
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_tasks(config: Path | None, sets: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """List the tasks that a run with these options would be on, in its order.
+    """List the tasks of a run with these options, in the order of the run.
 
-    They are read and checked, and nothing is started. Exit code: 0, or 2 for wrong input.
+    The command reads and validates tasks and starts nothing.
     """
     selected = _selected(config, sets, options)
     if as_json:
@@ -66,15 +66,12 @@ def list_tasks(config: Path | None, sets: tuple[str, ...], as_json: bool, **opti
 @plugin_options
 @source_options
 @settings_options
-@click.option("--gold", is_flag=True, help="Also the gold patch and the test patch.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option("--gold", is_flag=True, help="Print the gold patch and the test patch too.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show_task(
     task_id: str, config: Path | None, sets: tuple[str, ...], gold: bool, as_json: bool, **options: Any
 ) -> None:
-    """Show the task ID: its statement, image, test command, tests, and how large its gold patch is.
-
-    Exit code: 0, or 2 for wrong input.
-    """
+    """Show the task ID: statement, image, test command, tests and the size of the gold patch."""
     (task,) = _selected(config, sets, {**options, "only": (task_id,)})
     secret = {"patch", "test_patch", "bug_patch"}
     if as_json:

@@ -18,32 +18,35 @@ if TYPE_CHECKING:
 @click.command()
 @plugin_options
 @task_options
-@click.option("--sandbox", metavar="NAME", help="Where the tests run. [default: local]")
-@click.option("--grader", metavar="NAME", help="Whose verdicts are proved. [default: swe]")
+@click.option("--sandbox", metavar="NAME", help="Sandbox provider. [default: local]")
+@click.option("--grader", metavar="NAME", help="Grader to verify with. [default: swe]")
 @click.option(
-    "--concurrency", type=click.IntRange(min=1), metavar="N", help="Sandboxes at once. [default: 4]"
+    "--concurrency",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Sandboxes that are open at the same time. [default: 4]",
 )
 @click.option(
     "--repeat",
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Grade the gold patch and an unrelated change N times, to find flaky tests. [default: 1]",
+    help="Grades of the gold patch and of an unrelated change; more find flaky tests. [default: 1]",
 )
 @click.option(
     "--cheats",
     default="all",
     metavar="all|none|A,B",
-    help="Which cheating patches to try. [default: all]",
+    help="Cheats to try. [default: all]",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Add the verdicts to this report, one line of JSON each, for `run --verified FILE`.",
+    help="Report to append verdicts to, for --verified.",
 )
-@click.option("--no-cache", is_flag=True, help="Grade again what is known from before.")
-@click.option("--json", "as_json", is_flag=True, help="End with the whole report as JSON on stdout.")
+@click.option("--no-cache", is_flag=True, help="Ignore cached verdicts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")
 @settings_options
 def verify(
     config: Path | None,
@@ -55,11 +58,11 @@ def verify(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Prove tasks before anybody trains on them: the gold patch resolves each, and neither no change nor any
-    known way to cheat does.
+    """Verify tasks before you train on them.
 
-    Exit code: 0 when every task is usable, 1 when some are not, 2 for wrong input, 130 when interrupted (what
-    was finished is kept).
+    The gold patch must resolve each task. An empty patch, an unrelated patch and known cheats must not.
+
+    Exit code: 1 when a task is not usable. An interrupted command keeps its finished verdicts.
     """
     settings, plugins = settings_and_plugins(config, sets, options)
     # The heavy half of the program, imported only once the input is known to be sound.
@@ -124,7 +127,7 @@ def _show(report: Any, asked: int, out: Path | None) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("task", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for name in ("gold", "no fix", "cheats paid", "seconds"):
+    for name in ("gold", "no fix", "cheats", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     for task in report.tasks:
         gold, nothing, cheats = task.tally()

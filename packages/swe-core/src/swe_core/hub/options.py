@@ -20,7 +20,7 @@ class Push(Config):
     """`[push]`: finished rollouts to a data set on the Hugging Face Hub."""
 
     to: Annotated[str, AfterValidator(_repository)] | None = Field(
-        default=None, description="OWNER/NAME; unset pushes nothing"
+        default=None, description="OWNER/NAME of the data set; unset pushes nothing"
     )
-    private: bool = Field(default=True, description="false makes it public, and takes one that is public")
-    every: float = Field(default=300.0, gt=0, description="seconds between two commits at least")
+    private: bool = Field(default=True, description="create private repositories and reject public ones")
+    every: float = Field(default=300.0, gt=0, description="minimum seconds between two commits")

@@ -32,57 +32,59 @@ ComponentOptions = dict[str, dict[str, Any]]
 
 
 class RunOptions(Config):
-    """`[run]`: what to run, with what, and how much of it."""
+    """`[run]`: tasks, components and amounts."""
 
-    plugins: tuple[str, ...] | None = Field(default=None, description="as --plugins")
-    extra_plugins: tuple[str, ...] = Field(default=(), description="as -p, each one")
-    tasks: str = Field(default="demo", description="a task source's name, or a file of rows")
-    split: str | None = Field(default=None, description="of a data set on the Hub, such as test")
-    only: tuple[str, ...] = Field(default=(), description="instance ids; empty is all of them")
+    plugins: tuple[str, ...] | None = Field(
+        default=None, description="plugins to load, and no others (`--plugins`)"
+    )
+    extra_plugins: tuple[str, ...] = Field(default=(), description="files or modules to load too (`-p`)")
+    tasks: str = Field(default="demo", description="task source, file of rows or data set")
+    split: str | None = Field(default=None, description="split of the data set")
+    only: tuple[str, ...] = Field(default=(), description="instance ids to keep; empty keeps all")
     filter: tuple[str, ...] = Field(
-        default=(), description="COLUMN=GLOB, such as repo=getmoto/*; a task must match each"
+        default=(), description="COLUMN=GLOB, such as repo=getmoto/*; all must match"
     )
-    verified: Path | None = Field(default=None, description="a report of `tasks verify`: only what is usable")
-    shuffle: int | None = Field(default=None, description="the seed of a random order")
-    limit: int | None = Field(default=None, ge=1, description="so many tasks, the first of what is left")
+    verified: Path | None = Field(default=None, description="report of `tasks verify`; keeps usable tasks")
+    shuffle: int | None = Field(default=None, description="seed of a random order")
+    limit: int | None = Field(default=None, ge=1, description="number of tasks to keep")
     image_map: Path | None = Field(
-        default=None, description="a TOML or JSON file: image or instance id → the image to use instead"
+        default=None, description="TOML or JSON file: image or instance id → other image"
     )
-    agent: str | None = None
-    sandbox: str | None = None
-    engine: str | None = None
-    grader: str | None = None
-    worker: str | None = None
-    engine_url: str | None = None
-    model: str | None = None
-    recording: Path | None = Field(default=None, description="recorded replies to answer from")
-    record: Path | None = Field(default=None, description="where to record this run's replies")
+    agent: str | None = Field(default=None, description="coding agent; unset: mini")
+    sandbox: str | None = Field(default=None, description="sandbox provider; unset: local")
+    engine: str | None = Field(default=None, description="engine that answers LLM calls; unset: openai")
+    grader: str | None = Field(default=None, description="grader that scores the patch; unset: swe")
+    worker: str | None = Field(default=None, description="worker that consumes rollouts; unset: collect")
+    engine_url: str | None = Field(default=None, description="base URL of the engine")
+    model: str | None = Field(default=None, description="model that the engine serves")
+    recording: Path | None = Field(default=None, description="file of recorded replies to answer from")
+    record: Path | None = Field(default=None, description="file that records the replies of this run")
     attempts: int = Field(default=1, ge=1, description="rollouts per task")
-    concurrency: int = Field(default=4, ge=1, description="rollouts at once")
-    sandbox_retries: int = Field(
-        default=0, ge=0, description="how often a rollout is run again whose sandbox failed"
+    concurrency: int = Field(default=4, ge=1, description="rollouts that run at the same time")
+    sandbox_retries: int = Field(default=0, ge=0, description="retries after a failure of the sandbox")
+    mode: Literal["gate", "black-box"] = Field(
+        default="gate", description="route of LLM calls: through the host, or from the sandbox"
     )
-    mode: Literal["gate", "black-box"] = "gate"
     agent_key_env: str | None = Field(
-        default=None, description="black-box: the variable whose key is handed to the agent"
+        default=None, description="environment variable whose key the agent gets in black-box mode"
     )
 
 
 class Server(Config):
-    """`[server]`: the host's endpoint for the agents' LLM calls; it listens on loopback only."""
+    """`[server]`: the endpoint for LLM calls; it listens on loopback only."""
 
-    port: int = Field(default=0, ge=0, le=65535, description="0 is any free port")
-    max_body: int = Field(default=MAX_BODY, ge=1, description="bytes of a request at most")
+    port: int = Field(default=0, ge=0, le=65535, description="port; 0 selects a free one")
+    max_body: int = Field(default=MAX_BODY, ge=1, description="maximum bytes of one request")
 
 
 class Resources(Config):
-    """`[resources]`: what one sandbox may use."""
+    """`[resources]`: the resources of one sandbox."""
 
-    network: Network = Field(default="llm", description="what the agent's sandbox reaches")
-    memory_mb: int = Field(default=4096, gt=0)
-    cpus: float = Field(default=2.0, gt=0)
-    pids: int = Field(default=512, gt=0)
-    disk_mb: int = Field(default=4096, gt=0)
+    network: Network = Field(default="llm", description="network of the agent's sandbox")
+    memory_mb: int = Field(default=4096, gt=0, description="memory, MiB")
+    cpus: float = Field(default=2.0, gt=0, description="processors")
+    pids: int = Field(default=512, gt=0, description="processes and threads")
+    disk_mb: int = Field(default=4096, gt=0, description="writable disk, MiB")
 
 
 class _FileSource(PydanticBaseSettingsSource):

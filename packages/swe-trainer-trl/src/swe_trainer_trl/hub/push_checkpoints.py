@@ -1,4 +1,4 @@
-"""Checkpoints to a model repository on the Hub (docs/push.md); `restore` brings a training back from there.
+"""Push checkpoints to a model repository on the Hub (docs/internals/hub.md); `restore` reads them.
 
 Transformers' own `hub_strategy="checkpoint"` does not do what a resumed training needs: it leaves out the
 journal, uploads a large checkpoint in several commits, so that a kill leaves a mixture of two, and tells

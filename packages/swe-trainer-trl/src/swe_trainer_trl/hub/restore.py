@@ -1,4 +1,4 @@
-"""A training back from the Hub, to be gone on with where nothing else of it is left (docs/push.md)."""
+"""Restore a training run from the last checkpoint on the Hub (docs/internals/hub.md)."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ EARLIER = "earlier.jsonl"
 """In a run directory that was restored: the rollouts of before, whose folders are not here."""
 
 
-@click.command("restore", short_help="Bring a training back from the Hub.")
+@click.command("restore", short_help="Restore a training run from the Hub.")
 @click.argument("repo_id", metavar="OWNER/NAME")
 @click.argument("directory", metavar="RUN", type=click.Path(path_type=Path))
 def restore_command(repo_id: str, directory: Path) -> None:
-    """Make the run directory RUN of the last checkpoint that a training with --push-to OWNER/NAME has pushed.
+    """Create the run directory RUN from the last checkpoint that a training run pushed to OWNER/NAME.
 
-    `swe-core run --resume RUN` then goes on with it. Exit code: 0, 1 where nothing was pushed yet.
+    `swe-core run --resume RUN` resumes it.
+
+    Exit code: 1 when OWNER/NAME has no checkpoint.
     """
     step = restore(repo_id, directory)
     if step is None:
         click.echo(f"nothing to restore: no checkpoint was pushed to {repo_id}", err=True)
         raise click.exceptions.Exit(1)
-    click.echo(f"restored step {step}; go on with: swe-core run --resume {directory}")
+    click.echo(f"restored step {step}; resume it with: swe-core run --resume {directory}")
 
 
 def restore(repo_id: str, directory: Path) -> int | None:
-    """Make a run directory of the last checkpoint that was pushed; `swe-core run --resume` goes on with it.
+    """Make a run directory from the last checkpoint that was pushed; `swe-core run --resume` resumes it.
 
     Args:
         directory: Is not there, or is empty. It is made whole or not at all.
@@ -50,7 +52,7 @@ def restore(repo_id: str, directory: Path) -> int | None:
     Raises:
         TryLater: The Hub cannot be asked now.
         UsageError: The token may not read it, or `directory` is not empty.
-        SweError: What was pushed cannot be gone on with.
+        SweError: The checkpoint cannot be resumed.
     """
     if directory.exists() and any(directory.iterdir()):
         raise UsageError(
@@ -110,7 +112,7 @@ def _arrange(run: Path, checkpoint: Path) -> int:
                 (state / name).replace(run / name)
     except (OSError, ValueError, KeyError) as error:
         raise SweError(
-            f"what was pushed as {FOLDER!r} is not whole ({sentence(error)}): nothing can be gone on with"
+            f"what was pushed as {FOLDER!r} is incomplete ({sentence(error)}) and cannot be resumed"
         ) from error
     lines = (state / ROLLOUTS_FILE).read_bytes().splitlines() if (state / ROLLOUTS_FILE).is_file() else []
     journal = Journal(run / JOURNAL)

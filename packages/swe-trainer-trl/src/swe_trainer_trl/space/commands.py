@@ -22,40 +22,51 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _deployment_options(command: F) -> F:
     options = (
-        click.option("--config", type=click.Path(path_type=Path), required=True, help="Settings of the run."),
-        click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="As of `swe-core run`."),
+        click.option(
+            "--config",
+            type=click.Path(path_type=Path),
+            required=True,
+            help="TOML file with the settings of the run.",
+        ),
+        click.option(
+            "--set",
+            "sets",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Setting, such as limits.agent=600. Repeatable.",
+        ),
         click.option(
             "--include",
             multiple=True,
             type=click.Path(path_type=Path),
             metavar="PATH",
-            help="A file or folder that the run reads, and that its settings do not tell; may be repeated.",
+            help="File or folder that the run reads and its settings do not name. Repeatable.",
         ),
         click.option(
             "--secret",
             "secrets",
             multiple=True,
             metavar="NAME[=VARIABLE]",
-            help="A secret of the run, with the value of the variable of this environment; may be repeated.",
+            help="Secret of the run, from a local environment variable. Repeatable.",
         ),
         click.option(
             "--env",
             "variables",
             multiple=True,
             metavar="NAME=VALUE",
-            help="A variable of its environment, which is no secret; may be repeated.",
+            help="Environment variable that is no secret. Repeatable.",
         ),
         click.option(
             "--requirement",
             "requirements",
             multiple=True,
             metavar="PACKAGE",
-            help="A further package, as pip takes it; may be repeated.",
+            help="Further package, as pip takes it. Repeatable.",
         ),
         click.option(
             "--base-image",
             metavar="IMAGE",
-            help="With Python 3.11 or newer, git and a C compiler.",
+            help="Image with Python 3.11 or newer, git and a C compiler.",
         ),
         click.option(
             "--dry-run",
@@ -63,7 +74,7 @@ def _deployment_options(command: F) -> F:
             is_flag=False,
             flag_value="",
             metavar="[DIR]",
-            help="Create nothing: print what would be, and write its files into DIR. [default: ./NAME]",
+            help="Print the plan and write its files into DIR; create nothing. [default: ./NAME]",
         ),
     )
     for option in reversed(options):
@@ -88,15 +99,15 @@ def space() -> None:
 
 
 @space.command()
-@click.option("--repo-id", required=True, metavar="OWNER/NAME", help="The Space, which must not exist yet.")
-@click.option("--hardware", default="cpu-basic", show_default=True, metavar="NAME", help="What it runs on.")
-@click.option("--public", is_flag=True, help="Anybody may see its files. [default: private]")
+@click.option("--repo-id", required=True, metavar="OWNER/NAME", help="Space to create.")
+@click.option("--hardware", default="cpu-basic", show_default=True, metavar="NAME", help="Hardware.")
+@click.option("--public", is_flag=True, help="Create a public Space.")
 @_deployment_options
 def deploy(folder: str | None, **options: Any) -> None:
-    """Put a run on a Space of its own, with the packages that are installed here.
+    """Deploy a run to a new Space, with the packages of this environment.
 
-    The token of the Hub is taken from the login of this machine or HF_TOKEN; `--secret HF_TOKEN=VARIABLE`
-    gives the Space another one. The Space pauses itself when the run has ended.
+    The token comes from HF_TOKEN or `hf auth login`; `--secret HF_TOKEN=VARIABLE` gives the Space another
+    token. The Space pauses itself when the run ends.
     """
     with tempfile.TemporaryDirectory(prefix="swe-wheels-") as scratch:
         deployment = _deployment("Space", Path(scratch), options, ask=folder is None)
@@ -111,9 +122,9 @@ def deploy(folder: str | None, **options: Any) -> None:
 @space.command()
 @_existing
 def status(repo_id: str) -> None:
-    """Print how a Space is, and how far its run has come.
+    """Print the state of a Space and the progress of its run.
 
-    Exit code: 0, or 1 where its build or its run has failed.
+    Exit code: 1 when the build or the run failed.
     """
     known = _hub().status(repo_id)
     click.echo(f"stage: {known.stage}, hardware: {known.hardware}")
@@ -131,10 +142,10 @@ def status(repo_id: str) -> None:
 
 @space.command()
 @_existing
-@click.option("--build", is_flag=True, help="Of its build.")
-@click.option("--follow", is_flag=True, help="And what comes, until Ctrl-C.")
+@click.option("--build", is_flag=True, help="Print the build log.")
+@click.option("--follow", is_flag=True, help="Print new lines until Ctrl-C.")
 def logs(repo_id: str, build: bool, follow: bool) -> None:
-    """Print what a Space has said."""
+    """Print the log of a Space."""
     from swe_core.system.printable import printable
 
     for line in _hub().logs(repo_id, build=build, follow=follow):
@@ -144,7 +155,7 @@ def logs(repo_id: str, build: bool, follow: bool) -> None:
 @space.command()
 @_existing
 def pause(repo_id: str) -> None:
-    """Pause a Space: it costs nothing until `restart`. Without persistent storage its files are lost."""
+    """Pause a Space and its costs. Without persistent storage its files are lost."""
     _hub().pause(repo_id)
     click.echo(f"{repo_id} is paused")
 
@@ -152,16 +163,16 @@ def pause(repo_id: str) -> None:
 @space.command()
 @_existing
 def restart(repo_id: str) -> None:
-    """Start a Space again: its run goes on with what is left of it."""
+    """Restart a Space and resume its run."""
     _hub().restart(repo_id)
     click.echo(f"{repo_id} is started again")
 
 
 @space.command()
 @_existing
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 def delete(repo_id: str, yes: bool) -> None:
-    """Delete a Space and all that is on it."""
+    """Delete a Space and its files."""
     if not yes:
         click.confirm(f"Delete the Space {repo_id} and all that is on it?", abort=True)
     _hub().delete(repo_id)
@@ -184,21 +195,21 @@ def job() -> None:
     "--repo-id",
     required=True,
     metavar="OWNER/NAME",
-    help="A data set for its files, not there yet.",
+    help="Data set to create for the files of the Job.",
 )
-@click.option("--hardware", default="cpu-basic", show_default=True, metavar="NAME", help="What it runs on.")
+@click.option("--hardware", default="cpu-basic", show_default=True, metavar="NAME", help="Hardware.")
 @click.option(
     "--timeout",
     default="24h",
     show_default=True,
     metavar="TIME",
     callback=_time,
-    help="Until it is ended, as 90m or 6h.",
+    help="Maximum duration, such as 90m or 6h.",
 )
 @_deployment_options
 def run_job(folder: str | None, timeout: str, **options: Any) -> None:
-    """Run what `swe-core space deploy` would, as a Job: it ends with the run, and keeps nothing that the run
-    does not push."""
+    """Run as a Job what `swe-core space deploy` runs on a Space. The Job ends with the run and keeps only
+    what the run pushes."""
     with tempfile.TemporaryDirectory(prefix="swe-wheels-") as scratch:
         deployment = _deployment("Job", Path(scratch), {"public": False, **options}, ask=folder is None)
         if folder is not None:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class LocalConfig(Config):
-    """Settings of the sandbox "local"."""
+    """`[sandbox.local]`."""
 
     unisolated: bool = Field(
         default=False,
-        description="where this machine cannot isolate, run on the bare host instead of refusing",
+        description="run without isolation where this machine cannot isolate",
     )
 
 

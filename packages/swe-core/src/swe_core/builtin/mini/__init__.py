@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 
 class MiniConfig(Config):
-    """Settings of the agent "mini"."""
+    """`[agent.mini]`."""
 
-    max_turns: int = Field(default=100, gt=0, description="LLM calls after which it stops")
-    command_timeout: float = Field(default=120.0, gt=0, description="seconds for one bash command")
+    max_turns: int = Field(default=100, gt=0, description="maximum LLM calls")
+    command_timeout: float = Field(default=120.0, gt=0, description="maximum seconds of one bash command")
     output_chars: int = Field(
-        default=10_000, gt=0, description="characters of a command's output shown to the model: half from "
-        "its start, half from its end",
-    )  # fmt: skip
+        default=10_000, gt=0, description="characters of output that the model sees: first and last half"
+    )
 
 
 def _create(config: MiniConfig) -> AgentSpec:

@@ -14,17 +14,21 @@ from swe_core.plugins.hookspecs import hookimpl
 
 
 class OpenAIConfig(Config):
-    """`[engine.openai]`. The provider's key is never a setting: it stands in the environment only."""
+    """`[engine.openai]`. The provider's key stays in the environment and is never a setting."""
 
-    url: str | None = Field(default=None, description="base URL; /chat/completions is appended to it")
-    model: str | None = Field(default=None, description="the provider's name of the model")
+    url: str | None = Field(default=None, description="base URL, without /chat/completions")
+    model: str | None = Field(default=None, description="model name at the provider")
     api_key_env: str = Field(
-        default="OPENAI_API_KEY", description="environment variable that holds the key; unset sends none"
+        default="OPENAI_API_KEY", description="environment variable with the key; without it no key is sent"
     )
-    timeout: float = Field(default=600.0, gt=0, description="seconds without a byte from the provider")
-    max_retries: int = Field(default=5, ge=0, description="on 429, 5xx, broken connections and time-outs")
+    timeout: float = Field(
+        default=600.0, gt=0, description="maximum seconds without a byte from the provider"
+    )
+    max_retries: int = Field(
+        default=5, ge=0, description="retries after 429, 5xx, broken connections and timeouts"
+    )
     params: dict[str, Any] = Field(
-        default_factory=dict, description="body fields set in every request, such as temperature"
+        default_factory=dict, description="fields to set in every request, such as temperature"
     )
 
 

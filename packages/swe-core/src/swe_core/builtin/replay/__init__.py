@@ -15,7 +15,7 @@ from swe_core.plugins.hookspecs import hookimpl
 class ReplayConfig(Config):
     """`[engine.replay]`."""
 
-    file: Path | None = Field(default=None, description="the recording, one rollout a line")
+    file: Path | None = Field(default=None, description="recording, one rollout a line")
 
 
 def _create(config: ReplayConfig) -> Engine:

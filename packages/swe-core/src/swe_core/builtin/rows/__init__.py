@@ -16,18 +16,15 @@ if TYPE_CHECKING:
 
 
 class RowsConfig(Config):
-    """Settings of the source "rows". It needs a file or a data set."""
+    """`[tasks.rows]`: a file or a data set."""
 
     file: Path | None = Field(
         default=None,
-        description="a .jsonl file (one row a line), a .json file (a list of rows), a .parquet file, or a "
-        "directory that holds a data set",
+        description=".jsonl, .json or .parquet file, or a data set directory",
     )
     dataset: str | None = Field(default=None, description="OWNER/NAME on the Hub")
-    split: str | None = Field(
-        default=None, description="of a data set; default is its only one, else test, else train"
-    )
-    filter: tuple[str, ...] = Field(default=(), description="COLUMN=GLOB; a row must match each")
+    split: str | None = Field(default=None, description="split; unset: the only one, else test, else train")
+    filter: tuple[str, ...] = Field(default=(), description="COLUMN=GLOB; all must match")
 
 
 def _create(config: RowsConfig) -> TaskSource:

@@ -15,15 +15,14 @@ if TYPE_CHECKING:
 
 
 class SweGraderConfig(Config):
-    """Settings of the grader "swe"."""
+    """`[grader.swe]`."""
 
     log_mb: int = Field(
-        default=16, gt=0, description="MiB kept of the test log, from its start and (most of it) its end"
+        default=16, gt=0, description="MiB of the test log to keep: its start and mostly its end"
     )
     suspicious: Literal["mark", "unresolved"] = Field(
         default="mark",
-        description="what becomes of a patch that passes and adds constructs that cheats are made of: it is "
-        "marked in its grade, or it is unresolved (the default of a training)",
+        description="verdict on a passing patch with suspicious code; trl: `unresolved`",
     )
 
 

@@ -67,7 +67,7 @@ class SweGrader:
     async def grade(
         self, task: Task, patch: bytes, provider: SandboxProvider, spec: SandboxSpec, timeout: float
     ) -> Graded:
-        """Grade `patch`; see `Grader.grade` and docs/grading.md.
+        """Grade `patch`; see `Grader.grade` and docs/internals/grading.md.
 
         No test runs for an empty patch (a task's FAIL_TO_PASS tests fail without a change, by definition),
         for one that does not apply, nor for one of which nothing is left. Tests that outlive `timeout` are

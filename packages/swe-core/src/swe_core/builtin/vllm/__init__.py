@@ -17,58 +17,50 @@ from swe_core.plugins.hookspecs import hookimpl
 
 
 class VLLMConfig(Config):
-    """`[engine.vllm]`. How tokens are sampled is set here alone: a temperature or a seed that the agent asks
-    for is not used, since it would bend the distribution that the policy is trained on."""
+    """`[engine.vllm]`. These settings control sampling; the agent's temperature and seed do not."""
 
     url: str | tuple[str, ...] = Field(
-        default=(), description="base URLs of vLLM servers of one model, also comma separated"
+        default=(), description="base URLs of servers of one model: a list or comma-separated"
     )
-    model: str | None = Field(default=None, description="the name under which the servers serve the model")
+    model: str | None = Field(default=None, description="model name on the servers")
     adapter: str | None = Field(
         default=None,
         min_length=1,
-        description="name of LoRA adapters: policy version N is asked for as ADAPTER-vN, 0 as `model`",
+        description="LoRA adapter name; requests of policy version N use ADAPTER-vN",
     )
     tokenizer: str | None = Field(
         default=None,
-        description="a directory or a name on the Hub; unset is the directory that the server names, "
-        "where it is one here, else `model`",
+        description="directory or Hub name; unset: the server's local model directory, else `model`",
     )
     renderer: str = Field(
-        default="auto", description="auto, template, or a family of the package renderers, such as qwen3"
+        default="auto", description="`auto`, `template`, or a family of the package renderers"
     )
-    chat_template: Path | None = Field(default=None, description="a template instead of the tokenizer's own")
+    chat_template: Path | None = Field(default=None, description="chat template file; unset: the tokenizer's")
     template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="options of the template, such as enable_thinking"
+        default_factory=dict, description="template options, such as enable_thinking"
     )
-    tool_parser: str | None = Field(default=None, description="how tool calls are read; unset: by the family")
-    reasoning_parser: str | None = Field(
-        default=None, description="how reasoning is read; unset: by the family"
-    )
-    temperature: float = Field(default=1.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=1, description="sample from so many tokens; unset: from all")
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    max_tokens: int | None = Field(default=None, ge=1, description="tokens of one reply")
+    tool_parser: str | None = Field(default=None, description="parser of tool calls; unset: the family's")
+    reasoning_parser: str | None = Field(default=None, description="parser of reasoning; unset: the family's")
+    temperature: float = Field(default=1.0, ge=0, description="sampling temperature")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling threshold")
+    top_k: int | None = Field(default=None, ge=1, description="number of candidate tokens; unset: all")
+    min_p: float = Field(default=0.0, ge=0, le=1, description="minimum relative probability")
+    max_tokens: int | None = Field(default=None, ge=1, description="maximum tokens of one reply")
     seed: int | None = Field(
         default=None,
-        description="of every draw, with the rollout and the call; unset sends none, and vLLM samples faster",
+        description="sampling seed, combined with rollout and call; unset samples faster",
     )
     max_missing_logprobs: float = Field(
         default=0.05,
         ge=0,
         le=1,
-        description="share of sampled tokens without a log-probability beyond which the run ends",
+        description="maximum share of sampled tokens without log-probability",
     )
-    stream_interval: int = Field(
-        default=8, ge=1, description="tokens that a server sends at once; 1 is each by itself"
-    )
-    timeout: float = Field(default=600.0, gt=0, description="seconds without a byte from a server")
-    max_retries: int = Field(
-        default=5, ge=0, description="in a row that bring no token: on 429, 5xx, aborts, broken connections"
-    )
+    stream_interval: int = Field(default=8, ge=1, description="tokens per stream chunk")
+    timeout: float = Field(default=600.0, gt=0, description="maximum seconds without a byte from a server")
+    max_retries: int = Field(default=5, ge=0, description="consecutive retries without a new token")
     api_key_env: str = Field(
-        default="VLLM_API_KEY", description="environment variable that holds the key; unset sends none"
+        default="VLLM_API_KEY", description="environment variable with the key; without it no key is sent"
     )
 
 

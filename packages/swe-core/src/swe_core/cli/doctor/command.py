@@ -1,4 +1,4 @@
-"""`swe-core doctor`: what this machine can run, and what to do for the rest."""
+"""`swe-core doctor`: check what this machine can run."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _WIDTH = 500
 
 @click.command()
 @plugin_options
-@click.option("--engine-url", metavar="URL", help="Also ask this engine which models it serves.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option("--engine-url", metavar="URL", help="Engine to ask for its models.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     plugins: tuple[str, ...] | None, extra_plugins: tuple[str, ...], engine_url: str | None, as_json: bool
 ) -> None:
-    """Look at what this machine can run with the chosen plugins, and say what to do for what is missing.
+    """Check what this machine can run with the chosen plugins, and print a remedy for each missing part.
 
-    Keys are named, never shown. Plugins that are installed and not chosen are looked at too; what they lack
-    is said and counts for nothing.
+    The output names keys and never shows them. The command also checks installed plugins that are not chosen;
+    their results do not change the exit code.
 
-    Exit code: 0, or 1 when something is missing that a run with these plugins needs, 2 for wrong input.
+    Exit code: 1 when a run with these plugins lacks something.
     """
     from swe_core.cli.doctor import checks as examination
 

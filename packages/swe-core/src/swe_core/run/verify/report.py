@@ -45,7 +45,7 @@ class Check(Record):
     reason: str = Field(default="", description="one sentence where it is not resolved")
     tampering: tuple[str, ...] = Field(default=(), description="kinds of tampering that the grade lists")
     patch_bytes: int = Field(default=0, ge=0)
-    patch: str | None = Field(default=None, description="the patch of a cheat that was paid")
+    patch: str | None = Field(default=None, description="the patch of a cheat that resolved the task")
     seconds: float = Field(default=0.0, ge=0, description="wall time, opening of the sandboxes included")
     test_seconds: float = Field(default=0.0, ge=0, description="the bare test run")
 
