@@ -19,7 +19,7 @@ WIDTH = 100
 HEAD = f"""# The command line
 
 `docs/{Path(__file__).name}` generates this page from the help texts, with all plugins of this repository
-installed. [Settings](settings.md) lists what `--set` takes.
+installed. [Running](running.md) explains the options; [settings](settings.md) lists what `--set` takes.
 
 Every command takes `-h` and `--help`. Exit codes: 0 for success, 1 for a finding that the command's help
 names, 2 for wrong input, 130 for an interrupt. An error is one sentence on standard error that begins with

@@ -63,7 +63,7 @@ TOKENS = ROOT / "docs" / "tokens.md"
 TRAINING = ROOT / "docs" / "training.md"
 FILES = ROOT / "packages" / "swe-core" / "src" / "swe_core" / "system" / "files.py"
 TRAINER = ROOT / "packages" / "swe-trainer-trl" / "src" / "swe_trainer_trl"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BIN = Path(sys.executable).parent
 
 

@@ -259,7 +259,7 @@ def test_what_was_finished_is_not_lost(
 
 
 def test_the_page_has_every_verdict_and_every_cheat() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "verify.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "internals" / "verify.md").read_text()
     rows = [line.split(" | ")[0].strip("| `") for line in page.splitlines() if line.startswith("| `")]
     assert rows == [*VERDICTS, *(cheat.name for cheat in CHEATS)]
     assert all(f"| `{cheat.name}` | {cheat.does} |\n" in page for cheat in CHEATS)

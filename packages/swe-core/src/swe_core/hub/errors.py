@@ -29,7 +29,7 @@ Kind = Literal[
 ]
 """What went wrong: there is no token; it is not accepted (401); it lacks a permission (403); there is no such
 thing, or it may not be seen (404); the account's quota or credit (402); too many requests (429); a repository
-of that name exists (409 of a creation); somebody else changed it meanwhile (409, 412); what was given is no
+of that name exists (409 of a creation); another client changed it meanwhile (409, 412); what was given is no
 name of a repository; the service failed (5xx, 408, 425); there was no answer; any other status; an exception
 that is none of the client's."""
 
@@ -134,7 +134,7 @@ def _answered(error: HfHubHTTPError, words: str, where: str) -> Problem:
     if status in (409, 412):
         if str(response.url).endswith("/api/repos/create"):
             return Problem("taken", f"the name is taken ({words})", "choose another")
-        return Problem("changed", f"somebody else changed it meanwhile ({words})", "try again")
+        return Problem("changed", f"another client changed it meanwhile ({words})", "try again")
     answered = f"Hugging Face at {where!r} answered {status} ({words})"
     if status >= 500 or status in (408, 425):
         return Problem("server", answered, "try again later")

@@ -77,7 +77,7 @@ SCHEMA = pa.schema(
         ("record", pa.string()),
     ]
 )
-"""The columns; docs/push.md tells what they mean."""
+"""The columns; docs/internals/hub.md tells what they mean."""
 
 
 def shard(run: RunDirectory, name: str, rollouts: Sequence[Rollout], redactor: Redactor) -> bytes:

@@ -651,5 +651,5 @@ async def test_no_session_of_its_own_is_paid(grade: Grade) -> None:
 
 @pytest.mark.parametrize("attack", slow_but(["objects equal to everything"], PAID))
 async def test_what_remains_is_paid(grade: Grade, attack: str) -> None:
-    """Documents docs/grading.md: whoever ends one of these moves it to ATTACKS."""
+    """Documents docs/internals/grading.md: a fix of one of these moves it to ATTACKS."""
     assert (await grade(PAID[attack])).grade.resolved

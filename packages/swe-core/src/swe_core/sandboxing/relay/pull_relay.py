@@ -1,8 +1,8 @@
 """`reach_by_pull`: the relay for sandboxes that cannot reach this host, while this host can reach into them.
 
 A program inside listens for the agent on one port of its loopback and for this host on another. The host
-pulls the agent's requests from there, asks the endpoint, and pushes the answers; docs/relay.md has the
-protocol. A provider gives the way to a port inside, a `Transport`:
+pulls the agent's requests from there, asks the endpoint, and pushes the answers; docs/internals/relay.md
+has the protocol. A provider gives the way to a port inside, a `Transport`:
 
     def reach(self, endpoint):
         def connect(port):

@@ -1,6 +1,6 @@
 // Runs inside a sandbox: HTTP requests of an agent wait here until a host has pulled them and pushed the answers.
 //
-// The same as pull.py, for sandboxes that have Node (>= 18) and no Python; docs/relay.md has the protocol.
+// The same as pull.py, for sandboxes that have Node (>= 18) and no Python; docs/internals/relay.md has the protocol.
 import { createHmac, timingSafeEqual } from "node:crypto";
 import { closeSync, openSync, readFileSync } from "node:fs";
 import http from "node:http";

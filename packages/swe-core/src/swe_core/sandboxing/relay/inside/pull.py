@@ -2,9 +2,9 @@
 
 Its settings are one JSON object on stdin: `secret` (hex), `port` (where the agent is to find it; 0 is any),
 `tick` (seconds) and `bodies` (bytes of requests that are up at once, where they are several). Listens on
-127.0.0.1 only, prints `ready PORT CONTROL_PORT` once it does, and runs until it is killed. docs/relay.md has
-the protocol. It stands alone: nothing but the standard library of Python >= 3.6, since the sandbox's own
-Python runs it; annotations that it would not understand are quoted.
+127.0.0.1 only, prints `ready PORT CONTROL_PORT` once it does, and runs until it is killed.
+docs/internals/relay.md has the protocol. It stands alone: nothing but the standard library of Python >= 3.6,
+since the sandbox's own Python runs it; annotations that it would not understand are quoted.
 """
 # ruff: noqa: UP031, UP041 (what is new was not there in 3.6)
 
