@@ -1,30 +1,30 @@
 """The exceptions that swe-core raises on purpose.
 
     SweError
-    ├── UsageError               the user's input: options, configuration, files (exit code 2)
+    ├── UsageError               the user's input is wrong: options, settings, files (exit code 2)
     │   ├── ConfigError          a setting is unknown, mistyped or missing
     │   ├── PluginError          a plugin is unknown, broken, blocked or ambiguous
-    │   └── TaskError            a task row is missing something or holds the wrong type
-    ├── SandboxError             where the code runs failed
-    │   ├── SandboxTimeout       a command outlived its time; its tree was killed (also TimeoutError)
-    │   ├── SandboxDied          the sandbox itself is gone
-    │   │   └── SandboxBroken    because of what the code inside did to it
-    │   ├── ImageNotFound        the image is absent and cannot be pulled (also LookupError)
-    │   └── PolicyRefused        the provider cannot enforce what was asked
+    │   └── TaskError            a task row lacks a column or has a wrong type
+    ├── SandboxError             the sandbox failed
+    │   ├── SandboxTimeout       a command exceeded its time; its tree was killed (also TimeoutError)
+    │   ├── SandboxDied          the sandbox no longer exists
+    │   │   └── SandboxBroken    code inside broke it
+    │   ├── ImageNotFound        the image is missing and cannot be pulled (also LookupError)
+    │   └── PolicyRefused        the provider cannot enforce a policy or a limit
     ├── AgentError               the coding agent failed
-    │   └── NoLLMCall            it ended without one call through the endpoint
-    ├── EngineError              the model's side failed
-    │   ├── EngineRefused        it said no, and will say no again: 401, 403, 404
-    │   │   └── RequestRefused   it said no to this one request; another may pass: 400, 413, 422
-    │   │       └── ContextOverflow  its prompt leaves no room in the context
+    │   └── NoLLMCall            the agent ended without an LLM call
+    ├── EngineError              the engine failed
+    │   ├── EngineRefused        the engine refuses all requests: 401, 403, 404
+    │   │   └── RequestRefused   the engine refuses one request; another may pass: 400, 413, 422
+    │   │       └── ContextOverflow  the prompt leaves no room in the context
     │   ├── EngineUnavailable    unreachable, overloaded or failing, after all retries
-    │   ├── EngineProtocolError  it answered something that is not its protocol
-    │   └── LedgerError          sampled tokens are not all accounted for
-    └── GraderError              the verdict could not be reached (never a verdict itself)
+    │   ├── EngineProtocolError  the answer does not follow the protocol
+    │   └── LedgerError          sampled tokens are unaccounted for
+    └── GraderError              no verdict was reached (never a verdict itself)
 
-Every message is one sentence that names the thing, what was expected and what to do. The four middle
-branches are the *boundaries* of a rollout. A plugin may raise any exception: the boundary that records it
-(`boundary_of`) classifies it by where it happened.
+Every message is one sentence that names the thing, the expectation and the remedy. The four middle branches
+are the *boundaries* of a rollout. A plugin may raise any exception: `boundary_of` classifies it by the place
+where it was raised.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SweError(Exception):
 
 
 class UsageError(SweError):
-    """The user's input is wrong; the command line prints the sentence and exits with 2."""
+    """The user's input is wrong. The command line prints the sentence and exits with 2."""
 
 
 class ConfigError(UsageError):
@@ -53,35 +53,35 @@ class PluginError(UsageError):
 
 
 class TaskError(UsageError):
-    """A task row lacks something or holds the wrong type."""
+    """A task row lacks a column or has a wrong type."""
 
 
 class SandboxError(SweError):
-    """Where the code runs failed."""
+    """The sandbox failed."""
 
 
 class SandboxTimeout(SandboxError, TimeoutError):
-    """A command outlived its time; its process tree inside the sandbox was killed."""
+    """A command exceeded its time. Its process tree inside the sandbox was killed."""
 
 
 class SandboxDied(SandboxError):
-    """The sandbox itself is gone: nothing can be executed in it any more."""
+    """The sandbox no longer exists or executes no commands."""
 
 
 class SandboxBroken(SandboxDied):
-    """The code inside broke the sandbox, say by removing what the sandbox itself needs.
+    """Code inside broke the sandbox, for example by removing files that the sandbox needs.
 
-    Only for what a provider knows to be the deed of that code: where an agent did it, the rollout is
-    unresolved and not an error.
+    A provider raises it only if it knows that code inside is the cause. If an agent is the cause, the rollout
+    is unresolved and not an error.
     """
 
 
 class ImageNotFound(SandboxError, LookupError):
-    """The image is absent and cannot be pulled."""
+    """The image is missing and cannot be pulled."""
 
 
 class PolicyRefused(SandboxError):
-    """The provider cannot enforce a policy that was asked for, so it refuses to open the sandbox."""
+    """The provider cannot enforce a network policy or a limit, and opens no sandbox."""
 
 
 class AgentError(SweError):
@@ -89,21 +89,21 @@ class AgentError(SweError):
 
 
 class NoLLMCall(AgentError):
-    """The agent ended without one LLM call through the rollout's endpoint."""
+    """The agent ended without an LLM call through the rollout's endpoint."""
 
 
 class EngineError(SweError):
-    """The model's side failed.
+    """The engine failed.
 
-    `status` is the HTTP status that the agent is answered with. It is none of those that clients retry
-    (429, 5xx): the engine has made its own retries when it raises.
+    `status` is the HTTP status of the answer to the agent. Clients do not retry it (as they do 429 and 5xx),
+    because the engine has retried before it raises.
     """
 
     status: int = 424
 
 
 class EngineRefused(EngineError):
-    """The engine said no and will say no again (401, 403, 404)."""
+    """The engine refuses all requests (401, 403, 404)."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -111,10 +111,10 @@ class EngineRefused(EngineError):
 
 
 class RequestRefused(EngineRefused):
-    """The engine refuses this one request (400, 413, 422), say because its context is too long.
+    """The engine refuses one request (400, 413, 422), for example because its prompt is too long.
 
-    The only failure of an engine that does not end the rollout: the agent is told the engine's own words,
-    and may compact its history and ask again.
+    This is the only failure of an engine that does not end the rollout: the agent gets the engine's message,
+    and may compact its history and send another request.
     """
 
 
@@ -124,7 +124,7 @@ class ContextOverflow(RequestRefused):
     Args:
         prompt_tokens: Tokens of the prompt.
         limit: Tokens of the context.
-        or_more: Whether it was refused before all its tokens were counted.
+        or_more: Whether counting stopped before the end of the prompt.
     """
 
     def __init__(self, prompt_tokens: int, limit: int, *, or_more: bool = False) -> None:
@@ -144,15 +144,15 @@ class EngineUnavailable(EngineError):
 
 
 class EngineProtocolError(EngineError):
-    """The engine answered something that is not its protocol."""
+    """The engine's answer does not follow its protocol."""
 
 
 class LedgerError(EngineError):
-    """Sampled tokens are not all accounted for: sampled is not trained + dropped."""
+    """Sampled tokens are unaccounted for: sampled is not trained + dropped."""
 
 
 class GraderError(SweError):
-    """The verdict could not be reached. Never a verdict: it carries no reward."""
+    """No verdict was reached. This is never a verdict and has no reward."""
 
 
 _BRANCH: tuple[tuple[type[SweError], Boundary], ...] = (
@@ -164,13 +164,13 @@ _BRANCH: tuple[tuple[type[SweError], Boundary], ...] = (
 
 
 def boundary_of(error: BaseException, default: Boundary) -> Boundary:
-    """The boundary that `error` belongs to: its own branch, else `default`, where it happened."""
+    """Return the boundary of `error`: that of its branch, else `default`, where it was raised."""
     return next((name for kind, name in _BRANCH if isinstance(error, kind)), default)
 
 
 @contextmanager
 def raised_as(kind: type[SweError]) -> Iterator[None]:
-    """Raise what a plugin raises in the context as a `kind`, the one that its contract names."""
+    """Raise exceptions of a plugin in the context as `kind`, which its contract names."""
     try:
         yield
     except kind:
@@ -180,8 +180,10 @@ def raised_as(kind: type[SweError]) -> Iterator[None]:
 
 
 def sentence(error: BaseException) -> str:
-    """The text of `error` for people: our own sentence as it is, any other exception with its type. It can be
-    written as UTF-8, also where `error` quotes a file name that cannot."""
+    """Return the text of `error` for users: a `SweError` as it is, any other exception with its type.
+
+    The text is valid UTF-8, even if `error` quotes a file name that is not.
+    """
     try:
         text = " ".join(str(error).split()).encode(errors="backslashreplace").decode()
     except Exception:  # a plugin's exception may fail even at this
