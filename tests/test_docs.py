@@ -58,9 +58,10 @@ ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "plugins.md"
 TASKS = ROOT / "docs" / "tasks.md"
 ROWS = ROOT / "packages" / "swe-core" / "src" / "swe_core" / "builtin" / "rows"
-FORMAT = ROOT / "docs" / "run-directory.md"
-TOKENS = ROOT / "docs" / "tokens.md"
+FORMAT = ROOT / "docs" / "internals" / "run-directory.md"
+TOKENS = ROOT / "docs" / "internals" / "tokens.md"
 TRAINING = ROOT / "docs" / "training.md"
+TRAINER_GUIDE = ROOT / "docs" / "internals" / "training.md"
 FILES = ROOT / "packages" / "swe-core" / "src" / "swe_core" / "system" / "files.py"
 TRAINER = ROOT / "packages" / "swe-trainer-trl" / "src" / "swe_trainer_trl"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -582,7 +583,7 @@ def test_every_key_that_a_training_refuses_is_documented() -> None:
 def test_every_flag_of_the_server_is_documented() -> None:
     source = (TRAINER / "server" / "vllm_server.py").read_text()
     flags = set(re.findall(r'"(--[a-z-]+)"', source)) | set(re.findall(r'"(V?LLM_[A-Z_]+)"', source))
-    named = {name for cells in table(TRAINING, "flag or variable") for name in code_words(cells)}
+    named = {name for cells in table(TRAINER_GUIDE, "flag or variable") for name in code_words(cells)}
     assert flags - named == set()
 
 

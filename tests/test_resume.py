@@ -216,7 +216,7 @@ def test_two_processes_do_not_write_to_one_run(make: Callable[..., Evaluation]) 
         assert sorted(evaluation.out.rglob("*")) == before
         process.send_signal(signal.SIGCONT)
         process.communicate(timeout=PATIENCE)
-    assert f"the run in '{evaluation.out}' is going on in another process: wait for it" in sentence
+    assert f"the run in '{evaluation.out}' is in use by another process: wait for it" in sentence
     assert process.returncode == 0
     evaluation.is_complete()
 

@@ -337,7 +337,7 @@ def test_a_directory_that_is_no_training_run_is_not_gone_on_with(command: Comman
     RunDirectory.create(command.out, new_run_info({}, {}, None, []), Redactor())
     again = ["--resume", str(command.out), "--plugins", "trl", "--model", "m", "--engine-url", NOWHERE]
     said = command.refused(*again, code=2)
-    assert "is no training run that can be gone on with: it has no 'train.sqlite'" in said
+    assert "is not a training run that can be resumed: it has no 'train.sqlite'" in said
 
 
 # bad luck on the way: what is finished is kept, and gone on with
@@ -431,7 +431,7 @@ def test_interrupted_while_vllm_starts(command: Command, tmp_path: Path, tiny_mo
         command.until((tmp_path / "model.started").exists)
         process.send_signal(signal.SIGTERM)
         assert command.end(process) == 130
-    assert "go on with --resume" in command.said
+    assert "resume with --resume" in command.said
 
 
 @pytest.mark.slow
@@ -480,7 +480,7 @@ def test_interrupted_while_agents_run_it_goes_on_and_till_then_nobody_else_does(
         process = command.start(*options(url, tiny_model, max_steps=3))
         command.until(lambda: len(server.requests) > 2 * GROUP)
         said = other.refused("--resume", str(command.out), code=2)
-        assert said.endswith("is going on in another process: wait for it, or stop it")
+        assert said.endswith("is in use by another process: wait for it, or stop it")
         other.scratch.rmdir()
         process.send_signal(signal.SIGTERM)
         assert command.end(process) == 130, command.said

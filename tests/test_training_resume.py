@@ -168,8 +168,8 @@ def kill_rollouts(run: Run, when: Callable[[], bool]) -> Kept:
         os.kill(run.rollouts_process(), signal.SIGKILL)
         assert process.wait(_PATIENCE) == 1
     assert run.said().splitlines()[-1] == (
-        "swe-core: error: the rollouts' process was killed by signal 9, so no more rows come; go on with "
-        "--resume: what is finished is kept"
+        "swe-core: error: the rollouts' process was killed by signal 9, so no more rows come; resume with "
+        "--resume: finished rollouts are kept"
     )
     return run.keep()
 

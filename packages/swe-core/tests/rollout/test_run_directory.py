@@ -292,7 +292,7 @@ def test_a_directory_whose_making_was_cut_off_is_as_good_as_an_empty_one(
 
 
 def test_a_directory_is_locked_by_one(run: RunDirectory, tmp_path: Path) -> None:
-    with locked(run.path), pytest.raises(UsageError, match="is going on in another process: wait for it"):
+    with locked(run.path), pytest.raises(UsageError, match="is in use by another process: wait for it"):
         with locked(run.path):
             pass
     with locked(run.path):  # and is free again

@@ -1,4 +1,4 @@
-"""docs/chat-templates.md says what the code does, for every chat template that TRL ships."""
+"""Compare docs/internals/chat-templates.md with the code, for every chat template of TRL."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class TRLLauncher(Launcher):
             with _signals_interrupt():
                 self._launch(launch)
         except KeyboardInterrupt:
-            logger.warning("interrupted; go on with --resume %s", launch.directory)
+            logger.warning("interrupted; resume with --resume %s", launch.directory)
             return True
         return False
 
@@ -180,7 +180,7 @@ def _require_journal(directory: Path) -> None:
     """
     if not (directory / JOURNAL).is_file():
         raise UsageError(
-            f"{str(directory)!r} is no training run that can be gone on with: it has no {JOURNAL!r}, which "
+            f"{str(directory)!r} is not a training run that can be resumed: it has no {JOURNAL!r}, which "
             "says what was trained; start a new run with --out"
         )
 
@@ -238,8 +238,8 @@ def refuse_used(url: str, name: str) -> None:
         ) from None
     if held:
         raise ConfigError(
-            f"the server {url!r} holds adapters of another training ({', '.join(held)}): start it anew, or "
-            "go on with that training (--resume)"
+            f"the server {url!r} holds adapters of another training ({', '.join(held)}): restart it, or "
+            "resume that training (--resume)"
         )
 
 
@@ -263,7 +263,7 @@ def _blamed(server: VLLMServer | None) -> Iterator[None]:
     except Exception as error:  # the boundary to torch, transformers and TRL
         died = _death(server, error) if server and not isinstance(error, ServerLost) else None
         if died is not None:
-            raise SweError(f"{died}; go on with --resume") from error
+            raise SweError(f"{died}; resume with --resume") from error
         if isinstance(error, SweError):
             raise
         logger.debug("training failed", exc_info=True)

@@ -812,7 +812,7 @@ async def test_a_group_of_a_task_that_is_gone_is_refused(tmp_path: Path) -> None
     async with feeding(tmp_path / "run", {}, prepare=other) as feed:
         await feed.ended.wait()
     assert isinstance(feed.problem, ConfigError)
-    assert "'gone__task-1', which is not among its tasks any more: give the same --tasks" in str(feed.problem)
+    assert "'gone__task-1', which is not among its tasks: give the same --tasks" in str(feed.problem)
 
 
 async def test_a_policy_that_always_has_the_same_reward_ends_the_run(

@@ -135,7 +135,7 @@ def test_a_server_is_started_again_so_often(bench: Bench) -> None:
         bench.kill()
         until(lambda: guard.needs_weights)
         os.kill(_listening(bench), signal.SIGKILL)
-        with pytest.raises(ServerLost, match=r"'m' ended: .* \(1 times\); go on with --resume$"):
+        with pytest.raises(ServerLost, match=r"'m' ended: .* after 1 of 1 restarts; resume with --resume$"):
             until(lambda: guard.wait() > 9)
     assert bench.said == ["lost", "lost"]
 
@@ -156,14 +156,14 @@ def test_one_that_dies_of_its_requests_is_not_started_for_ever(bench: Bench) -> 
         until(lambda: guard.needs_weights)
         guard.has_weights(guard.wait(), new=False)
         os.kill(_listening(bench), signal.SIGKILL)
-        with pytest.raises(ServerLost, match=r"\(1 times\); go on with --resume$"):
+        with pytest.raises(ServerLost, match=r"after 1 of 1 restarts; resume with --resume$"):
             until(lambda: guard.wait() > 9)
 
 
 def test_no_restart_is_a_sentence(bench: Bench) -> None:
     with bench.guarded(bench.server(), restarts=0) as guard:
         bench.kill()
-        with pytest.raises(ServerLost, match=r"^the vLLM server of 'm' ended: .*; go on with --resume$"):
+        with pytest.raises(ServerLost, match=r"^the vLLM server of 'm' ended: .*; resume with --resume$"):
             until(lambda: guard.wait() > 9)
 
 
@@ -191,7 +191,7 @@ def test_a_server_of_the_user_is_waited_for(bench: Bench) -> None:
 def test_a_server_of_the_user_that_stays_away_is_a_sentence(bench: Bench) -> None:
     with theirs(bench) as process, bench.guarded(None, away_timeout=0.1) as guard:
         process.kill()
-        said = f"the server '{bench.url}' is dead .* for 0 s .*: start it again, then go on with --resume"
+        said = f"the server '{bench.url}' is dead .* for 0 s .*: start it again, then resume with --resume"
         with pytest.raises(ServerLost, match=said):
             until(lambda: guard.wait() > 9)
 

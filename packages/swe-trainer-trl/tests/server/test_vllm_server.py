@@ -374,7 +374,7 @@ def test_a_dead_server_that_does_not_end_is_told_by_its_log(
     with served(stub(port), log, port) as server:
         server.start()
         os.kill(started_as(log), signal.SIGUSR1)
-        said = r"^the vLLM server of 'm' ended: .* its log is .*; go on with --resume$"
+        said = r"^the vLLM server of 'm' ended: .* its log is .*; resume with --resume$"
         with pytest.raises(SweError, match=said), launch._blamed(server):
             raise EngineUnavailable("no answer")
 

@@ -502,7 +502,7 @@ def test_hardware_on_which_the_training_could_not_start_is_refused_before_anythi
 PAGES = Path(__file__).parents[4]
 EXAMPLES = [
     f"{page.name}: {line}"
-    for page in (PAGES / "README.md", *sorted((PAGES / "docs").glob("*.md")))
+    for page in (PAGES / "README.md", *sorted((PAGES / "docs").rglob("*.md")))
     for line in re.findall(r"^swe-core (?:space deploy|job run) .*$", page.read_text(), re.MULTILINE)
 ]
 

@@ -433,8 +433,8 @@ def test_a_process_that_hangs_is_noticed_and_killed(
     os.kill(training.child.pid, signal.SIGSTOP)
     worker.check_health(PATIENCE)
     said = training.unhealthy(stale_after_s=1.5)
-    assert re.match(r"the rollouts' process has given no sign of life for \d+ s \(grpo\.", said)
-    assert said.endswith("so it hangs; go on with --resume")
+    assert re.match(r"the rollouts' process has sent no heartbeat for \d+ s \(grpo\.", said)
+    assert said.endswith("so it hangs; resume with --resume")
     worker.stop()
     assert training.child.returncode == -signal.SIGKILL
     assert "did not end within 0 s and was killed" in caplog.text
@@ -454,8 +454,8 @@ def test_a_process_that_is_killed_is_said_in_a_sentence(training: Training) -> N
     training.heard()
     training.child.kill()
     assert training.unhealthy() == (
-        "the rollouts' process was killed by signal 9, so no more rows come; go on with --resume: what is "
-        "finished is kept"
+        "the rollouts' process was killed by signal 9, so no more rows come; resume with --resume: "
+        "finished rollouts are kept"
     )
 
 

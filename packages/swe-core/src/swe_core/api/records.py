@@ -1,4 +1,4 @@
-"""What is written to disk: Turn, Failure, Rollout. The format is documented in docs/run-directory.md."""
+"""Records on disk: Turn, Failure, Rollout. docs/internals/run-directory.md documents the format."""
 
 from __future__ import annotations
 

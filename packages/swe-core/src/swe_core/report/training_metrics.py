@@ -1,5 +1,5 @@
 """`metrics.jsonl`: what a trainer logged, one line an optimizer step. The format is documented in
-docs/run-directory.md."""
+docs/internals/run-directory.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run directory: append-only, crash-safe. The format is documented in docs/run-directory.md."""
+"""The run directory: append-only, crash-safe. The format is documented in docs/internals/run-directory.md."""
 
 from __future__ import annotations
 

@@ -114,6 +114,6 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(
-                f"the run in {str(directory)!r} is going on in another process: wait for it, or stop it"
+                f"the run in {str(directory)!r} is in use by another process: wait for it, or stop it"
             ) from None
         yield

@@ -143,8 +143,8 @@ class Schedule:
     def _refuse_unknown(self, group: OpenGroup) -> None:
         if group.task_id not in self._templates:
             raise ConfigError(
-                f"the run that is gone on with has begun a group of the task {group.task_id!r}, which is not "
-                "among its tasks any more: give the same --tasks"
+                f"the resumed run has an open group of the task {group.task_id!r}, which is not among its "
+                "tasks: give the same --tasks"
             )
 
     async def _group(self, group: OpenGroup) -> None:

@@ -64,7 +64,7 @@ def watched(url: str) -> Iterator[None]:
     def interrupt(signum: int, frame: object) -> None:
         raise EngineUnavailable(
             f"the server {url!r} died while it was given new weights ({found[0]}): see the server's log, "
-            "then go on with --resume"
+            "then resume with --resume"
         )
 
     before = signal.signal(_INTERRUPT, interrupt)

@@ -160,8 +160,9 @@ class Guard:
             return
         while not self._over.is_set():
             if self._restarts >= self._options.restarts:
-                again = f", also when it was started again ({self._restarts} times)" if self._restarts else ""
-                raise ServerLost(f"{why}{again}; go on with --resume")
+                allowed = self._options.restarts
+                again = f", also after {self._restarts} of {allowed} restarts" if self._restarts else ""
+                raise ServerLost(f"{why}{again}; resume with --resume")
             self._restarts += 1
             logger.warning("%s; it is started again (%d of %d)", why, self._restarts, self._options.restarts)
             try:
@@ -177,6 +178,6 @@ class Guard:
         while dead(self._url) is not None and not self._over.wait(_EVERY):
             if time.monotonic() > until:
                 raise ServerLost(
-                    f"{why}, for {allowed:.0f} s (worker.trl.server.away_timeout): start it again, then go "
-                    "on with --resume"
+                    f"{why}, for {allowed:.0f} s (worker.trl.server.away_timeout): start it again, then "
+                    "resume with --resume"
                 )

@@ -221,14 +221,14 @@ class TRLRolloutWorker:
                 raise SweError(_with_traceback(self._failure))
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             raise SweError(
-                f"the rollouts' process {how}, so no more rows come; go on with --resume: what is finished "
-                "is kept"
+                f"the rollouts' process {how}, so no more rows come; resume with --resume: finished "
+                "rollouts are kept"
             )
         silent = time.monotonic() - self._heard
         if silent > stale_after_s:
             raise SweError(
-                f"the rollouts' process has given no sign of life for {silent:.0f} s "
-                "(grpo.heartbeat_stale_after_s), so it hangs; go on with --resume"
+                f"the rollouts' process has sent no heartbeat for {silent:.0f} s "
+                "(grpo.heartbeat_stale_after_s), so it hangs; resume with --resume"
             )
 
     # its two threads
