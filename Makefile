@@ -49,7 +49,7 @@ clean:
 	@echo "installing swe-core and swe-agents-pi into .venv"
 	@$(PIP) install --upgrade "pip>=25.1"  # dependency groups; an older .venv may have an older pip
 	@$(PIP) install --group build
-	@$(PIP) install --no-build-isolation -e packages/swe-core -e packages/swe-agents-pi
+	@$(PIP) install --no-build-isolation -e "packages/swe-core[demo]" -e packages/swe-agents-pi
 	@touch $@
 
 .venv/.dev: .venv/.demo

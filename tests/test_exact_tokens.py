@@ -20,8 +20,7 @@ from swe_core.api.records import Turn
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.interception.server import InterceptionServer
 from swe_core.system.http_server import serve
-from swe_core.tokens.chains import chains_of
-from swe_core.tokens.ledger import recount
+from swe_core.tokens.chains import chains_of, recount
 from swe_testing.serving.start import TokenServer
 from swe_testing.vllm import tool_call
 

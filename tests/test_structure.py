@@ -28,6 +28,7 @@ PUBLIC = (
 FOR_TRAINERS = ("swe_core.rollout", "swe_core.run", "swe_core.hub")
 HEAVY = {"torch", "transformers", "datasets", "docker", "huggingface_hub", "aiohttp", "vllm", "trl"}
 HEAVY |= {"httpx", "requests"}
+EXTRAS = {"numpy", "pytest"}
 LONG: Mapping[str, str] = {}
 """Modules of more than 600 lines, by path, each with its reason."""
 
@@ -170,13 +171,27 @@ def test_modules_have_at_most_600_lines() -> None:
 
 @pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["plugins"]])
 def test_a_start_imports_nothing_heavy(command: list[str]) -> None:
+    run_without(HEAVY, *command)
+
+
+def test_a_rollout_imports_neither_numpy_nor_pytest(tmp_path: Path) -> None:
+    """They come with extras. The tests of the task run pytest in a process of their own."""
+    task = ("--agent", "oracle", "--tasks", "demo", "--task", "demo__memofn-1")
+    run, out = ("run", *task, "--set", "sandbox.local.unisolated=true"), str(tmp_path / "run")
+    assert "resolved 1 of 1" in run_without(EXTRAS, *run, "--out", out)
+    assert "resolved" in run_without(EXTRAS, "report", out)
+
+
+def run_without(packages: set[str], *command: str) -> str:
+    """Run a command of swe-core, which must succeed and import none of `packages`; return what it prints."""
     script = (
         "import sys; from swe_core.cli import main\n"
         f"sys.argv = ['swe-core', *{command!r}]\n"
         "try: main()\n"
         "except SystemExit as end: code = end.code\n"
-        f"found = {HEAVY!r} & set(sys.modules)\n"
+        f"found = {packages!r} & set(sys.modules)\n"
         "sys.exit(f'imported {found}' if found else code)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -17,11 +17,12 @@ import pytest
 
 from swe_core.api.component import Config
 from swe_core.api.task import Task, TestStatus
+from swe_core.builtin import demo
 from swe_core.builtin.demo import swe_tasks
 from swe_core.builtin.demo.materialise import materialise
 from swe_core.builtin.demo.source import RECORDING, REPOS, DemoSource
 from swe_core.builtin.swe.parsers import log_reader, statuses
-from swe_core.errors import TaskError
+from swe_core.errors import ConfigError, TaskError
 from swe_core.rollout.recording import RecordedRollout, read_recording
 from swe_core.system import seal
 from swe_core.system.seal import contents_of
@@ -407,3 +408,10 @@ def perform(directory: Path, tool: str, arguments: Mapping[str, Any]) -> None:
             assert text.count(change["oldText"]) == 1
             text = text.replace(change["oldText"], change["newText"])
         (directory / arguments["path"]).write_text(text)
+
+
+def test_demo_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    (component,) = swe_tasks()
+    with pytest.raises(ConfigError, match=r"pip install 'swe-core\[demo\]'"):
+        component.create(component.config())

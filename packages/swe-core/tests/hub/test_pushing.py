@@ -15,8 +15,8 @@ import pytest
 
 from swe_core.errors import SweError, UsageError
 from swe_core.hub import push
-from swe_core.hub.options import Push
-from swe_core.hub.push import HubPush, hub_extensions, push_run
+from swe_core.hub.options import Push, hub_extensions
+from swe_core.hub.push import HubPush, push_run
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner

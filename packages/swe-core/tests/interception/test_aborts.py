@@ -173,7 +173,7 @@ async def test_a_reply_that_is_whole_although_everybody_left_is_not_trained(
         await until(lambda: bool(turns))
         engine.let(6)
         await http.post("/chat/completions", json={"messages": HELLO})
-        ledger = gate.token_log.ledger()
+        ledger = gate.ledger()
     assert [(turn.error, turn.reply is None) for turn in turns] == [(GONE, True), (None, False)]
     assert ledger is not None
     assert (ledger.sampled, ledger.trained, ledger.dropped) == (12, 6, {"aborted": 6})

@@ -76,7 +76,7 @@ async def test_the_wall_cuts_a_call_and_what_was_said_stays(server: Interception
         async with by_hand(server, gate) as http:
             reply = await http.post("/chat/completions", json=_body(0, stream=stream))
             over = await http.post("/chat/completions", json=_body(1, stream=stream))
-        ledger = gate.token_log.ledger()
+        ledger = gate.ledger()
     assert reply.status_code == 200
     assert '"finish_reason":"length"' in reply.text
     assert '"finish_reason":"length"' in over.text

@@ -20,8 +20,7 @@ from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.sse import EventStream
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.tokens.chains import chains_of
-from swe_core.tokens.ledger import recount
+from swe_core.tokens.chains import chains_of, recount
 from swe_testing.records import make_run
 from swe_testing.waiting import until
 
@@ -78,7 +77,7 @@ class Kept:
     @property
     def ledger(self) -> Ledger:
         """The same from memory and from disk."""
-        ledger = self.gate.token_log.ledger()
+        ledger = self.gate.ledger()
         assert ledger is not None
         assert recount(self._run.turns("r1")) == ledger
         return ledger
@@ -86,7 +85,7 @@ class Kept:
     @property
     def chains(self) -> list[Chain]:
         """The same from memory and from disk."""
-        chains, stored = self.gate.token_log.chains(), chains_of(self._run.turns("r1"))
+        chains, stored = self.gate.chains(), chains_of(self._run.turns("r1"))
         assert [(one.turns, one.cause, one.input_ids.tolist()) for one in chains] == [
             (one.turns, one.cause, one.input_ids.tolist()) for one in stored
         ]

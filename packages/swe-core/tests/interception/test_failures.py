@@ -192,7 +192,7 @@ async def test_what_a_failed_call_sampled_is_counted(server: InterceptionServer)
     engine = Breaks(EngineUnavailable(""))
     async with server.session(engine, who(), turns.append) as gate, by_hand(server, gate) as http:
         await http.post("/chat/completions", json={"messages": HELLO})
-        ledger = gate.token_log.ledger("error")
+        ledger = gate.ledger("error")
     assert turns[0].tokens is not None
     assert (turns[0].tokens.completion, turns[0].tokens.dropped) == ([97, 98, 99], "failed")
     assert ledger is not None

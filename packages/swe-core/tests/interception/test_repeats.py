@@ -90,7 +90,7 @@ async def test_a_repeat_after_one_that_was_aborted_asks_again(server: Intercepti
         engine.let(6)
         retried = await http.post("/chat/completions", json=body, headers={"x-stainless-retry-count": "1"})
         assert _text(retried) == "abcdef"
-        ledger = gate.token_log.ledger()
+        ledger = gate.ledger()
     assert [turn.tokens.dropped if turn.tokens else None for turn in turns] == ["aborted", None]
     assert ledger is not None
     assert ledger.dropped == {"aborted": len(turns[0].tokens.completion if turns[0].tokens else [])}

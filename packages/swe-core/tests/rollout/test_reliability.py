@@ -28,7 +28,8 @@ from swe_core.api.records import Ledger, requests_of
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.tokens.ledger import add_ledgers, recount
+from swe_core.tokens.chains import recount
+from swe_core.tokens.ledger import add_ledgers
 from swe_testing.records import make_run
 from swe_testing.vllm import ScriptedVLLM, VLLMFault
 from swe_testing.waiting import until
@@ -214,7 +215,7 @@ async def test_rollouts_on_bad_days(
 
     total, recorded_turns = Ledger(sampled=0, trained=0), 0
     for name in names:
-        turns, ledger = run.turns(name), gates[name].token_log.ledger()
+        turns, ledger = run.turns(name), gates[name].ledger()
         assert (ledger.sampled if ledger else 0) == engine.typed[name]
         assert recount(turns) == ledger
         if ledger is not None:
@@ -290,7 +291,7 @@ async def test_the_engine_vllm_on_bad_days(
     known = {(*asked.prompt, *asked.sent) for asked in vllm.requests}
     total: Counter[str] = Counter()
     for name in names:
-        turns, ledger = run.turns(name), gates[name].token_log.ledger()
+        turns, ledger = run.turns(name), gates[name].ledger()
         assert recount(turns) == ledger
         if ledger is not None:
             assert ledger.sampled == ledger.trained + sum(ledger.dropped.values())

@@ -27,7 +27,8 @@ class Unbalanced(TokenLog):
 
 def _notes(book: TokenLog) -> RolloutState:
     observer: Any = None
-    gate: Any = SimpleNamespace(token_log=book, turns=1, usage=Usage(), ended_by="turns")
+    tokens = {"ledger": book.ledger, "chains": book.chains}
+    gate: Any = SimpleNamespace(**tokens, turns=1, usage=Usage(), ended_by="turns")
     return RolloutState(
         make_request(make_task()), observer, Redactor(), LocalProvider(), agent=AgentRun(gate)
     )

@@ -224,7 +224,7 @@ def _execute(
     """Run all rollouts in this process, or with `again` those that are left and those that ended like that.
     The notes that it begins with are added to `said`. Returns whether it was interrupted."""
     from swe_core.cli.progress import LiveProgress, PlainProgress
-    from swe_core.hub.push import hub_extensions
+    from swe_core.hub.options import hub_extensions
     from swe_core.run.execute import execute
     from swe_core.system.event_loop import run as run_in_loop
 

@@ -130,11 +130,6 @@ class HubPush:
                 await anyio.to_thread.run_sync(pusher.close)
 
 
-def hub_extensions(options: Push) -> tuple[HubPush, ...]:
-    """Return the extensions of a run with these options: none where there is no data set to push to."""
-    return () if options.to is None else (HubPush(options),)
-
-
 class _Pusher:
     """An observer with a thread, which blocks instead of the event loop."""
 

@@ -15,10 +15,11 @@ from urllib.parse import quote
 import anyio
 from anyio.abc import TaskGroup
 
+from swe_core.api.chain import Chain
 from swe_core.api.deltas import join
 from swe_core.api.engine import ChatRequest, Completion, Delta, Engine, EngineSession, Sampled, Usage
 from swe_core.api.limits import Budgets
-from swe_core.api.records import Budget, Turn, TurnTokens
+from swe_core.api.records import Budget, Ledger, Turn, TurnTokens
 from swe_core.api.request_diff import RequestDiff
 from swe_core.errors import (
     ContextOverflow,
@@ -35,10 +36,10 @@ from swe_core.interception.host_tools import Tools
 from swe_core.interception.redaction import redacted
 from swe_core.system.detached import apart
 from swe_core.system.redaction import Redactor
-from swe_core.tokens.token_log import TokenLog
 
 if TYPE_CHECKING:
     from swe_core.interception.metrics import Metrics
+    from swe_core.tokens.token_log import TokenLog
 
 GONE = "the agent closed the connection before the reply was complete"
 SUBMITTED = "the agent has submitted its work, so this rollout answers no more calls"
@@ -66,7 +67,6 @@ class Gate:
         tools: The host tools that the agent may call.
         turns: Calls recorded so far, failed ones included.
         usage: Tokens of all calls so far.
-        token_log: Their exact tokens, where the engine owns them.
         failure: The first error of the engine that ends the rollout, None while there is none. Once it is
             set no call reaches the engine any more. `RequestRefused` is not one: the agent may go on.
         submitted: Whether the agent said that its work is done.
@@ -95,7 +95,7 @@ class Gate:
         self.tools = Tools()
         self.turns = 0
         self.usage = Usage()
-        self.token_log = TokenLog()
+        self._token_log: TokenLog | None = None  # made with the first tokens: it needs numpy
         self.failure: EngineError | None = None
         self.submitted = False
         self.called = anyio.Event()
@@ -226,11 +226,27 @@ class Gate:
             await self._closing.wait()
         await self.tools.close()
         try:
-            lost = self.token_log.drop_undelivered([*self._not_delivered()])
-            if lost:
+            if self._token_log is not None and (
+                lost := self._token_log.drop_undelivered([*self._not_delivered()])
+            ):
                 self._on_undelivered(lost)
         except Exception as problem:  # as in _record
             self.fail(EngineError(f"what was not delivered could not be recorded: {sentence(problem)}"))
+
+    def ledger(self, no_reward: str | None = None) -> Ledger | None:
+        """Return where all tokens of the calls went; None where the engine does not own the tokens.
+
+        Args:
+            no_reward: Why the rollout has no verdict, as in `TokenLog.ledger`.
+
+        Raises:
+            LedgerError: Some tokens are not accounted for.
+        """
+        return None if self._token_log is None else self._token_log.ledger(no_reward)
+
+    def chains(self) -> Sequence[Chain]:
+        """Return the training rows of the calls so far, in the order in which they began."""
+        return () if self._token_log is None else self._token_log.chains()
 
     def _not_delivered(self) -> dict[int, Call]:
         """The recorded calls with tokens to train whose reply has not gone out whole until now."""
@@ -335,8 +351,11 @@ class Gate:
         trained: it has failed."""
         if ended.sampled is None:
             return None, ended.error
+        from swe_core.tokens.token_log import TokenLog
+
         try:
-            return self.token_log.add(self.turns, ended.sampled, ended.dropped), ended.error
+            self._token_log = self._token_log or TokenLog()
+            return self._token_log.add(self.turns, ended.sampled, ended.dropped), ended.error
         except LedgerError as problem:
             failure: EngineError = problem
         except Exception as problem:  # what a plugin says are tokens

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from swe_core.api.records import Ledger, Rollout, Turn
 from swe_core.errors import LedgerError, UsageError
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.tokens.ledger import RETRIED, add_ledgers, recount
+from swe_core.tokens.chains import recount
+from swe_core.tokens.ledger import RETRIED, add_ledgers
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class RolloutState:
     @property
     def chains(self) -> Sequence[Chain]:
         """The training rows of the last try."""
-        return self.agent.gate.token_log.chains() if self.agent.gate else ()
+        return self.agent.gate.chains() if self.agent.gate else ()
 
     @property
     def may_try_again(self) -> bool:
@@ -174,8 +174,8 @@ class RolloutState:
 
     def _ledger(self, no_reward: str | None) -> Ledger | None:
         """Of all tries: whatever those sampled that were given up is dropped."""
-        found = [gate.token_log.ledger(RETRIED) for gate in self._earlier]
-        found += [self.agent.gate.token_log.ledger(no_reward)] if self.agent.gate else []
+        found = [gate.ledger(RETRIED) for gate in self._earlier]
+        found += [self.agent.gate.ledger(no_reward)] if self.agent.gate else []
         ledgers = [ledger for ledger in found if ledger is not None]
         return add_ledgers(ledgers) if ledgers else None
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from swe_core.api.chain import Chain
-from swe_core.api.records import Ledger, Turn
+from swe_core.api.records import Ledger
 from swe_core.errors import LedgerError
-from swe_core.tokens.chains import Step, build_chains, step_of
+
+if TYPE_CHECKING:
+    from swe_core.tokens.chains import Step  # which needs numpy, and a ledger is also added up without it
 
 NO_LOGPROBS = "no_logprobs"
 """Why an id is dropped that the engine gave no logprob for."""
@@ -39,7 +40,7 @@ def prove(
         if step.dropped is not None:
             dropped[step.dropped] += len(step.completion)
         else:
-            dropped[NO_LOGPROBS] += int(np.count_nonzero(~step.trainable))
+            dropped[NO_LOGPROBS] += int((~step.trainable).sum())
     if no_reward is not None:
         dropped[no_reward] += trained
         trained = 0
@@ -57,24 +58,6 @@ def prove(
             f"{_parts(ledger)} dropped, {missing:+d} unaccounted for"
         )
     return ledger
-
-
-def recount(turns: Iterable[Turn], no_reward: str | None = None) -> Ledger | None:
-    """The ledger of a rollout, proved again from its turns on disk; None where they have no tokens.
-
-    Args:
-        turns: As `RunDirectory.turns` gives them.
-        no_reward: As in `prove`.
-
-    Raises:
-        LedgerError: The records do not fit together, or do not balance.
-    """
-    with_tokens = [(turn.index, turn.tokens) for turn in turns if turn.tokens is not None]
-    if not with_tokens:
-        return None
-    steps = [step_of(index, tokens) for index, tokens in with_tokens]
-    sampled = sum(len(tokens.completion) for _, tokens in with_tokens)
-    return prove(sampled, steps, build_chains(steps), no_reward)
 
 
 def unaccounted(ledger: Ledger) -> int:
