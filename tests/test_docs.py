@@ -57,6 +57,7 @@ from .conftest import SweCore
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "plugins.md"
 TASKS = ROOT / "docs" / "tasks.md"
+RUNNING = ROOT / "docs" / "running.md"
 ROWS = ROOT / "packages" / "swe-core" / "src" / "swe_core" / "builtin" / "rows"
 FORMAT = ROOT / "docs" / "internals" / "run-directory.md"
 TOKENS = ROOT / "docs" / "internals" / "tokens.md"
@@ -125,7 +126,7 @@ def console(page: Path) -> list[Block]:
     return [block for block in blocks(page) if block.language == "console"]
 
 
-CONSOLE = [(page, block) for page in (GUIDE, TASKS) for block in console(page)]
+CONSOLE = [(page, block) for page in (GUIDE, TASKS, RUNNING) for block in console(page)]
 
 
 class Shell:

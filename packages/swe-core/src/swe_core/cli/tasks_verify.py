@@ -80,10 +80,8 @@ def verify(
     report = None if out is None else ReportFile(out)
     cache = None if no_cache else VerifyCache(platformdirs.user_cache_path("swe-core") / "verified")
     found: dict[str, TaskVerdict] = {}
-    click.echo(
-        f"{len(tasks)} tasks, {len(methods.cheats)} cheating patches each; sandbox {methods.sandbox}",
-        err=True,
-    )
+    count = f"{len(tasks)} task{'s' * (len(tasks) != 1)}, {len(methods.cheats)} cheats each"
+    click.echo(f"{count}; sandbox {methods.sandbox}", err=True)
     for note in methods.provider.notes():
         click.echo(f"Note: {printable(note)}", err=True)
 

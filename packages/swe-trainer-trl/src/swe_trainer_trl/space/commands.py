@@ -100,7 +100,9 @@ def space() -> None:
 
 @space.command()
 @click.option("--repo-id", required=True, metavar="OWNER/NAME", help="Space to create.")
-@click.option("--hardware", default="cpu-basic", show_default=True, metavar="NAME", help="Hardware.")
+@click.option(
+    "--hardware", default="cpu-basic", show_default=True, metavar="NAME", help="Hardware of the Space."
+)
 @click.option("--public", is_flag=True, help="Create a public Space.")
 @_deployment_options
 def deploy(folder: str | None, **options: Any) -> None:
@@ -155,7 +157,7 @@ def logs(repo_id: str, build: bool, follow: bool) -> None:
 @space.command()
 @_existing
 def pause(repo_id: str) -> None:
-    """Pause a Space and its costs. Without persistent storage its files are lost."""
+    """Pause a Space to stop its costs. Without persistent storage its files are lost."""
     _hub().pause(repo_id)
     click.echo(f"{repo_id} is paused")
 
@@ -197,7 +199,9 @@ def job() -> None:
     metavar="OWNER/NAME",
     help="Data set to create for the files of the Job.",
 )
-@click.option("--hardware", default="cpu-basic", show_default=True, metavar="NAME", help="Hardware.")
+@click.option(
+    "--hardware", default="cpu-basic", show_default=True, metavar="NAME", help="Hardware of the Job."
+)
 @click.option(
     "--timeout",
     default="24h",
