@@ -81,6 +81,7 @@ def test_a_budget_ends_the_agent_and_is_no_failure(
     assert "changed.txt" in _patch(done)
 
 
+ELSEWHERE = "it ended before its first call, or is configured to call another endpoint"
 TOO_LATE = "within 2 s (limits.first_call).*another endpoint.*cannot reach this one"
 
 
@@ -88,8 +89,8 @@ TOO_LATE = "within 2 s (limits.first_call).*another endpoint.*cannot reach this 
     ("agent", "setting", "cause"),
     [
         ("late", "limits.first_call=2", TOO_LATE),
-        ("only-submit", "budget.turns=9", "did not get as far as that, or is configured to call another one"),
-        ("late", "budget.wall=1", "did not get as far as that, or is configured to call another one"),
+        ("only-submit", "budget.turns=9", ELSEWHERE),
+        ("late", "budget.wall=1", ELSEWHERE),
         ("image", "budget.turns=9", "its only request was refused: messages[0]: "),
         ("image", "server.max_body=9", "its only request was refused: Maximum request body size 9 exceeded"),
         pytest.param(

@@ -259,7 +259,7 @@ def test_a_full_disk_ends_the_run_in_a_sentence_and_it_goes_on_after(
     try:
         last = evaluation.run(code=1).splitlines()[-1]
         assert f"cannot write to the run directory '{evaluation.out}': No space left on device" in last
-        assert "what is finished is kept, and the run can be gone on with (--resume)" in last
+        assert "finished rollouts are kept, and --resume continues the run" in last
         run = RunDirectory.open(evaluation.out)
         assert 0 < len(run.rollouts()) < TASKS
         assert "error" not in run.finished().values()  # it is no fault of a rollout

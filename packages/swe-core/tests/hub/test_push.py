@@ -205,7 +205,7 @@ def test_a_name_that_is_taken(hf: LocalHF, run: RunDirectory) -> None:
     api = HfApi()
     api.create_repo(TO, repo_type="dataset", private=True)
     api.upload_file(path_or_fileobj=b"1", path_in_repo="data/a.csv", repo_id=TO, repo_type="dataset")
-    assert "is taken by a data set that is none of rollouts" in refused(run)
+    assert "holds no rollouts of swe-core" in refused(run)
     assert "runs" not in str(repo(hf).files)
 
 

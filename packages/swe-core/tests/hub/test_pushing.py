@@ -115,7 +115,7 @@ async def test_a_hub_that_stays_away_costs_nothing(
         finish(runner, 0)
         await until(lambda: hf.calls["hub.commit"] > 3)
     assert caplog.text.count("answered 500") == 1  # said once, not each time
-    assert "1 rollouts are not pushed; they are in the run directory" in caplog.text
+    assert "1 rollouts are not pushed; the run directory has them" in caplog.text
     assert f"swe-core push {run.path} --to {TO}" in caplog.text
     hf.faults.failing = 0.0
     assert (await anyio.to_thread.run_sync(push_run, run, Push(to=TO))).new == 1
@@ -126,7 +126,7 @@ async def test_a_hub_that_comes_back(
 ) -> None:
     hf.faults.plan("hub.create", *[503] * 3)
     opened = await opened_push(0.01)
-    assert "the run goes on, and the push tries again" in caplog.text
+    assert "the run continues, and the push tries again" in caplog.text
     runner = runner_of(run)
     async with opened.running(runner):
         finish(runner, 0)

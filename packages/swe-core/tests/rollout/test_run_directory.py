@@ -254,7 +254,7 @@ def test_a_full_disk_takes_nothing_back_half(run: RunDirectory, monkeypatch: pyt
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(UsageError, match="cannot be gone on with: No space left on device"):
+        with pytest.raises(UsageError, match="cannot be resumed: No space left on device"):
             RunDirectory.resume(run.path, Redactor(), ["cancelled"])
     assert (run.path / "rollouts.jsonl").read_bytes() == before
     assert not list(run.path.glob("*.new"))
@@ -312,7 +312,7 @@ def test_a_run_that_finished_nothing_is_gone_on_with(run: RunDirectory) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "message"),
-    [("run.json", "not a run directory"), ("rollouts", "cannot be gone on with: No such file"),
+    [("run.json", "not a run directory"), ("rollouts", "cannot be resumed: No such file"),
      ("rollouts.jsonl", "line 1 of .* is not a finished rollout")],
 )  # fmt: skip
 def test_what_cannot_be_gone_on_with_loses_nothing(run: RunDirectory, damage: str, message: str) -> None:

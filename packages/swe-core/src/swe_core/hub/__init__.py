@@ -1,6 +1,6 @@
 """The Hugging Face Hub: its client, its errors, and rollouts pushed to a data set (docs/internals/hub.md).
 
-`push` does it beside a run or afterwards; `dataset` is the Hub's side, `rows` makes a shard of rollouts,
-`pushed_run` is what the data set knows of a run, `card` is its README. `swe-core[hub]` installs what they
-need; nothing of it is imported before a push.
+`push` pushes while a run runs or afterwards; `dataset` is the data set on the Hub, `rows` makes a shard of
+rollouts, `pushed_run` describes a run in the data set, `card` is its README. `swe-core[hub]` installs the
+dependencies, which are imported only for a push.
 """

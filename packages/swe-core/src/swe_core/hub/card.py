@@ -1,7 +1,7 @@
 """The data set's card: a README that says what its rows are and where they come from.
 
-What stands between the two marks is written anew with each push. All else is the owner's: a licence is for
-the owner to state, and a README without the marks is left alone.
+Each push rewrites the text between the two marks. The rest belongs to the owner, who states the licence
+there. A README without the marks stays as it is.
 """
 
 from __future__ import annotations
@@ -40,13 +40,10 @@ metadata above), with regard to those of the tasks' repositories and of the mode
 
 
 def card(repo_id: str, runs: Iterable[PushedRun], existing: str | None) -> str | None:
-    """The README.
+    """Return the README; None if the existing one is the owner's own.
 
     Args:
-        existing: What there is of it; None where there is none.
-
-    Returns:
-        None where the one that exists is the owner's own.
+        existing: The README of the repository; None without one.
     """
     text = f"{BEGIN}\n{_section(repo_id, sorted(runs, key=lambda run: run.created_at))}\n{END}"
     if existing is None:
@@ -123,5 +120,5 @@ def _few(names: Collection[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that neither ends a table's cell nor begins markup."""
+    """Escape `text` so that it neither ends a table's cell nor begins markup."""
     return " ".join(printable(text).split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""The Hub's client, imported only when somebody pushes or restores, and its errors as ours."""
+"""The Hub's client, imported only for a push or a restore, and its errors as ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 Use = Literal["push to", "restore from"]
-"""What a repository is asked for."""
+"""What a repository is used for."""
 _NEEDED: dict[Use, str] = {
     "push to": "give it write access to the contents of your repositories, and name one of yours or of your "
     "organisation",
@@ -23,18 +23,18 @@ _NEEDED: dict[Use, str] = {
 
 
 class TryLater(SweError):
-    """The Hub cannot be reached or has no time: the same may succeed later."""
+    """The Hub cannot be reached or is overloaded: a later attempt may succeed."""
 
 
 def client(repo_id: str, use: Use = "push to") -> HfApi:
-    """A client with the user's own token.
+    """Return a client with the user's token.
 
     Raises:
-        UsageError: What it needs is not installed, or there is no token.
+        UsageError: A package is not installed, or there is no token.
     """
     doing = f"{use} {repo_id!r}"
     try:
-        import pyarrow  # noqa: F401  # what else a push needs is told at the same time
+        import pyarrow  # noqa: F401  # a push needs it too: one error names it
         from huggingface_hub import HfApi, get_token
         from huggingface_hub.utils import disable_progress_bars
     except ImportError as error:
@@ -44,23 +44,23 @@ def client(repo_id: str, use: Use = "push to") -> HfApi:
         ) from None
     if get_token() is None:
         raise UsageError(NO_TOKEN.sentence(doing))
-    disable_progress_bars()  # they would be drawn across the display of a run
+    disable_progress_bars()  # they would disturb the display of a run
     return HfApi(library_name="swe-core", library_version=version("swe-core"))
 
 
 @contextmanager
 def translate_errors(repo_id: str, use: Use = "push to") -> Iterator[None]:
-    """What the client raises as one of our sentences.
+    """Translate the exceptions of the client into ours.
 
     Raises:
-        TryLater: The Hub cannot be reached, or answered what it may not answer the next time.
+        TryLater: The Hub cannot be reached, or its error is temporary.
         UsageError: The token or the name is wrong.
     """
     try:
         yield
     except Exception as error:  # the client raises errors of several libraries
         problem = problem_of(error)
-        if problem.kind == "unknown":  # none of the client's
+        if problem.kind == "unknown":  # not an error of the client
             raise
         kind = TryLater if problem.passes else UsageError
         raise kind(problem.sentence(f"{use} {repo_id!r}", {"scope": _NEEDED[use]})) from error

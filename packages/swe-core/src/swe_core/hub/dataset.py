@@ -19,18 +19,18 @@ _KIND = "dataset"
 class Repository:
     """A data set that is pushed to.
 
-    Every push is one commit on the state that was last seen, with the shard, what is known of its run, and
-    the card: it is there whole or not at all, and never on top of what somebody else pushed meanwhile.
+    Every push is one commit, with the shard, the state of its run, and the card. Its parent is the commit
+    that was last read, so it fails if someone else has pushed since.
 
     Attributes:
         id: OWNER/NAME.
-        url: Where people find it.
+        url: The page of the data set.
 
     Args:
-        options: `to` names it.
+        options: `to` names the data set.
 
     Raises:
-        UsageError: It names none, there is no token, or a package is missing.
+        UsageError: `to` is not set, there is no token, or a package is missing.
     """
 
     def __init__(self, options: Push) -> None:
@@ -46,11 +46,11 @@ class Repository:
         self._card: str | None = None
 
     def open(self) -> None:
-        """Create it, or see that it may be pushed to.
+        """Create the data set, or check that it can be pushed to.
 
         Raises:
-            TryLater: The Hub cannot be asked now.
-            UsageError: The token may not, the name is taken by something else, or it is public.
+            TryLater: The Hub does not answer now.
+            UsageError: The token lacks a permission, or the data set is of another kind or public.
         """
         with translate_errors(self.id):
             self._api.create_repo(self.id, repo_type=_KIND, private=self._private, exist_ok=True)
@@ -59,11 +59,11 @@ class Repository:
         self._opened = True
 
     def run(self, none: PushedRun) -> PushedRun:
-        """What is there of a run; `none` where nothing is.
+        """Return what the data set holds of a run; `none` without any.
 
         Raises:
-            TryLater: The Hub cannot be asked now.
-            UsageError: As of `open`.
+            TryLater: The Hub does not answer now.
+            UsageError: As in `open`.
         """
         if not self._opened:
             self.open()
@@ -75,13 +75,13 @@ class Repository:
         """Add a shard.
 
         Args:
-            run: As it is with the shard.
-            path: The shard's in the repository.
-            rows: How many it has.
+            run: The run including the shard.
+            path: Path of the shard in the repository.
+            rows: Rows of the shard.
 
         Raises:
-            TryLater: It is not known whether it was added: ask `run` again.
-            UsageError: As of `open`.
+            TryLater: It is unknown whether the shard was added: call `run` again.
+            UsageError: As in `open`.
         """
         from huggingface_hub import CommitOperationAdd
 
@@ -90,7 +90,7 @@ class Repository:
         readme = card(self.id, runs.values(), self._card)
         if readme is not None and readme != self._card:
             files[README] = readme.encode()
-        head, self._head = self._head, None  # unless it succeeds
+        head, self._head = self._head, None  # read again if the commit fails
         with translate_errors(self.id):
             made = self._api.create_commit(
                 self.id,
@@ -102,7 +102,7 @@ class Repository:
         self._head, self._runs, self._card = made.oid, runs, readme if readme is not None else self._card
 
     def _refresh(self) -> None:
-        """See what is there."""
+        """Read the state of the data set."""
         with translate_errors(self.id):
             info = self._api.dataset_info(self.id)
             names = [one.rfilename for one in info.siblings or ()]
@@ -115,9 +115,7 @@ class Repository:
             if not known and any(
                 name.startswith(f"{SHARDS}/") or name.endswith(".parquet") for name in names
             ):
-                raise UsageError(
-                    f"the name {self.id!r} is taken by a data set that is none of rollouts: give another"
-                )
+                raise UsageError(f"the data set {self.id!r} holds no rollouts of swe-core: give another name")
             wanted = [*known, *([README] if README in names else [])]
             content = {name: self._read(name, info.sha) for name in wanted}
         self._card = content.pop(README).decode(errors="replace") if README in content else None

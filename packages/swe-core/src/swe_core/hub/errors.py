@@ -1,6 +1,6 @@
-"""What `huggingface_hub` raises, as sentences: one wording, for whoever asks Hugging Face for something.
+"""The exceptions of `huggingface_hub` as sentences, the same for all packages that call Hugging Face.
 
-Which of our exceptions it becomes is the caller's to say. Nothing heavy is imported before an error is there.
+The caller decides which of our exceptions a sentence becomes. The client is imported only after an error.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ Kind = Literal[
     "refused",
     "unknown",
 ]
-"""What went wrong: there is no token; it is not accepted (401); it lacks a permission (403); there is no such
-thing, or it may not be seen (404); the account's quota or credit (402); too many requests (429); a repository
-of that name exists (409 of a creation); another client changed it meanwhile (409, 412); what was given is no
-name of a repository; the service failed (5xx, 408, 425); there was no answer; any other status; an exception
-that is none of the client's."""
+"""What went wrong, in the order of the names: there is no token; the token is invalid (401); it lacks a
+permission (403); the thing does not exist or is hidden (404); the account's quota or credit is used up (402);
+too many requests (429); the repository exists (409 on creation); someone else has changed it (409, 412); the
+name is no repository's; the service failed (5xx, 408, 425); it did not answer; it answered any other status;
+the exception is not the client's."""
 
 Advice = Mapping[Kind, str]
-"""What to do about some kinds, where the caller knows more than `Problem.remedy` says."""
+"""Remedies by kind, which replace `Problem.remedy` where the caller knows a better one."""
 
-_PASSING: frozenset[Kind] = frozenset({"rate", "changed", "server", "unreachable"})
-_MOST = 300
-"""Characters of somebody else's words in a sentence of ours."""
+_TEMPORARY: frozenset[Kind] = frozenset({"rate", "changed", "server", "unreachable"})
+_MAX_QUOTE = 300
+"""Length of the longest quotation from an exception or a service, characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong.
+    """An error of Hugging Face or of its client.
 
     Args:
-        kind: For the caller to choose an exception by.
-        why: Half a sentence, with the service's own words.
-        remedy: The other half: what to do; empty where nobody knows.
+        kind: Decides which exception the caller raises.
+        why: The first half of a sentence, with a quotation from the service.
+        remedy: The second half: what to do; empty if unknown.
     """
 
     kind: Kind
@@ -57,14 +57,15 @@ class Problem:
 
     @property
     def passes(self) -> bool:
-        """Whether the same may succeed later."""
-        return self.kind in _PASSING
+        """Return whether a later attempt may succeed."""
+        return self.kind in _TEMPORARY
 
     def sentence(self, doing: str, advice: Advice | None = None) -> str:
-        """One sentence.
+        """Return the error as one sentence.
 
         Args:
-            doing: What could not be done, such as "push to 'owner/name'".
+            doing: The action that failed, such as "push to 'owner/name'".
+            advice: Remedies that replace this problem's own.
         """
         remedy = (advice or {}).get(self.kind, self.remedy)
         return f"cannot {doing}: {self.why}" + (f"; {remedy}" if remedy else "")
@@ -76,11 +77,11 @@ NO_TOKEN = Problem(
 
 
 def problem_of(error: Exception, *, said: str | None = None, endpoint: str | None = None) -> Problem:
-    """What an exception of the client means.
+    """Return the problem that an exception of the client stands for.
 
     Args:
-        said: Its words in one line, where the caller has taken secrets out of them; default is `said_by`.
-        endpoint: URL of the service that was asked; default is the client's own.
+        said: The message in one line, if the caller has removed secrets from it; default is `said_by`.
+        endpoint: URL of the service; default is the client's own.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import (
@@ -91,7 +92,7 @@ def problem_of(error: Exception, *, said: str | None = None, endpoint: str | Non
         LocalTokenNotFoundError,
     )
 
-    words = said or one_line(said_by(error), _MOST)
+    words = said or one_line(said_by(error), _MAX_QUOTE)
     where = endpoint or constants.ENDPOINT
     if isinstance(error, HfHubHTTPError):
         return _answered(error, words, where)
@@ -109,7 +110,7 @@ def problem_of(error: Exception, *, said: str | None = None, endpoint: str | Non
 
 
 def said_by(error: BaseException) -> str:
-    """The words of an exception: the service's own where it has any."""
+    """Return the message of an exception: the service's own if there is one."""
     from huggingface_hub.errors import HfHubHTTPError
 
     own = error.server_message if isinstance(error, HfHubHTTPError) else None
@@ -117,7 +118,7 @@ def said_by(error: BaseException) -> str:
 
 
 def one_line(text: str, most: int) -> str:
-    """In one line of `most` characters, cut within a word if need be: a body of JSON may be one long word."""
+    """Return `text` in one line of at most `most` characters, cut within a word if necessary."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 

@@ -20,7 +20,7 @@ def _repository(name: str) -> str:
 
 
 class Push(Config):
-    """`[push]`: finished rollouts to a data set on the Hugging Face Hub."""
+    """`[push]`: push finished rollouts to a data set on the Hugging Face Hub."""
 
     to: Annotated[str, AfterValidator(_repository)] | None = Field(
         default=None, description="OWNER/NAME of the data set; unset pushes nothing"

@@ -1,4 +1,4 @@
-"""Pushing a run: beside it in a thread of its own (`pushing`), or afterwards (`push_run`)."""
+"""Push a run: while it runs, in a thread of its own (`HubPush`), or afterwards (`push_run`)."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ logger = logging.getLogger(__name__)
 
 MAX_ROWS = 1000
 MAX_BYTES = 128 * 1024 * 1024
-"""What of rollouts' folders goes into one shard at most: it is made in memory."""
+"""Bytes of rollouts' folders in one shard, which is built in memory."""
 
 WAIT = wait_exponential(multiplier=1, max=10)
 _TRIES = 4
-"""Seconds between the tries and how many, where it is the last chance: some seconds, not an outage."""
+"""Seconds between the last attempts, and their number: enough for a short failure, not for an outage."""
 
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """What `push_run` did.
+    """The result of `push_run`.
 
     Args:
-        url: Where the data set is.
-        new: Rollouts that were pushed now.
-        finished: Rollouts that the run has finished: each is there now.
-        interrupted: Rollouts that were interrupted, and run again when the run is gone on with.
-        unfinished: Rollouts without a record: under way, killed, or not begun. Where nobody knows how many
-            there are going to be, only those that have begun.
+        url: The page of the data set.
+        new: Rollouts that this push added.
+        finished: Finished rollouts of the run, all of which the data set holds now.
+        interrupted: Interrupted rollouts, which run again when the run is resumed.
+        unfinished: Rollouts without a record: running, killed, or not begun. Where their planned number is
+            unknown, only those that have begun.
     """
 
     url: str
@@ -56,14 +56,14 @@ class PushResult:
 
 
 def push_run(run: RunDirectory, options: Push) -> PushResult:
-    """Push what is finished of a run and was not pushed yet. It may still be going on.
+    """Push the finished rollouts of a run that were not pushed yet. The run may still be running.
 
     Args:
         options: `to` names the data set.
 
     Raises:
-        TryLater: The Hub cannot be asked now, after some tries. What was pushed is.
-        UsageError: It can never be pushed like this.
+        TryLater: The Hub does not answer, after several attempts. Shards that were pushed stay.
+        UsageError: No later attempt can succeed either.
     """
     repository = Repository(options)
     recorded, none = run.rollouts(), PushedRun.of(run)
@@ -74,13 +74,13 @@ def push_run(run: RunDirectory, options: Push) -> PushResult:
         before.append(repository.run(none))
         return _push(run, repository, final, ())
 
-    _tried(once)
+    _with_retries(once)
     ids = {rollout.id for rollout in recorded}
     begun = {folder.name for folder in (run.path / FOLDERS).glob("*")} - ids
     planned = run.info.planned
     return PushResult(
         url=repository.url,
-        new=sum(before[0].is_missing(rollout) for rollout in final),  # by whichever try
+        new=sum(before[0].is_missing(rollout) for rollout in final),
         finished=len(final),
         interrupted=len(recorded) - len(final),
         unfinished=len(begun) if planned is None else max(0, planned - len(ids)),
@@ -88,7 +88,7 @@ def push_run(run: RunDirectory, options: Push) -> PushResult:
 
 
 class HubPush:
-    """The extension of a run that pushes its rollouts to a data set while the run goes on.
+    """The extension of a run that pushes its finished rollouts to a data set while others run.
 
     Args:
         options: `to` names the data set.
@@ -110,13 +110,13 @@ class HubPush:
         try:
             await anyio.to_thread.run_sync(self._repository.open)
         except TryLater as error:
-            logger.warning("%s; the run goes on, and the push tries again", sentence(error))
+            logger.warning("%s; the run continues, and the push tries again", sentence(error))
 
     @asynccontextmanager
     async def running(self, runner: Runner) -> AsyncIterator[None]:
-        """Push what `runner` finishes and what its run had finished before; at the end, push what is left.
+        """Push the finished rollouts, also those from before a resume; at the end, push the remaining ones.
 
-        Errors are logged, never raised. `prepare` was called before.
+        Errors are logged, never raised. Call `prepare` first.
         """
         if self._repository is None:
             raise RuntimeError("HubPush.running was called before HubPush.prepare")
@@ -131,7 +131,7 @@ class HubPush:
 
 
 class _Pusher:
-    """An observer with a thread, which blocks instead of the event loop."""
+    """An observer whose thread does the blocking work."""
 
     def __init__(self, repository: Repository, run: RunDirectory, every: float) -> None:
         self._repository = repository
@@ -141,16 +141,16 @@ class _Pusher:
         self._waiting: dict[str, Rollout] = {}
         self._secrets: set[str] = set()
         self._closing = False
-        self._said = ""
+        self._last_error = ""
         self._pushed = 0
         self._thread = threading.Thread(target=self._work, name="push", daemon=True)
 
     def start(self) -> None:
-        """Begin with what is there already."""
+        """Start the thread, which first pushes the rollouts from before a resume."""
         self._thread.start()
 
     def close(self) -> None:
-        """Push what is left, and say what became of it."""
+        """Push the remaining rollouts, and log the result."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -166,7 +166,7 @@ class _Pusher:
         """Nothing to push."""
 
     def finished(self, rollout: Rollout) -> None:
-        """It is on disk, and waits to be pushed."""
+        """Queue the rollout, which is on disk."""
         if not is_final(rollout):
             return
         with self._changed:
@@ -178,19 +178,19 @@ class _Pusher:
         try:
             before = {rollout.id: rollout for rollout in self._run.rollouts() if is_final(rollout)}
         except UsageError as error:
-            logger.warning("what was finished before is not pushed: %s", sentence(error))
+            logger.warning("rollouts that finished earlier are not pushed: %s", sentence(error))
             before = {}
         with self._changed:
             self._waiting = {**before, **self._waiting}
         while not self._wait():
             self._push(self._once)
         if self._waiting:
-            logger.info("pushing what is left to %s", self._repository.url)
-        self._push(lambda: _tried(self._once))
+            logger.info("pushing the remaining rollouts to %s", self._repository.url)
+        self._push(lambda: _with_retries(self._once))
         left = len(self._waiting)
         if left:
             logger.warning(
-                "up to %d rollouts are not pushed; they are in the run directory, and this pushes them: "
+                "up to %d rollouts are not pushed; the run directory has them, and this command pushes them: "
                 "swe-core push %s --to %s",
                 left,
                 self._run.path,
@@ -201,7 +201,7 @@ class _Pusher:
             logger.info("pushed %s to %s", what, self._repository.url)
 
     def _wait(self) -> bool:
-        """Wait for something to push, and for the time between two commits. Returns whether it is the end."""
+        """Wait until the next commit is due and has a rollout. Returns whether the run is over."""
         due = time.monotonic() + self._every
         with self._changed:
             self._changed.wait_for(lambda: self._closing, due - time.monotonic())
@@ -209,15 +209,15 @@ class _Pusher:
             return self._closing
 
     def _push(self, once: Callable[[], int]) -> None:
-        """The boundary: a push that fails is told, once, and keeps nobody from anything."""
+        """Push, and log each error once."""
         try:
             self._pushed += once()
-        except Exception as error:  # the boundary: nobody's run ends for it
-            if sentence(error) != self._said:
-                self._said = sentence(error)
-                logger.warning("%s", self._said)
+        except Exception as error:  # the boundary: a failed push ends no run
+            if sentence(error) != self._last_error:
+                self._last_error = sentence(error)
+                logger.warning("%s", self._last_error)
         else:
-            self._said = ""
+            self._last_error = ""
 
     def _once(self) -> int:
         with self._changed:
@@ -230,8 +230,8 @@ class _Pusher:
         return pushed
 
 
-def _tried(push: Callable[[], int]) -> int:
-    """`push`, tried again while the Hub has no time. Returns how many rollouts were pushed, by the last."""
+def _with_retries(push: Callable[[], int]) -> int:
+    """Call `push`, several times if the Hub is overloaded. Returns how many rollouts the last call pushed."""
     again = Retrying(
         retry=retry_if_exception_type(TryLater), stop=stop_after_attempt(_TRIES), wait=WAIT, reraise=True
     )
@@ -241,8 +241,8 @@ def _tried(push: Callable[[], int]) -> int:
 def _push(
     run: RunDirectory, repository: Repository, rollouts: Iterable[Rollout], secrets: Iterable[str]
 ) -> int:
-    """Push those of `rollouts` that are not there, shard by shard. Returns how many they were."""
-    from swe_core.hub.rows import shard  # pyarrow
+    """Push the missing ones of `rollouts`, shard by shard. Returns their number."""
+    from swe_core.hub.rows import shard  # imports pyarrow
 
     redactor = push_redactor(secrets)
     none, wanted, pushed = PushedRun.of(run), list(rollouts), 0
@@ -258,7 +258,7 @@ def _push(
 
 
 def _batch(run: RunDirectory, rollouts: list[Rollout]) -> list[Rollout]:
-    """The first of `rollouts`, as many as fit into a shard and at least one."""
+    """Return the first of `rollouts`: as many as fit into a shard, and at least one."""
     size = 0
     for count, rollout in enumerate(rollouts[:MAX_ROWS]):
         folder = run.path / FOLDERS / rollout.id

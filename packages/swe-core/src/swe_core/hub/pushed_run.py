@@ -1,4 +1,4 @@
-"""PushedRun: what a repository knows of a run, which is also how it is known what was pushed."""
+"""PushedRun: the file in a data set that describes a run, and lists which of its rollouts were pushed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from swe_core.api.records import Outcome, Record, Rollout
 from swe_core.rollout.run_directory import RunDirectory, RunInfo
 
 FOLDER = "runs"
-"""In the repository: one file for each run."""
+"""Folder in the repository with one file for each run."""
 SHARDS = "data"
-"""In the repository: the rows."""
+"""Folder in the repository with the shards."""
 
 _FORMAT = 1
 _ROW_FILES = (".jsonl", ".json", ".parquet")
 
 
 class Pushed(Record):
-    """One rollout that is in the repository. What is run again under the same id starts at another time."""
+    """A rollout in the repository. One that runs again under its id has another `started_at`."""
 
     task_id: str
     outcome: Outcome
@@ -31,27 +31,28 @@ class Pushed(Record):
 
 
 class PushedRun(Record):
-    """`runs/<run>.json` in a repository. It is written in the same commit as the shard that it tells of, so
-    both are there or neither is.
+    """`runs/<run>.json` in a repository, written in the same commit as the shard that it mentions.
 
-    Names of tasks and models are as others may read them: of a path, its last part.
+    Of the names of tasks and models that are local paths it has the last part.
     """
 
     format: int = _FORMAT
-    run: str = Field(description="of this run alone, `run_name`")
+    run: str = Field(description="unique name of the run, `run_name`")
     created_at: datetime
-    tasks: str = Field(description="where they come from")
+    tasks: str = Field(description="source of the tasks")
     models: tuple[str, ...] = ()
     agents: tuple[str, ...] = ()
     sandboxes: tuple[str, ...] = ()
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
     shards: int = Field(default=0, ge=0)
-    rollouts: dict[str, Pushed] = Field(default_factory=dict, description="id → what of it was pushed last")
+    rollouts: dict[str, Pushed] = Field(
+        default_factory=dict, description="id → the rollout as it was pushed last"
+    )
 
     @classmethod
     def of(cls, run: RunDirectory) -> Self:
-        """A run that nothing was pushed of."""
+        """Return the description of a run of which nothing was pushed."""
         options = run.info.settings.get("run", {})
         return cls(
             run=run_name(run.info),
@@ -62,14 +63,14 @@ class PushedRun(Record):
         )
 
     def is_missing(self, rollout: Rollout) -> bool:
-        """Whether this rollout is to be pushed."""
+        """Return whether this rollout must be pushed."""
         if not is_final(rollout):
             return False
         there = self.rollouts.get(rollout.id)
         return there is None or there.started_at != rollout.started_at
 
     def with_shard(self, rollouts: Sequence[Rollout]) -> Self:
-        """The same with one more shard, which holds these."""
+        """Return the description with one more shard, which holds `rollouts`."""
         new = {
             one.id: Pushed(task_id=one.task_id, outcome=one.outcome, started_at=one.started_at)
             for one in rollouts
@@ -86,18 +87,17 @@ class PushedRun(Record):
 
     @property
     def path(self) -> str:
-        """Of this file in the repository."""
+        """Return the path of this file in the repository."""
         return f"{FOLDER}/{self.run}.json"
 
     @property
     def next_shard(self) -> str:
-        """Path of the next shard in the repository."""
+        """Return the path of the next shard in the repository."""
         return f"{SHARDS}/{self.run}-{self.shards:05d}.parquet"
 
 
 def run_name(info: RunInfo) -> str:
-    """A name of this run alone, the same wherever its directory lies: when it began, and a hash of that and
-    of its tasks."""
+    """Return a unique name of the run: its start, and a hash of start and tasks."""
     digest = hashlib.sha256(
         f"{info.created_at.isoformat()} {sorted(info.tasks.items())}".encode()
     ).hexdigest()
@@ -105,12 +105,12 @@ def run_name(info: RunInfo) -> str:
 
 
 def is_final(rollout: Rollout) -> bool:
-    """Whether a rollout stays as it is: one that was interrupted runs again."""
+    """Return whether the rollout never runs again, as an interrupted one does on a resume."""
     return rollout.outcome != "cancelled" or rollout.cancelled_as is not None
 
 
 def public_name(name: str) -> str:
-    """A model's or a task source's name as others may read it: of a path, its last part."""
+    """Return the public name of a model or a task source: of a local path, its last part."""
     path = Path(name)
     local = (
         name.startswith((".", "~", "/")) or len(path.parts) > 2 or path.suffix in _ROW_FILES or path.exists()

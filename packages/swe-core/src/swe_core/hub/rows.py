@@ -1,8 +1,8 @@
-"""Rollouts as rows of a Parquet file, of one schema whatever they hold.
+"""Rollouts as rows of a Parquet file with a fixed schema.
 
-Parquet and not JSON lines: each shard of a data set must have the same columns of the same types, and a
-reader of JSON guesses them from what a shard happens to hold. `datasets.load_dataset`, pandas, DuckDB and the
-Hub's own viewer read it as it is.
+Parquet and not JSON lines: all shards of a data set must have the same columns of the same types, and a
+reader of JSON guesses them from the values. `datasets.load_dataset`, pandas, DuckDB and the Hub's viewer read
+Parquet.
 """
 
 from __future__ import annotations
@@ -77,19 +77,19 @@ SCHEMA = pa.schema(
         ("record", pa.string()),
     ]
 )
-"""The columns; docs/internals/hub.md tells what they mean."""
+"""The columns; docs/internals/hub.md describes them."""
 
 
 def shard(run: RunDirectory, name: str, rollouts: Sequence[Rollout], redactor: Redactor) -> bytes:
-    """A Parquet file with one row for each of `rollouts`, finished ones of `run`.
+    """Return a Parquet file with one row for each of `rollouts`, finished ones of `run`.
 
     Args:
-        name: The run's, `swe_core.hub.pushed_run.run_name`.
-        redactor: Knows what must not be in it.
+        name: Name of the run, `swe_core.hub.pushed_run.run_name`.
+        redactor: Removes secrets from the rows.
 
     Raises:
-        UsageError: What the run directory holds of a rollout is damaged.
-        LedgerError: The same for its tokens.
+        UsageError: A file of a rollout is damaged.
+        LedgerError: The tokens of a rollout do not fit together.
     """
     rows = [_row(run, name, rollout, redactor) for rollout in rollouts]
     sink = pa.BufferOutputStream()
@@ -119,7 +119,7 @@ def _row(run: RunDirectory, name: str, rollout: Rollout, redactor: Redactor) -> 
         "record": _json(rollout.model_dump(mode="json")),
     }
     row = {key: redactor.value(value) for key, value in row.items()}
-    # Ids cannot be redacted, and they say what the text said.
+    # Ids cannot be redacted, and they contain the secret too.
     secret = any(MARK in turn for turn in row["turns"])
     row["chains"] = None if secret else [_chain(chain) for chain in chains_of(turns)] or None
     return row
@@ -129,16 +129,16 @@ _SAME = (
     *("id", "task_id", "attempt", "agent", "sandbox", "engine", "model", "outcome", "reward"),
     *("started_at", "seconds"),
 )
-"""Columns that are fields of the record."""
+"""Columns that are copied from the record."""
 
 
 def _conversation(turns: Sequence[Turn]) -> tuple[list[Mapping[str, Any]] | None, str | None]:
-    """The conversation of the last call that was answered, with the answer, and its tools as JSON."""
+    """Return the conversation of the last answered call, with the reply, and its tools as JSON."""
     for turn, body in reversed(list(zip(turns, requests_of(turns), strict=True))):
         if turn.reply is not None:
             whole = {"messages": [*body["messages"], turn.reply], "tools": body.get("tools")}
-            asked = ChatCompletions().parse(orjson.dumps(whole))
-            return list(asked.messages), None if asked.tools is None else _json(asked.tools)
+            request = ChatCompletions().parse(orjson.dumps(whole))
+            return list(request.messages), None if request.tools is None else _json(request.tools)
     return None, None
 
 

@@ -1,1 +1,1 @@
-"""What a finished run says: statistics, tables, text, JSON and HTML."""
+"""The report of a run: statistics, tables, text, JSON and HTML."""

@@ -1,4 +1,4 @@
-"""What is said of a run in numbers and sentences, from its finished rollouts."""
+"""RunFacts: a run in numbers and sentences, from its finished rollouts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Errors of one boundary and one type: how many, and the message of the first."""
+    """Errors of one boundary and one type: their number, and the message of the first."""
 
     boundary: Boundary
     type: str
@@ -55,8 +55,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """Rollouts whose patch adds suspicious constructs, how many of them were resolved, and how many of them
-    add each kind."""
+    """Rollouts whose patch adds suspicious constructs: all, the resolved ones, and those of each kind."""
 
     rollouts: int
     resolved: int
@@ -65,7 +64,7 @@ class Suspected:
 
 @dataclass(frozen=True, slots=True)
 class Tampered:
-    """Rollouts whose grade lists tampering, and how many of them with each kind of it."""
+    """Rollouts whose grade lists tampering: all, and those of each kind."""
 
     rollouts: int
     kinds: dict[TamperKind, int]
@@ -73,7 +72,7 @@ class Tampered:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSum:
-    """Sandboxes of one provider and flavor (None where it bills by none), and how long they stood open."""
+    """Sandboxes of one provider and flavor (None without flavors), and how long they were open."""
 
     provider: str
     flavor: str | None
@@ -83,8 +82,8 @@ class SandboxSum:
 
 @dataclass(frozen=True, slots=True)
 class RunAgain:
-    """Rollouts that were run again because their sandboxes failed, and the tries that were lost with these:
-    their wall time, and the tokens of the agent's LLM calls."""
+    """Rollouts that ran again after a failure of their sandboxes, and the lost attempts: their wall time, and
+    the tokens of the agent's LLM calls."""
 
     rollouts: int
     tries: int
@@ -105,9 +104,9 @@ class Facts:
         resolved_rate: Share of the rollouts with a verdict that are resolved; None without any.
         tasks: Each task's results, by its id.
         passes: pass@k for some k, from 1 on; none without a verdict.
-        phases: Phase → its times, for those that a rollout reached.
-        sandboxes: What was used of each provider and flavor, by their names; also by tries that were lost.
-        retried: What the numbers above do not have, but for `sandboxes`.
+        phases: Phase → its times, for phases that a rollout reached.
+        sandboxes: Use of each provider and flavor, sorted by name, including lost attempts.
+        retried: The lost attempts, which of the numbers above only `sandboxes` includes.
     """
 
     finished: int
@@ -120,7 +119,7 @@ class Facts:
     passes: tuple[PassAtK, ...]
     tampering: Tampered
     suspicious: Suspected
-    unchecked: tuple[str, ...]  # sentences on bases that could not be compared with the base_commit
+    unchecked: tuple[str, ...]  # sentences about bases that could not be compared with the base_commit
     turns: int
     prompt_tokens: int
     completion_tokens: int
@@ -130,12 +129,12 @@ class Facts:
 
     @property
     def sandbox_seconds(self) -> float:
-        """How long all sandboxes stood open."""
+        """Return how long all sandboxes were open, seconds."""
         return sum(used.seconds for used in self.sandboxes)
 
 
 def facts_of(rollouts: Sequence[Rollout]) -> Facts:
-    """The numbers of `rollouts`."""
+    """Return the facts of `rollouts`."""
     outcomes = Counter(rollout.outcome for rollout in rollouts)
     scored = outcomes["resolved"] + outcomes["unresolved"]
     tasks = task_results(rollouts)
@@ -166,26 +165,26 @@ def facts_of(rollouts: Sequence[Rollout]) -> Facts:
 
 
 def tamper_kinds(rollout: Rollout) -> tuple[TamperKind, ...]:
-    """The kinds of tampering that its grade lists, each once."""
+    """Return the kinds of tampering that the grade lists, each once."""
     found = rollout.grade.tampering if rollout.grade else ()
     return tuple(dict.fromkeys(one.kind for one in found))
 
 
 def why(rollout: Rollout) -> str:
-    """What is to be said of how a rollout ended; empty for one that is simply resolved."""
-    said = []
+    """Return a sentence about the end of a rollout; empty for a resolved one without further facts."""
+    parts = []
     if rollout.ended_by is not None:
-        said.append(f"the agent's run was ended by its budget of {BUDGETS[rollout.ended_by]}")
+        parts.append(f"the agent's run was ended by its budget of {BUDGETS[rollout.ended_by]}")
     if rollout.cancelled_as is not None:
-        said.append(f"cancelled as {rollout.cancelled_as}")
+        parts.append(f"cancelled as {rollout.cancelled_as}")
     if rollout.retried:
         times = "" if len(rollout.retried) == 1 else f" {len(rollout.retried)} times"
-        said.append(f"run again{times} after the sandbox failed ({rollout.retried[-1].failure.message})")
+        parts.append(f"run again{times} after the sandbox failed ({rollout.retried[-1].failure.message})")
     if rollout.failure is not None:
-        said.append(f"{rollout.failure.boundary}: {rollout.failure.message}")
+        parts.append(f"{rollout.failure.boundary}: {rollout.failure.message}")
     elif rollout.grade and rollout.grade.reason:
-        said.append(rollout.grade.reason)
-    return "; ".join(said)
+        parts.append(rollout.grade.reason)
+    return "; ".join(parts)
 
 
 def _spread(seconds: Iterable[float | None]) -> Spread | None:
@@ -227,16 +226,16 @@ def _run_again(rollouts: Sequence[Rollout]) -> RunAgain:
 
 
 def suspicious_kinds(rollout: Rollout) -> tuple[str, ...]:
-    """The kinds of suspicious constructs that its patch adds, each once."""
+    """Return the kinds of suspicious constructs that the patch adds, each once."""
     found = rollout.grade.suspicious if rollout.grade else ()
     return tuple(dict.fromkeys(one.kind for one in found))
 
 
 def unchecked_bases(tasks: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """One sentence for each reason why the base of tasks could not be compared with their `base_commit`.
+    """Return a sentence for each reason why bases of tasks could not be compared with their `base_commit`.
 
     Args:
-        tasks: Ids, and the reasons; no reason is a base that was compared.
+        tasks: Ids and reasons; an empty reason is a base that was compared.
     """
     by_reason: defaultdict[str, set[str]] = defaultdict(set)
     for task, why in tasks:

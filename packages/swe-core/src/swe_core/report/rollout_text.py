@@ -1,4 +1,4 @@
-"""The parts of one rollout as text. Whatever came out of a sandbox goes through `printable`."""
+"""The parts of one rollout as text. All text from a sandbox goes through `printable`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from swe_core.system.printable import one_line, printable
 
 Part = Literal["head", "transcript", "diff", "tests", "turns"]
 PARTS: tuple[Part, ...] = ("head", "transcript", "diff", "tests")
-"""What is shown where nothing was chosen."""
+"""The parts that are shown by default."""
 _MAX_LINES: Mapping[Part, int] = {"transcript": 30, "diff": 1000}
-"""Lines of one event's text and of a patch, unless all are asked for."""
+"""Lines shown of one event's text and of a patch, without `--full`."""
 _MAX_HIGHLIGHTED = 1_000_000
-"""Characters of a patch up to which it is coloured: the highlighter takes some seconds for each million."""
+"""Length of the longest patch that is coloured, characters: a million takes seconds."""
 _EVENTS: Mapping[EventKind, tuple[str, str]] = {
     "text": ("says", "bold"),
     "reasoning": ("thinks", "dim italic"),
@@ -34,7 +34,7 @@ _EVENTS: Mapping[EventKind, tuple[str, str]] = {
     "error": ("error", "bold red"),
     "info": ("info", "dim"),
 }
-"""Kind → its word and its style."""
+"""Kind → word and style."""
 _TESTS: Mapping[TestStatus, str] = {
     "PASSED": "green",
     "XFAIL": "green",
@@ -47,10 +47,10 @@ _TESTS: Mapping[TestStatus, str] = {
 
 
 class Shown:
-    """One rollout as it is shown.
+    """The text of one rollout.
 
     Args:
-        rollout: Its record; None where it is not finished.
+        rollout: Its record; None before it is finished.
         full: Whether long texts are shown whole, and passed tests too.
     """
 
@@ -61,7 +61,7 @@ class Shown:
         self._full = full
 
     def part(self, part: Part) -> RenderableType:
-        """One part of it.
+        """Return one part.
 
         Raises:
             UsageError: Its file is damaged.
@@ -180,7 +180,7 @@ class Shown:
         yield Uncut(table)
 
     def _cut(self, text: str, part: Part, indent: str) -> str:
-        """`text` with its lines indented, and no more of them than there is room for."""
+        """Indent the lines of `text`, and cut those beyond the maximum of the part."""
         lines = text.split("\n")
         if not self._full and len(lines) > _MAX_LINES[part]:
             left_out = len(lines) - _MAX_LINES[part]

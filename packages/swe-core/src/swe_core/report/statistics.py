@@ -1,7 +1,7 @@
-"""What a run says of the policy: pass@k with its interval, and each task's results. Pure arithmetic.
+"""Statistics of a run: pass@k with its confidence interval, and the results of each task. Pure arithmetic.
 
-Only rollouts with a verdict count. An error and a cancelled rollout say nothing of the policy: they are in no
-n of pass@k and are shown beside it.
+Only rollouts with a verdict count. An error or a cancelled rollout carries no information about the policy:
+it is excluded from pass@k and reported separately.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TaskResult:
 
     @property
     def attempts(self) -> int:
-        """All of them, however they ended."""
+        """Return the number of all attempts."""
         return self.verdicts + self.errors + self.cancelled
 
 
@@ -56,7 +56,7 @@ class PassAtK:
 
 
 def task_results(rollouts: Iterable[Rollout]) -> tuple[TaskResult, ...]:
-    """Each task's results, by its id."""
+    """Return the results of each task, by its id."""
     by_task: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         by_task.setdefault(rollout.task_id, []).append(rollout)
@@ -64,7 +64,7 @@ def task_results(rollouts: Iterable[Rollout]) -> tuple[TaskResult, ...]:
 
 
 def pass_at_k(verdicts: int, resolved: int, k: int) -> float:
-    """The unbiased estimate of pass@k for one task, 1 - C(n - c, k) / C(n, k).
+    """Return the unbiased estimate of pass@k for one task, 1 - C(n - c, k) / C(n, k).
 
     Chen et al. 2021, "Evaluating Large Language Models Trained on Code", https://arxiv.org/abs/2107.03374.
 
@@ -81,14 +81,14 @@ def pass_at_k(verdicts: int, resolved: int, k: int) -> float:
 
 
 def estimates(tasks: Sequence[TaskResult]) -> tuple[PassAtK, ...]:
-    """pass@k for each power of two up to the most verdicts of a task, and for that number itself."""
+    """Return pass@k for each power of two up to the most verdicts of a task, and for that number."""
     most = max((task.verdicts for task in tasks), default=0)
     ks = sorted({most} | {1 << power for power in range(most.bit_length())} if most else ())
     return tuple(_estimate([task for task in tasks if task.verdicts >= k], k) for k in ks)
 
 
 def wilson(share: float, trials: float) -> tuple[float, float]:
-    """Wilson's score interval of a share, at `CONFIDENCE`.
+    """Return Wilson's score interval of a share, at `CONFIDENCE`.
 
     Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22:209-212.
 
@@ -99,12 +99,12 @@ def wilson(share: float, trials: float) -> tuple[float, float]:
     weight = z * z / trials
     middle = (share + weight / 2) / (1 + weight)
     reach = math.sqrt(weight * (share * (1 - share) + weight / 4)) / (1 + weight)
-    # Rounding may leave the share outside by its last digit where it is 0 or 1.
+    # Rounding may leave a share of 0 or 1 outside by its last digit.
     return max(0.0, min(middle - reach, share)), min(1.0, max(middle + reach, share))
 
 
 def effective_trials(values: Sequence[float], groups: int) -> float:
-    """How many independent yes-or-no trials tell as much as the mean of `values`, one of each task.
+    """Return the effective sample size: independent trials with the variance of the mean of `values`.
 
     p (1 - p) / Var(mean), the sample size over the design effect of a cluster sample (Kish 1965, "Survey
     Sampling", 8.2). A task's attempts resemble each other, so many attempts at few tasks are worth less than
@@ -117,7 +117,7 @@ def effective_trials(values: Sequence[float], groups: int) -> float:
     """
     mean = fmean(values)
     spread = fmean([(value - mean) ** 2 for value in values])
-    if mean in (0.0, 1.0):  # nothing shows how unlike the tasks are: as if their attempts were all the same
+    if mean in (0.0, 1.0):  # no spread to estimate: as if all attempts of a task were equal
         return len(values)
     if spread == 0:
         return groups

@@ -1,4 +1,4 @@
-"""A run as data: one JSON object, or a table of a row for each rollout."""
+"""A run as data: one JSON object, or a table with a row for each rollout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from swe_core.report.token_audit import Audit
 
 _FORMULA = tuple("=+-@＝＋－＠")
-"""What formulas begin with, also as East Asian keyboards write it."""
+"""First characters of formulas, also the full-width ones of East Asian keyboards."""
 _TESTS = {"fail_to_pass", "pass_to_pass"}
 COLUMNS = (
     "id", "task_id", "attempt", "agent", "sandbox", "engine", "model", "outcome", "reward", "cancelled_as",
@@ -28,13 +28,13 @@ COLUMNS = (
     *(f"{phase}_seconds" for phase in Phases.model_fields), "started_at", "seconds", "retries",
     *(f"{purpose}_sandbox_{what}" for purpose in get_args(Purpose) for what in ("flavor", "seconds")),
 )  # fmt: skip
-"""Of the table, in its order."""
+"""Columns of the table, in order."""
 
 
 def summary(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -> dict[str, object]:
-    """The run in numbers, and each rollout's record without the statuses of single tests.
+    """Return the run in numbers, and each rollout's record without the statuses of single tests.
 
-    Shares are rounded to four digits after the point; times are seconds.
+    Shares are rounded to four decimals; times are in seconds.
     """
     facts = facts_of(rollouts)
     return {
@@ -77,15 +77,17 @@ def summary(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None
         },
         "tasks": [{**asdict(task), "attempts": task.attempts} for task in facts.tasks],
         "rollouts": [
-            rollout.model_dump(mode="json", exclude={"grade": _TESTS})  # of 2,438 tasks some hundred MB
+            rollout.model_dump(mode="json", exclude={"grade": _TESTS})  # for 2,438 tasks some hundred MB
             for rollout in rollouts
         ],
     }
 
 
 def table(rollouts: Sequence[Rollout]) -> str:
-    """CSV (RFC 4180) with a head line of `COLUMNS` and a row for each rollout, in the order that is given.
-    A missing value is empty. Texts stand on one line, and spreadsheets take none for a formula."""
+    """Return CSV (RFC 4180) with a header of `COLUMNS` and a row for each rollout, in the given order.
+
+    A missing value is empty. A text has one line, and is no formula to a spreadsheet.
+    """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
@@ -94,8 +96,10 @@ def table(rollouts: Sequence[Rollout]) -> str:
 
 
 def _cell(value: object) -> object:
-    """A value as it stands in a table: a text that would be a formula begins with an apostrophe
-    (https://owasp.org/www-community/attacks/CSV_Injection)."""
+    """Return the cell of a value; an apostrophe precedes a text that would be a formula.
+
+    See https://owasp.org/www-community/attacks/CSV_Injection.
+    """
     if not isinstance(value, str):
         return value
     text = " ".join(printable(value).split())
@@ -128,7 +132,7 @@ def _row(rollout: Rollout) -> dict[str, object]:
 
 
 def _sandboxes(rollout: Rollout) -> dict[str, object]:
-    """What each purpose used; of several flavors the names and the sum."""
+    """Return the cells of sandbox use for each purpose; of several flavors the names and the sum."""
     cells: dict[str, object] = {}
     for purpose in get_args(Purpose):
         used = [one for one in rollout.sandboxes if one.purpose == purpose]

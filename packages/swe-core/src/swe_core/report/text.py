@@ -1,4 +1,4 @@
-"""The text of a run: what ends `swe-core run`, and what `swe-core report` prints."""
+"""The text of a run, at the end of `swe-core run` and in `swe-core report`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from swe_core.report.token_audit import Audit
 
 MAX_ROWS = 40
-"""Rows of a table, unless all are asked for."""
+"""Default maximum of rows of a table."""
 _MAX_FAILURES = 10
 STYLE = {"resolved": "green", "unresolved": "yellow", "error": "red", "cancelled": "dim"}
-"""Outcome → how it is shown."""
+"""Outcome → style."""
 
 
 def brief(
-    run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None, said: Collection[str] = ()
+    run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None, shown: Collection[str] = ()
 ) -> RenderableType:
-    """What ends a run: short, however long the run was.
+    """Return the short text at the end of a run.
 
     Args:
-        said: Notes that were shown when it began.
+        shown: Notes that were shown at its start, and are not repeated.
     """
     facts = facts_of(rollouts)
     few = len(rollouts) <= MAX_ROWS
@@ -40,7 +40,7 @@ def brief(
     lines += [_last_line(run, facts), *_warnings(facts), *_run_again(facts)]
     if len(facts.tasks) > 1 or len(rollouts) > 1:
         lines += [Text(_passes(facts))] if facts.passes else []
-    lines += [*_tokens(tokens), *_notes(run, said)]
+    lines += [*_tokens(tokens), *_notes(run, shown)]
     if not few:
         lines.append(Text("By task: `swe-core report` of these records"))
     return Group(*lines)
@@ -49,10 +49,10 @@ def brief(
 def full(
     run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None, limit: int | None
 ) -> RenderableType:
-    """All that there is to say.
+    """Return the whole text of a run.
 
     Args:
-        limit: Rows of a table; None is all.
+        limit: Maximum of rows of a table; None is no limit.
     """
     facts = facts_of(rollouts)
     few = limit is None or len(rollouts) <= limit
@@ -76,7 +76,7 @@ def full(
 
 
 class Uncut:
-    """A table at its full width, also on a narrower terminal and in a pipe: half an id is of no use."""
+    """A table at full width, also on a narrow terminal and in a pipe, so that no id is cut."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -96,8 +96,7 @@ def _table(first: str, *numbers: str) -> Table:
 
 
 def _rollouts(rollouts: Sequence[Rollout], with_chains: bool) -> list[RenderableType]:
-    """A row for each rollout, and below the table a sentence for each of which there is one to say: a column
-    of them would leave no room for the numbers."""
+    """Return a table of the rollouts, and below it their sentences, which are too long for a column."""
     chains = ["chains"] if with_chains else []
     table = _table("rollout", "outcome", "reward", "turns", "tokens in", "out", *chains, "patch", "seconds")
     table.columns[1].justify = "left"
@@ -114,10 +113,10 @@ def _rollouts(rollouts: Sequence[Rollout], with_chains: bool) -> list[Renderable
             f"{rollout.patch_bytes} B",
             f"{rollout.seconds:.1f}",
         )
-    said = [(rollout, why(rollout)) for rollout in rows]
+    reasons = [(rollout, why(rollout)) for rollout in rows]
     sentences = [
         Text.assemble((f"{rollout.id}: ", STYLE[rollout.outcome]), one_line(text, 1000))
-        for rollout, text in said
+        for rollout, text in reasons
         if text
     ]
     return [Uncut(table), Text(), *sentences]
@@ -148,10 +147,10 @@ def _last_line(run: RunDirectory, facts: Facts) -> RenderableType:
 
 
 def _passes(facts: Facts) -> str:
-    """pass@1 and the highest pass@k, on one line."""
+    """Return pass@1 and the highest pass@k, on one line."""
     shown = dict.fromkeys((facts.passes[0], facts.passes[-1]))
-    said = [f"pass@{one.k} {one.value:.1%} ({one.low:.1%} to {one.high:.1%})" for one in shown]
-    return f"{', '.join(said)}: the mean over tasks, with its 95 % interval"
+    passes = [f"pass@{one.k} {one.value:.1%} ({one.low:.1%} to {one.high:.1%})" for one in shown]
+    return f"{', '.join(passes)}: the mean over tasks, with its 95 % interval"
 
 
 def _estimates(facts: Facts) -> list[RenderableType]:
@@ -170,7 +169,7 @@ def _estimates(facts: Facts) -> list[RenderableType]:
 
 
 def _failures(facts: Facts) -> list[RenderableType]:
-    """Errors by boundary and type, the frequent ones, each with the message of its first."""
+    """Return the most frequent errors by boundary and type, each with the message of the first."""
     lines = [
         Text(f"{one.count:,} x {one.boundary}, {one.type}: {one_line(one.example)}", style="red")
         for one in facts.failures[:_MAX_FAILURES]
@@ -233,7 +232,7 @@ def _phases(facts: Facts) -> RenderableType:
 
 
 def _tokens(tokens: Audit | None) -> list[RenderableType]:
-    """What became of the sampled tokens, and why chains were begun."""
+    """Return where the sampled tokens went, and why chains began."""
     if tokens is None:
         return []
     ledger = tokens.ledger
@@ -254,7 +253,7 @@ def _tokens(tokens: Audit | None) -> list[RenderableType]:
     return list(lines)
 
 
-def _notes(run: RunDirectory, said: Collection[str] = ()) -> list[RenderableType]:
-    left = (note for note in run.info.notes if note not in said)
+def _notes(run: RunDirectory, shown: Collection[str] = ()) -> list[RenderableType]:
+    left = (note for note in run.info.notes if note not in shown)
     notes: list[RenderableType] = [Text(f"Note: {note}", style="yellow") for note in left]
     return [*notes, Text(f"Records: {run.path}")]

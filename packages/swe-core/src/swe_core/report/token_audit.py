@@ -1,4 +1,4 @@
-"""The ledgers of a run, proved again from the turns on disk."""
+"""The token ledgers of a run, checked against the turns on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swe_core.tokens.ledger import RETRIED, add_ledgers
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What a run's ledgers say together, and whether its turns say the same.
+    """The sum of a run's ledgers, and whether its turns confirm it.
 
     Args:
         ledger: The sum of the ledgers of its rollouts.
@@ -28,17 +28,17 @@ class Audit:
 
     @property
     def missing(self) -> int:
-        """Sampled tokens on disk that the ledgers do not know of; negative where they know of more."""
+        """Return sampled tokens on disk minus those in the ledgers."""
         return self.sampled - self.ledger.trained - sum(self.ledger.dropped.values())
 
     @property
     def accounted(self) -> float:
-        """Percent of the sampled tokens that the ledgers know to be trained, or dropped for a reason."""
+        """Return the share of sampled tokens that the ledgers list as trained or dropped, percent."""
         return 100.0 * (1 - self.missing / self.sampled) if self.sampled else 100.0
 
 
 def audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> Audit:
-    """Prove the ledgers of `rollouts`, finished ones of `run`, from their turns."""
+    """Check the ledgers of `rollouts`, finished ones of `run`, against their turns."""
     none = Ledger(sampled=0, trained=0)
     sampled, ledgers, problems = 0, [], []
     for rollout in rollouts:
@@ -57,7 +57,7 @@ def audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> Audit:
 
 
 def _tries(run: RunDirectory, rollout: Rollout) -> Iterator[tuple[list[Turn], str | None]]:
-    """The turns of each try of a rollout, and why none of its tokens is trained, if so."""
+    """Yield the turns of each attempt of a rollout, and why none of their tokens is trained, if so."""
     for one in rollout.retried:
         if one.folder is not None:
             yield run.turns(rollout.id, one.folder), RETRIED

@@ -1,5 +1,4 @@
-"""`metrics.jsonl`: what a trainer logged, one line an optimizer step. The format is documented in
-docs/internals/run-directory.md."""
+"""`metrics.jsonl`: the log of a trainer, one line per optimizer step (docs/internals/run-directory.md)."""
 
 from __future__ import annotations
 
@@ -17,22 +16,20 @@ from swe_core.errors import UsageError
 
 METRICS_FILE = "metrics.jsonl"
 LARGEST = 1e100
-"""Values beyond it, either way, are as good as infinite, and no axis can show them."""
+"""Larger absolute values count as infinite: no axis can show them."""
 
 
 class StepMetrics(Record):
     """A line of `metrics.jsonl`."""
 
-    step: int = Field(
-        ge=0, le=2**53, description="optimizer steps until then; lines never go back, but for a resume"
-    )
+    step: int = Field(ge=0, le=2**53, description="optimizer steps so far; decreases only at a resume")
     time: datetime
     values: dict[str, float | None] = Field(description="name → value; null where it is not finite")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One name's values.
+    """The values of one name.
 
     Args:
         steps: [N] float64, increasing: the steps with a finite value.
@@ -48,10 +45,10 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metrics:
-    """All that a trainer logged.
+    """The log of a trainer.
 
     Args:
-        metrics: By name, in the order in which names first came.
+        metrics: By name, in the order of their first occurrence.
         last_step: Step of the last line.
         first, last: Time of the first and of the last line.
         unreadable: Damaged lines, which are left out; not those of a torn end.
@@ -82,10 +79,10 @@ class _Series:
 
 
 def read_metrics(run: Path) -> Metrics | None:
-    """Read the `metrics.jsonl` of the run directory `run`; None where there is none, or no line of it.
+    """Read the `metrics.jsonl` of the run directory `run`; None without a file or a line.
 
-    A step that is lower than the one before is that of a run that went on from a checkpoint: what was
-    logged of later steps went with their weights, and is left out. A torn last line is left out too.
+    A step lower than the one before is that of a run that was resumed from a checkpoint. Earlier lines of
+    that step and of later ones are left out: their weights are lost. An incomplete last line is left out too.
 
     Raises:
         UsageError: The file cannot be read.

@@ -1,4 +1,4 @@
-"""One run of an agent inside an open sandbox: start, answer, watch, and say whether it ended well."""
+"""One run of an agent in an open sandbox: start it, answer its calls, and judge how it ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from swe_core.system.detached import closed
 
 @dataclass(slots=True)
 class AgentRun:
-    """What is known of an agent's run so far, also when it fails: its gate, and its exit code at the end."""
+    """The state of an agent's run, also of a failed one: its gate, and in the end its exit code."""
 
     gate: Gate | None = None
     exit_code: int | None = None
@@ -31,27 +31,29 @@ class AgentRun:
 
 async def run_agent(
     request: RolloutRequest,
-    parts: RunContext,
+    context: RunContext,
     sandbox: Sandbox,
     folder: RolloutFolder,
     observer: Observer,
     run: AgentRun,
 ) -> None:
-    """Run the agent's process to its end, its LLM calls answered by the host. An agent that has submitted
-    its work, or runs on although a budget has run out, is ended, which is no failure.
+    """Run the agent's process to its end while the host answers its LLM calls.
+
+    The host ends an agent that has submitted its work, or that continues after a budget has run out.
+    Neither is a failure.
 
     Raises:
-        AgentError: It failed, overran its time, or made no LLM call.
-        EngineError: The engine failed for good; the agent was ended at once.
+        AgentError: The agent failed, exceeded its time, or made no LLM call.
+        EngineError: The engine failed for good; the host ended the agent at once.
         SandboxError: The sandbox failed.
     """
-    agent, limits = parts.agent, request.limits
+    agent, limits = context.agent, request.limits
     async with AsyncExitStack() as stack:
         gate, origin, base_url, api_key = None, "", "", ""
-        if parts.black_box is not None:
-            base_url, api_key = parts.black_box.url, parts.black_box.key
-        elif parts.gate is not None:
-            server, engine = parts.gate
+        if context.black_box is not None:
+            base_url, api_key = context.black_box.url, context.black_box.key
+        elif context.gate is not None:
+            server, engine = context.gate
 
             def on_turn(turn: Turn) -> None:
                 folder.add_turn(turn)
@@ -62,7 +64,7 @@ async def run_agent(
                 server.session(engine, who, on_turn, request.budget, folder.add_undelivered)
             )
             run.gate = gate
-            parts.redactor.add(gate.token)
+            context.redactor.add(gate.token)
             with raised_as(SandboxError):
                 origin = await stack.enter_async_context(sandbox.reach(server.url))
                 base_url = origin + gate.path
@@ -97,14 +99,14 @@ async def run_agent(
         if failure is not None:
             raise AgentError(failure)
     if gate is not None and silent:
-        likely = "it did not get as far as that, or is configured to call another one"
+        likely = "it ended before its first call, or is configured to call another endpoint"
         raise NoLLMCall(
             f"the agent {agent.name!r} made no LLM call through the endpoint: {_cause(gate, likely)}"
         )
 
 
 def _cause(gate: Gate, likely: str) -> str:
-    """Why no LLM call was made: what the gate knows of it, else what is `likely`."""
+    """Return why the agent made no LLM call: its requests were refused, else what is `likely`."""
     if not gate.refusals:
         return likely
     which = "its only request" if gate.refusals == 1 else f"each of its {gate.refusals} requests"
@@ -135,7 +137,7 @@ async def _run_process(agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, ou
 
 
 async def _printed(process: Process) -> AsyncIterator[tuple[Stream, bytes]]:
-    """What the process prints; what goes wrong with it is the sandbox's failure."""
+    """Yield the output of the process; its errors are the sandbox's."""
     with raised_as(SandboxError):
         async for stream, chunk in process.output():
             yield stream, chunk
@@ -149,11 +151,13 @@ async def _watched(
     sandbox: Sandbox,
     output: AgentOutput,
 ) -> int | None:
-    """The agent's exit code; None where it was ended: because the engine failed, for then the rollout is
-    lost and the agent would only go on retrying, or because it ran on when it was to end.
+    """Return the agent's exit code; None if the host ended it.
+
+    The host ends an agent that runs past its end, and any agent once the engine has failed: that rollout is
+    lost, and the agent would only retry.
 
     Raises:
-        NoLLMCall: Its first call did not come in time.
+        NoLLMCall: The first call did not come in time.
     """
     if gate is None:
         return await _run_process(agent, ctx, sandbox, output)
@@ -175,8 +179,8 @@ async def _watched(
             await gate.called.wait()
         if clock.cancelled_caught:
             likely = (
-                "it did not get as far as that, is configured to call another endpoint, or cannot reach this "
-                "one from inside its sandbox"
+                "it has not reached its first call, is configured to call another endpoint, or cannot reach "
+                "this one from inside its sandbox"
             )
             problem = NoLLMCall(
                 f"the agent {agent.name!r} made no LLM call within {request.limits.first_call:g} s "
@@ -190,7 +194,7 @@ async def _watched(
             group.start_soon(watch, group.cancel_scope)
         try:
             exit_code = await _run_process(agent, ctx, sandbox, output)
-        except Exception as error:  # carried out of the task group, which would wrap it
+        except Exception as error:  # the task group would wrap it
             problem = error
         group.cancel_scope.cancel()
     if problem is not None:
@@ -199,16 +203,19 @@ async def _watched(
 
 
 MAX_LINE = 4 * 1024 * 1024
-"""Bytes of one stdout line that are still parsed as an event; a longer one is only logged."""
+"""Length of the longest stdout line that is parsed as an event, bytes; a longer one is only logged."""
 STDERR_TAIL = 4000
 
 
 class AgentOutput:
-    """Splits an agent's output into lines, logs them and turns them into events; memory is bounded.
+    """Logs an agent's output and turns its lines into events, with bounded memory.
 
     Args:
-        agent: Whose `parse_event` reads stdout.
-        folder: Where the log and the transcript go.
+        agent: Its `parse_event` reads the lines of stdout.
+        folder: Receives the log and the transcript.
+
+    Attributes:
+        last_error: The last event that is not `info`, if it is an error.
     """
 
     def __init__(self, agent: AgentSpec, folder: RolloutFolder) -> None:
@@ -220,7 +227,7 @@ class AgentOutput:
         self.last_error: AgentEvent | None = None
 
     def feed(self, stream: Stream, chunk: bytes) -> None:
-        """Take in one chunk of stdout or stderr."""
+        """Process one chunk of stdout or stderr."""
         self._folder.add_output(chunk)
         if stream == "stderr":
             self._tail = (self._tail + chunk)[-STDERR_TAIL:]
@@ -232,13 +239,13 @@ class AgentOutput:
         self._extend(rest)
 
     def close(self) -> None:
-        """Take the last line as it is, whether or not it was ended."""
+        """Process the last line, even if it lacks a line end."""
         if self._line:
             self._end_line()
 
     @property
     def stderr_tail(self) -> str:
-        """The end of standard error, as text."""
+        """Return the end of standard error as text."""
         return self._tail.decode(errors="replace")
 
     def _extend(self, piece: bytes) -> None:
@@ -282,5 +289,5 @@ When you are done, end with a short summary of what you changed.\
 
 
 def build_prompt(task: Task) -> str:
-    """The user prompt for `task`: its problem statement, where the repository is and what counts."""
+    """Return the user prompt for `task`: problem statement, repository, and success criterion."""
     return _TEMPLATE.format(workdir=task.workdir, problem_statement=task.problem_statement.strip())

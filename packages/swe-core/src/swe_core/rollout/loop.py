@@ -1,11 +1,11 @@
 """THE loop: one rollout, top to bottom.
 
-    open a sandbox → prepare it (cut its history, record the base) → run the agent, its calls answered here
-    → export the patch → close the sandbox → grade the patch in a fresh one
+    open a sandbox → prepare it (cut its history, record the base) → run the agent and answer its calls
+    → export the patch → close the sandbox → grade the patch in a fresh sandbox
 
-A bad rollout is data: whatever fails is classified by the boundary it crossed and becomes the record. Where
-that was the sandbox, and it was asked for, it is run again; where the patch is safe already, its grading is.
-Only cancellation leaves the loop as an exception, after the rollout was recorded as cancelled.
+A bad rollout is data: the loop classifies each failure by the boundary that it crossed, and records it. After
+a failure of the sandbox it tries again, if the request allows that; with the patch on disk, only the grading.
+Only cancellation leaves the loop as an exception, after the rollout is recorded as cancelled.
 """
 
 from __future__ import annotations
@@ -37,119 +37,121 @@ logger = logging.getLogger(__name__)
 
 async def run_rollout(
     request: RolloutRequest,
-    parts: RunContext,
+    context: RunContext,
     folder: RolloutFolder,
     observer: Observer,
     done: Callable[[FinishedRollout], None],
     cancelled_as: Callable[[], str | None],
 ) -> None:
-    """Run one rollout and hand its record to `done`, exactly once, whatever happens.
+    """Run one rollout and call `done` with it exactly once, however it ends.
 
     Args:
-        cancelled_as: Asked when it was cancelled: the worker's reason, None where it had none.
+        cancelled_as: Returns the worker's reason for a cancellation, None without one.
 
     Raises:
-        OSError: Its folder cannot be written, so that its record would not be whole.
+        OSError: The folder cannot be written, so the record would be incomplete.
 
-    Besides it raises nothing but the cancellation of the task it runs in.
+    Apart from that, only the cancellation of its own task leaves it.
     """
-    notes = RolloutState(request, observer, parts.redactor, parts.provider)
+    state = RolloutState(request, observer, context.redactor, context.provider)
     started_at, started = datetime.now(UTC), time.monotonic()
     observer.started(request)
     outcome: Outcome = "cancelled"
     try:
-        ended = await _try(request, parts, folder, notes)
-        while notes.failure is not None and notes.may_try_again:
-            given_up = notes.give_up_try(notes.failure)
+        ended = await _try(request, context, folder, state)
+        while state.failure is not None and state.may_try_again:
+            given_up = state.give_up_try(state.failure)
             what = "it" if given_up.folder else "its grading"
             logger.warning("%s: %s; %s is run again", request.id, given_up.failure.message, what)
             if given_up.folder is not None:
                 folder.archive_attempt(given_up.folder)
-            ended = await _try(request, parts, folder, notes)
+            ended = await _try(request, context, folder, state)
         outcome = ended
     finally:
         folder.close()
-        notes.cancelled_as = cancelled_as()
-        record = notes.record(outcome, started_at, time.monotonic() - started)
-        done(FinishedRollout(record, notes.chains if record.reward is not None else ()))
-        for gate in notes.gates:  # only now: until here their tokens may be in what is written
-            parts.redactor.discard(gate.token)
+        state.cancelled_as = cancelled_as()
+        record = state.record(outcome, started_at, time.monotonic() - started)
+        done(FinishedRollout(record, state.chains if record.reward is not None else ()))
+        for gate in state.gates:  # only now: files written until here may contain their tokens
+            context.redactor.discard(gate.token)
 
 
 async def _try(
-    request: RolloutRequest, parts: RunContext, folder: RolloutFolder, notes: RolloutState
+    request: RolloutRequest, context: RunContext, folder: RolloutFolder, state: RolloutState
 ) -> Outcome:
-    """From wherever the rollout is to its outcome."""
+    """Take the rollout from its current state to an outcome."""
     try:
         try:
-            if not notes.collected:
-                await _collect_patch(request, parts, folder, notes)
-            grade = await _grade(request, parts, folder, notes)
-        except PatchUnavailable as error:  # the policy's own deed, so a verdict and not an error
+            if not state.collected:
+                await _collect_patch(request, context, folder, state)
+            grade = await _grade(request, context, folder, state)
+        except PatchUnavailable as error:  # the policy caused it, so it is a verdict and not an error
             grade = Grade(resolved=False, reason=sentence(error))
         folder.put("grade.json", grade.model_dump_json(indent=2).encode() + b"\n")
-        notes.grade = grade
+        state.grade = grade
     except Exception as error:  # the boundary that records: a bad rollout is data
-        if folder.failure is not None:  # say, a full disk: no fault of the rollout, and it can be run again
+        if folder.failure is not None:  # such as a full disk: not the rollout's fault, so it can run again
             raise folder.failure from error
-        notes.fail(error, notes.boundary)
+        state.fail(error, state.boundary)
         return "error"
     except anyio.get_cancelled_exc_class():
         if not nobody_cancelled():
             raise
-        notes.fail(RuntimeError("it ended as if it had been cancelled, which nobody did"), notes.boundary)
+        state.fail(RuntimeError("it ended as cancelled although no one cancelled it"), state.boundary)
         return "error"
     return "resolved" if grade.resolved else "unresolved"
 
 
 async def _collect_patch(
-    request: RolloutRequest, parts: RunContext, folder: RolloutFolder, notes: RolloutState
+    request: RolloutRequest, context: RunContext, folder: RolloutFolder, state: RolloutState
 ) -> None:
-    """From opening the agent's sandbox to the exported patch; the sandbox is closed on return."""
+    """Run the agent in a sandbox of its own and export its patch; the sandbox is closed on return."""
     limits = request.limits
     agent_failure: Exception | None = None
     with anyio.CancelScope(deadline=anyio.current_time() + limits.open) as opening:
         async with AsyncExitStack() as stack:
-            with notes.phase("open"):
-                sandbox = await stack.enter_async_context(notes.opens["agent"].open(request.spec))
-            opening.deadline = math.inf  # only opening is bounded by this scope, which must outlive it
-            with notes.phase("prepare"), _budget("prepare", limits.prepare, SandboxError):
+            with state.phase("open"):
+                sandbox = await stack.enter_async_context(state.opens["agent"].open(request.spec))
+            opening.deadline = math.inf  # bounds only the opening, although the scope encloses the rest
+            with state.phase("prepare"), _budget("prepare", limits.prepare, SandboxError):
                 base = await prepare_repository(sandbox, request.task, hide=True)
-            with notes.phase("agent"):
+            with state.phase("agent"):
                 try:
-                    await run_agent(request, parts, sandbox, folder, notes.observer, notes.agent)
-                except Exception as error:  # kept until what the agent did is saved
+                    await run_agent(request, context, sandbox, folder, state.observer, state.agent)
+                except Exception as error:  # raised once the agent's work is saved
                     agent_failure = error
-                    notes.boundary = boundary_of(error, "agent")
-            boundary = notes.boundary
+                    state.boundary = boundary_of(error, "agent")
+            boundary = state.boundary
             try:
-                with notes.phase("export"):
-                    with raised_as(SandboxError):  # nothing that the agent left behind changes files after it
+                with state.phase("export"):
+                    with raised_as(SandboxError):  # no process of the agent may change files from here on
                         await sandbox.kill_all()
-                    notes.patch = await export_patch(sandbox, base, timeout=limits.prepare)
-                folder.put_patch(notes.patch)
-                notes.collected = agent_failure is None
+                    state.patch = await export_patch(sandbox, base, timeout=limits.prepare)
+                folder.put_patch(state.patch)
+                state.collected = agent_failure is None
             except SandboxBroken as error:
                 if agent_failure is None:
                     raise PatchUnavailable(sentence(error)) from None
-            except Exception:  # of a rollout that failed already, the first failure counts
+            except Exception:  # the first failure of a rollout counts
                 if agent_failure is None:
                     raise
             if agent_failure is not None:
-                notes.boundary = boundary
+                state.boundary = boundary
                 raise agent_failure
-            notes.boundary = "sandbox"  # which is closed now
+            state.boundary = "sandbox"  # closing it may fail
     if opening.cancelled_caught:
         raise SandboxError(f"the sandbox did not open within its budget of {limits.open:g} s (limits.open)")
 
 
 async def _grade(
-    request: RolloutRequest, parts: RunContext, folder: RolloutFolder, notes: RolloutState
+    request: RolloutRequest, context: RunContext, folder: RolloutFolder, state: RolloutState
 ) -> Grade:
     limits = request.limits
     spec = request.spec.for_grading()
-    with notes.phase("grade"), _budget("grade", limits.verdict, GraderError):
-        graded = await parts.grader.grade(request.task, notes.patch, notes.opens["grade"], spec, limits.grade)
+    with state.phase("grade"), _budget("grade", limits.verdict, GraderError):
+        graded = await context.grader.grade(
+            request.task, state.patch, state.opens["grade"], spec, limits.grade
+        )
     if not isinstance(graded, Graded):
         raise GraderError(f"the grader returned {graded!r} instead of Graded")
     folder.put("test.log", graded.log)
@@ -161,4 +163,4 @@ def _budget(name: str, seconds: float, kind: type[Exception]) -> Iterator[None]:
     with anyio.move_on_after(seconds) as scope:
         yield
     if scope.cancelled_caught:
-        raise kind(f"the work of limits.{name} did not end within its budget of {seconds:g} s")
+        raise kind(f"the phase {name!r} did not end within its budget of {seconds:g} s (limits.{name})")

@@ -1,6 +1,6 @@
-"""Recordings: what an engine replied, one line per rollout, to be answered from later.
+"""Recordings: an engine's replies, one line per rollout, from which a later run is answered.
 
-`read_recording` is what the `replay` engine answers from; `RecordingEngine` writes one from any engine.
+`RecordingEngine` writes a recording with any engine; the engine `replay` reads it with `read_recording`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Line(BaseModel):
 
 
 class RecordedReply(_Line):
-    """One reply: an OpenAI assistant message, why it ended, and what it cost."""
+    """One reply: an OpenAI assistant message, its finish reason, and its tokens."""
 
     message: dict[str, Any]
     finish_reason: str = "stop"
@@ -42,7 +42,7 @@ class RecordedReply(_Line):
 class RecordedRollout(_Line):
     """One line of a recording: the replies to a rollout's calls, in the order of the calls.
 
-    `attempt` and `agent` narrow down which rollouts the line is for; null is any.
+    `attempt` and `agent` restrict the line to some rollouts; null matches any.
     """
 
     task_id: str
@@ -53,7 +53,7 @@ class RecordedRollout(_Line):
 
 
 def read_recording(file: Path) -> list[RecordedRollout]:
-    """All lines of a recording.
+    """Return all lines of a recording.
 
     Raises:
         ConfigError: `file` cannot be read, or a line is not a `RecordedRollout`; the sentence names it.
@@ -80,13 +80,13 @@ def _parse(file: Path, number: int, line: bytes) -> RecordedRollout:
 
 
 class RecordingEngine(Engine):
-    """Passes everything to `inner` and appends each session's replies to `file` when the session ends.
+    """An engine that passes each call to `inner` and appends a session's replies to `file` at its end.
 
-    A line is written whole, by one `write`, and synced; a session without a reply writes none. Replies are
-    in the order in which the calls began, which is the order that `replay` gives them out in.
+    A line is written by one `write` and synced; a session without a reply writes none. Replies stand in the
+    order in which the calls began, the order in which `replay` returns them.
 
     Args:
-        redactor: Knows what must not be in the file.
+        redactor: Removes secrets from the file.
     """
 
     def __init__(self, inner: Engine, file: Path, redactor: Redactor) -> None:
@@ -134,7 +134,7 @@ class RecordingEngine(Engine):
     ) -> Completion:
         replies = self._sessions.setdefault(session.rollout_id, [])
         place = len(replies)
-        replies.append(None)  # holds the place of this call; stays empty if it fails
+        replies.append(None)  # reserves the place of this call; a failed call leaves it empty
         completion = await self._inner.complete(request, session, emit)
         replies[place] = RecordedReply(
             message=completion.message, finish_reason=completion.finish_reason, usage=completion.usage
@@ -165,7 +165,7 @@ def _append(file: Path, line: bytes) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         written = os.write(descriptor, line)
-        if written != len(line):  # a full disk: take the torn line back, it would spoil the whole file
+        if written != len(line):  # a full disk: remove the partial line, which would make the file invalid
             os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
             raise OSError(28, f"only {written} of {len(line)} bytes could be written")
         os.fsync(descriptor)

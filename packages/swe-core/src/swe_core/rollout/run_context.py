@@ -1,4 +1,4 @@
-"""The live objects that the rollouts of a run share."""
+"""RunContext: the live objects that the rollouts of a run share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swe_core.system.redaction import Redactor
 
 @dataclass(frozen=True, slots=True)
 class BlackBox:
-    """Black-box mode: where the agent calls the provider itself, with a key that the user hands over."""
+    """Black-box mode: the agent calls the provider at `url` itself, with the user's key."""
 
     url: str
     key: str
@@ -22,7 +22,12 @@ class BlackBox:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The live objects that the rollouts of a run share; `gate` is the host's way to answer LLM calls."""
+    """The live objects that the rollouts of a run share.
+
+    Args:
+        gate: The server that the agents call, and the engine that answers; None if the host answers no calls.
+        black_box: Set in black-box mode only.
+    """
 
     agent: AgentSpec
     provider: SandboxProvider

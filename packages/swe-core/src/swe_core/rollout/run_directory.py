@@ -36,35 +36,36 @@ TRANSCRIPT_FILE = "transcript.jsonl"
 PATCH_FILE = "patch.diff"
 
 _NEW = ".new"
-"""Ends the name of a file that is being written, and then takes the place of another."""
+"""Suffix of a file that replaces another once it is whole."""
 
 M = TypeVar("M", bound=BaseModel)
 
 MAX_LOG = 32 * 1024 * 1024
-"""Bytes kept of an agent's output and of its transcript, each; what comes after is counted, not kept."""
+"""Bytes kept of an agent's output, and as many of its transcript; later bytes are only counted."""
 
 
 class RunInfo(Record):
-    """`run.json`: what this run is. Written when it starts; going on with it changes `format` at most."""
+    """`run.json`: what this run is. Written at its start; a resume changes at most `format`."""
 
     format: int = FORMAT_VERSION
     created_at: datetime
     versions: dict[str, str]
     settings: dict[str, Any]
     directory: str | None = Field(
-        default=None, description="where it was started: what relative paths in the settings are relative to"
+        default=None, description="where the run was started: the base of relative paths in the settings"
     )
     planned: int | None
     notes: tuple[str, ...] = ()
-    tasks: dict[str, str] = Field(default_factory=dict, description="task id → its digest, in their order")
+    tasks: dict[str, str] = Field(
+        default_factory=dict, description="task id → digest of the task, in the order of the tasks"
+    )
 
 
 class RolloutFolder:
-    """One rollout's folder: turns, transcript, agent output, patch, grade and test log, as they come.
+    """One rollout's folder: turns, transcript, agent output, patch, grade and test log.
 
     Attributes:
-        failure: What kept something from being written, such as a full disk; the first one. A rollout that
-            has one is not whole.
+        failure: The first error of a write, such as a full disk; the rollout's files are then incomplete.
     """
 
     def __init__(self, path: Path, redactor: Redactor) -> None:
@@ -83,12 +84,12 @@ class RolloutFolder:
         """Append one LLM call to `turns.jsonl`."""
         with self._writing():
             line = self._redactor.value(turn.model_dump(mode="json", exclude={"tokens"}))
-            # Digits of ids and log-probabilities are no text.
+            # Not redacted: digits of ids and log-probabilities are no text.
             line["tokens"] = turn.tokens and turn.tokens.model_dump(mode="json")
             self._turns.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     def add_undelivered(self, indices: Sequence[int]) -> None:
-        """Say in `turns.jsonl`, as its last line, that the agent never had the replies of these calls."""
+        """Append the last line of `turns.jsonl`: the calls whose replies never reached the agent."""
         with self._writing():
             self._turns.write(_line(Undelivered(undelivered=tuple(indices))))
 
@@ -108,19 +109,19 @@ class RolloutFolder:
             (self.path / name).write_bytes(self._redactor.data(data))
 
     def put_patch(self, patch: bytes) -> None:
-        """Write `patch.diff`, byte for byte: what was graded is what is kept."""
+        """Write `patch.diff` byte for byte, not redacted: it is what the grader gets."""
         with self._writing():
             (self.path / PATCH_FILE).write_bytes(patch)
 
     def close(self) -> None:
         """Close the files; the turns are on disk when this returns."""
         with self._writing():
-            self._turns.close(sync=True)  # before the rollout counts as finished: they are what is trained
+            self._turns.close(sync=True)  # before the rollout counts as finished: a trainer needs them
             self._transcript.close()
             self._output.close()
 
     def archive_attempt(self, name: str) -> None:
-        """Move all files into the new folder `name` inside, and begin afresh."""
+        """Move all files into the new folder `name` inside this one, and start new ones."""
         self.close()
         self._begin()
         with self._writing():
@@ -139,7 +140,7 @@ class RolloutFolder:
 
 
 class RunDirectory:
-    """A run on disk."""
+    """A run on disk: `run.json`, `rollouts.jsonl`, and a folder for each rollout."""
 
     def __init__(self, path: Path, info: RunInfo, redactor: Redactor) -> None:
         self.path = path
@@ -148,7 +149,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, info: RunInfo, redactor: Redactor) -> RunDirectory:
-        """Make a new run directory.
+        """Create a run directory.
 
         Raises:
             UsageError: `path` exists and is not empty, or cannot be written.
@@ -159,7 +160,7 @@ class RunDirectory:
             with locked(path):
                 _require_empty(path)
                 (path / FOLDERS).mkdir(exist_ok=True)
-                _write_whole(path / RUN_FILE, _pretty(info, redactor))  # last: now it is a run directory
+                _write_whole(path / RUN_FILE, _pretty(info, redactor))  # last: makes it a run directory
         except OSError as error:
             raise UsageError(
                 f"cannot write the run directory {str(path)!r}: {error.strerror}; give another with --out"
@@ -171,7 +172,7 @@ class RunDirectory:
         """Open a run directory for reading.
 
         Raises:
-            UsageError: It is not one, or is of another format.
+            UsageError: It is no run directory, or has another format.
         """
         try:
             raw = orjson.loads((path / RUN_FILE).read_bytes())
@@ -194,14 +195,15 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: Path, redactor: Redactor, again: Collection[Outcome] = ()) -> RunDirectory:
-        """Open a run directory to go on with its run: a torn last line is cut off, and what is there of
-        rollouts that never finished is removed. The caller has it locked (`swe_core.system.files`).
+        """Open a run directory to resume its run, which the caller has locked (`swe_core.system.files`).
+
+        An incomplete last line and the folders of unfinished rollouts are removed.
 
         Args:
-            again: Rollouts that ended like this are removed too, so that they can be run again.
+            again: Rollouts with these outcomes are removed too, so that they run again.
 
         Raises:
-            UsageError: It is not one, is of another format, or cannot be written.
+            UsageError: It is no run directory, has another format, or cannot be written.
         """
         run = cls.open(path)
         run.redactor = redactor
@@ -216,21 +218,21 @@ class RunDirectory:
             for folder in (path / FOLDERS).iterdir():
                 if folder.name not in finished:
                     shutil.rmtree(folder)
-            if run.info.format != FORMAT_VERSION:  # which is what is written from here on
+            if run.info.format != FORMAT_VERSION:  # new lines have the new format
                 run.info = run.info.model_copy(update={"format": FORMAT_VERSION})
                 _write_whole(path / RUN_FILE, _pretty(run.info, redactor))
         except OSError as error:
             raise UsageError(
-                f"the run directory {str(path)!r} cannot be gone on with: {error.strerror or error}"
+                f"the run directory {str(path)!r} cannot be resumed: {error.strerror or error}"
             ) from None
         return run
 
     def folder(self, rollout_id: str) -> RolloutFolder:
-        """Make the folder of one rollout."""
+        """Create the folder of one rollout."""
         return RolloutFolder(self.path / FOLDERS / rollout_id, self.redactor)
 
     def append(self, rollout: Rollout) -> None:
-        """Append one finished rollout as a line and sync it to disk: from here on it is not lost."""
+        """Append one finished rollout as a line, and sync it to disk."""
         descriptor = os.open(self.path / ROLLOUTS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             before = os.fstat(descriptor).st_size
@@ -239,15 +241,17 @@ class RunDirectory:
                 while data:
                     data = data[os.write(descriptor, data) :]
                 os.fsync(descriptor)
-            except OSError:  # a full disk: half a line would spoil every line after it
+            except OSError:  # a full disk: half a line would make every later line invalid
                 os.ftruncate(descriptor, before)
                 raise
         finally:
             os.close(descriptor)
 
     def rollouts(self) -> list[Rollout]:
-        """The finished rollouts, in the order in which they finished. A torn last line is left out. No run
-        writes an id twice; where files were joined, its last line counts, as in `finished`.
+        """Return the finished rollouts, in the order in which they finished.
+
+        An incomplete last line is left out. Of an id that occurs twice, in files that were joined, the last
+        line counts.
 
         Raises:
             UsageError: A line in the middle is damaged; the message names it.
@@ -256,8 +260,7 @@ class RunDirectory:
         return list({rollout.id: rollout for rollout in lines}.values())
 
     def finished(self) -> dict[str, Outcome]:
-        """Id → outcome of the finished rollouts, in the order in which they finished: much faster than
-        `rollouts`.
+        """Return id → outcome of `rollouts`, much faster than that.
 
         Raises:
             UsageError: A line in the middle is damaged; the message names it.
@@ -265,12 +268,13 @@ class RunDirectory:
         return {rollout_id: outcome for rollout_id, outcome, _ in _heads(self.path / ROLLOUTS_FILE)}
 
     def turns(self, rollout_id: str, retried: str = "") -> list[Turn]:
-        """The LLM calls of one rollout, in the order in which they ended, those whose reply the agent never
-        had with that as why their tokens are dropped. A torn last line is left out.
-        `swe_core.tokens.chains.chains_of` makes training rows of them.
+        """Return the LLM calls of one rollout, in the order in which they ended.
+
+        An incomplete last line is left out. The tokens of calls whose reply never reached the agent have
+        `UNDELIVERED` as their `dropped`. `swe_core.tokens.chains.chains_of` turns calls into training rows.
 
         Args:
-            retried: `Retried.folder` of a try that was given up; empty is the last one.
+            retried: `Retried.folder` of a failed attempt; empty for the last one.
 
         Raises:
             UsageError: A line in the middle is damaged; the message names it.
@@ -284,7 +288,7 @@ class RunDirectory:
         return [_undelivered(turn) if turn.index in lost else turn for turn in turns]
 
     def events(self, rollout_id: str) -> list[AgentEvent]:
-        """The transcript of one rollout, as far as the agent has one. A torn last line is left out.
+        """Return the transcript of one rollout; an incomplete last line is left out.
 
         Raises:
             UsageError: A line in the middle is damaged; the message names it.
@@ -292,7 +296,7 @@ class RunDirectory:
         return _read_lines(self.path / FOLDERS / rollout_id / TRANSCRIPT_FILE, AgentEvent, "an agent's event")
 
     def patch(self, rollout_id: str) -> bytes | None:
-        """`patch.diff` of one rollout; None where there is none."""
+        """Return `patch.diff` of one rollout; None without one."""
         path = self.path / FOLDERS / rollout_id / PATCH_FILE
         return path.read_bytes() if path.is_file() else None
 
@@ -304,7 +308,7 @@ def new_run_info(
     notes: Sequence[str],
     tasks: Mapping[str, str] | None = None,
 ) -> RunInfo:
-    """`RunInfo` for a run that starts now."""
+    """Return the `RunInfo` of a run that starts now."""
     return RunInfo(
         created_at=datetime.now(UTC),
         versions=dict(versions),
@@ -317,7 +321,7 @@ def new_run_info(
 
 
 def working_directory() -> str | None:
-    """That of this process; None where it was removed."""
+    """Return the working directory of this process; None if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -325,10 +329,10 @@ def working_directory() -> str | None:
 
 
 def _require_empty(path: Path) -> None:
-    """Refuse a directory with anything but what is left where the making of a run directory was cut off.
+    """Check that a directory holds nothing, or no more than an interrupted `RunDirectory.create` leaves.
 
     Raises:
-        UsageError: There is more.
+        UsageError: It holds more.
     """
     for entry in path.iterdir():
         if entry.name in (LOCK_FILE, RUN_FILE + _NEW):
@@ -338,7 +342,7 @@ def _require_empty(path: Path) -> None:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file, each with its end; one that a crash cut short is left out."""
+    """Return the lines of a file with their line ends, without one that a crash cut short."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -356,7 +360,7 @@ def _undelivered(turn: Turn) -> Turn:
 
 
 def _parsed(path: Path, lines: Mapping[int, bytes], model: type[M], what: str) -> list[M]:
-    """`lines` of the file `path`, by their numbers."""
+    """Parse lines of the file `path`; the keys of `lines` are line numbers."""
     found: list[M] = []
     for number, line in lines.items():
         try:
@@ -367,7 +371,7 @@ def _parsed(path: Path, lines: Mapping[int, bytes], model: type[M], what: str) -
 
 
 def _heads(path: Path) -> Iterator[tuple[str, Outcome, bytes]]:
-    """Id, outcome and line of each finished rollout, without a look at the rest of it."""
+    """Yield id, outcome and line of each finished rollout, without validating the rest of the line."""
     for number, line in enumerate(_whole_lines(path), 1):
         try:
             raw = orjson.loads(line)
@@ -385,7 +389,7 @@ def _pretty(model: BaseModel, redactor: Redactor) -> bytes:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """Write or replace a file so that at each instant all of it is there, or all that was there before."""
+    """Write or replace a file atomically: a reader sees all of the old content or all of the new."""
     new = path.with_name(path.name + _NEW)
     try:
         with new.open("wb") as file:
@@ -394,5 +398,5 @@ def _write_whole(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         new.replace(path)
     except OSError:
-        new.unlink(missing_ok=True)  # on a full disk it would only take room
+        new.unlink(missing_ok=True)  # frees the space on a full disk
         raise

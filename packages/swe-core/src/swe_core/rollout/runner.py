@@ -1,4 +1,4 @@
-"""Many rollouts: how many at once, in which order, who is told, and what happens on cancellation."""
+"""Runner: runs many rollouts, notifies observers, and records each rollout, also on cancellation."""
 
 from __future__ import annotations
 
@@ -24,30 +24,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A rollout that runs: how it is ended, and why it was."""
+    """A running rollout: its cancel scope, and the reason for its cancellation."""
 
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     why: str | None = None
 
 
 class Runner:
-    """Runs the rollouts of one run and keeps what they end with.
-
-    Attributes:
-        requests: The rollouts of the run, in the order in which they start: every attempt at every task. A
-            worker that needs others makes them of these, with ids of their own.
-        store: Where every finished rollout is appended before anybody is told.
-        concurrency: Rollouts at once.
+    """Runs the rollouts of one run; see `swe_core.api.worker.RolloutRunner`.
 
     Args:
-        parts: The live objects that they share.
-        observers: Told what happens: the display, the plugins.
+        context: The live objects that the rollouts share.
+        observers: Notified of each event: the display, the plugins.
     """
 
     def __init__(
         self,
         requests: Sequence[RolloutRequest],
-        parts: RunContext,
+        context: RunContext,
         store: RunDirectory,
         observers: Sequence[Observer],
         concurrency: int,
@@ -55,27 +49,21 @@ class Runner:
         self.requests = requests
         self.store = store
         self.concurrency = concurrency
-        self._parts = parts
+        self._context = context
         self._observer = _Observers(observers)
         self._running: dict[str, _Running] = {}
 
     @property
     def engine(self) -> Engine | None:
-        """What answers LLM calls; None in black-box mode, and for an agent that makes none."""
-        return self._parts.gate[1] if self._parts.gate else None
+        """See `RolloutRunner.engine`."""
+        return self._context.gate[1] if self._context.gate else None
 
     def observe(self, observer: Observer) -> None:
-        """Also tell `observer` what happens."""
+        """See `RolloutRunner.observe`."""
         self._observer.add(observer)
 
     async def run_all(self) -> None:
-        """Run every request that the run directory has no finished rollout of. Cancelled, it records the
-        running rollouts as cancelled and closes them.
-
-        Raises:
-            SweError: The run directory cannot be written any more, or the engine says that it is unfit; what
-                is finished is kept.
-        """
+        """See `RolloutRunner.run_all`."""
         finished = self.store.finished()
         left = [request for request in self.requests if request.id not in finished]
         waiting = iter(left)
@@ -87,11 +75,7 @@ class Runner:
             raise errors.exceptions[0] from None
 
     async def run(self, request: RolloutRequest) -> FinishedRollout:
-        """Run one rollout; it is recorded, whatever happens. How many run at once is the caller's to bound.
-
-        Raises:
-            SweError: The run directory cannot be written any more, or the engine says that it is unfit.
-        """
+        """See `RolloutRunner.run`."""
         with self._writing():
             folder = self.store.folder(request.id)
         finished: list[FinishedRollout] = []
@@ -102,9 +86,9 @@ class Runner:
 
         running = self._running[request.id] = _Running()
         try:
-            # An OSError that leaves the loop is of the folder's files.
+            # An OSError that leaves the loop comes from the folder's files.
             with scoped_secrets(), self._writing(), running.scope:
-                await run_rollout(request, self._parts, folder, self._observer, done, lambda: running.why)
+                await run_rollout(request, self._context, folder, self._observer, done, lambda: running.why)
         finally:
             del self._running[request.id]
         if self.engine is not None and self.engine.unfit is not None:
@@ -112,13 +96,7 @@ class Runner:
         return finished[0]
 
     def cancel(self, rollout_id: str, why: str) -> None:
-        """End a rollout that runs: its sandbox is closed at once, and it is recorded as cancelled. One that
-        has its outcome already keeps it.
-
-        Args:
-            why: Stands in the record, and in the ledger as the reason for its tokens, such as "stale". The
-                first one counts.
-        """
+        """See `RolloutRunner.cancel`. A rollout that has its outcome keeps it."""
         running = self._running.get(rollout_id)
         if running is not None:
             running.why = running.why or why
@@ -140,13 +118,12 @@ class Runner:
         except OSError as error:
             raise SweError(
                 f"cannot write to the run directory {str(self.store.path)!r}: "
-                f"{error.strerror or error}; what is finished is kept, and the run can be gone on with "
-                "(--resume)"
+                f"{error.strerror or error}; finished rollouts are kept, and --resume continues the run"
             ) from error
 
 
 class _Observers:
-    """Several observers as one. What one of them raises is logged: no rollout is worse for being watched."""
+    """Several observers as one. It logs what they raise, so that no observer harms a rollout."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._all = list(observers)
@@ -170,5 +147,5 @@ class _Observers:
         for observer in self._all:
             try:
                 call(observer)
-            except Exception as error:  # the boundary to who only looks on
+            except Exception as error:  # the boundary to observers
                 logger.error("an observer of the run failed: %s", sentence(error), exc_info=error)

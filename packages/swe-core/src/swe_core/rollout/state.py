@@ -1,4 +1,4 @@
-"""RolloutState: what is known of a running rollout so far, and the record that it becomes."""
+"""RolloutState: the state of a running rollout, and the record that it becomes."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ _BOUNDARY: dict[Phase, Boundary] = {
     "grade": "grader",
 }
 _REWARD = {"resolved": 1.0, "unresolved": 0.0}
-_LASTING = (PolicyRefused, ImageNotFound, SandboxBroken)
-"""Errors of a sandbox that another one would not mend: it would refuse as well, or the error is the policy's
-own deed, for which it gets no second try."""
+_FINAL = (PolicyRefused, ImageNotFound, SandboxBroken)
+"""Sandbox errors after which the rollout is not tried again: another sandbox would fail as well, or the
+policy caused the error."""
 
 
 @dataclass(slots=True)
 class RolloutState:
-    """What is known of a running rollout so far. `boundary` is where it is, and where a failure belongs.
+    """The state of a running rollout. All but `retried` describes the current attempt.
 
     Attributes:
-        collected: Whether `patch` is what the agent made of its task, and on disk, so that only its grade is
-            missing.
-        opens: What opens the sandboxes for the agent, and for the grader.
-        retried: The tries that were given up; what else stands here is of the one that runs.
+        boundary: The boundary that a failure at this point belongs to.
+        collected: Whether `patch` is final and on disk, so that only its grade is missing.
+        opens: Opens the sandboxes of the agent, and those of the grader.
+        retried: The earlier attempts, which failed.
     """
 
     request: RolloutRequest
@@ -71,7 +71,7 @@ class RolloutState:
     opens: dict[Purpose, TimedProvider] = field(init=False)
     retried: list[Retried] = field(default_factory=list)
     _earlier: list[Gate] = field(default_factory=list)
-    _lasting: bool = False
+    _is_final: bool = False
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -79,23 +79,23 @@ class RolloutState:
 
     @property
     def gates(self) -> list[Gate]:
-        """Those of all tries."""
+        """Return the gates of all attempts."""
         return [*self._earlier, *([self.agent.gate] if self.agent.gate else [])]
 
     @property
     def chains(self) -> Sequence[Chain]:
-        """The training rows of the last try."""
+        """Return the training rows of the current attempt."""
         return self.agent.gate.chains() if self.agent.gate else ()
 
     @property
     def may_try_again(self) -> bool:
-        """Whether it failed for its sandbox, and another one may do better."""
-        of_the_sandbox = self.failure is not None and self.failure.boundary == "sandbox"
-        return of_the_sandbox and not self._lasting and len(self.retried) < self.request.sandbox_retries
+        """Return whether the sandbox failed, another one may succeed, and the request allows one more."""
+        sandbox_failed = self.failure is not None and self.failure.boundary == "sandbox"
+        return sandbox_failed and not self._is_final and len(self.retried) < self.request.sandbox_retries
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
-        """The length of the context is the phase `name`."""
+        """Time the body of the context as the phase `name`."""
         self.boundary = _BOUNDARY[name]
         self.observer.phase(self.request.id, name)
         started = time.monotonic()
@@ -105,17 +105,19 @@ class RolloutState:
             self.phases[name] = time.monotonic() - started
 
     def fail(self, error: Exception, boundary: Boundary) -> None:
-        """The rollout has no verdict because of `error`; of several, the first one counts."""
+        """Note `error` as why the rollout has no verdict; the first one counts."""
         self.failure = self.failure or Failure(
             boundary=boundary_of(error, boundary),
             type=type(error).__name__,
             message=self.redactor.text(sentence(error)),
         )
-        self._lasting = isinstance(error, _LASTING)
+        self._is_final = isinstance(error, _FINAL)
 
     def give_up_try(self, failure: Failure) -> Retried:
-        """What has failed was a try: it is noted as that, and the next one begins. Where the patch is safe,
-        only its grading is tried again."""
+        """Add the failed attempt to `retried` and prepare the next one.
+
+        With the patch on disk, the next attempt is only a grading.
+        """
         if self.collected:
             given_up = Retried(failure=failure, folder=None, seconds=round(self.phases.get("grade", 0.0), 4))
         else:
@@ -135,10 +137,10 @@ class RolloutState:
         return given_up
 
     def record(self, outcome: Outcome, started_at: datetime, seconds: float) -> Rollout:
-        """The finished rollout; an error of the engine where its tokens are not all accounted for."""
+        """Return the finished rollout: an error of the engine if its tokens are not all accounted for."""
         ledger: Ledger | None = None
         gate, request = self.agent.gate, self.request
-        try:  # without a verdict none of the tokens is trained
+        try:  # no token of a rollout without a verdict is trained
             cancelled = self.cancelled_as if outcome == "cancelled" else None
             reason = None if outcome in _REWARD else cancelled or outcome
             ledger = self._ledger(reason)
@@ -173,7 +175,7 @@ class RolloutState:
         )
 
     def _ledger(self, no_reward: str | None) -> Ledger | None:
-        """Of all tries: whatever those sampled that were given up is dropped."""
+        """Return the ledger of all attempts; the tokens of the earlier ones are dropped."""
         found = [gate.ledger(RETRIED) for gate in self._earlier]
         found += [self.agent.gate.ledger(no_reward)] if self.agent.gate else []
         ledgers = [ledger for ledger in found if ledger is not None]
@@ -181,12 +183,12 @@ class RolloutState:
 
 
 class TimedProvider:
-    """`inner`, with the time that its sandboxes stood open.
+    """A provider that measures how long the sandboxes of `inner` are open.
 
-    From when a sandbox was open until it was closed: waiting for a place or for a pull costs nothing.
+    The time before a sandbox is open, such as that of a pull, does not count.
 
     Args:
-        purpose: What all of them are opened for.
+        purpose: What all these sandboxes are opened for.
     """
 
     def __init__(self, inner: SandboxProvider, purpose: Purpose) -> None:
@@ -196,7 +198,7 @@ class TimedProvider:
 
     @property
     def spent(self) -> tuple[SandboxTime, ...]:
-        """Of the sandboxes that are closed, by flavor."""
+        """Return the time of the closed sandboxes, by flavor."""
         return tuple(
             SandboxTime(purpose=self._purpose, flavor=flavor, sandboxes=count, seconds=round(seconds, 4))
             for flavor, (count, seconds) in self._spent.items()
@@ -204,10 +206,10 @@ class TimedProvider:
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        """See `SandboxProvider.open`. It waits `SANDBOX_CLOSING` seconds for a sandbox to close.
+        """See `SandboxProvider.open`.
 
         Raises:
-            SandboxError: It did not, or has a flavor that is no name.
+            SandboxError: The sandbox did not close within `SANDBOX_CLOSING` seconds, or has a wrong flavor.
         """
         opened: tuple[str | None, float] | None = None
         try:

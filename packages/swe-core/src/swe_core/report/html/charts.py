@@ -1,4 +1,4 @@
-"""Charts as SVG that stands inside a page: drawn by matplotlib, coloured by the page."""
+"""Charts as inline SVG: drawn by matplotlib, coloured by the style sheet of the page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_POINTS = 400
 Colour = Literal["main", "resolved", "unresolved", "error", "cancelled"]
 Look = Literal["line", "faint", "dots"]
 
-# matplotlib cannot write the variables of a style sheet, so it draws in colours that stand for them.
+# matplotlib cannot write CSS variables, so it draws in placeholder colours.
 _INK, _GRID = "#010101", "#010102"
 _COLOURS: dict[Colour, str] = {
     "main": "#010103",
@@ -36,7 +36,7 @@ _VARIABLES = {_INK: "var(--ink)", _GRID: "var(--grid)"} | {
 }
 _STYLE = {
     "svg.fonttype": "none",
-    "path.simplify": False,  # a chart has few points already, and they are to be the data's
+    "path.simplify": False,  # a chart has few points, and each is a point of the data
     "axes.edgecolor": _GRID,
     "axes.labelcolor": _INK,
     "axes.formatter.useoffset": False,
@@ -60,7 +60,7 @@ _LOOKS: dict[Look, dict[str, object]] = {
     "dots": {"linestyle": "", "marker": "o", "markersize": 3, "markeredgewidth": 0, "alpha": 0.5},
 }
 _ROUND = (1, 2, 2.5, 5, 10)
-"""What ticks are multiples of."""
+"""Mantissas of the distance between two ticks."""
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
@@ -80,7 +80,7 @@ class Chart:
     """One chart.
 
     Args:
-        caption: What its numbers are, below it.
+        caption: Explains the numbers, below the chart.
         x_label: Of the horizontal axis.
         lines: None of them: there is only the caption.
         share: Whether y is a share, shown from 0 to 100 %.
@@ -94,8 +94,10 @@ class Chart:
 
 
 def thin(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """At most `MAX_POINTS` of the points, in their order: of each stretch its lowest and its highest, so that
-    a line loses no spike, and the first and the last."""
+    """Return at most `MAX_POINTS` of the points, in order: the first, the last, and the extremes between.
+
+    The lowest and the highest point of each stretch remain, so that a line loses no spike.
+    """
     if len(y) <= MAX_POINTS:
         return x, y
     stretches = np.array_split(np.arange(1, len(y) - 1), MAX_POINTS // 2 - 1)
@@ -105,13 +107,13 @@ def thin(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.flo
 
 
 def sample(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """At most `MAX_POINTS` of the points, in their order, one in every so many."""
+    """Return at most `MAX_POINTS` of the points, in order, one in every `every_of`."""
     every = every_of(len(y))
     return x[::every], y[::every]
 
 
 def every_of(count: int) -> int:
-    """Of how many points `sample` takes one."""
+    """Return the stride of `sample`."""
     return max(1, math.ceil(count / MAX_POINTS))
 
 
@@ -119,7 +121,7 @@ def svg(chart: Chart, name: str) -> str:
     """Draw `chart` as an `<svg>` element.
 
     Args:
-        name: Unique in the page: what the identifiers inside begin with or are made from.
+        name: Unique in the page; the identifiers inside are derived from it.
     """
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=(4.2, 2.1), layout="constrained")
@@ -145,8 +147,11 @@ def svg(chart: Chart, name: str) -> str:
 
 
 def _inline(text: str, title: str, name: str) -> str:
-    """matplotlib's file as an element of a page: no namespaces, no styles for the whole page, no identifiers
-    but those that it refers to, coordinates to a hundredth of a point."""
+    """Return matplotlib's file as an element of a page.
+
+    Namespaces, global styles and unused identifiers are removed, and coordinates rounded to a hundredth of a
+    point.
+    """
     root = ElementTree.fromstring(text)
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]

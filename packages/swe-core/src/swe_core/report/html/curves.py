@@ -1,4 +1,4 @@
-"""Which curves a run has: over its finished rollouts, and over its optimizer steps."""
+"""The curves of a run: over its finished rollouts, and over its optimizer steps."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _FIRST = (
 _SHOWN: tuple[Colour, ...] = ("resolved", "unresolved", "error", "cancelled")
 MAX_METRICS = 100
 _NOISY = 100
-"""Values from which on a curve over steps also has its rolling mean."""
+"""Least number of values of a curve over steps that also shows its rolling mean."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Section:
-    """Charts that stand together."""
+    """Charts under one title."""
 
     title: str
     charts: tuple[Chart, ...]
 
 
 def over_rollouts(info: RunInfo, rollouts: Sequence[Rollout]) -> tuple[Chart, ...]:
-    """Charts over the time at which rollouts finished."""
+    """Return the charts over the time at which rollouts finished."""
     if not rollouts:
         return ()
     begun = info.created_at.timestamp()
@@ -76,10 +76,10 @@ def over_rollouts(info: RunInfo, rollouts: Sequence[Rollout]) -> tuple[Chart, ..
 
 
 def over_steps(metrics: Metrics) -> tuple[tuple[Section, ...], int]:
-    """Charts over optimizer steps, in a section for each prefix of the names, the important ones first.
+    """Return the charts over optimizer steps, in a section per prefix of the names, important ones first.
 
     Returns:
-        The sections, and how many names beyond `MAX_METRICS` were left out.
+        The sections, and the number of names beyond `MAX_METRICS`, which are left out.
     """
     ordered = sorted(metrics.metrics, key=lambda metric: _place(metric.name))
     charts: dict[str, list[Chart]] = {}
@@ -90,7 +90,7 @@ def over_steps(metrics: Metrics) -> tuple[tuple[Section, ...], int]:
 
 
 def rolling_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """The mean of each value and the up to `window - 1` before it; [N] float64 as `values`."""
+    """Return the mean of each value and the up to `window - 1` before it; [N] float64 like `values`."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)
@@ -112,22 +112,22 @@ def _resolved(rollout: Rollout) -> float | None:
 
 
 def _metric(metric: Metric) -> Chart:
-    said, lines = [], []
+    captions, lines = [], []
     steps, values = metric.steps, metric.values
     if len(values):
-        said.append(
+        captions.append(
             f"last {_number(values[-1])}, lowest {_number(values.min())}, highest {_number(values.max())}"
         )
         lines.append(Line(steps, values))
     if len(values) >= _NOISY:
         window = max(len(values) // 50, 5)
-        said.append(f"the bold line is the mean of the last {window}")
+        captions.append(f"the bold line is the mean of the last {window}")
         lines = [Line(steps, values, look="faint"), Line(steps, rolling_mean(values, window))]
     if count := len(metric.not_finite):
-        said.append(
+        captions.append(
             f"not finite at {count:,} step{'s' * (count > 1)}, first at step {metric.not_finite[0]:,}"
         )
-    return Chart(metric.name, "; ".join(said), "step", tuple(lines))
+    return Chart(metric.name, "; ".join(captions), "step", tuple(lines))
 
 
 def _place(name: str) -> tuple[int, str, int, str]:
@@ -142,7 +142,7 @@ def _prefix(name: str) -> str:
 
 
 def _window(count: int) -> int:
-    """A tenth of the rollouts, but no fewer than 5 and no more than 100."""
+    """Return the width of the rolling mean: a tenth of the rollouts, from 5 to 100."""
     return min(max(count // 10, 5), 100)
 
 

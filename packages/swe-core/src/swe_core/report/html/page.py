@@ -1,4 +1,4 @@
-"""The page itself: a template filled, and written in one piece."""
+"""The HTML page of a run: render the template and write it as one file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_SETTINGS = 20_000
 
 
 def write_page(path: Path, run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -> None:
-    """Write the page of `run` to `path`, whole or not at all; what is there is replaced.
+    """Write the page of `run` to `path`, atomically; an existing file is replaced.
 
     Raises:
         UsageError: `path` cannot be written, or the libraries of `swe-core[report]` are not installed.
@@ -39,7 +39,7 @@ def write_page(path: Path, run: RunDirectory, rollouts: Sequence[Rollout], token
 
 
 def page(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -> str:
-    """The page of `run`: HTML that needs nothing but itself.
+    """Return the page of `run`: HTML without external resources.
 
     Args:
         rollouts: Its finished rollouts, in the order in which they finished.
@@ -59,7 +59,7 @@ def page(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -
     def draw(chart: Chart) -> Markup:
         nonlocal drawn
         drawn += 1
-        return Markup(svg(chart, f"chart-{drawn}"))  # ElementTree has escaped what is in it
+        return Markup(svg(chart, f"chart-{drawn}"))  # ElementTree has escaped its text
 
     environment = Environment(
         loader=PackageLoader("swe_core.report.html"),
@@ -97,7 +97,7 @@ def page(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -
 
 
 def _finalized(value: object) -> object:
-    """A value as the page has it: text that is not ours is `printable`."""
+    """Return a value for the page; foreign text goes through `printable`."""
     return printable(value) if type(value) is str else value
 
 
