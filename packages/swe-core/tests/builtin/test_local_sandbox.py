@@ -271,7 +271,7 @@ async def test_code_inside_has_no_privileges_and_little_to_write() -> None:
 
 @needs_namespaces
 async def test_killing_everybody_from_inside() -> None:
-    """`kill -9 -1` takes the keepers too; the supervisor lives and knows how each command ended."""
+    """`kill -9 -1` takes the subreapers too; the supervisor lives and knows how each command ended."""
     async with LocalProvider().open(SPEC) as sandbox:
         bystander = await sandbox.start(["sleep", "1000"])
         with anyio.fail_after(PATIENCE):
@@ -281,7 +281,7 @@ async def test_killing_everybody_from_inside() -> None:
 
 
 @needs_namespaces
-async def test_command_that_kills_its_keeper() -> None:
+async def test_command_that_kills_its_subreaper() -> None:
     async with LocalProvider().open(SPEC) as sandbox:
         with anyio.fail_after(PATIENCE):
             done = await sandbox.exec(["sh", "-c", "kill -9 $PPID; sleep 0.1; echo out; exit 5"])

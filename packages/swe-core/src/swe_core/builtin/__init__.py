@@ -1,1 +1,1 @@
-"""What ships with the core: ordinary plugins on the same hooks as everybody's."""
+"""The built-in plugins, which use the same hooks as all others."""

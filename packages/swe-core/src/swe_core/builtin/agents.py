@@ -1,4 +1,4 @@
-"""The agents "oracle" and "nop": the two ends of the scale that every task is checked against."""
+"""The agents "oracle" and "nop", which resolve every sound task and none."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from swe_core.plugins.hookspecs import hookimpl
 
 
 class Oracle(AgentSpec):
-    """Applies the task's gold patch; every sound task is resolved by it."""
+    """Applies the task's gold patch, which resolves every sound task."""
 
     name = "oracle"
     dialect = None
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
-        """The gold patch, outside the repository.
+        """Return the gold patch, outside the repository.
 
         Raises:
             AgentError: The task has none.
@@ -31,7 +31,7 @@ class Oracle(AgentSpec):
         return {_patch_path(ctx): (patch if patch.endswith("\n") else f"{patch}\n").encode()}
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        """`git apply`."""
+        """Return `git apply`."""
         return ("git", "-C", ctx.workdir, "apply", "--whitespace=nowarn", _patch_path(ctx))
 
 
@@ -40,19 +40,19 @@ def _patch_path(ctx: AgentContext) -> str:
 
 
 class Nop(AgentSpec):
-    """Does nothing; no sound task is resolved by it."""
+    """Does nothing, which resolves no sound task."""
 
     name = "nop"
     dialect = None
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        """`true`."""
+        """Return `true`."""
         return ("true",)
 
 
 @hookimpl
 def swe_agents() -> Iterable[Component[AgentSpec]]:
-    """Offer the agents "oracle" and "nop"."""
+    """Register the agents "oracle" and "nop"."""
     return [
         Component("oracle", lambda config: Oracle(), Config, "applies the gold patch; makes no LLM call"),
         Component("nop", lambda config: Nop(), Config, "does nothing; makes no LLM call"),

@@ -1,4 +1,4 @@
-"""The worker `collect`: runs everything and leaves it in the run directory."""
+"""The worker `collect`: runs every rollout once, into the run directory."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def _create(config: Config) -> RolloutWorker:
 
 @hookimpl
 def swe_workers() -> Iterable[Component[RolloutWorker]]:
-    """Offer `collect`."""
+    """Register `collect`."""
     return [Component("collect", _create, summary="run every rollout once, into the run directory")]

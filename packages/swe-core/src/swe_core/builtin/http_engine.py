@@ -1,4 +1,4 @@
-"""What engines share that ask a server over HTTP: its errors as sentences, further attempts, the key."""
+"""Shared by engines that call a server over HTTP: its errors as sentences, retries, and the key."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from swe_core.system.redaction import SHORTEST, Redactor, redact
 T = TypeVar("T")
 
 MAX_WAIT = 60.0
-"""Seconds between two attempts at most, whatever Retry-After says."""
+"""Longest time between two attempts, seconds, also if Retry-After is longer."""
 BACKOFF = tenacity.wait_exponential(multiplier=0.5, max=30.0) + tenacity.wait_random(0.0, 1.0)
-"""Seconds between two attempts where the server has no wish."""
+"""Time between two attempts without Retry-After, seconds."""
 _EXCERPT = 400
 _PLACEHOLDERS = frozenset(
     {"not-needed", "not-required", "no-key-required", "sk-no-key-required", "placeholder", "dummy-key"}
 )
-"""What users put where a server wants no key, in lower case: ordinary texts have such words."""
+"""Values that users give in place of a key, in lower case. They are not redacted: texts contain them."""
 _TRANSIENT = frozenset({408, 409, 425, 429})
 
 log = logging.getLogger(__name__)
 
 
 class Transient(Exception):
-    """A failure that a later attempt may not have. `retry_after` is the provider's wish, seconds."""
+    """A failure after which another attempt may succeed. `retry_after` is the server's, seconds."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class Transient(Exception):
 async def with_retries(
     make: Callable[[], Awaitable[T]], attempts: int, backoff: tenacity.wait.wait_base
 ) -> T:
-    """What `make` gives, asked again while it raises `Transient`, `attempts` times in all.
+    """Return the result of `make`, which is called up to `attempts` times while it raises `Transient`.
 
     Raises:
         Transient: The last one's.
@@ -73,7 +73,7 @@ async def with_retries(
 
 
 class RetryAfterWait(tenacity.wait.wait_base):
-    """Seconds until the next attempt: what the server wishes, up to a cap, else `backoff`."""
+    """Seconds until the next attempt: Retry-After up to a maximum, else `backoff`."""
 
     def __init__(self, backoff: tenacity.wait.wait_base) -> None:
         self._backoff = backoff
@@ -86,7 +86,7 @@ class RetryAfterWait(tenacity.wait.wait_base):
 
 
 def as_final_error(error: Exception, attempts: int = 1) -> Exception:
-    """`error` as it is raised once no further attempt follows."""
+    """Return `error` as it is raised after the last attempt."""
     if isinstance(error, Transient):
         tried = f" (tried {attempts} times)" if attempts > 1 else ""
         return EngineUnavailable(f"{error}{tried}: check that it is up, and its limits")
@@ -94,8 +94,9 @@ def as_final_error(error: Exception, attempts: int = 1) -> Exception:
 
 
 def key_from(variable: str) -> SecretStr | None:
-    """The key in an environment variable; None where it is unset or empty. From here on it is hidden
-    (`swe_core.system.redaction.redact`), unless it is a word for no key.
+    """Return the key in an environment variable; None if it is unset or empty.
+
+    From here on the key is redacted (`swe_core.system.redaction.redact`), unless it is a placeholder.
 
     Raises:
         ConfigError: It cannot be sent in a header.
@@ -113,7 +114,7 @@ def key_from(variable: str) -> SecretStr | None:
 
 
 def key_check(variable: str) -> Check:
-    """A look at whether the key is there, for `swe-core doctor`: by the variable's name alone."""
+    """Return a check for `swe-core doctor` whether the variable is set."""
 
     def look() -> Finding:
         key = key_from(variable)
@@ -148,18 +149,18 @@ class ErrorTranslator:
             self._redactor.add(key.get_secret_value())
 
     def redact(self, text: str) -> str:
-        """`text` without the key."""
+        """Return `text` without the key."""
         return self._redactor.text(text)
 
     def of(self, status: int, headers: Mapping[str, str], content: bytes) -> Transient | EngineError:
-        """The error that a response with a status other than 200 means."""
+        """Return the error for a response whose status is not 200."""
         if 300 <= status < 400:
             target = self.redact(headers.get("location", "elsewhere"))
             return EngineRefused(f"{self.where} redirects to {target!r} ({status}): pass that URL")
         return self._error(status, self._said(headers, content), _retry_after(headers))
 
     def in_reply(self, body: Mapping[str, Any]) -> Transient | EngineError:
-        """The error that stands in a reply with status 200, or in an event of a stream."""
+        """Return the error in a reply with status 200, or in an event of a stream."""
         error = body["error"]
         code = error.get("code") if isinstance(error, Mapping) else None
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
@@ -198,17 +199,17 @@ class ErrorTranslator:
             )
 
     def _clean(self, text: str) -> str:
-        """Redact first: a key cut in half would not be found."""
+        """Return an excerpt, redacted before it is cut: half a key would not be found."""
         return " ".join(self.redact(text).split())[:_EXCERPT]
 
 
 def is_html(headers: Mapping[str, str], content: bytes) -> bool:
-    """Whether a response is a web page, so that most likely the URL is not an API's."""
+    """Return whether a response is a web page, so that the URL is probably not that of an API."""
     return "html" in headers.get("content-type", "") or content.lstrip()[:1] == b"<"
 
 
 def _text_of(body: Any) -> str:
-    """The message of an error body, in any of the shapes that providers use."""
+    """Return the message of an error body, in any of the shapes that providers use."""
     if isinstance(body, Mapping):
         for key in ("error", "message", "detail"):
             if body.get(key):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 
 class EventParser:
-    """Finds the events of one stream, whatever pieces it comes in. An event that the end of the stream cuts
-    off is none."""
+    """Finds the events of one stream, which comes in pieces. An event without its end is ignored."""
 
     def __init__(self) -> None:
         self._data: list[bytes] = []
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of each event that ends in `piece`, the next one of the stream; all else is left out."""
+        """Return the data of each event that ends in `piece`, the next piece of the stream."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         found = []
         for line in lines:

@@ -1,4 +1,4 @@
-"""A `git fast-import` stream → a repository in a cache, once and whole."""
+"""A `git fast-import` stream becomes a repository in a cache, once."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _BRANCH = "refs/heads/main"
 
 
 def materialise(stream: Path, base_commit: str, cache: Path) -> Path:
-    """The repository that `stream` describes: a clean work tree at `base_commit`, the tip of its only branch.
+    """Return the repository of `stream`: a clean work tree at `base_commit`, the tip of its only branch.
 
-    It has no remote, no tag, no hook and no other commit, so nothing in it tells how the bug was fixed. It is
-    made once per content of `stream`, and made anew where it is not what was made, for which each call looks
-    (swe_core.system.seal); any number of processes may ask at the same time.
+    It has no remote, tag, hook or later commit, so nothing in it shows how the bug was fixed. It is created
+    once per content of `stream`, and again if a check finds it changed (swe_core.system.seal). Processes may
+    call this at the same time.
 
     Args:
-        stream: What `git fast-import` reads; it writes the branch main.
+        stream: Input of `git fast-import`, which writes the branch main.
         base_commit: The id that the tip must have.
-        cache: A directory to keep repositories in; it is made.
+        cache: A directory for repositories; it is created.
 
     Raises:
         TaskError: There is no usable git, `cache` cannot be written, or `stream` ends elsewhere.
@@ -39,7 +39,7 @@ def materialise(stream: Path, base_commit: str, cache: Path) -> Path:
     try:
         if not Seal(repository).holds():
             with locked(cache):
-                if not Seal(repository).holds():  # nobody made it meanwhile
+                if not Seal(repository).holds():  # no other process has made it
                     _make(data, repository)
                     Seal(repository).put()
     except OSError as error:
@@ -56,8 +56,10 @@ def materialise(stream: Path, base_commit: str, cache: Path) -> Path:
 
 
 def _make(data: bytes, repository: Path) -> None:
-    """Make the repository beside its final place and move it there, unless that holds the same: it is never
-    seen half made, and always made of the same bytes by the same git. The cache is locked."""
+    """Create the repository beside its final place and move it there, unless that holds the same.
+
+    So other processes never see half of it. The caller has locked the cache.
+    """
     place = Path(tempfile.mkdtemp(prefix=f".{repository.name}-", dir=repository.parent))
     try:
         place.chmod(0o755)
@@ -82,7 +84,7 @@ def _make(data: bytes, repository: Path) -> None:
 
 
 def _tip(repository: Path) -> str | None:
-    """What the checked-out branch points to, read without a process; None where it is not as we made it."""
+    """Return the tip of the checked-out branch, read without a process; None if the files are not ours."""
     try:
         head = (repository / ".git" / "HEAD").read_text()
         tip = (repository / ".git" / _BRANCH).read_text()
@@ -92,7 +94,7 @@ def _tip(repository: Path) -> str | None:
 
 
 def _git(repository: Path, *args: str, stdin: bytes = b"") -> None:
-    """Run git in `repository`, with no configuration but its own."""
+    """Run git in `repository`, without the user's configuration."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "XDG_"))}
     env |= {
         "HOME": str(repository / ".git"),

@@ -1,4 +1,4 @@
-"""DemoSource: the folders of `repos/` → tasks."""
+"""DemoSource: a task from each folder of `repos/`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ IMAGE = "swe-core-demo:1"
 
 
 class DemoSource:
-    """The demo tasks; README.md beside this module says what they are.
+    """The demo tasks, which README.md beside this module describes.
 
-    `recording` holds replies that were written by hand for them.
+    `recording` has replies to them, written by hand.
 
     Args:
         cache: Where the repositories are made, once; default is the user's cache directory.
@@ -33,7 +33,7 @@ class DemoSource:
         self.cache = cache or platformdirs.user_cache_path("swe-core") / "demo"
 
     def tasks(self) -> Iterator[Task]:
-        """The tasks in the order of their names; a repository is made when its task is asked for.
+        """Yield the tasks in the order of their names; a repository is created with its task.
 
         Raises:
             TaskError: A repository cannot be made: no git, or nowhere to write.

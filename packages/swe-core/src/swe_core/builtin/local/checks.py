@@ -1,4 +1,4 @@
-"""What local sandboxes need of this machine."""
+"""Checks of what local sandboxes need on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swe_core.builtin.local.bwrap import find_bwrap, why_not
 
 
 def isolation() -> Finding:
-    """Whether bubblewrap can make user namespaces."""
+    """Return whether bubblewrap can make user namespaces."""
     program = find_bwrap()
     obstacle = why_not(program)
     if obstacle is None:
@@ -21,7 +21,7 @@ def isolation() -> Finding:
 
 
 def cgroups() -> Finding:
-    """Whether the limits of sandboxes hold for all their processes together."""
+    """Return whether the limits of sandboxes hold for all their processes together."""
     parents = limits.find_parents() if sys.platform == "linux" else None
     if parents is None:
         return Finding("info", "no cgroup is writable: memory is limited per process, processors not at all")
@@ -31,7 +31,7 @@ def cgroups() -> Finding:
 
 
 def system_calls() -> Finding:
-    """Whether there is a filter for this machine's system calls."""
+    """Return whether there is a filter for this machine's system calls."""
     if seccomp.this_machine() is None:
         return Finding("info", f"there is no system call filter for {platform.machine()!r}")
     return Finding("ok", f"there is a filter for {platform.machine()}")

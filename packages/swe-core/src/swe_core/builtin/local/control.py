@@ -1,4 +1,4 @@
-"""The host's end of a supervisor: requests go out, ends of commands come in."""
+"""The host's connection to a supervisor: it sends requests and receives the ends of commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 
 
 def sealed(data: bytes) -> int:
-    """A descriptor, to be closed by the caller, of an anonymous file that nobody can change any more."""
+    """Return the descriptor of a sealed anonymous file; the caller closes it."""
     fd = os.memfd_create("swe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(fd, "wb", closefd=False) as file:
@@ -33,7 +33,7 @@ def sealed(data: bytes) -> int:
 
 
 class Control:
-    """Talks to one supervisor; one event loop uses it.
+    """The connection to one supervisor, used by one event loop.
 
     Args:
         end: The host's end of the SOCK_SEQPACKET pair.
@@ -53,7 +53,7 @@ class Control:
         self._loop.add_reader(end.fileno(), self._receive)
 
     def close(self) -> None:
-        """End the conversation, and with it the supervisor and everything inside."""
+        """Close the connection, which ends the supervisor and all processes inside."""
         self._lose()
         self._end.close()
 
@@ -98,7 +98,7 @@ class Control:
         await done
 
     async def protect(self, paths: Sequence[str]) -> bool:
-        """Make these files read-only; whether all of them are."""
+        """Make these files read-only. Returns whether all of them are."""
         number, done = self._expect()
         fd = sealed(json.dumps({"paths": list(paths)}).encode())
         try:
@@ -108,7 +108,7 @@ class Control:
         return await done == 0
 
     def died(self) -> SandboxDied:
-        """What to raise when the supervisor is gone."""
+        """Return the error for a supervisor that has exited."""
         return SandboxDied(
             f"the sandbox {self._id!r} is gone: its supervisor ended, for example because the machine ran "
             "out of memory; nothing can be executed in it any more"
@@ -148,7 +148,7 @@ class Control:
             future.set_result(message.get("code", 0))
 
     def _lose(self) -> None:
-        """The other end is gone: whoever waits learns it."""
+        """Fail all waiting calls: the other end is closed."""
         if self._dead:
             return
         self._dead = True

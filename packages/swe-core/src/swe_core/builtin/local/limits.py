@@ -1,4 +1,4 @@
-"""Limits of a local sandbox: cgroups where this process may make some, else rlimits."""
+"""Limits of a local sandbox: cgroups if this process may create them, else rlimits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SUPERVISION = 2  # processes of ours inside a sandbox's cgroup: bwrap and the s
 
 @dataclass(frozen=True, slots=True)
 class Parents:
-    """Where cgroups can be made.
+    """The parents of new cgroups.
 
     Args:
         memory: The parent of the cgroups that limit memory.
@@ -37,9 +37,9 @@ class Parents:
     unified: bool
 
     def limits(self, name: str, spec: SandboxSpec) -> dict[Path, str]:
-        """The files of the cgroups `name` that hold the limits of `spec`, and what to write.
+        """Return the files of the cgroups `name` that hold the limits of `spec`, and what to write.
 
-        What a sandbox writes to its disk is memory too, so both budgets count.
+        The disk of a sandbox is memory, so the limit is the sum of both budgets.
         """
         size = str((spec.memory_mb + spec.disk_mb) * 2**20)
         pids = str(spec.pids + _SUPERVISION)
@@ -59,7 +59,7 @@ class Parents:
 
 
 def find_parents() -> Parents | None:
-    """Where this process can make cgroups that limit memory and processes; None where it cannot."""
+    """Return where this process can create cgroups for memory and processes; None if it cannot."""
     own: dict[str, str] = {}
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -81,7 +81,7 @@ def find_parents() -> Parents | None:
 
 
 def _limits(parent: Path, *files: str) -> bool:
-    """Whether a group made in `parent` can be limited through `files`, and entered."""
+    """Return whether a group made in `parent` can be limited through `files`, and entered."""
     probe = parent / f"swe-core-probe-{os.getpid()}"
     try:
         probe.mkdir()
@@ -96,7 +96,7 @@ def _limits(parent: Path, *files: str) -> bool:
 
 
 def make(limits: dict[Path, str]) -> list[Path]:
-    """Make the cgroups of these limits; returns the files that a process writes its pid to, to enter."""
+    """Create the cgroups of these limits. Returns the files that a process writes its pid to, to enter."""
     groups = list(dict.fromkeys(file.parent for file in limits))
     for group in groups:
         group.mkdir()
@@ -109,7 +109,7 @@ def make(limits: dict[Path, str]) -> list[Path]:
 
 
 async def remove(groups: list[Path]) -> None:
-    """Kill what is left in these cgroups and remove them."""
+    """Kill the remaining processes of these cgroups, and remove the cgroups."""
     for group in groups:
         with anyio.move_on_after(_RMDIR_PATIENCE):
             while group.exists():
@@ -128,7 +128,7 @@ def _members(group: Path) -> Iterator[int]:
 
 
 def rlimits(spec: SandboxSpec, *, memory: bool, processes: bool) -> dict[str, int]:
-    """What the supervisor sets for every command, by name.
+    """Return the rlimits that the supervisor sets for every command, by name.
 
     Args:
         memory: Limit each process's memory. RLIMIT_DATA rather than RLIMIT_AS: the latter also counts what

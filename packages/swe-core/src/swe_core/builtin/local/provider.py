@@ -1,4 +1,4 @@
-"""LocalProvider: opens sandboxes on this machine and reaps what dead runs left."""
+"""LocalProvider: opens sandboxes on this machine and removes those of runs whose process has exited."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LocalProvider:
 
     @cached_property
     def _obstacle(self) -> str | None:
-        """Why this machine cannot isolate; None when it can."""
+        """Return why this machine cannot isolate; None when it can."""
         return bwrap.why_not(self._bwrap)
 
     @cached_property
@@ -157,7 +157,7 @@ class LocalProvider:
         rules: int | None,
         isolated: bool,
     ) -> tuple[Mapping[str, object], LocalSandbox, Sequence[str]]:
-        """What to tell the supervisor, the sandbox to be, and the argv that starts it."""
+        """Return what to tell the supervisor, the sandbox to be, and the argv that starts it."""
         sockets = state.sockets(directory.name)
         env = {"PATH": bwrap.default_path(), "HOME": HOME_DIR, "LANG": "C.UTF-8", **spec.env}
         settings: dict[str, object] = {"isolated": isolated}
@@ -232,7 +232,7 @@ def _enter(files: Sequence[Path]) -> list[str]:
 
 @contextmanager
 def _filter(isolated: bool) -> Iterator[int | None]:
-    """A descriptor with the system call filter for bubblewrap; None where there is none."""
+    """Yield a descriptor of the system call filter for bubblewrap; None without a filter."""
     machine = seccomp.this_machine() if isolated else None
     if machine is None:
         yield None

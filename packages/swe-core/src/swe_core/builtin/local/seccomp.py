@@ -1,11 +1,11 @@
 """The system calls that code inside a sandbox cannot make, as a filter for the kernel.
 
-Namespaces do not confine everything: the kernel's keyrings are those of whoever started the run, AF_VSOCK
+Namespaces do not confine everything: the kernel's keyrings are those of the user of the run, AF_VSOCK
 sockets lead out of every network namespace, and some large interfaces are of no use to a task. The filter is
 a classic BPF program over `struct seccomp_data` (linux/seccomp.h, linux/filter.h), which bubblewrap installs
-just before it starts the supervisor; everything inside inherits it, and nobody can take it off.
+just before it starts the supervisor; all processes inside inherit it, and none can remove it.
 
-What it denies looks as if the kernel did not have it, so programs fall back: ENOSYS, or EAFNOSUPPORT for a
+A denied call looks as if the kernel lacked it, so programs fall back: ENOSYS, or EAFNOSUPPORT for a
 socket's family. Programs of another architecture than the machine's (32-bit ones) cannot run at all: their
 calls have other numbers.
 """
@@ -80,14 +80,14 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 def this_machine() -> Machine | None:
-    """The machine that this process runs on; None where the filter is not written for it."""
+    """Return the machine that this process runs on; None where the filter is not written for it."""
     if sys.maxsize < 2**32:  # a 32-bit Python on a 64-bit kernel: the supervisor could not run
         return None
     return MACHINES.get(platform.machine())
 
 
 def program(machine: Machine) -> bytes:
-    """The filter, as the array of `struct sock_filter` that bubblewrap's --seccomp reads."""
+    """Return the filter, as the array of `struct sock_filter` that bubblewrap's --seccomp reads."""
     missing = _instruction(_RETURN, _ERRNO | errno.ENOSYS)
     allow = _instruction(_RETURN, _ALLOW)
     lines = [
@@ -108,5 +108,5 @@ def program(machine: Machine) -> bytes:
 
 
 def _instruction(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-    """One `struct sock_filter`. `yes` and `no`: how many instructions a comparison skips."""
+    """Return one `struct sock_filter`. `yes` and `no`: how many instructions a comparison skips."""
     return struct.pack("<HBBI", code, yes, no, value)

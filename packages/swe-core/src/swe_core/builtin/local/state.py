@@ -21,10 +21,10 @@ _HALF, _SEPARATOR = ".", "~"
 
 
 def root() -> Path:
-    """This user's directory of sandboxes, short because unix sockets are below it.
+    """Return this user's directory of sandboxes; its path is short because it contains unix sockets.
 
     Raises:
-        SandboxError: It cannot be made, or somebody else made it.
+        SandboxError: It cannot be created, or belongs to another user.
     """
     path = _root()
     try:
@@ -40,7 +40,7 @@ def root() -> Path:
 
 
 def sockets(name: str) -> Path:
-    """The directory of the relay sockets of the sandbox `name`."""
+    """Return the directory of the relay sockets of the sandbox `name`."""
     return _root() / name / "sockets"
 
 
@@ -49,7 +49,7 @@ def _root() -> Path:
 
 
 def create(cgroups: Sequence[Path], name: str) -> Path:
-    """Make the directory of one sandbox, `name`, that remembers its owner and its cgroups."""
+    """Create the directory of the sandbox `name`, with its owner and its cgroups."""
     making = root() / _half(name)  # renamed when its owner is in it
     making.mkdir(mode=0o700)
     owner = {"owner": current_owner(), "cgroups": [str(path) for path in cgroups]}
@@ -60,13 +60,15 @@ def create(cgroups: Sequence[Path], name: str) -> Path:
 
 
 def new_name() -> str:
-    """A name for a sandbox."""
+    """Return a name for a sandbox."""
     return secrets.token_hex(5)
 
 
 def _half(name: str) -> str:
-    """What the directory of the sandbox `name` is called while it is made or removed: the name itself says by
-    whom, so that it is found where that process was killed."""
+    """Return the name of the sandbox's directory while it is created or removed.
+
+    The name contains the process, so that the directory is found if that process was killed.
+    """
     return f"{_HALF}{name}{_SEPARATOR}{current_owner().replace('/', _SEPARATOR)}"
 
 
@@ -106,12 +108,12 @@ class Kept:
 
 
 def kept() -> list[Kept]:
-    """The directories of all sandboxes of this user."""
+    """Return the directories of all sandboxes of this user."""
     return [found for path in root().iterdir() if (found := _read(path)) is not None]
 
 
 def _read(path: Path) -> Kept | None:
-    """What `path` says of itself; None where it is just being removed."""
+    """Return the owner file of `path`; None if the directory is being removed."""
     try:
         if path.name.startswith(_HALF):  # cgroups come after it was made, and go before it is removed
             name, _, made_by = path.name.removeprefix(_HALF).partition(_SEPARATOR)

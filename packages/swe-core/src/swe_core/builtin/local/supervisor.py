@@ -1,8 +1,8 @@
 """Process 1 of a local sandbox: it finishes the file system, gives up every privilege, and runs commands.
 
 Started as `python -I -S supervisor.py FD`, it stands alone: standard library only, and nothing of swe_core
-is visible to it. FD is its end of a SOCK_SEQPACKET pair whose other end the host holds; nobody else in the
-sandbox can see it. Messages are JSON:
+is visible to it. FD is its end of a SOCK_SEQPACKET pair whose other end the host holds; no other process in
+the sandbox can see it. Messages are JSON:
 
     host → here   setup {…}              descriptor: the settings (`Settings` below), once
                   start {id}             descriptors: the request (argv, cwd, env), stdin, stdout, stderr
@@ -10,12 +10,13 @@ sandbox can see it. Messages are JSON:
                   kill_all {id}
                   protect {id}           descriptor: {paths}; once, and where the settings say so
     here → host   ready {}
-                  exit {id, code}        the command ended; its background children may live on
+                  exit {id, code}        the command ended; its background children may still run
                   done {id, code}        answers kill and kill_all: all of them are dead; and protect
 
-Each command has a *keeper*, its parent: a child subreaper, so that whatever the command starts stays below
-it, also after setsid and double forks. Code inside may kill a keeper (it has the same user), but not
-process 1: then the orphans come here, where kill_all and the end of the sandbox still find them.
+The parent of each command is a *subreaper* (PR_SET_CHILD_SUBREAPER), so all descendants of the command stay
+below it, also after setsid and double forks. Code inside may kill a subreaper, which has the same user, but
+not process 1. The orphans then become children of process 1, where kill_all and the end of the sandbox find
+them.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def keep_mounter(workdir: str) -> socket.socket:
 
 
 def directories(path: str, top: str) -> Iterator[str]:
-    """Those above `path` that are below `top`, none where it is elsewhere."""
+    """Yield those above `path` that are below `top`, none where it is elsewhere."""
     while (path := os.path.dirname(path)).startswith(f"{top}/"):
         yield path
 
@@ -186,7 +187,7 @@ def drop_privileges(uid: int) -> None:
 
 
 def below(root: int, spared: Collection[int] = ()) -> list[int]:
-    """Every living process below `root`, but `spared` ones and what is below those."""
+    """Return every living process below `root`, but `spared` ones and what is below those."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) in spared:
@@ -205,7 +206,7 @@ def below(root: int, spared: Collection[int] = ()) -> list[int]:
 
 
 def send(pid: int, number: int) -> None:
-    """Send a signal; to a process that has ended is no error."""
+    """Send a signal; a process that has exited is no error."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -213,7 +214,7 @@ def send(pid: int, number: int) -> None:
 def kill(find: Callable[[], list[int]]) -> None:
     """Kill the processes that `find` finds, and wait until they are dead.
 
-    They are stopped first, until it finds nobody new: so none can fork away.
+    They are stopped first, until it finds no new one, so that none can escape by a fork.
     """
     stopped: set[int] = set()
     while new := set(find()) - stopped:
@@ -228,7 +229,7 @@ def kill(find: Callable[[], list[int]]) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is alive: neither gone nor a zombie."""
+    """Return whether a process is alive: neither gone nor a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split(None, 1)[0] not in (b"Z", b"X")
@@ -237,7 +238,7 @@ def runs(pid: int) -> bool:
 
 
 def code_of(status: int) -> int:
-    """A wait status as a shell reports it: 128+N where signal N killed the process."""
+    """Return a wait status as a shell reports it: 128+N where signal N killed the process."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
@@ -280,7 +281,7 @@ def become_command(request: dict[str, Any], settings: dict[str, Any], streams: l
 
 
 def keep(request: dict[str, Any], settings: dict[str, Any], streams: list[int], report: int) -> NoReturn:
-    """Be a keeper: run the command, say how it ended, and stay until its last descendant has ended."""
+    """Be a subreaper: run the command, report its end, and exit after its last descendant."""
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -307,20 +308,20 @@ class Command:
     """One command that was started.
 
     Args:
-        keeper: The keeper's pid.
-        report: Where the keeper says how the command ended.
+        subreaper: The subreaper's pid.
+        report: Descriptor on which the subreaper reports the end of the command.
     """
 
-    def __init__(self, keeper: int, report: int) -> None:
-        self.keeper = keeper
+    def __init__(self, subreaper: int, report: int) -> None:
+        self.subreaper = subreaper
         self.report = report
         self.pid: int | None = None
         self.code: int | None = None
-        self.orphaned = False  # the keeper was killed from inside
+        self.orphaned = False  # the subreaper was killed from inside
 
 
 class Supervisor:
-    """The loop: requests of the host, reports of keepers, and children that end."""
+    """The loop: requests of the host, reports of subreapers, and children that end."""
 
     def __init__(self, host: socket.socket) -> None:
         self.host = host
@@ -386,10 +387,10 @@ class Supervisor:
                 os.close(fd)
 
     def start(self, number: int, request: dict[str, Any], streams: list[int]) -> None:
-        """Start a command below a new keeper."""
+        """Start a command below a new subreaper."""
         reading, report = os.pipe()
         try:
-            keeper = os.fork()
+            subreaper = os.fork()
         except OSError as error:  # no process left to have
             os.close(reading)
             os.close(report)
@@ -398,15 +399,15 @@ class Supervisor:
                 os.write(streams[2], f"cannot start a process: {error.strerror}\n".encode())
             self.tell("exit", id=number, code=126)
             return
-        if keeper == 0:
+        if subreaper == 0:
             keep(request, self.settings, streams, report)
         os.close(report)
         os.set_blocking(reading, False)
-        command = self.commands[number] = Command(keeper, reading)
+        command = self.commands[number] = Command(subreaper, reading)
         self.selector.register(reading, selectors.EVENT_READ, lambda: self.listen(number, command))
 
     def listen(self, number: int, command: Command) -> None:
-        """Read what a keeper reports."""
+        """Read what a subreaper reports."""
         try:
             data = os.read(command.report, 4096)
         except BlockingIOError:
@@ -423,13 +424,13 @@ class Supervisor:
                 self.ended(number, command, int(value))
 
     def ended(self, number: int, command: Command, code: int) -> None:
-        """The command itself has ended: tell the host, once."""
+        """Report the end of the command to the host, once."""
         if command.code is None:
             command.code = code
             self.tell("exit", id=number, code=code)
 
     def reap(self) -> None:
-        """Collect children that ended: keepers, and orphans of keepers that were killed."""
+        """Collect children that ended: subreapers, and orphans of subreapers that were killed."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -438,7 +439,7 @@ class Supervisor:
             if pid == 0:
                 return
             for number, command in list(self.commands.items()):
-                if pid == command.keeper and not command.orphaned:
+                if pid == command.subreaper and not command.orphaned:
                     self.lost(number, command)
                     continue
                 self.listen(number, command)
@@ -448,7 +449,7 @@ class Supervisor:
                         self.forget(number, command)
 
     def lost(self, number: int, command: Command) -> None:
-        """A keeper ended: by itself, after its last descendant, or killed."""
+        """Handle the end of a subreaper: after its last descendant, or killed."""
         self.listen(number, command)
         if command.code is None and command.pid is not None and os.path.exists(f"/proc/{command.pid}"):
             command.orphaned = True  # and so our child now: `reap` sees its end
@@ -457,28 +458,28 @@ class Supervisor:
         self.forget(number, command)
 
     def forget(self, number: int, command: Command) -> None:
-        """Nothing of the command is left to watch."""
+        """Stop watching the command, whose processes have all exited."""
         with contextlib.suppress(KeyError):
             self.selector.unregister(command.report)
         os.close(command.report)
         del self.commands[number]
 
     def kill(self, number: int) -> None:
-        """Kill what a command started; where its keeper was killed, every process that lost its keeper."""
+        """Kill what a command started, or all orphans if its subreaper was killed."""
         command = self.commands.get(number)
         if command is None:
             return
         if command.orphaned:
-            keepers = {one.keeper for one in self.commands.values() if not one.orphaned}
-            kill(lambda: below(os.getpid(), keepers))
+            subreapers = {one.subreaper for one in self.commands.values() if not one.orphaned}
+            kill(lambda: below(os.getpid(), subreapers))
         else:
-            kill(lambda: [command.keeper, *below(command.keeper)])
+            kill(lambda: [command.subreaper, *below(command.subreaper)])
         self.reap()
 
     def kill_all(self) -> None:
-        """Kill everybody else and wait until they are gone."""
+        """Kill all other processes and wait until they are dead."""
         if self.settings["isolated"]:
-            # As process 1, -1 is everybody else in the sandbox, at once: nobody can fork away.
+            # For process 1, -1 is all other processes in the sandbox at once: none can escape by a fork.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
         else:
@@ -499,14 +500,14 @@ class Supervisor:
         return 1
 
     def end(self) -> NoReturn:
-        """The host is gone or wants us gone. As process 1 that is the end of everybody inside."""
+        """Exit: the host has closed the connection. The end of process 1 ends all processes inside."""
         if not self.settings.get("isolated", True):
             self.kill_all()
         os._exit(0)
 
 
 def load(fd: int) -> dict[str, Any]:
-    """The JSON in a file that the host sent."""
+    """Return the JSON in a file that the host sent."""
     with open(fd, "rb", closefd=False) as file:
         loaded: dict[str, Any] = json.load(file)
         return loaded

@@ -84,6 +84,6 @@ class UnisolatedSandbox(LocalSandbox):
         return False
 
     def reach(self, endpoint: str) -> AbstractAsyncContextManager[str]:
-        """The endpoint itself: nothing is in between."""
+        """Return the endpoint itself: nothing is in between."""
         require_network(self)
         return nullcontext(endpoint)

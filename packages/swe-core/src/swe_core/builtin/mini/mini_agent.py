@@ -49,7 +49,7 @@ def emit(kind: str, text: str, **more: object) -> None:
 
 
 def complete(url: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
-    """One chat completion: the assistant message. The host retries what is worth it, so this does not."""
+    """Return the assistant message of one chat completion. The host retries, so this does not."""
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

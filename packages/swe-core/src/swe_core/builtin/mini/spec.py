@@ -1,4 +1,4 @@
-"""How mini is put into a sandbox, started and read."""
+"""The agent "mini": its files, command, environment and events."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Mini(AgentSpec):
         self._config = config
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
-        """The program itself."""
+        """Return the program itself."""
         source = importlib.resources.files("swe_core.builtin.mini").joinpath("mini_agent.py")
         return {_program(ctx): source.read_bytes()}
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        """Runs it apart from the repository's own modules and the user's (`-I`)."""
+        """Return the command, isolated from the modules of repository and user (`-I`)."""
         return ("python3", "-I", _program(ctx))
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
-        """Its settings; it removes them from the environment of the commands it runs."""
+        """Return its settings, which it removes from the environment of its commands."""
         return {
             "SWE_MINI_BASE_URL": ctx.base_url,
             "SWE_MINI_API_KEY": ctx.api_key,
@@ -41,11 +41,11 @@ class Mini(AgentSpec):
         }
 
     def stdin(self, ctx: AgentContext) -> bytes:
-        """The prompt."""
+        """Return the prompt."""
         return ctx.prompt.encode()
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
-        """One JSON event a line; anything else it prints is kept as information."""
+        """Parse one JSON event; any other line becomes an event of the kind `info`."""
         if not line.strip():
             return ()
         try:
@@ -54,7 +54,7 @@ class Mini(AgentSpec):
             return (AgentEvent(kind="info", text=line),)
 
     def failure(self, ended: AgentExit) -> str | None:
-        """Its error event where it printed one, else what the exit code says."""
+        """Return its error event if it printed one, else a sentence about the exit code."""
         if ended.exit_code != 0 and ended.last_error is not None:
             return f"the agent 'mini' ended with an error: {ended.last_error.text}"
         if ended.exit_code == 127 and not ended.stderr_tail.strip():

@@ -1,4 +1,4 @@
-"""OpenAIEngine: one request in, one completion out, over a provider that may fail in every way."""
+"""OpenAIEngine: relays requests to a provider, and handles each way in which it may fail."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OpenAIEngine(Engine):
 
     Attributes:
         url: The provider's base URL, without a trailing slash.
-        model: What every request's `model` is replaced by.
+        model: Replaces the `model` of every request.
 
     Raises:
         ConfigError: The url or the model is missing or unusable, or the key cannot be a header.
@@ -166,7 +166,7 @@ class OpenAIEngine(Engine):
 
 
 def _proxy(url: str) -> str | None:
-    """The proxy that the environment names for `url`, looked up once instead of at every request."""
+    """Return the proxy for `url` from the environment, which is read once and not for each request."""
     parts = urlsplit(url)
     if urllib.request.proxy_bypass(parts.hostname or ""):
         return None

@@ -1,4 +1,4 @@
-"""What a provider answers, read strictly: completions, streams, and refusals as one sentence each."""
+"""The answers of a provider, parsed strictly: completions, streams, and errors as one sentence each."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class _Models(BaseModel):
 def parse_reply(
     content: bytes, headers: Mapping[str, str], url: str, refusals: ErrorTranslator
 ) -> Completion:
-    """The completion that the `content` of a response with status 200 holds.
+    """Return the completion in the `content` of a response with status 200.
 
     Raises:
-        EngineProtocolError: It holds something else.
-        Transient | EngineError: It holds an error, as some providers answer with status 200.
+        EngineProtocolError: The content is something else.
+        Transient | EngineError: The content is an error, which some providers send with status 200.
     """
     body = _json(content, headers, url)
     if isinstance(body, dict) and body.get("error"):
@@ -84,7 +84,7 @@ def parse_reply(
 
 
 def parse_models(content: bytes, headers: Mapping[str, str], url: str) -> list[str]:
-    """The model names of a `GET /models` reply; empty where its shape is not OpenAI's.
+    """Return the model names of a `GET /models` reply; empty where its shape is not OpenAI's.
 
     Raises:
         EngineProtocolError: It is not JSON.
@@ -96,10 +96,10 @@ def parse_models(content: bytes, headers: Mapping[str, str], url: str) -> list[s
 
 
 class StreamedReply:
-    """One streamed reply: passes on its pieces as they come and gathers them.
+    """One streamed reply: forwards its pieces as they arrive, and collects them.
 
     Attributes:
-        emitted: Whether a piece went out; from then on the call cannot be made again.
+        emitted: Whether a piece was forwarded; from then on the call cannot be repeated.
     """
 
     def __init__(self, url: str, emit: Emit | None, refusals: ErrorTranslator) -> None:
@@ -114,7 +114,7 @@ class StreamedReply:
         self._done = False
 
     async def add(self, data: bytes) -> bool:
-        """Take the data of one event; True when it was the last.
+        """Add the data of one event. Returns whether it was the last.
 
         Raises:
             EngineProtocolError: It is no chunk of a chat completion.
@@ -140,7 +140,7 @@ class StreamedReply:
         return False
 
     def completion(self) -> Completion:
-        """The whole reply, after the last event.
+        """Return the whole reply, after the last event.
 
         Raises:
             Transient | EngineUnavailable: The stream ended before the reply did.

@@ -64,8 +64,7 @@ class ReplayEngine(Engine):
         return reply
 
     def _line(self, session: EngineSession) -> RecordedRollout:
-        """The line that names this rollout most exactly; the last of several, so that a recording that was
-        appended to answers with what is newest."""
+        """Return the line that matches this rollout most exactly; of several, the last."""
         fitting = [
             line
             for line in self._rollouts

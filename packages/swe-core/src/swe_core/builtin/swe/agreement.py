@@ -1,8 +1,8 @@
 """Agreement: one secret key for each session of the test runner, over a stream that all inside can read.
 
 Diffie and Hellman's key agreement in the group 5 of RFC 3526: each side makes a secret number and gives away
-its *half*, 2 to the power of that number. Whoever knows one of the numbers and both halves has the key.
-`reporter/common.py` is the other side. So no key is on a disk, and what is there helps nobody.
+its *half*, 2 to the power of that number. The key follows from one of the numbers and both halves.
+`reporter/common.py` is the other side. No key is on a disk, and what is there is useless to an attacker.
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ class Agreement:
         self.half = f"{pow(2, self._secret, PRIME):0{2 * HALF_BYTES}x}"
 
     def key(self, half: bytes) -> bytes:
-        """The key that is agreed on with whoever gave this half, `HALF_BYTES` long, away."""
+        """Return the key that is shared with the side of this half, `HALF_BYTES` long."""
         shared = pow(int.from_bytes(half, "big"), self._secret, PRIME)
         return hashlib.sha256(shared.to_bytes(HALF_BYTES, "big")).digest()

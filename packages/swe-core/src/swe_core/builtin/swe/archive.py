@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 def packed(files: Mapping[str, bytes]) -> bytes:
-    """A tar archive of these files, by name."""
+    """Return a tar archive of these files, by name."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
         for name, content in files.items():

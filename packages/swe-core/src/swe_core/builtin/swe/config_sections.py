@@ -1,17 +1,17 @@
 """The test runner's sections of a file that others use too: setup.cfg, tox.ini, pyproject.toml.
 
-The agent's file stays as it is, byte for byte, but for these sections, which are cut out and replaced by
-those of the reference at the end. What other tools read (metadata, dependencies, linters) is the agent's.
+The agent's file stays the same, byte for byte, except for these sections: they are cut out, and those of the
+reference are appended. The sections of other tools (metadata, dependencies, linters) are the agent's.
 
-- TOML: tomlkit, which keeps what it does not touch.
-- INI: iniconfig, since it is the parser that pytest itself reads setup.cfg and tox.ini with: what it takes
-  for a section is what counts. It says on which line each section starts, so sections are cut as lines.
+- TOML: tomlkit, which preserves the rest of the file.
+- INI: iniconfig, with which pytest itself reads setup.cfg and tox.ini. It gives the first line of each
+  section, so sections are cut as lines.
 
-Other parsers, and other versions of these, could see a section where ours sees none. So the result is read
-once more, and a file is edited only when all is plain: it parses, it holds no character that only some take
-for a line end, its protected sections are exactly the reference's, the others exactly the agent's, and no
-line of the rest looks like the head of a protected one. Anything else gives None, and the caller puts the
-whole file back.
+Other parsers, and other versions of these, could find a section where ours finds none. So the result is
+parsed again, and a file is edited only if it is unambiguous: it parses, it has no character that only some
+parsers take for a line end, its protected sections equal the reference's, the others equal the agent's, and
+no line of the rest looks like the head of a protected section. Otherwise the result is None, and the caller
+restores the file.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _MAX_HEADS = 300
 def with_sections_of(
     reference: bytes, model: bytes, base: bytes, *, name: str, programs: Set[str] = frozenset()
 ) -> bytes | None:
-    """`model` with the test runner's sections of `reference` in the place of its own.
+    """Return `model` with the test runner's sections of `reference` instead of its own.
 
     Args:
-        reference: The content of the file with the right sections; empty where there is no such file.
-        model: The file that the rest is taken from; empty where there is none.
-        base: What the file was before the agent; where only protected sections differ from it, the result is
-            that of `base`.
+        reference: Content of the file with the right sections; empty without a file.
+        model: Content of the file with the rest; empty without a file.
+        base: Content of the file before the agent. If `model` differs from it only in protected sections, the
+            result is that for `base`.
         name: The file's base name, which says what it is: TOML (`….toml`), else INI.
         programs: Those of `WITH_SECTIONS` that run the tests, whose sections are then protected too.
 
     Returns:
-        The new content: `model` itself where its sections are the reference's already. None where it cannot
-        be said for sure which sections there are.
+        The new content: `model` itself if its sections are the reference's. None if the sections of a file
+        are ambiguous.
     """
     form = _Toml(programs) if name.endswith(".toml") else _Ini(programs)
     try:
@@ -71,7 +71,7 @@ def with_sections_of(
 
 
 class _NotPlain(Exception):
-    """A file that may mean different things to different parsers."""
+    """The file may mean different things to different parsers."""
 
 
 def _text(data: bytes) -> str:
@@ -90,7 +90,7 @@ _Read = Mapping[str, Mapping[str, Any]]
 
 
 class _Form(ABC):
-    """A syntax: what is protected in it, and how to read and cut it."""
+    """A syntax: its protected sections, and how to read and cut a file."""
 
     def __init__(self, names: str) -> None:
         self._name = re.compile(names)
@@ -104,18 +104,18 @@ class _Form(ABC):
 
     @abstractmethod
     def cut(self, text: str, *, protected: bool) -> str:
-        """The text of the protected sections, or that of all others."""
+        """Return the text of the protected sections, or that of all others."""
 
     def protected(self, read: _Read) -> _Read:
-        """What the test runner reads."""
+        """Return the sections that the test runner reads."""
         return {name: held for name, held in read.items() if self.is_protected(name)}
 
     def is_protected(self, section: str) -> bool:
-        """Whether the test runner reads this section."""
+        """Return whether the test runner reads this section."""
         return self._name.match(section) is not None
 
     def rest(self, read: _Read) -> _Read:
-        """What is not protected."""
+        """Return the sections that are not protected."""
         return {name: held for name, held in read.items() if not self.is_protected(name)}
 
     def edit(self, text: str, right: str) -> str:

@@ -1,4 +1,4 @@
-"""Constant strings that a syntax tree puts together, such as `"_get" + "frame"`."""
+"""Constant strings that an expression composes, such as `"_get" + "frame"`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ _GAP = re.compile(r"%s|\{\}")
 
 
 def folded(node: ast.expr) -> tuple[str | None, frozenset[int]]:
-    """The text that an expression of constants has, and the ids of the nodes in it that have no say of their
-    own; None where it has other parts. Bytes are read as Latin-1."""
+    """Return the text of an expression of constants, and the ids of its inner nodes; None for other
+    expressions.
+
+    Bytes are read as Latin-1.
+    """
     parts: set[int] = set()
     text = _fold(node, parts, 0)
     return text, frozenset(parts)
@@ -71,7 +74,7 @@ def _characters(given: list[ast.expr]) -> str | None:
 
 
 def _sum(node: ast.expr, parts: set[int]) -> list[ast.expr]:
-    """What a chain of `+` adds up, without recursion: a chain may be long."""
+    """Return the operands of a chain of `+`, without recursion: a chain may be long."""
     found = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         found.append(node.right)

@@ -28,7 +28,7 @@ class Entry:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file."""
+        """Return whether it is a regular file."""
         return self.mode.startswith("100")
 
 
@@ -55,28 +55,28 @@ class Trees:
     ignored: Sequence[str] = ()
 
     def in_model(self, path: str) -> Entry | None:
-        """What the patch leaves at `path`."""
+        """Return what the patch leaves at `path`."""
         return self.model[path] if path in self.model else self.base.get(path)
 
     def in_reference(self, path: str) -> Entry | None:
-        """What the reference has at `path`."""
+        """Return what the reference has at `path`."""
         return self.reference[path] if path in self.reference else self.base.get(path)
 
     def reference_paths(self) -> Iterator[str]:
-        """Every path of the reference."""
+        """Yield every path of the reference."""
         yield from (path for path in self.base if self.reference.get(path, True) is not None)
         yield from (p for p, entry in self.reference.items() if entry is not None and p not in self.base)
 
 
 def ancestors(path: str) -> Iterator[str]:
-    """The directories above `path`, the nearest first, without the root."""
+    """Yield the directories above `path`, the nearest first, without the root."""
     while (above := posixpath.dirname(path)) and above != path:  # "/" is above itself
         yield above
         path = above
 
 
 def parse_listing(records: Sequence[str]) -> dict[str, Entry]:
-    """The output of `git ls-tree -r -z`, cut at NUL: `MODE TYPE ID<tab>PATH`."""
+    """Split the output of `git ls-tree -r -z` at NUL: `MODE TYPE ID<tab>PATH`."""
     found: dict[str, Entry] = {}
     for record in records:
         about, _, path = record.partition("\t")
@@ -86,7 +86,7 @@ def parse_listing(records: Sequence[str]) -> dict[str, Entry]:
 
 
 def parse_changes(records: Sequence[str]) -> dict[str, Entry | None]:
-    """The output of `git diff-tree -r -z`, cut at NUL: `:OLD_MODE MODE OLD_ID ID STATUS` and the path."""
+    """Split the output of `git diff-tree -r -z` at NUL: `:OLD_MODE MODE OLD_ID ID STATUS` and the path."""
     found: dict[str, Entry | None] = {}
     for about, path in zip(records[::2], records[1::2], strict=True):
         _, mode, _, identity, status = about.split(" ")
@@ -95,7 +95,7 @@ def parse_changes(records: Sequence[str]) -> dict[str, Entry | None]:
 
 
 def parse_blobs(batch: bytes) -> dict[str, bytes]:
-    """The output of `git cat-file --batch`, by id: `ID TYPE SIZE`, a line's end, the content, a line's end.
+    """Parse the output of `git cat-file --batch`, by id: `ID TYPE SIZE`, newline, content, newline.
     What is missing, or no file, is left out."""
     found: dict[str, bytes] = {}
     at = 0
@@ -112,14 +112,14 @@ def parse_blobs(batch: bytes) -> dict[str, bytes]:
 
 
 def index_info(changes: Changes, id_length: int) -> bytes:
-    """What `git update-index -z --index-info` makes `changes` from; removals first, they make room."""
+    """Return the input of `git update-index -z --index-info` for `changes`; removals come first."""
     lines = [f"0 {'0' * id_length}\t{path}\0" for path, entry in changes.items() if entry is None]
     lines += [f"{entry.mode} {entry.id}\t{path}\0" for path, entry in changes.items() if entry is not None]
     return "".join(lines).encode(errors="surrogateescape")
 
 
 def blob_id(data: bytes, id_length: int) -> str:
-    """The id that git gives to a file with this content, in a repository whose ids are so long."""
+    """Return git's id of a file with this content, in a repository whose ids have this length."""
     algorithm = hashlib.sha1 if id_length == 40 else hashlib.sha256
     return algorithm(b"blob %d\0" % len(data) + data).hexdigest()
 

@@ -1,15 +1,14 @@
-"""The graded state: base + what counts of the agent's patch + the task's own tests and test configuration.
+"""The graded state: the base, the accepted part of the patch, and the task's tests and test configuration.
 
-It is computed in git's object database and then written to the work tree in one go, so it does not matter
-what lies there besides (ignored build products), and no patch is ever followed through a symbolic link. What
-counts of the patch is decided on the host (`protected`, `merge_trees`): no program and no configuration of
-the repository is run on the way. The task's own patches never come here: of the `reference`, the sandbox gets
-the files that it is tested with.
+It is computed in git's object database and then written to the work tree at once, so other files there
+(ignored build products) have no effect, and no patch is followed through a symbolic link. The host decides
+which part of the patch is accepted (`protected`, `merge_trees`), without a program or a configuration of the
+repository. The sandbox never gets the task's own patches: of the `reference` it gets the files of the tests.
 
-A patch is applied with `git apply`, else with `git apply --3way` where that leaves no conflict, else with
-`patch --fuzz=5` to a copy of the base; always the whole of it or nothing. (swebench goes on to `git apply
---reject`, which drops the hunks that do not fit. A patch that `sandboxing.repository.patch` exported always
-fits its base, and any other patch without some of its hunks is a patch that its author did not write.)
+A patch is applied as a whole, with `git apply`, else with `git apply --3way` if that leaves no conflict, else
+with `patch --fuzz=5` to a copy of the base. (swebench also tries `git apply --reject`, which drops hunks that
+do not fit. A patch from `sandboxing.repository.patch` always fits its base, and any other patch without some
+of its hunks is not the patch that its author wrote.)
 """
 
 from __future__ import annotations
@@ -114,17 +113,17 @@ rm -rf "$GIT_DIR"
 
 @dataclass(frozen=True, slots=True)
 class GradedTree:
-    """What a test run is made on.
+    """The tree of a test run.
 
     Args:
         files: The test files to run, relative to the repository (`test_files.files_to_run`).
         id: The git id of the whole tree.
-        is_base: Whether nothing of the patch is left in it: the empty patch gives the same tree.
+        is_base: Whether the empty patch gives the same tree.
         applied_with: What applied the patch, such as `git apply`.
-        tampering: What of the patch has no effect, and why.
+        tampering: Parts of the patch without effect, and the reasons.
         tests: SHA-256 (hex) of the task's tests as they were written (`merge_trees.digest_of_tests`).
-        own: The git ids of what files of the task's own hold: tests, their data, what configures their run.
-        decisive: Those of them that the verdict hangs on (`Protection.decides`).
+        own: Git ids of the task's own files: tests, their data, and the configuration of their run.
+        decisive: Those of them that decide the verdict (`Protection.decides`).
         suspicious: What the part of the patch that counts adds (`suspicious.added`).
     """
 
@@ -144,13 +143,13 @@ class PatchDoesNotApply(SweError):
 
 
 class References:
-    """The references of tasks, each made once for a base."""
+    """The references of tasks, each built once for a base."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, str], Reference] = {}
 
     async def of(self, sandbox: Sandbox, base: Base, task: Task, timeout: float) -> Reference:
-        """That of a task whose base this is, made with what `sandbox` has of it.
+        """Return the reference of a task with this base, whose files come from `sandbox`.
 
         Raises:
             GraderError: See `make_reference`.
@@ -170,17 +169,17 @@ class References:
 async def prepare_tree(
     sandbox: Sandbox, base: Base, task: Task, patch: bytes, references: References, *, timeout: float
 ) -> GradedTree:
-    """Bring the work tree to the graded state. `base.store` is gone then.
+    """Bring the work tree to the graded state, and remove `base.store`.
 
     Args:
         patch: The agent's change, or the task's gold patch.
-        references: Has that of the task, or gets it.
+        references: The cache for the task's reference.
         timeout: Seconds for each of git's three parts: applying, reading a few files, writing.
 
     Raises:
-        PatchDoesNotApply: `patch` does not, names a path outside the repository, in `.git` or too long for
-            Linux, or is larger than `MAX_PATCH_BYTES`.
-        GraderError: The task's test patch does not, or the files could not be written.
+        PatchDoesNotApply: `patch` does not apply, names a path outside the repository, in `.git` or too long
+            for Linux, or is larger than `MAX_PATCH_BYTES`.
+        GraderError: The task's test patch does not apply, or the files could not be written.
         SandboxTimeout: The time was up.
         SandboxDied: The sandbox is gone.
     """
@@ -229,7 +228,7 @@ async def prepare_tree(
 
 
 def _source(path: str, entry: Entry, sources: Mapping[str, bytes]) -> bytes | None:
-    """A Python file of a patch; None where it was not read, or is a link; empty where it is no such file."""
+    """Return a Python file of a patch; None if it was not read or is a link, empty for other files."""
     return sources.get(entry.id) if path.endswith(".py") or not entry.is_file else b""
 
 
@@ -252,8 +251,9 @@ files ./ '' | grep . | git hash-object --no-filters --stdin-paths
 
 
 async def changed_files(sandbox: Sandbox, files: Mapping[str, str], *, timeout: float) -> tuple[str, ...]:
-    """Kill all that runs, and return those of these files of the repository that do not hold what their git
-    ids say; ("",) where the code inside sees to it that nobody can tell.
+    """Kill all processes, and return the files whose content does not have its git id.
+
+    Returns ("",) if code inside prevents the comparison.
 
     Raises:
         SandboxDied: The sandbox is gone.
@@ -279,7 +279,7 @@ async def changed_files(sandbox: Sandbox, files: Mapping[str, str], *, timeout: 
 
 
 async def _both(first: Callable[[], Awaitable[_A]], second: Callable[[], Awaitable[_B]]) -> tuple[_A, _B]:
-    """What both return. Where both fail, the error of the first counts."""
+    """Return both results. If both fail, the error of the first counts."""
     others: list[_B | SweError] = []
 
     async def beside() -> None:
@@ -310,8 +310,8 @@ def _unreadable(task: Task, done: ExecResult) -> GraderError:
 async def _apply(
     sandbox: Sandbox, base: Base, task: Task, patch: bytes, timeout: float
 ) -> tuple[str, Trees, Mapping[str, bytes], str]:
-    """What applied the patch, empty where nothing did; the base and what the patch makes of it; the Python
-    files of both that it changes, by id; the last word of git."""
+    """Return what applied the patch, empty where nothing did; the base and what the patch makes of it; the
+    Python files of both that it changes, by id; the last word of git."""
     done = await _git(sandbox, base, _APPLY, patch if patch.strip() else b"", timeout)
     if done.exit_code != 0 or done.truncated:
         raise _unreadable(task, done)
@@ -332,7 +332,7 @@ async def _apply(
 async def _read(
     sandbox: Sandbox, base: Base, ids: Iterable[str], known: Mapping[str, bytes], timeout: float
 ) -> dict[str, bytes]:
-    """The contents of files, by id, some of which are known; nothing of too large ones."""
+    """Return the contents of files, by id, some of which are known; nothing of too large ones."""
     wanted = set(ids)
     found = {id: content for id, content in known.items() if id in wanted}
     unknown = wanted - found.keys()
@@ -342,7 +342,7 @@ async def _read(
 async def _blobs(
     sandbox: Sandbox, base: Base, timeout: float, ids: Iterable[str], script: str = "git cat-file --batch"
 ) -> dict[str, bytes]:
-    """Those of these files that the repository has, by id; no command is run for none."""
+    """Return those of these files that the repository has, by id."""
     if not (wanted := sorted(ids)):
         return {}
     stdin = "".join(f"{id}\n" for id in wanted).encode()

@@ -184,7 +184,7 @@ class SweGrader:
         timeout: float,
         own: TestOutcome | None,
     ) -> TestOutcome:
-        """What the task's own gold patch gives; the bare base where the task has none.
+        """Return what the task's own gold patch gives; the bare base where the task has none.
 
         Args:
             own: What a run just gave, where that was one of the gold patch.

@@ -1,4 +1,4 @@
-"""The graded tree, path by path: the patch's where it may, the reference's where it must (`protected`)."""
+"""The graded tree: each path comes from the patch, or from the reference if it is protected (`protected`)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from swe_core.builtin.swe.git_trees import (
 from swe_core.builtin.swe.protected import Protection
 
 MAX_LISTED = 100
-"""A patch that tampers with more paths has only these listed, and a last entry that says how many more."""
+"""Maximum of listed paths that a patch tampers with; one more entry has the number of the others."""
 
 _MAX_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class MergedTree:
-    """What to write.
+    """The graded tree, and what to write for it.
 
     Args:
-        changes: The graded tree, as it differs from the base.
+        changes: The differences of the graded tree from the base.
         is_base: Whether the empty patch gives the same.
-        contents: Files that are in no tree yet.
-        tampering: What of the patch has no effect, and why.
+        contents: New files, which are in no tree yet.
+        tampering: Parts of the patch without effect, and the reasons.
     """
 
     changes: Changes
@@ -45,7 +45,7 @@ class MergedTree:
 
 
 def contents_needed(trees: Trees, protection: Protection) -> set[str]:
-    """The ids of the files that `merge_trees` has to know the content of."""
+    """Return the ids of the files whose content `merge_trees` needs."""
     needed: set[str] = set()
     for path in {*trees.model, *trees.reference}:
         if protection.kind(path) is None and protection.shares_config(path):
@@ -71,7 +71,7 @@ def merge_trees(trees: Trees, protection: Protection, contents: Mapping[str, byt
 
 
 def own_files(trees: Trees, protection: Protection) -> dict[str, Entry]:
-    """The regular files that are the task's own in each graded tree: tests, and what configures their run."""
+    """Return the task's own regular files in each graded tree: tests and the configuration of their run."""
     found = {}
     for path in trees.reference_paths():
         entry = trees.in_reference(path)
@@ -177,7 +177,7 @@ class _Work:
         return len(next(iter(self.contents)))
 
     def _no_link(self, path: str, entry: Entry | None) -> str | None:
-        """Why a link of the patch is not made, None where it is (or is none)."""
+        """Return why a link of the patch is not created; None if it is, or if it is no link."""
         if entry is not None and entry.mode == SUBMODULE:
             return "a commit of another repository has no files: left out"
         if entry is not None and entry.mode == LINK and _leads_out(path, self.links):
@@ -219,7 +219,7 @@ def _new_links(trees: Trees) -> bool:
 
 
 def _links(trees: Trees) -> dict[str, Entry]:
-    """Every link of the patched tree."""
+    """Return every link of the patched tree."""
     found = {path: entry for path, entry in trees.base.items() if entry.mode == LINK}
     for path, entry in trees.model.items():
         found.pop(path, None)
@@ -229,7 +229,7 @@ def _links(trees: Trees) -> dict[str, Entry]:
 
 
 def _leads_out(path: str, links: Mapping[str, str]) -> bool:
-    """Whether the link at `path`, followed through all others, ends outside the repository or in `.git`."""
+    """Return whether the link at `path`, fully resolved, ends outside the repository or in `.git`."""
     place: list[str] = []
     todo = path.split("/")[::-1]
     followed = 0

@@ -22,8 +22,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def shortened(log: bytes) -> bytes:
-    """A log without what its lines have beyond `LONGEST_LINE` bytes: parsers may take much longer for a line
-    of twice the length, ours and others'."""
+    """Return a log without what its lines have beyond `LONGEST_LINE` bytes: parsers may take much longer for
+    a line of twice the length, ours and others'."""
     at = 0
     while len(log) - at > LONGEST_LINE:
         if (end := log.rfind(b"\n", at, at + LONGEST_LINE + 1)) < 0:
@@ -46,7 +46,8 @@ _WORDS: Mapping[str, TestStatus] = {status: status for status in _STATUSES if st
 
 
 def parse_pytest(log: bytes) -> dict[str, TestStatus]:
-    """The results in the last "short test summary info" of a `pytest -rA` log; empty when there is none.
+    """Return the results in the last "short test summary info" of a `pytest -rA` log; empty when there is
+    none.
 
     A skipped test is listed there by file and line only (`tests/test_a.py:12`); its id is known where
     the run was verbose.
@@ -75,7 +76,7 @@ def parse_pytest(log: bytes) -> dict[str, TestStatus]:
 
 
 def _verbosely_skipped(line: str) -> str | None:
-    """The test of a line `ID SKIPPED (REASON) [ 12%]`, whose last two parts may be missing."""
+    """Return the test of a line `ID SKIPPED (REASON) [ 12%]`, whose last two parts may be missing."""
     line = line.rstrip()
     if line.endswith("%]"):
         line = line[: line.rfind("[")].rstrip()
@@ -84,7 +85,7 @@ def _verbosely_skipped(line: str) -> str | None:
 
 
 def _summary_start(log: bytes) -> int | None:
-    """Where the last summary begins: code under test may print one too, but earlier."""
+    """Return the start of the last summary; code under test may print earlier ones."""
     end = len(log)
     while (at := log.rfind(_SUMMARY, 0, end)) >= 0:
         line_start = log.rfind(b"\n", 0, at) + 1
@@ -151,7 +152,7 @@ _ENDINGS: Mapping[str, TestStatus] = {
 
 
 def parse_unittest(log: bytes) -> dict[str, TestStatus]:
-    """The results in the log of a `unittest -v` run, by dotted name (`package.module.Class.test_x`).
+    """Return the results in the log of a `unittest -v` run, by dotted name (`package.module.Class.test_x`).
 
     Docstring lines, output between a test's name and its result, and sub-tests are understood. A test
     that printed text without a line end right before its result is not found.
@@ -170,7 +171,7 @@ def parse_django(log: bytes) -> dict[str, TestStatus]:
 
 
 def _parse_unittest(log: bytes) -> tuple[dict[str, TestStatus], list[tuple[str, str]]]:
-    """The results, and the first lines of docstrings, each with the test that it belongs to."""
+    """Return the results, and the first lines of docstrings, each with the test that it belongs to."""
     found: dict[str, TestStatus] = {}
     said: list[tuple[str, str]] = []
     running: str | None = None
@@ -198,19 +199,19 @@ def _parse_unittest(log: bytes) -> tuple[dict[str, TestStatus], list[tuple[str, 
 
 
 def _ending(line: str) -> TestStatus | None:
-    """What a line that ends with a result says, which stands alone or after `... `."""
+    """Return the result at the end of a line, alone or after `... `."""
     status = _ENDINGS.get(line[line.rfind("... ") + 4 :] if "... " in line else line)
     return "SKIPPED" if status is None and _is_skipped(line) else status
 
 
 def _is_skipped(line: str) -> bool:
-    """Whether a line ends with `skipped 'REASON'`, in quotes of either kind."""
+    """Return whether a line ends with `skipped 'REASON'`, in quotes of either kind."""
     head = f"skipped {line[-1:]}"
     return line.endswith(("'", '"')) and (line[:-1].startswith(head) or f"... {head}" in line[:-1])
 
 
 def dotted(name: str, where: str) -> str:
-    """The dotted name of a unittest: `where` holds the method since Python 3.11, only the class before."""
+    """Return the dotted name of a unittest. Before Python 3.11 `where` lacks the method."""
     return where if where.endswith(f".{name}") else f"{where}.{name}"
 
 
@@ -218,7 +219,8 @@ def dotted(name: str, where: str) -> str:
 
 
 def parse_r2e(log: bytes) -> dict[str, TestStatus]:
-    """The results in a `pytest -rA` log under R2E-Gym's names: the id without its file, joined by dots.
+    """Return the results in a `pytest -rA` log under R2E-Gym's names: the id without its file, joined by
+    dots.
 
     As there, only PASSED, FAILED and ERROR count, and of two tests of one name the later line
     (R2E-Gym's `execution_log_parser`). A file that could not be imported has the name "".
@@ -264,7 +266,7 @@ _READERS: Mapping[str, LogReader] = {
 
 
 def log_reader(name: str) -> LogReader:
-    """The reader that a task's `log_parser` names: "pytest", "unittest", "django", "r2e" or "swebench:NAME".
+    """Return the reader of a `log_parser`: "pytest", "unittest", "django", "r2e" or "swebench:NAME".
 
     Raises:
         TaskError: There is none of that name, or the package swebench is not installed.
@@ -282,7 +284,7 @@ def log_reader(name: str) -> LogReader:
 
 
 def statuses(parser: str, found: Found, wanted: Iterable[str]) -> dict[str, TestStatus]:
-    """How each of the `wanted` tests ended; MISSING where the log does not say.
+    """Return the status of each of the `wanted` tests; MISSING if the log has none.
 
     Data sets name tests as other parsers saw them. A pytest id that was cut inside its brackets (`test_a[x`
     for `test_a[x y]`) stands for all tests that begin so, the worst of which counts (swebench's rule, where
@@ -304,7 +306,7 @@ def statuses(parser: str, found: Found, wanted: Iterable[str]) -> dict[str, Test
 
 
 def _of_cut(test: str, ordered: Sequence[str], found: Found) -> TestStatus | None:
-    """The worst that is said of tests whose ids begin with one that has lost its end."""
+    """Return the worst status of the tests whose ids begin with a shortened one."""
     if test.count("[") <= test.count("]"):
         return None
     begin = bisect_left(ordered, test)
@@ -313,8 +315,8 @@ def _of_cut(test: str, ordered: Sequence[str], found: Found) -> TestStatus | Non
 
 
 def _other_names(test: str) -> Iterable[str]:
-    """What data sets also call a parametrized pytest id: swebench's parsers keep the last part of a path
-    (`parse_log_pytest_options`) and know matplotlib's mouse buttons by number."""
+    """Return what data sets also call a parametrized pytest id: swebench's parsers keep the last part of a
+    path (`parse_log_pytest_options`) and know matplotlib's mouse buttons by number."""
     if (path := _PATH_PARAMETER.match(test)) is not None:
         yield f"{path[1]}[/{path[2]}]"
     if "MouseButton." in test:

@@ -1,4 +1,4 @@
-"""What of a repository a patch cannot change.
+"""Protection: the paths of a repository that a patch cannot change.
 
 Everything here is a pure function of path lists. Each path of the graded tree is taken from one of two trees:
 the patched one, or the reference (base + test patch + gold patch, where there is one that applies).
@@ -23,7 +23,7 @@ directory in their place):
 
 Links that the patch makes are kept where they stay inside the repository; one that is absolute, leads out or
 into `.git`, stands in the way of a protected path, or is a commit of another repository, is not made
-(`symlink`; `settle`).
+(`symlink`; `merge_trees`).
 
 All else is the agent's, product code beside tests included. A file that the gold patch changes below a
 directory of tests is given to every patch: a task whose whole fix lies there cannot be resolved by any.
@@ -88,7 +88,7 @@ class Protection:
     """The rules of one task.
 
     Args:
-        trees: The base and what is made of it.
+        trees: The base, and the trees derived from it.
         task: Names the tests.
     """
 
@@ -121,7 +121,7 @@ class Protection:
         self._new_packages = frozenset(_packages(trees))
 
     def kind(self, path: str) -> TamperKind | None:
-        """Why the whole of `path` is the reference's; None where it is the patch's."""
+        """Return why `path` comes from the reference; None if it comes from the patch."""
         name = posixpath.basename(path)
         if self.is_test(path):
             return "tests"
@@ -134,16 +134,15 @@ class Protection:
         return "attributes" if name == ".gitattributes" else None
 
     def is_test(self, path: str) -> bool:
-        """Whether `path` is one of the tests or of what they are built on."""
+        """Return whether `path` is one of the tests or of what they are built on."""
         return path in self._named or path in self._test_dirs or path.startswith(self._below_tests)
 
     def decides(self, path: str) -> bool:
-        """Whether the verdict hangs on this very file: it is code of the tests, no data beside them, or says
-        how they are run."""
+        """Return whether this file decides the verdict: it is code of the tests, or configures their run."""
         return path in self._named or not self.is_test(path) or path.endswith(".py")
 
     def shares_config(self, path: str) -> bool:
-        """Whether the test runner reads some sections of `path`."""
+        """Return whether the test runner reads some sections of `path`."""
         return posixpath.basename(path) in SHARED_CONFIG and self._reads_config(path)
 
     def _reads_config(self, path: str) -> bool:
@@ -164,7 +163,7 @@ class Protection:
         )
 
     def _modules(self, path: str) -> Iterator[tuple[str, str]]:
-        """The modules that a new path makes importable: the directory to search, the name."""
+        """Yield the modules that a new path makes importable: the directory to search, the name."""
         where, name = posixpath.split(path)
         module, dot, _ = name.partition(".")
         is_link = (entry := self._trees.in_model(path)) is not None and entry.mode == LINK
@@ -176,7 +175,7 @@ class Protection:
 
 
 def _packages(trees: Trees) -> Iterator[str]:
-    """The directories that a patch makes packages, so that they go before what is installed."""
+    """Yield the directories that a patch turns into packages, which then precede installed ones."""
     for changes in (trees.model, trees.reference):
         for path, entry in changes.items():
             where, name = posixpath.split(path)

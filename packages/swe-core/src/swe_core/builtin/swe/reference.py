@@ -1,8 +1,8 @@
-"""Reference: what a task's own patches make of its base. It is made on this host, never in a sandbox.
+"""Reference: a task's base with the task's own patches. It is built on this host, never in a sandbox.
 
-A sandbox in which code of a patch is run must not have the gold patch, nor anything that shows what it is,
-not even for a moment. So only the files of the base that the two patches name are read out of the sandbox,
-and git applies the patches here, in a directory of its own (`private_git`), where it finds nothing to run.
+A sandbox that runs code of a patch must never contain the gold patch, or anything that reveals it. So only
+the files of the base that the two patches name are read from the sandbox, and git applies the patches here,
+in a directory of its own (`sandboxing.repository.git`), where it finds nothing to run.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ _LETTERS = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13}
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a task's own patches make of a base.
+    """A base with the task's own patches.
 
     Args:
-        tests: What the test patch changes.
-        whole: What the test patch and the gold patch change together; the former alone where the gold patch
+        tests: Changes of the test patch.
+        whole: Changes of the test patch and the gold patch together; of the former alone if the gold patch
             does not apply.
-        contents: The files of both that are not as in the base, by their git ids.
+        contents: The changed files of both, by their git ids.
     """
 
     tests: Changes
@@ -82,12 +82,12 @@ async def make_reference(
     id_length: int,
     read: Callable[[Iterable[str]], Awaitable[Mapping[str, bytes]]],
 ) -> Reference:
-    """Apply the task's patches to what of `base` they name.
+    """Apply the task's patches to the files of `base` that they name.
 
     Args:
         base: Every path of the base.
         id_length: Hex digits of a git id there.
-        read: Gives those files of the repository, by their whole ids, that there are.
+        read: Returns the existing ones of these files of the repository, by their whole ids.
 
     Raises:
         GraderError: The test patch does not apply, or this host has no git.
@@ -101,7 +101,7 @@ async def make_reference(
 
 
 def as_patch(text: str) -> bytes:
-    """A patch from a data set as git wants it: empty, or with the line end that data sets strip."""
+    """Return a data set's patch in the form that git accepts: empty, or with a final newline."""
     stripped = text.strip("\n")
     return f"{stripped}\n".encode() if stripped else b""
 
@@ -113,7 +113,7 @@ def _make(
     contents: Mapping[str, bytes],
     id_length: int,
 ) -> Reference:
-    """Blocking: let git do it."""
+    """Apply the patches with git; blocks."""
     with tempfile.TemporaryDirectory(prefix="swe-reference-") as temporary:
         place = Path(temporary)
         for name, patch in patches.items():
@@ -144,8 +144,10 @@ def _make(
 
 
 def _loose(objects: Path, ids: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """The contents of those of these files that lie in a directory of git's objects, each on its own, as git
-    writes them (gitformat-loose): deflated, `blob SIZE`, NUL, the content."""
+    """Yield the contents of those of these files that are loose objects (gitformat-loose).
+
+    A loose object is deflated: `blob SIZE`, NUL, the content.
+    """
     for identity in ids:
         path = objects / identity[:2] / identity[2:]
         if path.is_file():
@@ -155,8 +157,10 @@ def _loose(objects: Path, ids: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _named(patch: bytes) -> Iterator[str]:
-    """Every path that a patch could be about, and the directories above it. There may be more than it is
-    about: lines of text can look like these."""
+    """Yield every path that a patch may name, and the directories above it.
+
+    There may be too many: lines of text can look like names.
+    """
     found = [match[1] for match in _NAMES.finditer(patch)]
     for header in _HEADER.finditer(patch):
         pair = header[1]
@@ -172,7 +176,7 @@ def _named(patch: bytes) -> Iterator[str]:
 
 
 def _plain(name: bytes) -> str:
-    """A name as git prints it, without quotes and escapes."""
+    """Return a name that git printed, without quotes and escapes."""
     if len(name) > 1 and name.startswith(b'"') and name.endswith(b'"'):
         name = _ESCAPED.sub(lambda m: _unescaped(m[1]), name[1:-1])
     return name.decode(errors="surrogateescape")

@@ -27,14 +27,14 @@ from swe_core.builtin.swe.test_runners import Runner, program
 FD = 9
 """The descriptor of the stream in the test command, as in `reporter/common.py`."""
 SESSIONS = 8
-"""How many sessions can report."""
+"""Maximum of sessions that can report."""
 MAX_LINE = 64 * 1024
 MAX_TESTS = 200_000
 MAX_TEXT = 64 * 1024 * 1024
-"""So many characters of ids are kept."""
+"""Maximum of characters of ids that are kept."""
 _MAX_ODD = 1000
 _WORSE: tuple[TestStatus, ...] = ("PASSED", "XFAIL", "XPASS", "SKIPPED", "FAILED", "ERROR")
-"""Where several things are told of one test, that which stands last here counts."""
+"""From the best to the worst: of several statuses of one test, the worst counts."""
 
 _ANNOUNCED = re.compile(rb"h ([0-9a-f]{%d})" % (2 * HALF_BYTES))
 _LINE = re.compile(rb"([0-9a-f]{32}) (([0-9a-f]{16}) (\d{1,9}) ([a-z])((?: [0-9a-f ]*)?))")
@@ -42,7 +42,7 @@ _LINE = re.compile(rb"([0-9a-f]{32}) (([0-9a-f]{16}) (\d{1,9}) ([a-z])((?: [0-9a
 
 @dataclass(slots=True)
 class _Session:
-    """One session of the test runner as it was told, from its announcement on."""
+    """One session of the test runner as reported, from its announcement on."""
 
     key: bytes
     remote: bool = False
@@ -53,18 +53,19 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the sessions of one test run told.
+    """The report of the sessions of one test run.
 
     Args:
         sessions: How many sessions of the test runner were announced.
-        complete: Whether there was one at least, each has ended, and no event is missing.
+        complete: Whether there was at least one session, each has ended, and no event is missing.
         exit_status: The worst of the test runner's own exit codes; None when none ended.
         statuses: How each test ended. A test that was collected and did not run is not in it.
         collected: All ids that were collected.
-        remote: Whether the tests of a session ran in other processes, where nobody sees what they raise.
-        odd: What contradicts an honest run, one sentence each: what was replaced in the test runner, a canary
-            that did not end as it must, a test whose report is not what it raised. Some projects do such
-            things themselves, so it counts only where a run with the reference does not show the same.
+        remote: Whether the tests of a session ran in other processes, where the reporter does not see what
+            they raise. odd: Contradictions to an honest run, one sentence each: a replaced part of the test
+            runner, a canary with the wrong end, a test whose report differs from what it raised. Some
+            projects do such things themselves, so a sentence counts only if a run with the reference does not
+            give it too.
     """
 
     sessions: int = 0
@@ -77,7 +78,7 @@ class Report:
 
 
 NOTHING_REPORTED = Report()
-"""What a run without a session told."""
+"""The report of a run without a session."""
 
 
 class Reporter:
@@ -169,11 +170,11 @@ class Reporter:
             parts = match[6].decode().split(" ")[1:]
             fields = [bytes.fromhex(part).decode(errors="replace") for part in parts]
             self._event(session, match[5].decode(), fields)
-        except ValueError:  # signed, and no event of ours: somebody has the key
+        except ValueError:  # signed but not an event: other code has the key
             self._strange("an event of the reporter is malformed")
 
     def _announce(self, half: bytes) -> None:
-        """A session begins. Nobody has to sign that: more of them than there are speak against the run."""
+        """Record the start of a session, which is not signed: too many of them count against the run."""
         name = hashlib.sha256(half).hexdigest()[:16].encode()
         if name in self._sessions:
             self._strange("a session of the test runner was announced twice")
@@ -220,7 +221,7 @@ class Reporter:
         made: str,
         part: bool,
     ) -> None:
-        """One phase of a test: what its report says, what it raised, what the runner made of that."""
+        """Record one phase of a test: its report, its exception, and the runner's outcome."""
         if outcome == "rerun":
             return
         failed = outcome not in ("passed", "skipped")
@@ -254,7 +255,7 @@ class Reporter:
             self._odd.add(what[:500])
 
     def report(self) -> Report:
-        """What was told until now."""
+        """Return the report so far."""
         sessions = self._sessions.values()
         ended = [session.exit_status for session in sessions if session.exit_status is not None]
         whole = not self._dropped and not any(session.missed for session in sessions)

@@ -45,7 +45,7 @@ class HeadAndTail:
         del self._tail[:surplus]
 
     def value(self) -> bytes:
-        """What was kept, with a line that says how much was not."""
+        """Return what was kept, with a line that says how much was not."""
         self._shorten()
         note = f"\n[... {self._cut} bytes left out ...]\n".encode() if self._cut else b""
         return bytes(self._head) + note + bytes(self._tail)
@@ -56,13 +56,13 @@ class TestRun:
     """The end of a test run.
 
     Args:
-        exit_code: The test command's own; None when it was killed for its time.
+        exit_code: That of the test command; None if it was killed at its time limit.
         log: stdout and stderr, merged.
         seconds: Wall time.
-        report: What the reporter told, also of a run that was killed.
+        report: The reporter's report, also of a run that was killed.
     """
 
-    __test__ = False  # not a test class, whatever pytest thinks of its name
+    __test__ = False  # not a test class, in spite of its name
 
     exit_code: int | None
     log: bytes
@@ -71,13 +71,13 @@ class TestRun:
 
     @property
     def last_line(self) -> str:
-        """The last line of the log that says something, at most 300 characters."""
+        """Return the last line of the log that says something, at most 300 characters."""
         lines = self.log[-10_000:].decode(errors="replace").split("\n")
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "nothing printed")
 
 
 def test_script(task: Task, workdir: str, files: Sequence[str], environment: str) -> str:
-    """The shell script of a test run: the task's set-up lines, then its test command on `files`.
+    """Return the shell script of a test run: the task's set-up lines, then its test command on `files`.
 
     Args:
         environment: Shell commands of ours in between. They leave no trace in the log, where set-up lines

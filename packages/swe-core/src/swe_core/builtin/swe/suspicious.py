@@ -1,11 +1,11 @@
-"""Suspicious constructs: what a patch adds that honest product code seldom has and that cheats are made of.
+"""Suspicious constructs: additions of a patch that honest product code seldom has and that cheats consist of.
 
-Code under test shares a process with the test runner, so some of what it can do there nobody can stop: it can
-write to memory, look at its caller, or give values that are equal to everything. This marks such code, by its
-syntax tree; names that are put together of constant strings count as the whole. Only what a patch adds
-counts: a construct that is there as often before as after is the project's own, wherever it was moved to. A
-script that an agent leaves behind and that no changed file names may use a test runner. What is marked may be
-honest, and what is not marked may be a cheat that hides its names.
+Code under test shares a process with the test runner, so some of its actions cannot be prevented: it can
+write to memory, inspect its caller, or return values that are equal to everything. This module marks such
+code by its syntax tree, in which a name composed of constant strings counts as the whole name. Only additions
+count: a construct that occurs as often before as after is the project's own, wherever it was moved to. A
+script that an agent leaves behind and that no changed file names may use a test runner. Marked code may be
+honest, and code without a mark may be a cheat that hides its names.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Construct:
 
 
 def names_of_tests(task: Task) -> frozenset[str]:
-    """The names of a task's tests that no other thing is called by: functions and files `test_…`."""
+    """Return the names of a task's tests that no other thing is called by: functions and files `test_…`."""
     found: set[str] = set()
     for test in (*task.fail_to_pass, *task.pass_to_pass):
         path, _, inside = test.partition("::")
@@ -121,7 +121,7 @@ def names_of_tests(task: Task) -> frozenset[str]:
 def added(
     before: Mapping[str, bytes | None], after: Mapping[str, bytes | None], tests: Set[str] = frozenset()
 ) -> tuple[Suspicion, ...]:
-    """What a patch adds, `MAX_LISTED` of it at most.
+    """Return what a patch adds that is suspicious, at most `MAX_LISTED` entries.
 
     Args:
         before: Files that the patch changes or removes, by path, as they were. None stands for what is not
@@ -144,7 +144,7 @@ def added(
 
 
 def _is_left_behind(path: str, after: Mapping[str, bytes | None]) -> bool:
-    """Whether a new file is a script that nothing else of the patch knows, by its place or its name."""
+    """Return whether a new file is a script that the rest of the patch does not use, by place or name."""
     where, name = posixpath.split(path)
     if (where and not _LEFT_BEHIND.fullmatch(name)) or len(after) > _MAX_SEARCHED:
         return False
@@ -157,7 +157,7 @@ def _is_left_behind(path: str, after: Mapping[str, bytes | None]) -> bool:
 
 
 def _constructs(files: Mapping[str, bytes | None], tests: Set[str]) -> dict[str, list[tuple[Construct, int]]]:
-    """What is in each file, with its line."""
+    """Return the findings of each file, with their lines."""
     left = _MAX_TOKENS_OF_ALL
     found: dict[str, list[tuple[Construct, int]]] = {}
     for path, source in files.items():
@@ -208,7 +208,7 @@ class _Look:
                     self._modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
 
     def found(self) -> Iterator[tuple[str, str, int]]:
-        """The kind of each construct, its name, its line."""
+        """Yield the kind of each construct, its name, its line."""
         for node in ast.walk(self._tree):  # from the outside in
             for kind, name in self._of(node):
                 yield kind, name, getattr(node, "lineno", 0)
@@ -299,7 +299,7 @@ class _Look:
             yield _FRAMES, "catch_warnings(record=True)"
 
     def _one_module(self, modules: ast.expr, key: ast.expr) -> Iterator[tuple[str, str]]:
-        """What `sys.modules[KEY]` stands for, where that can be seen."""
+        """Yield what `sys.modules[KEY]` stands for, where that can be seen."""
         text = folded(key)[0]
         if text is not None:
             yield from _module(text)
@@ -341,7 +341,7 @@ class _Look:
                 pass
 
     def _foreign(self, node: ast.expr) -> str:
-        """What of Python's library, or of those that tests compare with, a name or attribute stands for."""
+        """Return what of Python's library, or of a library of assertions, a name or attribute is."""
         parts = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -374,7 +374,7 @@ def _named(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_root(node: ast.expr) -> bool:
-    """Whether it is `object`, or what is found from below as `().__class__.__base__` is."""
+    """Return whether it is `object`, or what is found from below as `().__class__.__base__` is."""
     match node:
         case ast.Name(id="object" | "type"):
             return True
@@ -386,7 +386,7 @@ def _is_root(node: ast.expr) -> bool:
 
 
 def _tells_nothing(name: str, arguments: ast.arguments, body: Iterable[ast.stmt]) -> bool:
-    """Whether a comparison gives a result without a look at the other value, other than that it differs."""
+    """Return whether a comparison ignores the other value and does not just return that they differ."""
     match [node for node in body if not isinstance(node, ast.Expr)]:
         case [ast.Return(value=ast.expr() as result)]:
             pass

@@ -40,7 +40,7 @@ Parser = Callable[[str, Any], Mapping[str, str]]
 
 @cache
 def swebench_reader(name: str) -> LogReader:
-    """The reader made of swebench's parser `name`, such as `parse_log_sympy`.
+    """Return the reader made of swebench's parser `name`, such as `parse_log_sympy`.
 
     Raises:
         TaskError: The package is not installed, is of another version, or has no such parser.

@@ -22,7 +22,7 @@ _NO_SCRIPTS = frozenset(("setup.py", "setup.cfg", "pyproject.toml", "tox.ini"))
 
 
 def files_to_run(task: Task, trees: Trees) -> tuple[str, ...]:
-    """What is appended to the test command, relative to the repository.
+    """Return what is appended to the test command, relative to the repository.
 
     `Task.test_files` where given; else the files that the test patch adds or changes, without data and
     support files; where it has none, those that the ids of the tests name.
@@ -41,7 +41,8 @@ def _is_run(path: str) -> bool:
 
 
 def named_files(task: Task, trees: Trees) -> set[str]:
-    """The files that the test patch touches, and those of the reference that `test_files` or an id names.
+    """Return the files that the test patch touches, and those of the reference that `test_files` or an id
+    names.
 
     A doctest of a module (`pkg/mod.py::pkg.mod.f`) does not make the module a test file: it is the product.
     """
@@ -75,7 +76,7 @@ def named_directories(task: Task, trees: Trees) -> set[str]:
 
 
 def hidden_directories(task: Task) -> set[str]:
-    """Where the tests of the image stand that the agent does not see: set-up lines put them there again."""
+    """Return the paths of tests that are hidden from the agent and that set-up lines put back."""
     inside = f"{task.workdir.rstrip('/')}/"
     return {
         path.removeprefix(inside) if path.startswith(inside) else posixpath.basename(path)
@@ -97,17 +98,17 @@ def command_files(task: Task, base: Set[str]) -> set[str]:
 
 
 def command_words(task: Task) -> frozenset[str]:
-    """Every word of set-up and test command that could be a path in the repository, relative to it."""
+    """Return every word of set-up and test command that could be a path in the repository, relative to it."""
     return frozenset(word for _, word in _words(task))
 
 
 def is_test_directory(path: str) -> bool:
-    """Whether a directory is called as those that hold tests are."""
+    """Return whether a directory is called as those that hold tests are."""
     return posixpath.basename(path) in ("test", "tests")
 
 
 def _words(task: Task) -> Iterator[tuple[str, str]]:
-    """Each word with the one before it on its line."""
+    """Yield each word with the one before it on its line."""
     for line in f"{task.setup}\n{task.test_command}".split("\n"):
         before = ""
         for word in _WORD.findall(line):
@@ -149,8 +150,8 @@ class _Modules:
                 self._tests.setdefault(name, []).append(path)
 
     def of(self, dotted: str) -> list[str]:
-        """The file of the longest beginning of `dotted` that is a module: from the root, else (the tests are
-        run from a directory of their own) below any directory, when it is a test's."""
+        """Return the file of the longest beginning of `dotted` that is a module: from the root, else (the
+        tests are run from a directory of their own) below any directory, when it is a test's."""
         parts = dotted.split(".")
         for end in range(len(parts), 0, -1):
             path = f"{'/'.join(parts[:end])}.py"

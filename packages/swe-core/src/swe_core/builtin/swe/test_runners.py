@@ -23,13 +23,13 @@ _UNSEEN = '"""PYTEST_DONT_REWRITE"""\nexec(compile({source!r}, __file__, "exec")
 
 @cache
 def source(runner: Runner) -> str:
-    """The source of the program for a test runner, one file after the other."""
+    """Return the source of the program for a test runner, one file after the other."""
     folder = resources.files("swe_core.builtin.swe") / "reporter"
     return "\n\n".join((folder / name).read_text() for name in _PARTS[runner])
 
 
 @cache
 def program(runner: Runner) -> bytes:
-    """The file that the test runner loads."""
+    """Return the file that the test runner loads."""
     text = source(runner)
     return (_UNSEEN.format(source=text) if runner == "pytest" else text).encode()

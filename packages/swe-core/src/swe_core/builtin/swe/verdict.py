@@ -1,9 +1,9 @@
 """The rule: every FAIL_TO_PASS test passes, every PASS_TO_PASS test is kept, and nothing contradicts it.
 
-A run is read twice: by the reporter (`swe_core.builtin.swe.report`), and by the log. The reporter counts; the
-log says what the reporter does not know. What speaks against an honest run is a `Discrepancy`. Most projects
-give none. Some give some by themselves, so a discrepancy counts only where a run with the reference, the
-task's gold patch, does not give the same one. The grader makes that run only when there is a discrepancy.
+A run has two sources: the reporter (`swe_core.builtin.swe.report`) and the log. The reporter decides; the log
+fills in what the reporter does not know. Evidence against an honest run is a `Discrepancy`. Some projects
+give discrepancies by themselves, so one counts only if a run with the reference, the task's gold patch, does
+not give the same. The grader makes that run only if there is a discrepancy.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Discrepancy:
-    """Something that speaks against an honest run.
+    """Evidence against an honest run.
 
     Args:
         key: The same for two runs that do the same.
-        sentence: What it is.
+        sentence: Describes it.
         forged: Whether it is a contradiction, so that it counts as tampering.
         test: The test that it is about; empty where it is about the whole run.
     """
@@ -44,20 +44,20 @@ class Discrepancy:
 
     @property
     def tampering(self) -> Tampering:
-        """As the grade lists it."""
+        """Return the entry for the grade."""
         return Tampering(kind="report", path=self.test, done=self.sentence)
 
 
 @dataclass(frozen=True, slots=True)
 class TestOutcome:
-    """What a test run says.
+    """The statuses of a test run, and what follows from them.
 
     Args:
         fail_to_pass: How each of these tests ended.
         pass_to_pass: The same.
         channel: Where the statuses come from; the log where the reporter knows none of the tests.
-        problems: Why the task is not solved, one sentence each; empty where it is.
-        discrepancies: What speaks against the run.
+        problems: Why the task is not solved, one sentence each; empty if it is solved.
+        discrepancies: Evidence against the run.
         silent: Whether it gave no result at all.
     """
 
@@ -83,7 +83,7 @@ class TestOutcome:
         return replace(self, discrepancies=(*self.discrepancies, *more))
 
     def beyond(self, reference: TestOutcome) -> list[Discrepancy]:
-        """The discrepancies that the reference does not give too."""
+        """Return the discrepancies that the reference does not give too."""
         known = {discrepancy.key for discrepancy in reference.discrepancies}
         return [discrepancy for discrepancy in self.discrepancies if discrepancy.key not in known]
 
@@ -202,16 +202,16 @@ def _about_counts(run: TestRun, found: Found) -> Iterator[Discrepancy]:
         if run.report.statuses:
             yield Discrepancy("no log", "the log has no results and the reporter has some", forged=True)
         return
-    told = sum(status in _FAILED for status in run.report.statuses.values())
+    reported = sum(status in _FAILED for status in run.report.statuses.values())
     printed = sum(status in _FAILED for status in found.values())
-    if told and not printed:
-        yield Discrepancy("counts", f"{told} tests failed and the log says that none did", forged=True)
+    if reported and not printed:
+        yield Discrepancy("counts", f"{reported} tests failed and the log says that none did", forged=True)
 
 
 def _about_log(
     good: Mapping[str, TestStatus], by_log: Mapping[str, TestStatus], names: bytes | None
 ) -> Iterator[Discrepancy]:
-    """What the reporter says the log has to say too.
+    """Yield what the reporter says the log has to say too.
 
     Args:
         names: The log that has to name each test somewhere: a line of it may be broken by what another thread

@@ -15,19 +15,19 @@ from swe_core.tokens.renderer import THINKING, Renderer
 
 _TOP = 5
 _RAW = 0.75
-"""How much of its spread the top of a distribution keeps at temperature 2: half of it where log-probabilities
-are those after temperature, all of it where they are raw."""
+"""Part of its spread that the top of a distribution keeps at temperature 2: half if log-probabilities are
+those after temperature, all if they are raw."""
 _FEW = 9
-"""Tokens that show whether several come at once."""
+"""Number of tokens that shows whether several come at once."""
 _FLAT = 0.05
-"""A spread below which the two cannot be told apart."""
+"""Spread below which the two cannot be distinguished."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server says of its model.
+    """A server's answers about its model.
 
     Args:
         root: Where it lies: a directory of the server's machine, or a name on the Hub.
@@ -39,7 +39,7 @@ class Served:
 
 
 async def ask_served(client: Client, model: str) -> Served:
-    """What the server says of `model`.
+    """Return the server's answers about `model`.
 
     Raises:
         Transient | EngineError: It does not serve it, or does not say how long its context is.
@@ -74,7 +74,7 @@ async def check_server(client: Client, model: str, renderer: Renderer, config: V
 
 
 def format_notes(renderer: Renderer) -> list[str]:
-    """What a model's chat format does not give, and where its prompts are not those of the model's own
+    """Return what a model's chat format does not give, and where its prompts are not those of the model's own
     template, a sentence each."""
     notes = []
     if renderer.how == "full":
@@ -148,8 +148,8 @@ async def _check_logprobs(
 async def _top(
     client: Client, model: str, renderer: Renderer, prompt: list[int], temperature: float
 ) -> list[float]:
-    """The highest log-probabilities of the token after `prompt`, highest first; empty where the server gives
-    those of the sampled token only."""
+    """Return the highest log-probabilities of the token after `prompt`, highest first; empty where the server
+    gives those of the sampled token only."""
     body = {
         "model": model,
         "prompt": prompt,

@@ -24,7 +24,7 @@ _IDLE = 4.0
 
 
 def open_session(timeout: float, key: str | None) -> aiohttp.ClientSession:
-    """A session for `Client`s; to be closed by who opened it.
+    """Return a session for `Client`s; the caller closes it.
 
     Args:
         timeout: Seconds without a byte from a server.
@@ -59,7 +59,7 @@ class Client:
         self._replies = Replies(refusals)
 
     async def cards(self) -> list[Card]:
-        """The models that it serves.
+        """Return the models that it serves.
 
         Raises:
             Transient | EngineError: It cannot say.
@@ -75,7 +75,7 @@ class Client:
         return self._replies.cards(content)
 
     async def sample_one(self, body: dict[str, Any]) -> tuple[Chunk, dict[str, Any]]:
-        """One whole reply, and its first choice as the server gave it.
+        """Return one whole reply, and its first choice as the server gave it.
 
         Raises:
             Transient | EngineError: It gave none.
@@ -88,7 +88,7 @@ class Client:
         return chunk, orjson.loads(raw)["choices"][0]
 
     async def pieces(self, body: dict[str, Any]) -> list[Chunk]:
-        """The events of a streamed reply, each by itself.
+        """Return the events of a streamed reply, each by itself.
 
         Raises:
             Transient | EngineError: They cannot be had.
@@ -104,8 +104,9 @@ class Client:
     async def sample(
         self, body: bytes, sent: bytes, announced: Callable[[], int]
     ) -> AsyncGenerator[Chunk, None]:
-        """The reply to the request `body`, which streams, as it comes: in a chunk for each piece that the
-        network brings. Closing the generator closes the connection, upon which the server aborts the request.
+        """Return the reply to the request `body`, which streams, as it comes: in a chunk for each piece that
+        the network brings. Closing the generator closes the connection, upon which the server aborts the
+        request.
 
         Args:
             sent: The ids of the request's prompt as JSON text.
@@ -149,7 +150,7 @@ class Client:
 
     @asynccontextmanager
     async def _asked(self, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The response to a request, with status 200."""
+        """Open the response to a request; its status is 200."""
         try:
             async with self._session.post(f"{self.url}/v1/completions", data=io.BytesIO(body)) as response:
                 if response.status != 200:
@@ -169,8 +170,7 @@ class Client:
 
 
 async def _has_read(content: aiohttp.StreamReader, seen: int) -> bool:
-    """Whether `seen` bytes are all that has come, the network asked once more: what it brought is there after
-    two passes of the event loop."""
+    """Return whether no byte has come since `seen`. New ones are there after two passes of the event loop."""
     await anyio.lowlevel.checkpoint()
     await anyio.lowlevel.checkpoint()
     return content.total_bytes == seen

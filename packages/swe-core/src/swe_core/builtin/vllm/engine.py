@@ -1,4 +1,4 @@
-"""VLLMEngine: a conversation in, its prompt as ids to the server, and what was sampled back."""
+"""VLLMEngine: sends the prompt of a conversation to a server as ids, and returns the sampled reply."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ from swe_core.tokens.renderer import Renderer
 _BACKOFF = BACKOFF
 _BASE = "what /v1/completions is appended to"
 _OVERFLOW = "maximum context length"
-"""What vLLM says of a prompt that is too long."""
+"""Part of vLLM's message about a prompt that is too long."""
 _ENOUGH = 32
-"""Sampled tokens from which on a share of them says something."""
+"""Least number of sampled tokens for a significant share."""
 _HUGE_PROMPTS = 2
-"""Prompts of a million characters that are made at a time."""
+"""Prompts of a million characters that are rendered at a time."""
 FORCED = "forced"
-"""Why tokens are not trained whose choice was not free."""
+"""Why forced tokens are dropped."""
 
 log = logging.getLogger(__name__)
 
 
 class _Empty(Transient):
-    """The server answered with no token at all."""
+    """The server answered without a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What is known once the servers were asked.
+    """The served model.
 
     Args:
         context: Tokens of the context, of the server with the shortest.
@@ -76,7 +76,7 @@ class _Model:
 
 @dataclass(slots=True, eq=False)
 class _Rollout:
-    """What is kept of a rollout while it is open."""
+    """The state of an open rollout."""
 
     conversation: Conversation
     server: Server
@@ -148,7 +148,7 @@ class VLLMEngine(Engine):
 
     @property
     def context(self) -> int | None:
-        """That of the server with the shortest."""
+        """Return the shortest context of the servers."""
         return self._model.context if self._model is not None else None
 
     async def check(self) -> None:
@@ -172,9 +172,9 @@ class VLLMEngine(Engine):
         self._policy = replace(self._policy, version=version)
 
     def constraint(self, request: ChatRequest, session: EngineSession, call: int) -> Mapping[str, Any] | None:
-        """What is added to the request so that its reply is forced, such as `structured_outputs`; None leaves
-        it free, as each is here. For engines of tests: what is forced was not the policy's choice, so the
-        turn is marked as dropped and never trained.
+        """Return what is added to the request so that its reply is forced, such as `structured_outputs`; None
+        leaves it free, as each is here. For engines of tests: what is forced was not the policy's choice, so
+        the turn is marked as dropped and never trained.
 
         Args:
             call: Which call of the session it is, counted from 0.
@@ -182,8 +182,8 @@ class VLLMEngine(Engine):
         return None
 
     def notes(self) -> Sequence[str]:
-        """What the model's chat format does not give, and where its prompts are not those of the model's own
-        chat template, if anything; known once a server was asked."""
+        """Return what the model's chat format does not give, and where its prompts are not those of the
+        model's own chat template, if anything; known once a server was asked."""
         return format_notes(self._model.renderer) if self._model is not None else ()
 
     async def end(self, session: EngineSession) -> None:
@@ -245,7 +245,7 @@ class VLLMEngine(Engine):
         )
 
     async def _ready(self) -> _Model:
-        """What is known of the model; the first call asks all servers, and loads the tokenizer."""
+        """Return the model; the first call asks all servers, and loads the tokenizer."""
         if self._model is not None:
             return self._model
         async with self._loading:
@@ -273,7 +273,7 @@ class VLLMEngine(Engine):
         )
 
     def _count(self, generation: Generation) -> None:
-        """Refuse a server that leaves out log-probabilities: what it samples cannot be trained.
+        """Check that the server gives log-probabilities: without them no token can be trained.
 
         Raises:
             EngineProtocolError: Their share has passed the limit; the run ends.
@@ -324,7 +324,7 @@ class VLLMEngine(Engine):
             await with_retries(partial(self._attempt, client, call), self._attempts, _BACKOFF)
 
     async def _attempt(self, client: Client, call: _Call) -> None:
-        """One request.
+        """Send one request.
 
         Raises:
             Transient: It brought no token.
@@ -332,7 +332,7 @@ class VLLMEngine(Engine):
         generation, streamer, asked = call.generation, call.streamer, self._policy
         before, prompt = len(generation.ids), generation.prompt()
         if before and call.constraint is not None:  # which would force the whole reply after its beginning
-            raise EngineUnavailable(f"{client.where} broke a forced reply off, which cannot be gone on with")
+            raise EngineUnavailable(f"{client.where} broke a forced reply off, which cannot be continued")
         body = call.requests.body(
             prompt,
             model=asked.name,

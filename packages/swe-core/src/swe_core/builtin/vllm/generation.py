@@ -1,4 +1,4 @@
-"""Generation: the tokens of one reply as they come, over as many requests as it takes."""
+"""Generation: the tokens of one reply as they arrive, over several requests if necessary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swe_core.tokens.conversation import Prompt
 class Generation:
     """The ids, log-probabilities and policy versions of one reply.
 
-    A request that breaks off is gone on with from the ids that came: the next request's prompt is the prompt
+    A request that breaks off is continued from the ids that came: the next request's prompt is the prompt
     and those ids, so that no sampled token is lost or drawn twice.
 
     Attributes:
@@ -60,17 +60,17 @@ class Generation:
 
     @property
     def room(self) -> int:
-        """How many ids may follow."""
+        """Return how many more ids may follow."""
         return self._limit - len(self.ids)
 
     def prompt(self) -> bytes:
-        """The JSON text of the ids that the next request is sent."""
+        """Return the ids of the next request's prompt as JSON."""
         if not self.ids:
             return self._prompt.json
         return b"%b,%b" % (self._prompt.json, orjson.dumps(self.ids)[1:-1])
 
     def add(self, chunk: Chunk) -> None:
-        """Take what came."""
+        """Add a chunk."""
         start, version = len(self.ids), chunk.version
         self.ids += chunk.ids
         self._logprobs += chunk.logprobs
@@ -84,7 +84,7 @@ class Generation:
             self._find_stop(start)
 
     def break_off(self) -> None:
-        """The request is over before it said why the reply ended. The ids may say it."""
+        """Note that the request ended without a finish reason, which the ids may give."""
         self._broken = len(self.ids)
         if (self.ids and self.ids[-1] in self._stop_ids) or self._has_stop(0):
             self.finish = "stop"
@@ -92,7 +92,7 @@ class Generation:
             self.finish = "length"
 
     def sampled(self) -> Sampled:
-        """The tokens so far."""
+        """Return the tokens so far."""
         return Sampled(
             extends=self._prompt.extends,
             prompt_ids=self._prompt.new_ids,
@@ -105,7 +105,7 @@ class Generation:
         )
 
     def missing(self) -> int:
-        """Ids without a log-probability."""
+        """Return the number of ids without a log-probability."""
         return sum(map(math.isnan, self._logprobs))
 
     def _so_far(self) -> Sampled | None:

@@ -1,4 +1,4 @@
-"""Policy: the version of the weights that a request is answered by, and the name that it goes to."""
+"""Policy: the version of the weights that answer a request, and the model name that selects them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from swe_core.errors import EngineRefused
 
 
 class AdapterUnknown(Transient):
-    """The server does not serve the adapter that was named: it may have unloaded it for a newer one."""
+    """The server does not serve the adapter: it may have replaced it by a newer one."""
 
     def refusal(self, attempts: int = 1) -> EngineRefused:
-        """The error that is raised once no further attempt follows."""
+        """Return the error that is raised after the last attempt."""
         tried = f" (tried {attempts} times)" if attempts > 1 else ""
         return EngineRefused(
             f"{self}{tried}: start the server with --enable-lora, load the adapter of a policy version "
@@ -38,11 +38,11 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """What a request of this version names. Version 0 is the model as it is, without an adapter."""
+        """Return the model name of a request of this version. Version 0 is the model without an adapter."""
         return self.model if self.adapter is None or self.version == 0 else f"{self.adapter}-v{self.version}"
 
     def unknown(self, where: str, refusal: EngineRefused, newest: int) -> AdapterUnknown | EngineRefused:
-        """What a server's `refusal` of a request of this version means.
+        """Return the error for a server's `refusal` of a request of this version.
 
         Args:
             where: The server, in words.

@@ -1,4 +1,4 @@
-"""What a vLLM server answers to `/v1/completions` and `/v1/models`, read strictly."""
+"""The answers of a vLLM server to `/v1/completions` and `/v1/models`, parsed strictly."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Replies:
         self._where = refusals.where
 
     def cards(self, raw: bytes) -> list[Card]:
-        """The served models.
+        """Return the served models.
 
         Raises:
             EngineProtocolError: It is no list of models.
@@ -141,7 +141,7 @@ class Replies:
         return True
 
     def _compare(self, prompt: Sequence[int] | None, sent: bytes) -> None:
-        """A stream may leave the prompt out; where it stands, it must be ours."""
+        """Check that a reply repeats the prompt that was sent, if it repeats one."""
         if prompt is not None and prompt != orjson.loads(b"[%b]" % sent):
             raise EngineProtocolError(
                 f"{self._where} sampled from other prompt ids than it was sent: check that no proxy or "
@@ -163,8 +163,8 @@ class Replies:
 
 
 def _without_prompt(raw: bytes, sent: bytes) -> tuple[bytes, bool]:
-    """The reply without the prompt's ids, and whether they stood there as they were sent. Comparing the text
-    saves reading every id of a long prompt at every turn."""
+    """Return the reply without the prompt's ids, and whether they stood there as they were sent. Comparing
+    the text saves reading every id of a long prompt at every turn."""
     start = raw.find(_PROMPT) + len(_PROMPT)
     end = start + len(sent)
     if start < len(_PROMPT) or not raw.startswith(sent, start) or raw[end : end + 1] != b"]":

@@ -1,4 +1,4 @@
-"""What the engine asks of a server: the body of a request to `/v1/completions`."""
+"""The body of a request to `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from swe_core.tokens.renderer import Tools
 
 
 def sampling(config: VLLMConfig) -> dict[str, Any]:
-    """Which distribution tokens are drawn from. Every option is said: what a request leaves out, the server
-    takes from the model's generation_config.json."""
+    """Return the sampling options. All are set: the server takes others from generation_config.json."""
     return {
         "temperature": config.temperature,
         "top_p": config.top_p,
@@ -29,7 +28,7 @@ def sampling(config: VLLMConfig) -> dict[str, Any]:
 
 
 def is_neutral(config: VLLMConfig) -> bool:
-    """Whether tokens are drawn from the model's own distribution."""
+    """Return whether tokens are drawn from the model's own distribution."""
     return config.temperature == config.top_p == 1.0 and config.top_k is None and config.min_p == 0.0
 
 
@@ -58,7 +57,7 @@ class Requests:
         constraint: Mapping[str, Any] | None,
         call: str,
     ) -> bytes:
-        """One request.
+        """Return the body of one request.
 
         Args:
             prompt: Its ids as JSON text without the brackets.
@@ -83,7 +82,7 @@ def _seed(seed: int, call: str) -> int:
 
 
 def offered_tools(request: ChatRequest) -> Tools:
-    """The tools that the model is shown.
+    """Return the tools that the model sees.
 
     Raises:
         RequestRefused: The agent wants a certain call, format or choice of words, which would have to be
@@ -110,7 +109,7 @@ def offered_tools(request: ChatRequest) -> Tools:
 
 
 def stop_texts(body: Mapping[str, Any]) -> list[str]:
-    """The texts at which the agent wants replies to end.
+    """Return the texts at which the agent wants replies to end.
 
     Raises:
         RequestRefused: `stop` is neither a text nor a list of texts, or one is empty.
@@ -123,7 +122,7 @@ def stop_texts(body: Mapping[str, Any]) -> list[str]:
 
 
 def most_calls(body: Mapping[str, Any]) -> int | None:
-    """How many tool calls of a reply the agent gets, the first ones; None is all.
+    """Return the maximum of tool calls in a reply to the agent; None is no limit.
 
     As vLLM's own server does it. The policy may sample more: its prompt does not say what the agent wants.
     """

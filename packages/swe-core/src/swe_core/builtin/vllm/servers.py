@@ -1,4 +1,4 @@
-"""Servers: which of several servers a rollout asks."""
+"""Servers: selects one of several servers for each rollout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from swe_core.builtin.vllm.client import Client
 
 _AVOIDED = 60.0
-"""Seconds for which a server that failed is asked only where there is no other."""
+"""Time during which a server that failed is avoided if there is another, seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,20 +27,22 @@ class Server:
 
 
 class Servers:
-    """Spreads rollouts over servers. A rollout stays on one, which has its prompt in the prefix cache, until
-    that one fails."""
+    """Distributes rollouts over servers. A rollout stays on its server, whose prefix cache has its prompt,
+    until that server fails."""
 
     def __init__(self, clients: Sequence[Client]) -> None:
         self._servers = [Server(client) for client in clients]
 
     def join(self) -> Server:
-        """The server for a new rollout: the one with the fewest, and none that failed lately where there is
-        another. Leave it with `leave`."""
+        """Return the server for a new rollout: the one with the fewest rollouts, if possible not a failed
+        one.
+
+        Call `leave` at the end of the rollout.
+        """
         return _join(self._servers)
 
     def move(self, server: Server, failed: Collection[Server]) -> Server | None:
-        """The server for a rollout whose `server` failed: none of those that `failed`. None where there is no
-        other, and the rollout stays."""
+        """Return another server than `server`, which failed, and than `failed`; None without one."""
         server.avoided_until = time.monotonic() + _AVOIDED
         others = [other for other in self._servers if other not in failed]
         if not others:
@@ -49,7 +51,7 @@ class Servers:
         return _join(others)
 
     def leave(self, server: Server) -> None:
-        """A rollout asks `server` no more."""
+        """End a rollout's use of `server`."""
         server.rollouts -= 1
 
 

@@ -1,4 +1,4 @@
-"""Streamer: sends the agent its reply while it is sampled. assistant_message: the whole reply."""
+"""Streamer: sends a reply to the agent while it is sampled. assistant_message: the whole reply."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _TEXTS = ("reasoning_content", "content")
 class Streamer:
     """Passes on the text of a reply as it grows, and its tool calls at the end.
 
-    A piece is made when it is read: who reads rarely gets long pieces, and an id that comes while one waits
+    A piece is made when it is read: a slow reader gets long pieces, and an id that comes while one waits
     costs next to nothing.
 
     Args:
-        ids: What was sampled, a list that grows.
+        ids: The sampled ids, a list that grows.
         tail: The end of the prompt, as `Renderer.parse` takes it.
         stops: Texts at which the visible text ends. What may be the beginning of one is held back.
     """
@@ -46,13 +46,13 @@ class Streamer:
         self._waiting: _Piece | None = None
 
     async def grown(self) -> None:
-        """There are more ids."""
+        """Announce more ids."""
         if self._waiting is None and self._reader.may_tell():
             self._waiting = _Piece(self)
             await self._emit(self._waiting)
 
     async def finish(self, message: dict[str, Any]) -> None:
-        """Send what is missing of the whole `message`.
+        """Send the rest of the whole `message`.
 
         Raises:
             EngineError: It does not begin with what was sent, so that the renderer must not stream.
@@ -69,13 +69,13 @@ class Streamer:
                 delta[key] = text[len(sent) :]
         if "tool_calls" in message:
             delta["tool_calls"] = whole(message)["tool_calls"]
-        if self._waiting is not None:  # nobody has read it: it is the rest
+        if self._waiting is not None:  # not read yet: it becomes the rest
             self._waiting.made = delta
         elif delta:
             await self._emit(delta)
 
     def read(self) -> dict[str, Any]:
-        """The text that was not read before."""
+        """Return the unread text."""
         self._waiting = None
         delta = {}
         for key, text in zip(_TEXTS, self._reader.read(), strict=True):
@@ -111,7 +111,7 @@ class _Piece(Mapping[str, Any]):
 
 
 def assistant_message(parsed: Parsed, stops: Sequence[str], most_calls: int | None) -> Message:
-    """The reply that the agent gets: the text up to the first of `stops`, and at most so many calls."""
+    """Return the agent's reply: the text up to the first of `stops`, and at most so many calls."""
     content = cut(parsed.content, stops)
     message: Message = {"role": "assistant", "content": content}
     if parsed.reasoning:
@@ -130,6 +130,6 @@ def assistant_message(parsed: Parsed, stops: Sequence[str], most_calls: int | No
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
-    """`text` up to the first of `stops` in it."""
+    """Return `text` up to the first of `stops` in it."""
     ends = [at for at in (text.find(stop) for stop in stops) if at >= 0]
     return text[: min(ends)] if ends else text
