@@ -127,7 +127,7 @@ def run(
     from swe_core.rollout.run_directory import RUN_FILE, RunDirectory
     from swe_core.run.launcher import Launch, Launcher
     from swe_core.run.plan import plan_run
-    from swe_core.run.verify.report import image_ids, other_images
+    from swe_core.run.verified_tasks import image_ids, other_images
 
     plan = plan_run(settings, plugin_set)
     verified = image_ids(settings.run.verified) if settings.run.verified is not None else {}

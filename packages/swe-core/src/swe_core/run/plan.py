@@ -109,7 +109,7 @@ def limits_of(settings: Settings) -> Callable[[Task], Limits]:
     Raises:
         UsageError: The report cannot be read.
     """
-    from swe_core.run.verify.report import gold_seconds
+    from swe_core.run.verified_tasks import gold_seconds
 
     limits = settings.limits
     known = {} if settings.run.verified is None else gold_seconds(settings.run.verified)

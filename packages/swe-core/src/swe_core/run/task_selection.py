@@ -120,7 +120,7 @@ def _only(tasks: Sequence[Task], wanted: Sequence[str]) -> list[Task]:
 
 
 def _usable(tasks: Sequence[Task], report: Path) -> list[Task]:
-    from swe_core.run.verify.report import usable_ids
+    from swe_core.run.verified_tasks import usable_ids
 
     usable = usable_ids(report, tasks)
     kept = [task for task in tasks if task.instance_id in usable]

@@ -15,15 +15,8 @@ from swe_core.api.task import Task
 from swe_core.errors import UsageError
 from swe_core.run.plan import limits_of
 from swe_core.run.settings import RunOptions, Settings
-from swe_core.run.verify.report import (
-    VERDICTS,
-    Check,
-    ReportFile,
-    TaskVerdict,
-    VerifyReport,
-    gold_seconds,
-    usable_ids,
-)
+from swe_core.run.verified_tasks import gold_seconds, usable_ids
+from swe_core.run.verify.report import VERDICTS, Check, ReportFile, TaskVerdict, VerifyReport
 
 
 def verdict_on(task: Task, verdict: str = "usable", **fields: Any) -> TaskVerdict:

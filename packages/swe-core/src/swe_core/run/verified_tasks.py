@@ -1,0 +1,83 @@
+"""What a run takes from a report of `tasks verify`: usable tasks, their images and times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from swe_core.api.records import Rollout
+from swe_core.api.task import Task
+from swe_core.errors import UsageError
+from swe_core.run.verify.report import VerifyReport
+
+
+def usable_ids(path: Path, tasks: Iterable[Task]) -> set[str]:
+    """The ids of those of `tasks` that the report in `path` calls usable.
+
+    Args:
+        tasks: Rows that may be run; those that the report does not know are not usable.
+
+    Raises:
+        UsageError: `path` is no report, or a row that it calls usable has changed since, or was verified
+            without cheats.
+    """
+    usable = {task.task_id: task for task in VerifyReport.read(path).tasks if task.verdict == "usable"}
+    known = [task for task in tasks if task.instance_id in usable]
+    changed = [task.instance_id for task in known if usable[task.instance_id].digest != task.digest]
+    if changed:
+        raise UsageError(
+            f"--verified {str(path)!r}: the rows of {_listed(changed)} are not those that were verified "
+            "(their patch, tests, image or commands changed): run `swe-core tasks verify` again"
+        )
+    untried = [task.instance_id for task in known if not usable[task.instance_id].cheated_at]
+    if untried:
+        raise UsageError(
+            f"--verified {str(path)!r}: no cheat was tried on {_listed(untried)}, so a patch that fixes "
+            "nothing may be paid: run `swe-core tasks verify` again without `--cheats none`"
+        )
+    return {task.instance_id for task in known}
+
+
+def image_ids(path: Path) -> dict[str, str]:
+    """Task id → the id of the image that it was verified in, as far as the report in `path` knows one.
+
+    Raises:
+        UsageError: `path` is no report.
+    """
+    return {
+        task.task_id: task.image_id for task in VerifyReport.read(path).tasks if task.image_id is not None
+    }
+
+
+def gold_seconds(path: Path) -> dict[str, float]:
+    """Task id → seconds of the longest test run with its gold patch, as far as the report in `path` has one.
+
+    Raises:
+        UsageError: `path` is no report.
+    """
+    found = {
+        task.task_id: max((one.test_seconds for one in task.checks if one.name == "gold"), default=0.0)
+        for task in VerifyReport.read(path).tasks
+    }
+    return {name: seconds for name, seconds in found.items() if seconds > 0}
+
+
+def other_images(verified: Mapping[str, str], rollouts: Iterable[Rollout]) -> list[str]:
+    """A note on each task with a grade from another image than it was verified in; ids that are not known on
+    both sides are not compared.
+
+    Args:
+        verified: As `image_ids` has it.
+    """
+    graded = {(one.task_id, one.grade.image_id) for one in rollouts if one.grade and one.grade.image_id}
+    return [
+        f"the task {name!r} was graded in the image {image!r} and verified in {verified[name]!r}, which "
+        "its name stood for then: run `swe-core tasks verify` again"
+        for name, image in sorted(graded)
+        if verified.get(name, image) != image
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more
