@@ -108,13 +108,13 @@ def run(
     Exit code: 0 when every rollout has a verdict or training is complete; 1 when a rollout of an evaluation
     ended in an error or sampled tokens are unaccounted for.
     """
-    sets += tuple(click.get_current_context().meta.get(SETS, ()))
     options = {"run": given(options), "resources": {"network": network}, "push": {"to": push_to}}
     begun: RunDirectory | None = None
     if resume is not None:
         begun = click.get_current_context().with_resource(run_directory(resume))
         resume = begun.path
-    settings = _settings(config, begun, sets, options)
+    overrides = click.get_current_context().meta.get(OVERRIDES, {})
+    settings = _settings(config, begun, sets, options, overrides)
     if resume is not None and out is not None:
         raise UsageError("--resume and --out exclude each other: the run goes on in its own directory")
     if retry_errors and resume is None:
@@ -162,7 +162,7 @@ def run(
         raise click.exceptions.Exit(1)
 
 
-SETS = "swe_core.sets"
+OVERRIDES = "swe_core.overrides"
 """Where the options that plugins add leave what they are short for."""
 
 
@@ -191,7 +191,7 @@ def add_options(command: click.Command, plugins: Iterable[Plugin]) -> list[str]:
 def _shorthand(option: RunOption) -> click.Option:
     def keep(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
         if value is not None:
-            ctx.meta.setdefault(SETS, []).append(f"{option.setting}={value}")
+            ctx.meta.setdefault(OVERRIDES, {})[option.setting] = value
 
     return click.Option(
         [option.flag], help=option.help, metavar=option.metavar, callback=keep, expose_value=False
@@ -203,13 +203,14 @@ def _settings(
     begun: RunDirectory | None,
     sets: Sequence[str],
     options: Mapping[str, Mapping[str, Any]],
+    overrides: Mapping[str, str],
 ) -> Settings:
     """The settings of the command line, above those that a run which is gone on with was started with."""
     if begun is None:
-        return load_settings(config, sets, options)
+        return load_settings(config, sets, options, overrides=overrides)
     if config is not None:
         raise ConfigError("--resume and --config exclude each other: a run keeps the settings it has")
-    return load_settings(None, sets, options, recorded=begun.info.settings)
+    return load_settings(None, sets, options, begun.info.settings, overrides)
 
 
 def _execute(

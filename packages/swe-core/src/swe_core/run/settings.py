@@ -140,6 +140,7 @@ def load_settings(
     sets: Iterable[str] = (),
     command_line: Mapping[str, Mapping[str, Any]] | None = None,
     recorded: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, str] | None = None,
 ) -> Settings:
     """The settings of a run from all four layers.
 
@@ -148,26 +149,29 @@ def load_settings(
         sets: `--set` values, `SECTION.KEY=VALUE` or `ROLE.COMPONENT.KEY=VALUE`; VALUE is JSON where it
             parses as JSON, else text.
         command_line: Section → setting → value; None values are unset.
+        overrides: Setting, such as "worker.trl.weight_sync" → its value, above all layers.
         recorded: All settings of an earlier run, in the place of a file.
 
     Raises:
         ConfigError: A file, a key or a value is wrong; the sentence names it and where it came from. So is a
             setting that is a secret by its name: a run keeps its settings, and pushes them.
     """
-    overrides: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for section, options in (command_line or {}).items():
         given = {name: value for name, value in options.items() if value is not None}
         if given:
-            overrides[section] = given
+            values[section] = given
     for text in sets:
-        _put(overrides, text)
+        _put(values, text)
+    for setting, value in (overrides or {}).items():
+        _place(values, setting.split("."), value, f"the option for {setting!r}")
     _refuse_unknown_environment()
     # A subclass carries the file's values, so that loading twice in one process shares nothing.
     layered = type(
         "Settings", (Settings,), {"file_values": dict(recorded or _read_file(file)), "__module__": __name__}
     )
     try:
-        settings: Settings = layered(**overrides)
+        settings: Settings = layered(**values)
     except ValidationError as error:
         raise ConfigError(explain(error, "the settings")) from None
     except ValueError as error:  # pydantic-settings: an environment value that is not JSON
@@ -232,11 +236,16 @@ def _put(target: dict[str, Any], text: str) -> None:
         parsed = json.loads(value)
     except json.JSONDecodeError:
         parsed = value
+    _place(target, parts, parsed, f"--set {shown!r}")
+
+
+def _place(target: dict[str, Any], parts: Sequence[str], value: object, what: str) -> None:
+    """Set the value at a path of tables."""
     for part in parts[:-1]:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
-            raise ConfigError(f"--set {shown!r}: {part!r} is already set to a value, not to a table")
-    target[parts[-1]] = parsed
+            raise ConfigError(f"{what}: {part!r} is already set to a value, not to a table")
+    target[parts[-1]] = value
 
 
 def _read_file(file: Path | None) -> dict[str, Any]:
