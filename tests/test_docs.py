@@ -62,8 +62,10 @@ ROWS = ROOT / "packages" / "swe-core" / "src" / "swe_core" / "builtin" / "rows"
 FORMAT = ROOT / "docs" / "internals" / "run-directory.md"
 TOKENS = ROOT / "docs" / "internals" / "tokens.md"
 TRAINING = ROOT / "docs" / "training.md"
+SPACE = ROOT / "docs" / "space.md"
 TRAINER_GUIDE = ROOT / "docs" / "internals" / "training.md"
 FILES = ROOT / "packages" / "swe-core" / "src" / "swe_core" / "system" / "files.py"
+HUB = ROOT / "packages" / "swe-core" / "src" / "swe_core" / "hub"
 TRAINER = ROOT / "packages" / "swe-trainer-trl" / "src" / "swe_trainer_trl"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BIN = Path(sys.executable).parent
@@ -592,17 +594,18 @@ def code_words(cells: list[str]) -> set[str]:
     return {word.split("=")[0] for cell in cells for name in in_backticks(cell) for word in name.split()}
 
 
-def test_failures_are_quoted_as_they_are_said() -> None:
-    """Each sentence of the table stands in the code; `…` is what is put in."""
+@pytest.mark.parametrize("page", [TRAINING, SPACE], ids=lambda page: page.stem)
+def test_failures_are_quoted_as_they_are_said(page: Path) -> None:
+    """Each sentence of the page's table stands in the code; `…` is what is put in."""
     said = [
         "".join(
             str(part.value) if isinstance(part, ast.Constant) else "…"
             for part in (node.values if isinstance(node, ast.JoinedStr) else [node])
         )
-        for module in [*TRAINER.rglob("*.py"), FILES]
+        for module in [*TRAINER.rglob("*.py"), *HUB.glob("*.py"), FILES]
         for node in ast.walk(ast.parse(module.read_text()))
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
     ]
-    quoted = [text for cells in table(TRAINING, "it says") for text in in_backticks(cells[0]) if " " in text]
+    quoted = [text for cells in table(page, "it says") for text in in_backticks(cells[0]) if " " in text]
     assert len(quoted) > 10
     assert [text for text in quoted if not any(text in one for one in said)] == []
