@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from swe_core.api.component import Config
 from swe_core.api.limits import MAX_BODY, Budgets, Limits
@@ -87,20 +92,6 @@ class Resources(Config):
     disk_mb: int = Field(default=4096, gt=0, description="writable disk, MiB")
 
 
-class _FileSource(PydanticBaseSettingsSource):
-    """Values that were read from the file already."""
-
-    def __init__(self, settings_cls: type[BaseSettings], values: dict[str, Any]) -> None:
-        super().__init__(settings_cls)
-        self.values = values
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        return self.values.get(field_name), field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        return self.values
-
-
 class Settings(BaseSettings):
     """All settings of a run, layered by pydantic-settings."""
 
@@ -132,7 +123,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """First wins: the command line, then the environment, then the file."""
-        return init_settings, env_settings, _FileSource(settings_cls, cls.file_values)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, cls.file_values)
 
 
 def load_settings(
