@@ -26,6 +26,8 @@ PUBLIC = (
     "swe_core.system",
 )
 FOR_TRAINERS = ("swe_core.rollout", "swe_core.run", "swe_core.hub")
+PLUGINS = {"swe_agents_pi", "swe_sandbox_docker", "swe_sandbox_hf", "swe_trainer_trl"}
+ALSO = {"swe_trainer_trl": FOR_TRAINERS, "swe_sandbox_hf": ("swe_core.hub.errors",)}
 HEAVY = {"torch", "transformers", "datasets", "docker", "huggingface_hub", "aiohttp", "vllm", "trl"}
 HEAVY |= {"httpx", "requests"}
 EXTRAS = {"numpy", "pytest"}
@@ -130,6 +132,22 @@ def _top_imports(path: Path) -> Iterator[str]:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 yield whole if whole in modules() else node.module
+
+
+def test_plugin_packages_import_the_public_surface() -> None:
+    """They import no other plugin package, and the core imports none."""
+    wrong = []
+    for name, imported in imports().items():
+        package = name.partition(".")[0]
+        for each in imported:
+            other = each.partition(".")[0]
+            if other in PLUGINS - {package}:
+                wrong.append(f"{name} imports {each}")
+            if package in PLUGINS and other == "swe_core" and each != "swe_core":
+                public = PUBLIC + ALSO.get(package, ())
+                if not any(f"{each}.".startswith(f"{room}.") for room in public):
+                    wrong.append(f"{name} imports {each}")
+    assert wrong == []
 
 
 def test_the_guide_names_the_public_surface() -> None:

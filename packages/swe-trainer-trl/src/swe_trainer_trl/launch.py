@@ -16,9 +16,8 @@ from swe_core.api.engine import Engine
 from swe_core.api.sandbox import SandboxProvider
 from swe_core.errors import ConfigError, EngineError, SweError, UsageError, sentence
 from swe_core.hub.push import push_run
-from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.run.components import ResolvedComponent
+from swe_core.run.components import ResolvedComponent, load_plugins
 from swe_core.run.execute import create_directory
 from swe_core.run.launcher import Launch, Launcher
 from swe_core.run.plan import plan_run
@@ -68,7 +67,7 @@ class TRLLauncher(Launcher):
         model = config.model or run.model
         if model is None:
             raise ConfigError("training needs a policy: pass --model with a directory or a name on the Hub")
-        plugins = PluginSet(run.plugins, run.extra_plugins, allow_list(os.environ))
+        plugins = load_plugins(run)
         plan = plan_run(launch.settings, plugins)
         if not isinstance(plan.model_side, ResolvedComponent):
             raise ConfigError(
@@ -106,7 +105,7 @@ class TRLLauncher(Launcher):
                 settings = _with_server(settings, url, run.model or model)
                 if launch.resume:
                     unpause(url)  # a trainer that was killed during a weight sync has left it so
-                run_in_loop(_check_engine, settings, plugins)
+                run_in_loop(_check_engine, settings)
                 if adapter is not None and config.weight_sync == "trl":
                     require_adapters(url)
                     if not launch.resume:
@@ -127,7 +126,7 @@ class TRLLauncher(Launcher):
             arguments.vllm_server_base_url = settings.run.engine_url
             with _pushed(launch), _swept(plan.sandbox), _blamed(server):
                 if server is not None:
-                    run_in_loop(_check_engine, settings, plugins)
+                    run_in_loop(_check_engine, settings)
                 train(
                     Job(
                         config=config,
@@ -243,13 +242,13 @@ def refuse_used(url: str, name: str) -> None:
         )
 
 
-async def _check_engine(settings: Settings, plugins: PluginSet) -> None:
+async def _check_engine(settings: Settings) -> None:
     """Ask the server what the rollouts' process will ask it, before the policy is loaded.
 
     Raises:
         SweError: It does not answer, serves another model, or cannot be used with these settings.
     """
-    side = plan_run(settings, plugins).model_side
+    side = plan_run(settings, load_plugins(settings.run)).model_side
     if isinstance(side, ResolvedComponent):
         async with cast(Engine, side.create()) as engine:
             await engine.check()

@@ -19,7 +19,7 @@ class FinishedRollout:
 
     Args:
         rollout: Its record.
-        chains: Its training rows, the same as `swe_core.tokens.chains.chains_of` makes of its turns on disk.
+        chains: Its training rows, the same as `RolloutStore.chains` makes of its turns on disk.
             Empty without a verdict.
     """
 
@@ -41,6 +41,10 @@ class RolloutStore(Protocol):
 
     def rollouts(self) -> Iterable[Rollout]:
         """Return the finished rollouts, in the order in which they finished."""
+        ...
+
+    def chains(self, rollout_id: str) -> Sequence[Chain]:
+        """Return the training rows of a rollout, made again from its calls on disk."""
         ...
 
     def turns(self, rollout_id: str) -> Iterable[Turn]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from swe_core.plugins.manager import PluginSet, allow_list
+from swe_core.plugins.manager import PluginSet
+from swe_core.run.components import load_plugins
 from swe_core.run.settings import Settings, load_settings
 from swe_core.system.printable import printable
 
@@ -133,7 +133,7 @@ def settings_and_plugins(
     """
     settings = load_settings(config, sets, {"run": given(options)})
     run = settings.run
-    return settings, PluginSet(run.plugins, run.extra_plugins, allow_list(os.environ))
+    return settings, load_plugins(run)
 
 
 def run_directory(path: Path) -> AbstractContextManager[RunDirectory]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import click
@@ -26,7 +25,7 @@ def regrade(directory: Path, name: str | None, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from swe_core.plugins.manager import PluginSet, allow_list
+    from swe_core.run.components import load_plugins
     from swe_core.run.regrade import Regraded, chosen
     from swe_core.run.regrade import regrade as grade_again
     from swe_core.run.settings import load_settings
@@ -36,7 +35,7 @@ def regrade(directory: Path, name: str | None, as_json: bool) -> None:
     run = click.get_current_context().with_resource(run_directory(directory))
     rollouts = chosen(run, name)
     settings = load_settings(recorded=run.info.settings)
-    plugins = PluginSet(settings.run.plugins, settings.run.extra_plugins, allow_list(os.environ))
+    plugins = load_plugins(settings.run)
 
     async def all_of() -> list[Regraded]:
         found = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,7 +15,8 @@ import click
 from swe_core.api.component import RunOption
 from swe_core.cli.options import given, plugin_options, run_directory, settings_options, task_options
 from swe_core.errors import ConfigError, UsageError
-from swe_core.plugins.manager import Plugin, PluginSet, allow_list
+from swe_core.plugins.manager import Plugin, PluginSet
+from swe_core.run.components import load_plugins
 from swe_core.run.settings import Settings, load_settings
 from swe_core.system.redaction import RedactingFormatter, Redactor, redaction_scope
 
@@ -119,7 +119,7 @@ def run(
         raise UsageError("--resume and --out exclude each other: the run goes on in its own directory")
     if retry_errors and resume is None:
         raise UsageError("--retry-errors goes with --resume RUN, which names the run with the errors")
-    plugin_set = PluginSet(settings.run.plugins, settings.run.extra_plugins, allow_list(os.environ))
+    plugin_set = load_plugins(settings.run)
     # The heavy half of the program, imported only once the input is known to be sound.
     from swe_core.api.worker import RolloutWorker
     from swe_core.cli.progress import Display

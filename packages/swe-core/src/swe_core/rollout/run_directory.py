@@ -14,6 +14,7 @@ import orjson
 from pydantic import BaseModel, Field, ValidationError
 
 from swe_core.api.agent import AgentEvent
+from swe_core.api.chain import Chain
 from swe_core.api.records import (
     FORMAT_VERSION,
     READABLE,
@@ -267,11 +268,22 @@ class RunDirectory:
         """
         return {rollout_id: outcome for rollout_id, outcome, _ in _heads(self.path / ROLLOUTS_FILE)}
 
+    def chains(self, rollout_id: str) -> Sequence[Chain]:
+        """Return the training rows of one rollout, made again from its calls on disk.
+
+        Raises:
+            UsageError: As in `turns`.
+            LedgerError: The records do not fit together.
+        """
+        from swe_core.tokens.chains import chains_of  # with numpy
+
+        return chains_of(self.turns(rollout_id))
+
     def turns(self, rollout_id: str, retried: str = "") -> list[Turn]:
         """Return the LLM calls of one rollout, in the order in which they ended.
 
         An incomplete last line is left out. The tokens of calls whose reply never reached the agent have
-        `UNDELIVERED` as their `dropped`. `swe_core.tokens.chains.chains_of` turns calls into training rows.
+        `UNDELIVERED` as their `dropped`.
 
         Args:
             retried: `Retried.folder` of a failed attempt; empty for the last one.

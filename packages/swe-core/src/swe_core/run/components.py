@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from swe_core.api.component import Config
 from swe_core.errors import ConfigError, PluginError, SweError, sentence
 from swe_core.plugins.builtins import DEFAULTS
-from swe_core.plugins.manager import PluginSet, RegisteredComponent, Role
-from swe_core.run.settings import Settings, validate
+from swe_core.plugins.manager import PluginSet, RegisteredComponent, Role, allow_list
+from swe_core.run.settings import RunOptions, Settings, validate
 
 Shared = Mapping[str, tuple[str, Any]]
 """Settings of a component that are options of the run: setting → (the option's name, its value or None)."""
@@ -54,6 +55,21 @@ class ResolvedComponent:
                 f"the {self.registered.role} {self.name!r} of the plugin {self.registered.plugin!r} "
                 f"cannot be created: {sentence(error)}"
             ) from error
+
+
+def load_plugins(run: RunOptions, environment: Mapping[str, str] = os.environ) -> PluginSet:
+    """Load the plugins that a run names, of those that SWE_PLUGINS of `environment` allows.
+
+    Raises:
+        PluginError: A plugin that the run names cannot be loaded.
+    """
+    return PluginSet(run.plugins, run.extra_plugins, allow_list(environment))
+
+
+def default_component(role: Role, worker: ResolvedComponent) -> str:
+    """Return what fills `role` where the user chooses nothing: the worker's choice or the core's."""
+    defaults = worker.registered.component.defaults
+    return defaults[role] if role in defaults else DEFAULTS[role]
 
 
 def resolve_component(

@@ -17,7 +17,7 @@ from swe_core.api.task import Task, TaskSource
 from swe_core.errors import ConfigError, PolicyRefused, sentence
 from swe_core.plugins.builtins import DEFAULTS, KNOWN_DISTRIBUTIONS, RECORDED_ENGINE
 from swe_core.plugins.manager import HOOKS, PluginSet
-from swe_core.run.components import ResolvedComponent, resolve_component
+from swe_core.run.components import ResolvedComponent, default_component, resolve_component
 from swe_core.run.settings import Settings
 from swe_core.run.task_selection import selection
 from swe_core.system.urls import base_url
@@ -56,10 +56,11 @@ def plan_run(settings: Settings, plugins: PluginSet) -> Plan:
     run = settings.run
     wanted = selection(settings, plugins)
     worker = resolve_component(settings, plugins, "worker", run.worker)
-    defaults = {**DEFAULTS, **worker.registered.component.defaults}
     agent = cast(
         AgentSpec,
-        resolve_component(settings, plugins, "agent", run.agent, default=defaults["agent"]).create(),
+        resolve_component(
+            settings, plugins, "agent", run.agent, default=default_component("agent", worker)
+        ).create(),
     )
     model_side: ResolvedComponent | BlackBoxPlan | None = None
     if agent.dialect is not None:
@@ -68,7 +69,9 @@ def plan_run(settings: Settings, plugins: PluginSet) -> Plan:
         model_side = (
             _black_box(settings) if black_box else _engine(settings, plugins, wanted.source, preferred)
         )
-    sandbox = resolve_component(settings, plugins, "sandbox", run.sandbox, default=defaults["sandbox"])
+    sandbox = resolve_component(
+        settings, plugins, "sandbox", run.sandbox, default=default_component("sandbox", worker)
+    )
     check_sandbox_supported(cast(SandboxProvider, sandbox.create()), settings)
     return Plan(
         settings=settings,

@@ -17,7 +17,6 @@ from anyio.to_thread import run_sync
 from swe_core.api.records import Rollout
 from swe_core.api.worker import FinishedRollout, RolloutRunner
 from swe_core.errors import ConfigError, SweError
-from swe_core.tokens.chains import chains_of
 from swe_trainer_trl.journal.groups import Member, assess
 from swe_trainer_trl.journal.journal import Journal, OpenGroup
 from swe_trainer_trl.rollouts.messages import ENGINE_LOST, FeedOptions
@@ -208,7 +207,7 @@ class Schedule:
 
     def _from_disk(self, rollout: Rollout) -> FinishedRollout:
         scored = rollout.reward is not None
-        return FinishedRollout(rollout, chains_of(self._runner.store.turns(rollout.id)) if scored else ())
+        return FinishedRollout(rollout, self._runner.store.chains(rollout.id) if scored else ())
 
     def _member(self, finished: FinishedRollout) -> Member:
         rollout, chains = finished.rollout, finished.chains

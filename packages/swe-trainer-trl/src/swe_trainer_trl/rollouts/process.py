@@ -19,7 +19,7 @@ from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.errors import SweError, sentence
 from swe_core.hub.options import hub_extensions
-from swe_core.plugins.manager import PluginSet, allow_list
+from swe_core.run.components import load_plugins
 from swe_core.run.execute import execute
 from swe_core.run.plan import plan_run
 from swe_core.run.settings import Settings
@@ -126,7 +126,7 @@ def _main(redactor: Redactor) -> int:
 
 def _feed(start: Start, link: Link) -> None:
     settings = Settings(**start.settings)
-    plugins = PluginSet(settings.run.plugins, settings.run.extra_plugins, allow_list(os.environ))
+    plugins = load_plugins(settings.run)
     for module in plugins.manager.get_plugins():
         logging.getLogger(str(module.__name__).partition(".")[0]).setLevel(logging.INFO)
     link.report(Beat())  # each part of the start may take minutes: a data set, a bundle, a server that loads

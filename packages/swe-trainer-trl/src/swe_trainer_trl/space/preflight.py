@@ -10,9 +10,7 @@ from typing import Any, cast
 
 from swe_core.api.sandbox import SandboxProvider
 from swe_core.errors import ConfigError, sentence
-from swe_core.plugins.builtins import DEFAULTS
-from swe_core.plugins.manager import PluginSet
-from swe_core.run.components import ResolvedComponent, resolve_component
+from swe_core.run.components import ResolvedComponent, default_component, load_plugins, resolve_component
 from swe_core.run.plan import check_sandbox_supported
 from swe_core.run.settings import Settings
 from swe_core.run.task_selection import selection
@@ -38,9 +36,9 @@ def check_run(request: Request, settings: Settings, *, ask: bool = True) -> Need
         PluginError: A plugin that the settings name cannot be loaded, or several fill one role.
     """
     # SWE_PLUGINS does not travel, so there is no allow-list there.
-    plugins = PluginSet(settings.run.plugins, settings.run.extra_plugins)
+    plugins = load_plugins(settings.run, {})
     worker = resolve_component(settings, plugins, "worker", settings.run.worker)
-    default = {**DEFAULTS, **worker.registered.component.defaults}["sandbox"]
+    default = default_component("sandbox", worker)
     sandbox = resolve_component(settings, plugins, "sandbox", settings.run.sandbox, default=default)
     _check_sandbox(request, settings, sandbox)
     # A data set of the Hub is read there, with the token that it has there.
