@@ -56,6 +56,7 @@ from .conftest import SweCore
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "plugins.md"
+QUICKSTART = ROOT / "docs" / "quickstart.md"
 TASKS = ROOT / "docs" / "tasks.md"
 RUNNING = ROOT / "docs" / "running.md"
 ROWS = ROOT / "packages" / "swe-core" / "src" / "swe_core" / "builtin" / "rows"
@@ -128,7 +129,7 @@ def console(page: Path) -> list[Block]:
     return [block for block in blocks(page) if block.language == "console"]
 
 
-CONSOLE = [(page, block) for page in (GUIDE, TASKS, RUNNING) for block in console(page)]
+CONSOLE = [(page, block) for page in (GUIDE, QUICKSTART, TASKS, RUNNING) for block in console(page)]
 
 
 class Shell:
