@@ -68,7 +68,12 @@ TRAINER_GUIDE = ROOT / "docs" / "internals" / "training.md"
 FILES = ROOT / "packages" / "swe-core" / "src" / "swe_core" / "system" / "files.py"
 HUB = ROOT / "packages" / "swe-core" / "src" / "swe_core" / "hub"
 TRAINER = ROOT / "packages" / "swe-trainer-trl" / "src" / "swe_trainer_trl"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    ROOT / "examples" / "README.md",
+    *sorted(ROOT.glob("packages/*/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 BIN = Path(sys.executable).parent
 
 
@@ -325,7 +330,7 @@ def code(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_option_named_exists(page: Path, options: set[str]) -> None:
-    of_others = re.compile(r"^.*\b(pip|pytest|git|patch|bwrap|npm|docker|vllm|benchmarks/\w+\.py) .*$", re.M)
+    of_others = re.compile(r"^.*\b(pip|pytest|git|make|patch|bwrap|npm|docker|vllm|benchmarks/\w+\.py) .*$", re.M)
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", of_others.sub("", code(page))))
     servers = set(re.findall(r'"(--[a-z-]+)"', (TRAINER / "server" / "vllm_server.py").read_text()))
     assert named - options - servers - {"--help", "--version"} == set()
