@@ -1,4 +1,4 @@
-"""Writes docs/demo.svg: the terminal of a real run of the demo with the agent Pi.
+"""Write docs/demo.svg: the terminal of a real run of the demo with the agent Pi.
 
 python docs/generate_demo_svg.py
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,9 @@ def main() -> None:
                 command.split(), cwd=directory, env=environment, stdout=subprocess.PIPE, check=True, text=True
             )
             console.print(Text.from_ansi(done.stdout.strip()), "")
-    console.save_svg(str(PICTURE), title="swe-core", unique_id="demo")
+    picture = console.export_svg(title="swe-core", unique_id="demo")
+    # Without fonts from the network: a viewer takes its own.
+    PICTURE.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL), encoding="utf-8")
 
 
 if __name__ == "__main__":
