@@ -87,7 +87,7 @@ class LocalProvider:
         return found
 
     def check_supported(self, spec: SandboxSpec) -> None:
-        """See `SelectiveProvider.refuse`."""
+        """See `SelectiveProvider.check_supported`."""
         require_room(state.sockets(state.new_name()))
         self._refuse_machine()
 
@@ -157,7 +157,7 @@ class LocalProvider:
         rules: int | None,
         isolated: bool,
     ) -> tuple[Mapping[str, object], LocalSandbox, Sequence[str]]:
-        """Return what to tell the supervisor, the sandbox to be, and the argv that starts it."""
+        """Return the settings of the supervisor, the sandbox, and the argv that starts it."""
         sockets = state.sockets(directory.name)
         env = {"PATH": bwrap.default_path(), "HOME": HOME_DIR, "LANG": "C.UTF-8", **spec.env}
         settings: dict[str, object] = {"isolated": isolated}
@@ -204,7 +204,7 @@ class LocalProvider:
 
 
 def _check(spec: SandboxSpec) -> None:
-    """Refuse what local sandboxes cannot do.
+    """Check that local sandboxes support the spec.
 
     Raises:
         SandboxError: One sentence about it.
@@ -245,7 +245,7 @@ def _filter(isolated: bool) -> Iterator[int | None]:
 
 
 async def _launch(argv: Sequence[str], passed: Sequence[int], stderr: Path) -> HostProcess:
-    """Start the supervisor, in a session of its own: Ctrl-C in the terminal is for us alone."""
+    """Start the supervisor in a session of its own, so that Ctrl-C does not reach it."""
     file = os.open(stderr, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         return await anyio.open_process(
@@ -264,7 +264,7 @@ async def _set_up(control: Control, settings: Mapping[str, object], stderr: Path
     """Wait until the supervisor is ready.
 
     Raises:
-        SandboxError: It did not get there; the message has what it, or bubblewrap, said last.
+        SandboxError: It failed; the message has its last output, or that of bubblewrap.
     """
     try:
         with anyio.fail_after(OPEN_TIMEOUT):
@@ -280,7 +280,7 @@ async def _set_up(control: Control, settings: Mapping[str, object], stderr: Path
 
 
 async def _end(process: HostProcess) -> None:
-    """Wait until the supervisor and with it everything inside is gone."""
+    """Wait until the supervisor and all processes inside have exited."""
     with anyio.move_on_after(CLOSE_TIMEOUT):
         await process.wait()
     if process.returncode is None:

@@ -1,4 +1,4 @@
-"""Test logs: which test ended how, from what pytest and unittest print.
+"""Parse test logs: the status of each test in the output of pytest and unittest.
 
 pytest must have been run with `-rA`, unittest with `-v`. Where a log says several things about one test (it
 passed and its teardown failed), the worst counts. `log_reader` finds a reader by the name that tasks give it.
@@ -22,8 +22,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def shortened(log: bytes) -> bytes:
-    """Return a log without what its lines have beyond `LONGEST_LINE` bytes: parsers may take much longer for
-    a line of twice the length, ours and others'."""
+    """Cut the lines of a log to `LONGEST_LINE` bytes: parsers may be slow on long lines."""
     at = 0
     while len(log) - at > LONGEST_LINE:
         if (end := log.rfind(b"\n", at, at + LONGEST_LINE + 1)) < 0:
@@ -237,7 +236,7 @@ def parse_r2e(log: bytes) -> dict[str, TestStatus]:
 
 
 def r2e_name(test: str) -> str:
-    """R2E-Gym's name for a pytest node id."""
+    """Return R2E-Gym's name for a pytest node id."""
     return _ANSI.sub("", ".".join(test.rstrip().split("::")[1:])).split(" - ")[0]
 
 

@@ -1,11 +1,11 @@
-"""What the test run says of itself, on a stream that the code under test cannot sign.
+"""The report of a test run about itself, on a stream that the code under test cannot sign.
 
-A program of ours (`reporter/pytest_inside.py`, a pytest plugin, or `reporter/unittest_inside.py`, with what
-`programs` puts before each) runs in the test run's process and writes one signed line per event: each
-collected id, how each phase of each test ended, what was replaced in the test runner, the end.
-`Reporter` puts it into a sandbox and reads the stream while the tests run, in bounded memory: what is not
-signed with the key of an announced session is thrown away. A session is announced before any code under test
-is imported, so that one which says nothing later, or a second one beside it, is noticed.
+A program (`reporter/pytest_inside.py`, a pytest plugin, or `reporter/unittest_inside.py`, after the modules
+that `test_runners` puts before each) runs in the test run's process and writes one signed line per event:
+each collected id, the end of each phase of each test, each replaced part of the test runner, the end.
+`Reporter` puts it into a sandbox and reads the stream while the tests run, in bounded memory. It discards
+lines that are not signed with the key of an announced session. A session is announced before any code under
+test is imported, so that a silent session, or a second one, is noticed.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Report:
     Args:
         sessions: How many sessions of the test runner were announced.
         complete: Whether there was at least one session, each has ended, and no event is missing.
-        exit_status: The worst of the test runner's own exit codes; None when none ended.
-        statuses: How each test ended. A test that was collected and did not run is not in it.
+        exit_status: The worst exit code of the test runner; None if no session ended.
+        statuses: Status of each test. A test that was collected and did not run has none.
         collected: All ids that were collected.
         remote: Whether the tests of a session ran in other processes, where the reporter does not see what
-            they raise. odd: Contradictions to an honest run, one sentence each: a replaced part of the test
-            runner, a canary with the wrong end, a test whose report differs from what it raised. Some
-            projects do such things themselves, so a sentence counts only if a run with the reference does not
-            give it too.
+            they raise.
+        odd: Contradictions to an honest run, one sentence each: a replaced part of the test runner, a canary
+            with the wrong end, a test whose report differs from what it raised. Some projects do such things
+            themselves, so a sentence counts only if a run with the reference does not give it too.
     """
 
     sessions: int = 0
@@ -82,11 +82,11 @@ NOTHING_REPORTED = Report()
 
 
 class Reporter:
-    """One test run's reporter: the program inside, and the reading end.
+    """The reporter of one test run: the program inside, and the reader of its stream.
 
     Args:
         runner: The test runner that the tests are written for.
-        known: What files of the task's own, by path in the repository, hold: git ids.
+        known: Git ids of the task's own files, by path in the repository.
     """
 
     def __init__(self, runner: Runner = "pytest", known: Mapping[str, str] | None = None) -> None:
@@ -106,7 +106,7 @@ class Reporter:
         self._text = 0
 
     async def install(self, sandbox: Sandbox) -> None:
-        """Put the program and our half of the key agreement into the sandbox.
+        """Write the program and the host's half of the key agreement into the sandbox.
 
         Raises:
             SandboxError: They could not be written.
@@ -131,7 +131,7 @@ class Reporter:
         return f'{ours} PYTEST_ADDOPTS="-p {self._name}${{PYTEST_ADDOPTS:+ $PYTEST_ADDOPTS}}"'
 
     def feed(self, chunk: bytes) -> None:
-        """Take what came on the stream."""
+        """Process a piece of the stream."""
         *lines, rest = chunk.split(b"\n")
         for line in lines:
             if self._buffer or self._skipping:

@@ -1,4 +1,4 @@
-"""What must hold of a vLLM server before a run; each thing that does not is one sentence."""
+"""The checks of a vLLM server before a run; each failed one is one sentence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Served:
     """A server's answers about its model.
 
     Args:
-        root: Where it lies: a directory of the server's machine, or a name on the Hub.
+        root: A directory of the server's machine, or a name on the Hub.
         context: Tokens of its context.
     """
 
@@ -42,7 +42,7 @@ async def ask_served(client: Client, model: str) -> Served:
     """Return the server's answers about `model`.
 
     Raises:
-        Transient | EngineError: It does not serve it, or does not say how long its context is.
+        Transient | EngineError: The server lacks the model, or does not give its context.
     """
     cards = {card.id: card for card in await client.cards()}
     if model not in cards:
@@ -62,7 +62,7 @@ async def ask_served(client: Client, model: str) -> Served:
 
 
 async def check_server(client: Client, model: str, renderer: Renderer, config: VLLMConfig) -> None:
-    """Sample one token twice and a few once, and look at what comes back.
+    """Sample one token twice and a few once, and check the replies.
 
     Raises:
         Transient | EngineError: The server cannot be used with these settings.

@@ -59,10 +59,10 @@ class Client:
         self._replies = Replies(refusals)
 
     async def cards(self) -> list[Card]:
-        """Return the models that it serves.
+        """Return the models that the server serves.
 
         Raises:
-            Transient | EngineError: It cannot say.
+            Transient | EngineError: The server gave no list.
         """
         timeout = aiohttp.ClientTimeout(total=_CHECK_TIMEOUT)
         try:
@@ -78,7 +78,7 @@ class Client:
         """Return one whole reply, and its first choice as the server gave it.
 
         Raises:
-            Transient | EngineError: It gave none.
+            Transient | EngineError: The server gave no reply.
         """
         chunk = Chunk()
         async with self._asked(orjson.dumps(body)) as response:
@@ -91,7 +91,7 @@ class Client:
         """Return the events of a streamed reply, each by itself.
 
         Raises:
-            Transient | EngineError: They cannot be had.
+            Transient | EngineError: The server gave no stream.
         """
         chunks, parser = [], EventParser()
         async with self._asked(orjson.dumps(body)) as response:
@@ -114,7 +114,7 @@ class Client:
                 moment at which all that had come was read: the rest may have been sampled before.
 
         Raises:
-            Transient | EngineError: The reply cannot be had, or not whole.
+            Transient | EngineError: The server gave no reply, or an incomplete one.
         """
         expected: bytes | None = sent
         version, seen, finish = announced(), 0, None
@@ -170,7 +170,7 @@ class Client:
 
 
 async def _has_read(content: aiohttp.StreamReader, seen: int) -> bool:
-    """Return whether no byte has come since `seen`. New ones are there after two passes of the event loop."""
+    """Return whether `seen` bytes are all that has come, after two passes of the event loop."""
     await anyio.lowlevel.checkpoint()
     await anyio.lowlevel.checkpoint()
     return content.total_bytes == seen

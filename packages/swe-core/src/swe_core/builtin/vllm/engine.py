@@ -88,7 +88,7 @@ class _Call:
     """One call of the agent.
 
     Args:
-        name: What it draws its seeds by.
+        name: The base of its seeds.
         stops: Texts that end the reply.
         constraint: Keys of the request that force the reply; None leaves it free.
         streamer: None where the agent gets its reply whole. The server streams all the same, so
@@ -152,8 +152,10 @@ class VLLMEngine(Engine):
         return self._model.context if self._model is not None else None
 
     async def check(self) -> None:
-        """Ask each server for its model and for a few tokens: do ids and log-probabilities come back, and are
-        the latter those that tokens are drawn by? Then log what `notes` has, before the run."""
+        """Check on each server that it serves the model, and that ids and log-probabilities come back.
+
+        The log-probabilities must be those of the sampling distribution. Then log `notes`.
+        """
         model, policy = await self._ready(), self._policy
         for client in self._clients:
             try:
@@ -318,8 +320,7 @@ class VLLMEngine(Engine):
                     rollout.server = other
 
     async def _sample(self, client: Client, call: _Call) -> None:
-        """Sample until the reply has ended. Attempts are counted while none brings a token: with each that
-        does, the reply is nearer to its end."""
+        """Sample until the reply has ended. Only attempts without a new token count."""
         while call.generation.finish is None:
             await with_retries(partial(self._attempt, client, call), self._attempts, _BACKOFF)
 
@@ -327,7 +328,7 @@ class VLLMEngine(Engine):
         """Send one request.
 
         Raises:
-            Transient: It brought no token.
+            Transient: The request brought no token.
         """
         generation, streamer, asked = call.generation, call.streamer, self._policy
         before, prompt = len(generation.ids), generation.prompt()
