@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +29,6 @@ from swe_core.builtin.local.provider import LocalProvider
 from swe_core.sandboxing.background import helper_task_group
 from swe_core.sandboxing.relay import launcher
 from swe_core.sandboxing.relay.pull_relay import (
-    ExecTransport,
     HttpTransport,
     Timing,
     Transport,
@@ -351,21 +349,6 @@ async def dialing_into(inner: Sandbox) -> AsyncIterator[Dial]:
 
 
 Connect = Callable[[int], Transport]
-Way = Callable[[Sandbox], AbstractAsyncContextManager[Connect]]
-
-
-@asynccontextmanager
-async def by_exec(inner: Sandbox) -> AsyncIterator[Connect]:
-    """The control port is reached by programs inside."""
-    yield partial(ExecTransport, inner)
-
-
-@asynccontextmanager
-async def by_proxy(inner: Sandbox) -> AsyncIterator[Connect]:
-    """The control port is reached by a port proxy, over a unix socket."""
-    async with dialing_into(inner) as dial, Proxy(dial).serving_socket() as path:
-        async with http_client(uds=path) as client:
-            yield lambda port: HttpTransport(client, f"http://proxy/proxy/{port}")
 
 
 @asynccontextmanager
@@ -395,21 +378,25 @@ class PullSandbox(Sandbox):
         return reach_by_pull(self, endpoint, self._connect, timing=self._timing)
 
 
+def _no_way(port: int) -> Transport:
+    raise AssertionError("a sandbox without a network needs no way in")
+
+
 @dataclass
 class PullProvider:
-    """Opens another provider's sandboxes, reached by pulling."""
+    """Open another provider's sandboxes; a port proxy on a unix socket leads to their control ports."""
 
     inner: SandboxProvider
-    way: Way
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         async with self.inner.open(spec) as inner:
             if spec.network == "none":
-                yield PullSandbox(inner, lambda port: ExecTransport(inner, port))
+                yield PullSandbox(inner, _no_way)
                 return
-            async with self.way(inner) as connect:
-                yield PullSandbox(inner, connect)
+            async with dialing_into(inner) as dial, Proxy(dial).serving_socket() as path:
+                async with http_client(uds=path) as client:
+                    yield PullSandbox(inner, lambda port: HttpTransport(client, f"http://proxy/proxy/{port}"))
 
     def notes(self) -> Sequence[str]:
         return self.inner.notes()

@@ -31,7 +31,6 @@ from .helpers import (
     LANGUAGES,
     QUICK,
     Proxy,
-    by_exec,
     cancelling,
     dial_host,
     on_this_host,
@@ -303,7 +302,7 @@ async def reach_while_it_is_replaced(script: str, monkeypatch: pytest.MonkeyPatc
     """Reach an endpoint for ever; that script is run instead of the program once it is reached."""
     async with (
         on_this_host("python") as sandbox,
-        by_exec(sandbox) as connect,
+        over(Proxy(dial_host)) as connect,
         serving({"/": hello}) as server,
     ):
         with anyio.fail_after(PATIENCE):

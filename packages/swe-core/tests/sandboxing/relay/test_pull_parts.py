@@ -22,7 +22,7 @@ from swe_core.sandboxing.relay.send_buffer import ROOM, Outbox, Pace
 from swe_core.system.http_server import serve
 from swe_testing.sandbox.network import hello, serving
 
-from .helpers import Proxy, by_exec, dial_host, on_this_host, reached, request
+from .helpers import Proxy, dial_host, on_this_host, over, reached, request
 
 pytestmark = pytest.mark.anyio
 SECRET = bytes(32)
@@ -180,7 +180,7 @@ async def test_sandbox_that_dies() -> None:
     """Who uses it next finds out; the relay itself ends quietly, and says so only to who opens it."""
     async with (
         on_this_host("python") as sandbox,
-        by_exec(sandbox) as connect,
+        over(Proxy(dial_host)) as connect,
         serving({"/": hello}) as server,
     ):
         async with reach_by_pull(sandbox, server, connect):

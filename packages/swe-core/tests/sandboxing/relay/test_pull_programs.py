@@ -298,34 +298,22 @@ async def test_client_that_does_not_read_is_as_one_that_has_left(inside: Inside)
 
 @pytest.mark.parametrize("language", BOTH)
 def test_standard_input_that_is_a_file_is_closed_once_it_is_read(language: str, tmp_path: Path) -> None:
-    """Nobody can read it again through /proc. The client waits for a server that says nothing."""
+    """No other process can read it again through /proc."""
     given = tmp_path / "given"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(PATIENCE)
-        port = str(server.getsockname()[1])
-        for name, said, arguments in (
-            ("pull", json.dumps(SETTINGS), []),
-            ("client", '{"X-Relay-Proof": "x"}\nbody', ["POST", port, "/"]),
-        ):
-            given.write_text(said)
-            argv = [*program_of(name, language), *arguments]
-            with (
-                given.open("rb") as file,
-                subprocess.Popen(argv, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
-            ):
-                try:
-                    assert process.stdout is not None
-                    if name == "pull":
-                        assert process.stdout.readline().startswith(b"ready")
-                    else:
-                        with server.accept()[0] as asked:
-                            assert asked.recv(1)
-                    folder = f"/proc/{process.pid}/fd"
-                    assert os.readlink(f"{folder}/0") == "/dev/null"
-                    open_files = [os.readlink(f"{folder}/{number}") for number in os.listdir(folder)]
-                    assert str(given) not in open_files
-                finally:
-                    process.kill()
+    given.write_text(json.dumps(SETTINGS))
+    with (
+        given.open("rb") as file,
+        subprocess.Popen(program_of("pull", language), stdin=file, stdout=subprocess.PIPE) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(b"ready")
+            folder = f"/proc/{process.pid}/fd"
+            assert os.readlink(f"{folder}/0") == "/dev/null"
+            open_files = [os.readlink(f"{folder}/{number}") for number in os.listdir(folder)]
+            assert str(given) not in open_files
+        finally:
+            process.kill()
 
 
 async def test_failure_that_is_told_down(inside: Inside) -> None:
@@ -453,7 +441,7 @@ def what_processes_tell() -> list[bytes]:
     return seen
 
 
-@pytest.mark.parametrize("name", ["pull.py", "client.py", "forward.py"])
+@pytest.mark.parametrize("name", ["pull.py", "forward.py"])
 def test_programs_are_written_in_an_old_python(name: str) -> None:
     ast.parse(
         (resources.files("swe_core.sandboxing.relay.inside") / name).read_text(), feature_version=(3, 6)

@@ -26,7 +26,6 @@ from swe_core.api.sandbox import Sandbox
 from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
 from swe_core.sandboxing.background import helper_task_group
 from swe_core.sandboxing.relay import requests
-from swe_core.sandboxing.relay.exec_transport import ExecTransport
 from swe_core.sandboxing.relay.frames import Imposture, ProtocolError
 from swe_core.sandboxing.relay.launcher import NotStarted, running
 from swe_core.sandboxing.relay.session import converse
@@ -37,7 +36,6 @@ from swe_core.sandboxing.relay.unix_socket import address_of
 from swe_core.system.redaction import redact
 
 __all__ = [
-    "ExecTransport",
     "HttpTransport",
     "Timing",
     "Transport",
