@@ -341,7 +341,7 @@ WRONG: Mapping[str, tuple[dict[str, Any], dict[str, Any], str]] = {
      "the instance_id names another repository than the column 'repo', which is 'pallets/flask'"),
     "a bug that is none": (SMITH, {"patch": ""}, "the column 'patch' is empty, expected the diff"),
     "a bug that cannot be taken back": (SMITH, {"patch": "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n"},
-     "the column 'patch' cannot be reversed: the hunk that ends"),
+     "the column 'patch' cannot be reversed: the hunk '@@"),
     "a repository that is not of swe-smith": (SMITH, {"repo": "o/r"},
      "the column 'repo' is 'o/r', expected a"),
     "another language": (SMITH, {"FAIL_TO_PASS": ["pkg TestX"]},
