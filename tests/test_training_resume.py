@@ -10,7 +10,7 @@ import select
 import shutil
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from swe_testing.serving.start import FRUGAL, start, stop
+from swe_testing.serving.start import FRUGAL, TokenServer
 
 from .conftest import leftovers, wait_for, wait_for_the_end
 from .training import Row, Training, toy_options
@@ -119,12 +119,8 @@ def is_whole(file: Path) -> bool:
 
 
 @pytest.fixture
-def run(tmp_path: Path, tiny_model: Path, warm_trainer: Warm, scratch: Path) -> Iterator[Run]:
-    """With a server that outlives the training's processes. The stand-in starts soon, and can all that this
-    needs."""
-    home = tmp_path / "server"
-    home.mkdir()
-    server = start(tiny_model, home, os.getpid(), "transformers")
+def run(lent_server: TokenServer, tmp_path: Path, warm_trainer: Warm, scratch: Path) -> Run:
+    """A training with a server that outlives its processes."""
     grpo = {
         "max_steps": STEPS,
         "num_generations": GROUP,
@@ -133,17 +129,8 @@ def run(tmp_path: Path, tiny_model: Path, warm_trainer: Warm, scratch: Path) -> 
         "save_steps": SAVED_EVERY,
         "max_staleness": MAX_STALENESS,
     }
-    try:
-        yield Run(
-            tmp_path / "run",
-            scratch,
-            tmp_path / "log",
-            server.url,
-            toy_options(tiny_model, server.url, grpo, tokens=8, letters=2),
-            warm_trainer,
-        )
-    finally:
-        stop(server.pid)
+    options = toy_options(lent_server.directory, lent_server.url, grpo, tokens=8, letters=2)
+    return Run(tmp_path / "run", scratch, tmp_path / "log", lent_server.url, options, warm_trainer)
 
 
 def kill_trainer(run: Run, when: Callable[[], bool]) -> Kept:

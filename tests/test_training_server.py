@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from swe_testing.serving.start import FRUGAL, TokenServer, start, stop
+from swe_testing.serving.start import FRUGAL, TokenServer, obstacle, start, stop
 
 from .conftest import leftovers, wait_for, wait_for_the_end
 from .training import Training, toy_options
@@ -46,7 +46,7 @@ class Killed:
     finished: set[str] = field(default_factory=set)
 
     def signal(self, number: signal.Signals) -> None:
-        """To the server and its keeper."""
+        """Send a signal to the server and its guard."""
         os.killpg(self.server.pid, number)
 
     def kill(self) -> None:
@@ -59,7 +59,7 @@ class Killed:
     def start(self) -> None:
         """Again, on the same port, with the weights that it had in the beginning."""
         port = urlsplit(self.server.url).port
-        self.server = start(self.server.directory, self.home, os.getpid(), "transformers", port)
+        self.server = start(self.server.directory, self.home, os.getpid(), port)
 
     def until(self, happened: Callable[[], object]) -> None:
         wait_for(happened, alive=self.process)
@@ -90,10 +90,12 @@ class Killed:
 
 @pytest.fixture
 def killed(tmp_path: Path, tiny_model: Path) -> Iterator[Killed]:
-    """The stand-in starts soon, and can all that this needs."""
+    """A vLLM server of the test's own."""
+    if (why := obstacle()) is not None:
+        pytest.skip(f"vLLM cannot run here: {why}")
     home = tmp_path / "server"
     home.mkdir()
-    server = start(tiny_model, home, os.getpid(), "transformers")
+    server = start(tiny_model, home, os.getpid())
     killed = Killed(server, home, Training(0, "", "", tmp_path / "run"))
     yield killed
     stop(killed.server.pid)

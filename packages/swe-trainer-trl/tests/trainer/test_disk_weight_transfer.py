@@ -279,14 +279,6 @@ def test_a_trainer_that_fails_leaves_no_server_paused(server, transfer, tmp_path
 
 
 @pytest.fixture
-def vllm(token_server: TokenServer) -> TokenServer:
-    """The server of all tests."""
-    if token_server.kind != "vllm":
-        pytest.skip(f"the stand-in for vLLM takes no weights, and there is no vLLM: {token_server.why}")
-    return token_server
-
-
-@pytest.fixture
 def old(tiny_model: Path) -> torch.nn.Module:
     """What the server has."""
     from transformers import AutoModelForCausalLM
@@ -309,10 +301,10 @@ def new(old: torch.nn.Module) -> torch.nn.Module:
 
 @pytest.fixture
 def disk(
-    vllm: TokenServer, config: PreTrainedConfig, old: torch.nn.Module, tmp_path: Path
+    token_server: TokenServer, config: PreTrainedConfig, old: torch.nn.Module, tmp_path: Path
 ) -> Iterator[DiskWeightTransfer]:
     """Leaves the server with the weights that it had."""
-    transfer = DiskWeightTransfer(vllm.url, tmp_path / "weights", config)
+    transfer = DiskWeightTransfer(token_server.url, tmp_path / "weights", config)
     transfer.init_weight_transfer()
     yield transfer
     sync(transfer, old)
@@ -358,29 +350,29 @@ def running(server: TokenServer) -> int:
 
 
 @pytest.mark.engine
-def test_vllm_samples_from_the_new_weights(vllm, disk, old, new):
+def test_vllm_samples_from_the_new_weights(token_server, disk, old, new):
     ids = Random(1).choices(range(300, 900), k=200)
-    assert_close(served_logprobs(vllm, ids), logprobs(old, ids), atol=1e-4)
+    assert_close(served_logprobs(token_server, ids), logprobs(old, ids), atol=1e-4)
     sync(disk, new)
-    served = served_logprobs(vllm, ids)
+    served = served_logprobs(token_server, ids)
     assert_close(served, logprobs(new, ids), atol=1e-4)
     assert np.abs(served - logprobs(old, ids)).max() > 0.1
 
 
 @pytest.mark.engine
-def test_vllm_forgets_the_cache_of_the_old_weights(vllm, disk, old, new):
+def test_vllm_forgets_the_cache_of_the_old_weights(token_server, disk, old, new):
     """A prompt that the old weights have read, and requests that were under way while they changed.
 
     These have work for minutes, and are aborted in the end. They are not streamed: with so small a model
     vLLM's HTTP server is seconds and thousands of tokens behind its engine where it sends each by itself.
     """
     prompt = Random(2).choices(range(300, 900), k=300)
-    ask = partial(completed, vllm, prompt, ignore_eos=True, logprobs=0, return_token_ids=True)
+    ask = partial(completed, token_server, prompt, ignore_eos=True, logprobs=0, return_token_ids=True)
     with ThreadPoolExecutor(3) as pool:
         under_way = [pool.submit(ask, max_tokens=CONTEXT - len(prompt), seed=seed) for seed in range(3)]
         try:
             deadline = time.monotonic() + 120
-            while running(vllm) < len(under_way):
+            while running(token_server) < len(under_way):
                 assert time.monotonic() < deadline
                 time.sleep(0.02)  # no event says it
             ask(max_tokens=10)  # each of them has about as many more when it is answered
@@ -388,7 +380,7 @@ def test_vllm_forgets_the_cache_of_the_old_weights(vllm, disk, old, new):
             again = ask(max_tokens=50)
         finally:
             for act in ("pause?mode=abort", "resume"):
-                httpx.post(f"{vllm.url}/{act}", timeout=120).raise_for_status()
+                httpx.post(f"{token_server.url}/{act}", timeout=120).raise_for_status()
     for answer in (again, *(one.result() for one in under_way)):
         sampled, ids = np.array(answer["logprobs"]["token_logprobs"]), prompt + answer["token_ids"]
         of_old, of_new = (logprobs(model, ids)[len(prompt) - 1 :] for model in (old, new))
@@ -400,10 +392,10 @@ def test_vllm_forgets_the_cache_of_the_old_weights(vllm, disk, old, new):
 
 
 @pytest.mark.engine
-def test_vllm_goes_on_with_the_old_weights_where_new_ones_cannot_be_written(vllm, disk, new):
+def test_vllm_goes_on_with_the_old_weights_where_new_ones_cannot_be_written(token_server, disk, new):
     ids = list(range(300, 340))
-    before = served_logprobs(vllm, ids)
+    before = served_logprobs(token_server, ids)
     disk.pause()
     with files_of_at_most(1500), pytest.raises(SweError, match="cannot be written"):
         disk.send_weights((name, tensor.detach()) for name, tensor in new.named_parameters())
-    assert_close(served_logprobs(vllm, ids), before, atol=1e-5)
+    assert_close(served_logprobs(token_server, ids), before, atol=1e-5)

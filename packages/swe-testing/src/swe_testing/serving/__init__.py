@@ -1,5 +1,4 @@
-"""A real model for tests: made by a script, served by vLLM's CPU build, or by a stand-in where that cannot
-run; public API for plugin authors.
+"""A tiny real model for tests, served by vLLM's CPU build; public API for plugin authors.
 
-    pytest_plugins = ["swe_testing.serving.fixtures"]  # in the root conftest.py
+pytest_plugins = ["swe_testing.serving.fixtures"]  # in the root conftest.py
 """
