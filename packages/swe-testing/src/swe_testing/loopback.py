@@ -1,4 +1,4 @@
-"""LoopbackServer: what the scripted servers share."""
+"""LoopbackServer: the base of the scripted servers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ _MAX_BODY = 64 * 1024 * 1024
 
 
 class LoopbackServer(ABC):
-    """An async context manager: serves its routes on a free port of loopback while it is open. A handler is
-    cancelled when its client leaves.
+    """Serve routes on a free port of loopback. A handler is cancelled when its client leaves.
 
     Attributes:
         origin: `http://127.0.0.1:PORT`, once it is open.
@@ -28,10 +27,10 @@ class LoopbackServer(ABC):
 
     @abstractmethod
     def routes(self) -> Iterable[web.RouteDef]:
-        """What it serves."""
+        """Return the routes."""
 
     def application(self) -> web.Application:
-        """What its routes are added to, anew each time that it opens."""
+        """Return a new application with the routes."""
         return web.Application(client_max_size=_MAX_BODY)
 
     async def __aenter__(self) -> Self:

@@ -1,10 +1,8 @@
 """A scripted OpenAI-compatible provider on loopback: what a real one answers, and how real ones fail.
 
-    async with ScriptedProvider([say("hello"), call_tool("bash", {"command": "ls"})]) as provider:
-        ...  # point a client at provider.url
-        assert provider.requests[0].body["model"] == "m"
-
-It stands beside the real thing: clients reach it by HTTP, and it knows nothing of theirs.
+async with ScriptedProvider([say("hello"), call_tool("bash", {"command": "ls"})]) as provider:
+    ...  # point a client at provider.url
+    assert provider.requests[0].body["model"] == "m"
 """
 
 from __future__ import annotations
@@ -51,11 +49,11 @@ Fault = Literal[
     "no-finish",
 ]
 """How one request is answered. `early` faults come before the first piece; `hang` answers nothing until the
-client leaves; `drop` closes the connection unanswered; `no-finish` leaves out the finish reason."""
+client leaves; `drop` closes the connection unanswered; `no-finish` omits the finish reason."""
 
 
 def say(text: str, **more: Any) -> RecordedReply:
-    """A reply of text; `more` are further keys of the message, such as `reasoning_content`."""
+    """Return a reply of text; `more` are further keys of the message, such as `reasoning_content`."""
     return RecordedReply(
         message={"role": "assistant", "content": text, **more},
         usage=Usage(prompt_tokens=10, completion_tokens=max(1, len(text) // 4)),
@@ -63,7 +61,7 @@ def say(text: str, **more: Any) -> RecordedReply:
 
 
 def call_tool(name: str, arguments: Mapping[str, Any], call_id: str = "call_1") -> RecordedReply:
-    """A reply that calls one tool."""
+    """Return a reply that calls one tool."""
     function = {"name": name, "arguments": json.dumps(arguments)}
     return RecordedReply(
         message={
@@ -78,7 +76,7 @@ def call_tool(name: str, arguments: Mapping[str, Any], call_id: str = "call_1") 
 
 @dataclass
 class Ear:
-    """Hears the pieces of a streamed reply: the listener that an engine's `complete` takes."""
+    """Record the pieces of a streamed reply: a listener for an engine's `complete`."""
 
     heard: list[Delta] = field(default_factory=list)
 
@@ -86,41 +84,41 @@ class Ear:
         self.heard.append(dict(delta))
 
     def text(self, key: str = "content") -> str:
-        """What was said, or what is below another key, such as `reasoning_content`."""
+        """Return the text below a key, such as `reasoning_content`."""
         return "".join(delta.get(key) or "" for delta in self.heard)
 
 
 @contextlib.contextmanager
 def refusing_url() -> Iterator[str]:
-    """A base URL whose port is taken and refuses every connection."""
-    with socket.socket() as bound:  # bound and never listening: nobody else can take it meanwhile
+    """Yield a base URL whose port is taken and refuses every connection."""
+    with socket.socket() as bound:  # bound and never listening: no other process can take the port
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
 
 
 @dataclass(slots=True)
 class Seen:
-    """A chat-completions request that arrived, and what became of it."""
+    """A chat-completions request that arrived."""
 
     body: dict[str, Any]
     headers: Mapping[str, str]
     finished: anyio.Event = field(default_factory=anyio.Event)
-    """Set when the request is over, either way."""
+    """Set when the request is over, in any way."""
     disconnected: bool = False
-    """Whether the client left before it had its answer."""
+    """Whether the client left before the reply was complete."""
 
 
 class ScriptedProvider(LoopbackServer):
-    """An async context manager serving `/v1/chat/completions` and `/v1/models`.
+    """Serve `/v1/chat/completions` and `/v1/models`.
 
-    `requests` are the chat-completions requests that arrived; `asked` is set when the first one has.
+    `requests` are the chat-completions requests that arrived; `asked` is set by the first one.
 
     Args:
-        replies: The k-th request that is answered well gets the k-th reply; the last one is repeated.
-        faults: How the requests are answered, in their order; those after the last one as `then`.
+        replies: Replies of the successful requests, in order; the last one is repeated.
+        faults: Faults of the requests, in order; those after the last one as `then`.
         then: See `faults`.
-        models: What `/models` lists; None answers it with 404.
-        models_fault: How `/models` fails.
+        models: Names in `/models`; None answers it with 404.
+        models_fault: Fault of `/models`.
         key: Where not None, another bearer token is answered with 401, quoting it.
         piece: Characters of text in a streamed piece.
         retry_after: The `Retry-After` of 429 replies.
@@ -268,7 +266,7 @@ class ScriptedProvider(LoopbackServer):
             await anyio.sleep_forever()
         if fault == "drop" and request.transport is not None:
             request.transport.abort()
-            return web.Response()  # goes nowhere
+            return web.Response()  # is never sent
         return None
 
 

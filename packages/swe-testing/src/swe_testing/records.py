@@ -1,7 +1,4 @@
-"""Tasks, runs, and requests, turns and records of rollouts, for tests that care for few of their fields.
-
-Public API for authors.
-"""
+"""Minimal tasks, runs, requests, turns and records for tests. Public API for authors."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from swe_core.system.redaction import Redactor
 
 
 def make_task(name: str = "t-1", **fields: Any) -> Task:
-    """A task that has no image and no patches."""
+    """Return a task without image and patches."""
     known = {
         "instance_id": name, "repo": "r", "base_commit": "HEAD", "problem_statement": "p", "patch": "",
         "test_patch": "", "fail_to_pass": ("t",), "pass_to_pass": (), "test_command": "true",
@@ -28,12 +25,12 @@ def make_task(name: str = "t-1", **fields: Any) -> Task:
 
 
 def make_run(path: Path, planned: int | None = None) -> RunDirectory:
-    """A run directory that says nothing of its run."""
+    """Make a run directory with minimal metadata."""
     return RunDirectory.create(path, new_run_info({}, {}, planned, []), Redactor())
 
 
 def make_turn(index: int = 0, **fields: Any) -> Turn:
-    """An LLM call of now, with nothing in it and no reply."""
+    """Return an LLM call of now, without a reply."""
     known = {
         "index": index, "started_at": datetime.now(UTC), "seconds": 0.0, "kept": 0, "messages": [],
         "params": {}, "reply": None,
@@ -42,7 +39,7 @@ def make_turn(index: int = 0, **fields: Any) -> Turn:
 
 
 def make_request(task: Task, **fields: Any) -> RolloutRequest:
-    """The request of the first attempt at a task, in a sandbox of which nothing is asked."""
+    """Return the request of the first attempt at a task, in a default sandbox."""
     known = {
         "id": f"{task.instance_id}-0", "task": task, "attempt": 0, "agent": "a", "sandbox": "s",
         "engine": "e", "model": "m", "spec": SandboxSpec(), "limits": Limits(),
@@ -51,7 +48,7 @@ def make_request(task: Task, **fields: Any) -> RolloutRequest:
 
 
 def make_rollout(task: str = "t", attempt: int = 0, outcome: str = "resolved", **fields: Any) -> Rollout:
-    """A record of now, of one second; its reward is that of its outcome."""
+    """Return a record of now, of one second; its reward is that of its outcome."""
     known = {
         "id": f"{task}-{attempt}", "task_id": task, "attempt": attempt, "agent": "a", "sandbox": "s",
         "engine": "e", "model": "m", "outcome": outcome, "seconds": 1.0, "started_at": datetime.now(UTC),

@@ -1,4 +1,4 @@
-"""A terminal for programs that look different on one."""
+"""A terminal for programs that behave differently on one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def pseudo_terminal() -> Iterator[tuple[int, bytearray]]:
-    """A terminal for a program's standard streams: its descriptor, and what was shown on it.
+    """Yield the descriptor of a terminal for a program's standard streams, and the text shown on it.
 
-    All of that is there once the program has ended and the context is left.
-    """
+    The text is complete once the program has ended and the context is left."""
     shown = bytearray()
     ours, theirs = pty.openpty()
 

@@ -1,4 +1,4 @@
-"""A tokenizer with whatever special tokens a test needs, made from nothing but what is installed."""
+"""A tokenizer with any special tokens, made without a download."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QWEN3_TOKENS = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
 )
-"""The special tokens that Qwen3's chat template writes."""
+"""The special tokens of Qwen3's chat template."""
 _VOCABULARY = 1500
 _SOURCES = (
     "abc",
@@ -36,7 +36,7 @@ _SOURCES = (
 def make_tokenizer(
     special: Iterable[str] = (), *, chat_template: str | None = None, **attributes: str
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, trained on modules of the standard library, in which each of `special` is one token.
+    """Train a byte-level BPE on the standard library's source; each of `special` is one token.
 
     Args:
         special: Special tokens; their ids follow those of the BPE in this order.
@@ -57,8 +57,9 @@ def make_tokenizer(
 
 @cache
 def family_tokens(family: str) -> tuple[str, ...]:
-    """The special tokens that a family of the package `renderers` needs: those that it says it misses, one
-    after the other, after "<|endoftext|>", "<think>" and "</think>".
+    """Return the special tokens that a family of the package `renderers` needs.
+
+    These are "<|endoftext|>", "<think>", "</think>" and the tokens that the family reports as missing.
 
     Raises:
         ConfigError: The family needs something else, such as a download.

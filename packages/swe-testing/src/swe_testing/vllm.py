@@ -1,11 +1,10 @@
-"""A scripted vLLM server on loopback: token ids in, token ids out, and the ways in which it fails.
+"""A scripted vLLM server on loopback: token ids in, token ids out, and its failures.
 
     async with ScriptedVLLM(["hello"], encode=tokenizer.encode, stop_id=2) as server:
         ...  # point the engine `vllm` at server.url
         assert server.requests[0].prompt == [5, 7, 11]
 
-It answers `/v1/completions` (whole and streamed), `/v1/models` and `/health` in the shapes of vLLM 0.31. It
-stands beside the real thing: clients reach it by HTTP, and it knows nothing of theirs.
+It answers `/v1/completions` (complete and streamed), `/v1/models` and `/health` in the shapes of vLLM 0.31.
 """
 
 from __future__ import annotations
@@ -52,51 +51,51 @@ VLLMFault = Literal[
     "error-event",
 ]
 """How one request is answered. `refuse` closes the connection unanswered; `hang` answers nothing until the
-client leaves. From `length` on: after `after` ids, which are sent before where the reply is streamed.
+client leaves. `length` and later faults strike after `after` ids, which a streamed reply sends first.
 `length` and `abort` end the reply so; `drop` breaks the connection; `drop-at-end` breaks it after all ids,
-before the event that says why the reply ended; `stall` sends nothing more until the client leaves.
-`garbage` and `error-event` are `not-json` and `error-in-reply` where the reply is not streamed."""
+before the finish reason; `stall` sends nothing more until the client leaves. `garbage` and `error-event` are
+`not-json` and `error-in-reply` in a reply that is not streamed."""
 _WHOLE: Mapping[VLLMFault, VLLMFault] = {"garbage": "not-json", "error-event": "error-in-reply"}
 
 Reply = str | Sequence[int] | Callable[[Sequence[int]], Sequence[int]]
-"""What is sampled: text, ids, or a function of the prompt's ids."""
+"""A sampled reply: text, ids, or a function of the prompt's ids."""
 
 
 def logprob_of(token: int) -> float:
-    """The log-probability that the server gives for `token`, whatever stands before it; exact in float32."""
+    """Return the log-probability of `token` in any context; exact in float32."""
     return -(1 + token % 7) / 8
 
 
 def echo(count: int) -> Reply:
-    """A reply that repeats the last `count` ids of the prompt."""
+    """Return a reply that repeats the last `count` ids of the prompt."""
     return lambda prompt: list(prompt[-count:])
 
 
 def noise(count: int, vocabulary: int, seed: int = 0) -> Reply:
-    """A reply of `count` random ids below `vocabulary`."""
+    """Return a reply of `count` random ids below `vocabulary`."""
     source = random.Random(seed)
     return lambda prompt: [source.randrange(vocabulary) for _ in range(count)]
 
 
 def tool_call(name: str, **arguments: Any) -> str:
-    """What Qwen3 samples to call a tool: a reply for a script."""
+    """Return the text with which Qwen3 calls a tool."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 @dataclass(slots=True)
 class ReceivedRequest:
-    """A completions request that arrived, and what became of it."""
+    """A completions request that arrived."""
 
     body: dict[str, Any]
     headers: Mapping[str, str]
     sent: list[int] = field(default_factory=list)
-    """The ids that were sent in reply."""
+    """The ids of the reply."""
     begun: anyio.Event = field(default_factory=anyio.Event)
     """Set when the first ids are sent, or the reply stalls."""
     finished: anyio.Event = field(default_factory=anyio.Event)
-    """Set when the request is over, either way."""
+    """Set when the request is over, in any way."""
     disconnected: bool = False
-    """Whether the client left before it had its answer."""
+    """Whether the client left before the reply was complete."""
 
     @property
     def prompt(self) -> list[int]:
@@ -105,27 +104,26 @@ class ReceivedRequest:
 
 
 class ScriptedVLLM(LoopbackServer):
-    """An async context manager serving what the engine `vllm` uses of a vLLM server.
+    """Serve the endpoints of vLLM that the engine `vllm` uses.
 
-    `requests` are the completions requests that arrived. A request that goes on where an earlier reply was
-    broken off (its prompt is that one's prompt and the ids sent so far) gets the rest of that reply.
+    `requests` are the completions requests that arrived. A request that resumes a broken reply (its prompt is
+    the earlier prompt and the ids sent so far) gets the rest of that reply.
 
     Args:
-        replies: The k-th reply; the last one is repeated.
+        replies: Replies in order; the last one is repeated.
         encode: Text to ids, for replies that are text.
-        stop_id: The id that ends a reply of text; None ends it with nothing.
-        faults: How the requests are answered, in their order; those after the last one as `then`.
+        stop_id: The id that ends a reply of text; None adds no id.
+        faults: Faults of the requests, in order; those after the last one as `then`.
         then: See `faults`.
-        after: After how many ids a fault strikes that strikes inside a reply.
+        after: Number of ids before a fault inside a reply.
         piece: Ids in a streamed chunk.
-        between: Awaited after each chunk, with how many ids of the reply were sent.
-        models: The names that `/v1/models` lists; None answers it with 404.
-        root: Where the served model lies, as `/v1/models` says.
-        max_model_len: Tokens of the context, as `/v1/models` says.
-        vocabulary: Ids from here on are refused in prompts; None refuses none.
-        probe: How requests for one token with the top log-probabilities are answered, which is how a client
-            asks for their kind. They are kept in `probes` and use up no reply and no fault, and so are those
-            with `ignore_eos`, by which a client learns how many ids a chunk holds.
+        between: Awaited after each chunk, with the number of ids sent.
+        models: Names in `/v1/models`; None answers it with 404.
+        root: Path of the served model in `/v1/models`.
+        max_model_len: Tokens of the context in `/v1/models`.
+        vocabulary: Prompt ids from here on are refused; None refuses none.
+        probe: Fault of probes: requests for one token with top log-probabilities, or with `ignore_eos`.
+            Probes are kept in `probes` and use up no reply and no fault.
         processed: Whether logprobs are those after temperature, as with `--logprobs-mode processed_logprobs`.
         key: Where not None, another bearer token is answered with 401.
     """
@@ -253,7 +251,7 @@ class ScriptedVLLM(LoopbackServer):
             await anyio.sleep_forever()
         if fault == "refuse" and request.transport is not None:
             request.transport.abort()
-            return web.Response()  # goes nowhere
+            return web.Response()  # is never sent
         ids, finish = self._sample(body, fault)
         asked.sent = ids
         if body.get("stream"):
@@ -293,7 +291,7 @@ class ScriptedVLLM(LoopbackServer):
         return None
 
     def _sample(self, body: Mapping[str, Any], fault: VLLMFault) -> tuple[list[int], str]:
-        """The ids of the reply and why it ends; what a fault cuts off is kept for who goes on."""
+        """Return the ids of the reply and its finish reason; a resumed request gets what a fault cuts off."""
         if fault == "empty":
             return [], "stop"
         prompt: list[int] = body["prompt"]
@@ -337,7 +335,7 @@ class ScriptedVLLM(LoopbackServer):
             if self._between is not None:
                 await self._between(number * self._piece + len(piece))
         if fault.startswith("drop") and request.transport is not None:
-            request.transport.close()  # not abort: what was written is still delivered
+            request.transport.close()  # not abort: written data is still delivered
             return response
         if fault == "stall":
             await anyio.sleep_forever()

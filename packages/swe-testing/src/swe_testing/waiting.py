@@ -1,4 +1,4 @@
-"""Waiting for what tells nobody that it happened."""
+"""Wait for conditions without an event."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import anyio
 
 
 async def until(holds: Callable[[], object], timeout: float = 120.0) -> None:
-    """Ask again and again until it holds. Where there is an event, wait for the event.
+    """Poll until the condition holds. Where there is an event, wait for the event.
 
     Raises:
         TimeoutError: It did not hold within `timeout` seconds.
     """
     with anyio.fail_after(timeout):
-        while not holds():  # noqa: ASYNC110  # nothing tells of what is waited for
+        while not holds():  # noqa: ASYNC110  # the condition has no event
             await anyio.sleep(0.01)

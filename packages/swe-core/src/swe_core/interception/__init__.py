@@ -1,1 +1,1 @@
-"""The host's side of the agents' LLM calls: one server, a gate per rollout, dialects."""
+"""Serve the agents' LLM calls: one server, one gate per rollout, dialects."""

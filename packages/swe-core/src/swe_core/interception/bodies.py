@@ -1,8 +1,7 @@
-"""Bodies: requests are read and parsed so that a hostile one holds up no rollout but its own.
+"""Read and parse request bodies so that a hostile body delays only its own rollout.
 
-A sandbox may send whatever it likes. So a body that cannot fit the context is refused by its size, before it
-is read; what is held at a time has a bound, per rollout and in all; and what is large is parsed in a worker
-thread, once it is known to have so few values that this is soon done.
+A body that cannot fit the context is refused by its size, before it is read. The bytes in memory are bounded,
+per rollout and in total. A large body is parsed in a worker thread, after a bound on its number of values.
 """
 
 from __future__ import annotations
@@ -26,32 +25,31 @@ from swe_core.interception.gate import Gate
 T = TypeVar("T")
 
 MAX_VALUES = 100_000
-"""Values that a large body may have: each costs far more time and memory than its bytes."""
+"""Values in a large body. A value costs far more time and memory than its bytes."""
 MAX_ARGUMENT_VALUES = 20_000
-"""Values that the arguments of all calls may have together: they are read and written again in the event
-loop, to compare calls, which takes some 50 ms for so many."""
+"""Values in the arguments of all calls. The event loop parses and writes them to compare calls: 50 ms."""
 _INLINE = 256 * 1024
-"""Bytes of a body up to which it is parsed in the event loop: a few milliseconds."""
+"""Bytes of a body that the event loop parses itself, in a few milliseconds."""
 _SMALL = 1024 * 1024
-"""Bytes of a body up to which it never waits for bodies of other rollouts."""
+"""Bytes of a body that never waits for bodies of other rollouts."""
 _PER_TOKEN = 64
-"""Bytes of a body that are a token at least: of honest ones 3 to 9 are, escapes included."""
+"""Bytes per token at most. Ordinary text has 3 to 9, escapes included."""
 _LEAST = 1024 * 1024
-"""Bytes that are allowed with any context, for the schemas of tools."""
+"""Bytes allowed in addition to any context, for the schemas of tools."""
 _PATIENCE = 30.0
-"""Seconds in which a large body must have come: others wait for it."""
+"""Seconds in which a large body must arrive: others wait for it."""
 _SILENCE = 5.0
-"""Seconds in which something of it must come."""
+"""Seconds in which at least one byte must arrive."""
 _PIECE = 256 * 1024
-"""Bytes that are looked through at a time."""
+"""Bytes that are scanned at a time."""
 
 
 class Room:
-    """Bytes that may be held at a time. Who wants more than are free waits, first come, first served.
+    """Limit the bytes in memory. Requests for more than the free bytes wait in order.
 
     Attributes:
-        free: How many nobody holds.
-        large: For who reads a large body into them: one at a time.
+        free: Bytes that are not taken.
+        large: Lock for large bodies: one is read at a time.
     """
 
     def __init__(self, size: int) -> None:
@@ -61,7 +59,7 @@ class Room:
         self._given = anyio.Event()
 
     async def take(self, size: int) -> None:
-        """Wait until `size` bytes are free, and hold them."""
+        """Wait until `size` bytes are free, and take them."""
         async with self._turn:
             while size > self.free:
                 self._given = anyio.Event()
@@ -69,22 +67,21 @@ class Room:
             self.free -= size
 
     def give(self, size: int) -> None:
-        """Hold `size` bytes no longer."""
+        """Free `size` bytes."""
         self.free += size
         self._given.set()
 
     def waited_for(self) -> bool:
-        """Whether somebody waits."""
+        """Return whether a request waits."""
         return self._turn.locked()
 
 
 class Bodies:
-    """Reads and parses the request bodies of one server.
+    """Read and parse the request bodies of one server.
 
     Args:
-        max_body: Bytes that one may have. The requests that a rollout waits for have at most twice as many,
-            and those of all rollouts that are being read and parsed at most four times as many, bodies of up
-            to 1 MiB not counted.
+        max_body: Bytes of one body. The bodies of one rollout in memory have at most twice as many, and those
+            of all rollouts at most four times as many; bodies of up to 1 MiB are not counted.
     """
 
     def __init__(self, max_body: int) -> None:
@@ -97,16 +94,17 @@ class Bodies:
     async def asked(
         self, request: web.Request, gate: Gate, dialect: Dialect
     ) -> AsyncIterator[tuple[bytes, ParsedRequest]]:
-        """What the request asks for, after a key that is equal for requests of the same bytes. The body
-        counts as held until the context is left.
+        """Parse a request, and yield it with a key that is equal for requests of the same bytes.
+
+        The body counts as held until the context is left.
 
         Raises:
-            ContextOverflow: It is so large that its prompt cannot fit the context. The gate is told.
-            EngineError, RolloutOver: So it is, and the rollout has failed or ended.
-            BadRequest: It is no request of the dialect, or is large and has too many values.
-            HTTPRequestEntityTooLarge: It has more than `max_body` bytes.
-            HTTPRequestTimeout: It is large and did not come in time.
-            RequestPayloadError: It is not encoded as its headers say.
+            ContextOverflow: The body is too large for the context. The gate records it.
+            EngineError, RolloutOver: The body is too large, and the rollout has failed or ended.
+            BadRequest: The body is not a request of the dialect, or is large and has too many values.
+            HTTPRequestEntityTooLarge: The body has more than `max_body` bytes.
+            HTTPRequestTimeout: The body is large and did not arrive in time.
+            RequestPayloadError: The body is not encoded as its headers say.
         """
         bound, context = self._max_body, gate.context
         if context is not None:
@@ -117,14 +115,14 @@ class Bodies:
         except _TooLarge as error:
             if context is None or error.size <= _allowed(context):
                 raise self._refused(error) from None
-            # Also of one above `max_body`: upon this answer agents compact their history.
+            # Also for one above `max_body`: on this answer agents compact their history.
             overflow = ContextOverflow(max(context, error.size // _PER_TOKEN), context, or_more=True)
             gate.overflow(overflow)
             raise overflow from None
 
     @asynccontextmanager
     async def whole(self, request: web.Request, gate: Gate) -> AsyncIterator[bytes]:
-        """The request's body, any JSON. Raises what `asked` does, but never that it overflows a context."""
+        """Return the request's body as parsed JSON. Raises as `asked` does, except for `ContextOverflow`."""
         try:
             async with self._taken(request, gate, self._max_body, bytes) as body:
                 yield body
@@ -162,7 +160,7 @@ class Bodies:
                 parsed = await self._parsed(raw, parse)
                 room.give(held - len(raw))
                 held = len(raw)
-                del raw  # the bytes, while the call goes on
+                del raw  # frees the bytes during the call
             yield parsed
         finally:
             room.give(held)
@@ -181,7 +179,7 @@ class Bodies:
 
 
 class _TooLarge(Exception):
-    """A body has `size` bytes or more."""
+    """The body has `size` bytes or more."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -189,16 +187,14 @@ class _TooLarge(Exception):
 
 
 def values(text: bytes | bytearray) -> int:
-    """How many lists and objects the JSON `text` has, and commas between what is in them: with one value
-    more, so many values at most. Counting ends soon after `MAX_VALUES`; of invalid JSON it is any number.
+    """Return an upper bound of the number of values in the JSON `text`.
 
-    Bytes are counted, which is soon done whatever they are, and a piece at a time, so that other threads get
-    on. Parsing is neither.
-    """
+    The function counts lists, objects and commas outside strings. It stops soon after `MAX_VALUES`, takes
+    invalid JSON, and scans piece by piece, so that other threads run."""
     found = start = inside = 0  # inside: whether a piece begins in a string
     while start < len(text) and found <= MAX_VALUES:
         piece = text[start : start + _PIECE]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the last one begins an escape
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the last backslash begins an escape
             piece = text[start : start + _PIECE + 1]
         start += len(piece)
         # Without escaped quotes each quote begins or ends a string.
@@ -210,15 +206,15 @@ def values(text: bytes | bytearray) -> int:
 
 
 def _allowed(context: int) -> int:
-    """Bytes of a body whose prompt may fit a context of so many tokens."""
+    """Return the bytes of a body whose prompt may fit a context of that many tokens."""
     return max(_LEAST, _PER_TOKEN * context)
 
 
 async def _read(request: web.Request, raw: bytearray, until: int, silence: float = math.inf) -> None:
-    """Append the body to `raw`, until that has more than `until` bytes or the body ends.
+    """Append the body to `raw`, until `raw` has more than `until` bytes or the body ends.
 
     Raises:
-        HTTPRequestTimeout: Nothing came for `silence` seconds.
+        HTTPRequestTimeout: No byte arrived for `silence` seconds.
     """
     while len(raw) <= until:
         with anyio.move_on_after(silence) as clock:
@@ -240,7 +236,7 @@ def _parse_large(raw: bytearray, parse: Callable[[bytearray], T]) -> T:
 
 def _ask(dialect: Dialect, raw: bytearray) -> tuple[bytes, ParsedRequest]:
     asked = dialect.parse(raw)
-    marks = sum(map(raw.count, (b"{", b"[", b",", b"\\u")))  # escaped ones too: soon counted, and no less
+    marks = sum(map(raw.count, (b"{", b"[", b",", b"\\u")))  # an upper bound: escaped ones count too
     if marks > MAX_ARGUMENT_VALUES and sum(map(values, _arguments(asked))) > MAX_ARGUMENT_VALUES:
         raise BadRequest(
             f"the arguments of all 'tool_calls' have more than {MAX_ARGUMENT_VALUES} values; send fewer"
@@ -249,7 +245,7 @@ def _ask(dialect: Dialect, raw: bytearray) -> tuple[bytes, ParsedRequest]:
 
 
 def _arguments(asked: ParsedRequest) -> Iterator[bytes]:
-    """The arguments of all calls: JSON in texts, which whoever compares or prints messages parses."""
+    """Return the arguments of all calls, which are JSON texts inside JSON."""
     for message in asked.messages:
         for call in message.get("tool_calls") or ():
             yield call["function"]["arguments"].encode()

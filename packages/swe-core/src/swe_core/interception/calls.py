@@ -1,4 +1,4 @@
-"""Call: one generation with any number of listeners. Calls: which of them answers a repeated request."""
+"""Call: one generation with any number of listeners. Calls: the call that answers a repeated request."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from swe_core.errors import EngineProtocolError
 
 OVER = "the rollout ended before the reply was complete"
 _KEPT = 8
-"""Finished calls of a rollout that are kept for repeats: sub-agents may have several answers under way."""
+"""Finished calls of a rollout that are kept for repeats: sub-agents may wait for several replies."""
 
 
 class RolloutOver(Exception):
-    """The rollout was unregistered while the call was in flight, or it had ended before the call began."""
+    """The rollout ended before the call began, or was unregistered during the call."""
 
 
 class Call:
-    """One generation. It runs in a task of its own, so that a request which repeats it can take it over.
+    """One generation, in a task of its own, so that a repeated request can take it over.
 
     Attributes:
-        scope: What the generation runs in.
-        outcome: The whole reply, or why there is none; None while the engine generates.
-        delivered: Whether a client was sent the whole reply.
-        abandoned: Whether the last listener left before the end, upon which the generation is cancelled.
+        scope: Cancel scope of the generation.
+        outcome: The complete reply or its error; None while the engine generates.
+        delivered: Whether a client received the complete reply.
+        abandoned: Whether the last listener left before the end, which cancels the generation.
         ended: Set at the end.
     """
 
@@ -42,11 +42,12 @@ class Call:
         self._news = anyio.Event()
 
     async def emit(self, delta: Delta) -> None:
-        """Take a piece of the reply; see `Engine.complete`. Slow listeners hold nothing up: they find it in
-        the log later, and no reply is longer than the model's context. After the end nothing is taken.
+        """Append a piece of the reply; see `Engine.complete`. Slow listeners read the log later.
+
+        Pieces after the end are ignored.
 
         Raises:
-            EngineProtocolError: It is none.
+            EngineProtocolError: The piece is invalid.
         """
         if not isinstance(delta, Mapping):
             raise EngineProtocolError(
@@ -57,15 +58,15 @@ class Call:
             self._notify()
 
     def end(self, outcome: Completion | Exception) -> None:
-        """There are no more pieces."""
+        """End the reply."""
         self.outcome = outcome
-        self._pieces = []  # who listens has them; who comes later is sent the completion whole
+        self._pieces = []  # listeners have them; a later listener gets the complete reply
         self.ended.set()
         self._notify()
 
     @contextmanager
     def listen(self) -> Iterator[Listener]:
-        """Count as a listener for the length of the context."""
+        """Count as a listener while the context is open."""
         self._listeners += 1
         try:
             yield Listener(self, self._pieces)
@@ -80,7 +81,7 @@ class Call:
         await self._news.wait()
 
     def pieces(self) -> Sequence[Delta]:
-        """What was generated so far; nothing after the end."""
+        """Return the pieces until now; none after the end."""
         return self._pieces
 
     def _notify(self) -> None:
@@ -89,7 +90,7 @@ class Call:
 
 
 class Listener:
-    """One request's place in the reply that it listens to."""
+    """The position of one request in the reply."""
 
     def __init__(self, call: Call, pieces: Sequence[Delta]) -> None:
         self._call = call
@@ -97,7 +98,7 @@ class Listener:
         self._heard = 0
 
     async def next(self) -> Sequence[Delta]:
-        """Wait for the pieces since the last time, from the first one on; none once the call has ended."""
+        """Wait for the pieces since the last call, from the first one on; none once the reply has ended."""
         while self._heard == len(self._pieces) and self._call.outcome is None:
             await self._call.changed()
         pieces = self._pieces[self._heard :]
@@ -112,11 +113,12 @@ class Calls:
         self._calls: OrderedDict[bytes, Call] = OrderedDict()
 
     def find(self, key: bytes, *, retried: bool) -> Call | None:
-        """The call that answers another request of the same bytes. A client that was sent a reply whole and
-        asks again without a word has its reasons, such as a reply that it cannot use: it gets another one.
+        """Return the call that answers another request of the same bytes; None for a new call.
+
+        A client that has the complete reply and repeats the request without a retry header gets a new reply.
 
         Args:
-            retried: Whether the client says that it asks again.
+            retried: Whether the client marks the request as a retry.
         """
         call = self._calls.get(key)
         if call is None or call.abandoned or isinstance(call.outcome, Exception):
@@ -124,7 +126,7 @@ class Calls:
         return call if retried or not call.delivered else None
 
     def add(self, key: bytes, call: Call) -> None:
-        """Keep `call`, and of the finished ones the latest only."""
+        """Keep `call`, and only the latest of the finished calls."""
         self._calls.pop(key, None)
         finished = [key for key, call in self._calls.items() if call.outcome is not None]
         for old in finished[: max(0, len(finished) - _KEPT + 1)]:

@@ -1,4 +1,4 @@
-"""Gate: one rollout's way to the engine. Counts, records, and ends with the rollout."""
+"""Gate: one rollout's access to the engine. It counts, records, and ends with the rollout."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 GONE = "the agent closed the connection before the reply was complete"
 SUBMITTED = "the agent has submitted its work, so this rollout answers no more calls"
 _BEGINNING = "swe_tok_"
-"""Of every token, and of little else: the redactor looks for those of all rollouts with one search."""
+"""A prefix of every token: the redactor finds the tokens of all rollouts with one search."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """How a call ended: what its listeners are told, what was sampled, and why that is not trained."""
+    """How a call ended: the answer for its listeners, the sampled tokens, and why they are not trained."""
 
     outcome: Completion | Exception
     sampled: Sampled | None
@@ -58,21 +58,21 @@ class _Ended:
 
 
 class Gate:
-    """What one rollout's agent calls, and what the host sees of it.
+    """The LLM endpoint of one rollout.
 
     Attributes:
-        path: Path of the endpoint: the agent's base URL is the server's URL as seen from inside + `path`.
-        exit_path: Path at which the agent says that its work is done.
-        token: The rollout's own bearer token.
+        path: The agent's base URL is the server's URL as seen from inside + `path`.
+        exit_path: Path of the request by which the agent submits its work.
+        token: The rollout's bearer token.
         tools: The host tools that the agent may call.
-        turns: Calls recorded so far, failed ones included.
-        usage: Tokens of all calls so far.
-        failure: The first error of the engine that ends the rollout, None while there is none. Once it is
-            set no call reaches the engine any more. `RequestRefused` is not one: the agent may go on.
-        submitted: Whether the agent said that its work is done.
+        turns: Number of recorded calls, failed ones included.
+        usage: Tokens of all calls.
+        failure: The first error of the engine that ends the rollout; None until then. Afterwards no call
+            reaches the engine. `RequestRefused` does not end a rollout.
+        submitted: Whether the agent submitted its work.
         called: Set by the first call.
-        refusals: Requests that were refused because they are none of their dialect.
-        refusal: What the last of those was told.
+        refusals: Number of requests that were invalid in their dialect.
+        refusal: The error of the last invalid request.
     """
 
     def __init__(
@@ -120,52 +120,51 @@ class Gate:
 
     @property
     def ended_by(self) -> Budget | None:
-        """The budget that the agent ran into and did not get beyond."""
+        """Return the budget that stopped the agent."""
         return self._spent or ("context" if self._overflowed else None)
 
     @property
     def context(self) -> int | None:
-        """Tokens that a prompt and its completion may have together; None where nobody says."""
+        """Return the tokens that prompt and completion may have together; None where unknown."""
         known = (self.engine.context, self._max_context)
         return min((tokens for tokens in known if tokens is not None), default=None)
 
     def start(self) -> None:
-        """The agent starts now: its wall budget runs from here."""
+        """Start the wall budget: the agent starts."""
         self._allowance.start()
 
     async def failed(self) -> EngineError:
-        """Wait until the engine failed for good, and return how."""
+        """Wait until the engine fails for good, and return the error."""
         await self._failed.wait()
         if self.failure is None:
             raise RuntimeError("the gate says failed without a failure")
         return self.failure
 
     async def ending(self) -> None:
-        """Wait until the agent is to end: a budget has run out, or it submitted its work."""
+        """Wait until a budget has run out or the agent has submitted its work."""
         with anyio.CancelScope(deadline=self._allowance.deadline) as clock:
             await self._ending.wait()
         if clock.cancelled_caught:
             self._run_out("wall")
 
     def fail(self, failure: EngineError) -> None:
-        """End the rollout with `failure`; of several, the first one counts."""
+        """End the rollout with `failure`; the first failure counts."""
         if self.failure is None:
             self.failure = failure
             self._failed.set()
 
     def submit(self) -> None:
-        """The agent's work is done: refuse further calls."""
+        """Note that the agent has submitted its work: refuse further calls."""
         self.submitted = True
         self._ending.set()
 
     def reject(self, why: str) -> None:
-        """Count a request that never became a call, for where no other one does."""
+        """Count an invalid request."""
         self.refusals += 1
         self.refusal = why
 
     def overflow(self, why: ContextOverflow) -> None:
-        """Count a request that was refused by its size alone: it never became a call, and its prompt cannot
-        fit the context.
+        """Count a request that cannot fit the context by its size alone.
 
         Raises:
             EngineError: The rollout's first failure.
@@ -176,11 +175,11 @@ class Gate:
         self.reject(sentence(why))
 
     def submit_request(self, key: bytes, asked: ParsedRequest, *, retried: bool) -> Call:
-        """The call that answers a request: a new one, or the one that the request repeats.
+        """Return the call that answers a request: a new call, or the one that the request repeats.
 
         Args:
             key: Equal for requests of the same bytes.
-            retried: Whether the client says that it asks again.
+            retried: Whether the client marks the request as a retry.
 
         Raises:
             EngineError: The rollout's first failure.
@@ -195,7 +194,7 @@ class Gate:
         call = Call()
         spent = self._allowance.spent()
         if spent is not None or self._allowance.free == 0:
-            self._run_out(spent)  # nothing has where calls in flight hold what is left
+            self._run_out(spent)  # the budget is not spent while calls in flight hold the rest
             self._metrics.refused.labels(spent or "completion_tokens").inc()
             call.end(Completion({"role": "assistant", "content": ""}, "length"))
             return call
@@ -215,10 +214,9 @@ class Gate:
         return call
 
     async def close(self) -> None:
-        """Refuse new calls, cancel those in flight, wait for their ends and drop what the agent never had.
+        """Refuse new calls, cancel those in flight, wait for them and drop undelivered replies.
 
-        The ends come in time whatever an engine does (`swe_core.system.detached`). Only the server calls it.
-        """
+        The wait is bounded whatever an engine does (`swe_core.system.detached`). Called by the server."""
         self._closing = anyio.Event()
         for call in self._in_flight:
             call.scope.cancel()
@@ -234,7 +232,7 @@ class Gate:
             self.fail(EngineError(f"what was not delivered could not be recorded: {sentence(problem)}"))
 
     def ledger(self, no_reward: str | None = None) -> Ledger | None:
-        """Return where all tokens of the calls went; None where the engine does not own the tokens.
+        """Return the ledger of all tokens of the calls; None where the engine does not own the tokens.
 
         Args:
             no_reward: Why the rollout has no verdict, as in `TokenLog.ledger`.
@@ -249,12 +247,12 @@ class Gate:
         return () if self._token_log is None else self._token_log.chains()
 
     def _not_delivered(self) -> dict[int, Call]:
-        """The recorded calls with tokens to train whose reply has not gone out whole until now."""
+        """Return the recorded calls with trainable tokens whose reply was not delivered completely."""
         self._undelivered = {at: call for at, call in self._undelivered.items() if not call.delivered}
         return self._undelivered
 
     async def _generate(self, call: Call, request: ChatRequest, asked: ParsedRequest) -> None:
-        """Have the engine answer, record it, and only then let the listeners hear the end."""
+        """Generate and record a reply; only then end the call for its listeners."""
         started_at, started = datetime.now(UTC), time.monotonic()
         outcome: Completion | Exception | None = None
         try:
@@ -262,16 +260,16 @@ class Gate:
                 emit = call.emit if asked.stream else None
                 work = partial(self.engine.complete, request, self.session, emit)
                 outcome = redacted(_checked(await apart(work, "a call of the engine")), self._redactor)
-        except Exception as error:  # the boundary that records: whatever a plugin's engine raises
+        except Exception as error:  # the boundary that records any error of a plugin's engine
             outcome = error
-        finally:  # also where the server itself is cancelled: what was sampled is recorded
+        finally:  # also where the server is cancelled: sampled tokens are recorded
             ended = self._ended(call, request, outcome)
             self._record(call, ended, request, started_at, time.monotonic() - started)
             call.end(self.failure or ended.outcome)
             self._leave(call)
 
     def _check(self) -> None:
-        """Raise why the rollout answers no more calls, if it does not."""
+        """Raise the reason why the rollout accepts no more calls, if there is one."""
         if self.failure is not None:
             raise self.failure
         if self._closing is not None or self.submitted:
@@ -284,7 +282,7 @@ class Gate:
 
     def _ended(self, call: Call, request: ChatRequest, outcome: Completion | Exception | None) -> _Ended:
         sampled = outcome.sampled if isinstance(outcome, Completion) else request.progress.sampled
-        if call.abandoned or self._closing is not None:  # even if the engine got to its end all the same
+        if call.abandoned or self._closing is not None:  # even if the engine finished
             text = GONE if call.abandoned else OVER
             return _Ended(RolloutOver(text), sampled, "aborted", text)
         if isinstance(outcome, Completion):
@@ -322,7 +320,7 @@ class Gate:
                 self._run_out("completion_tokens")
             self._metrics.call(turn)
             self._on_turn(turn)
-        except Exception as problem:  # a disk that is full, say: the rollout is lost, and says why
+        except Exception as problem:  # such as a full disk: the rollout fails with this reason
             failure = EngineError(f"call {self.turns} could not be recorded: {sentence(problem)}")
             self.fail(failure)
             if tokens is not None and not isinstance(problem, OSError):
@@ -332,7 +330,7 @@ class Gate:
         self.turns += 1
 
     def _record_tokens(self, tokens: TurnTokens, started_at: datetime, seconds: float, error: str) -> None:
-        """Record a call without what could not be written, so that the record accounts for its tokens."""
+        """Record the tokens of a call that could not be written, so that the ledger balances."""
         turn = Turn.from_request(
             RequestDiff(),
             self.turns,
@@ -343,12 +341,11 @@ class Gate:
             error=error,
             tokens=tokens,
         )
-        with suppress(Exception):  # the rollout says already that its record is not whole
+        with suppress(Exception):  # the rollout's error says already that its record is incomplete
             self._on_turn(turn)
 
     def _tokens(self, ended: _Ended) -> tuple[TurnTokens | None, str | None]:
-        """The exact tokens of a call, and its error. Where they do not fit, nothing of the rollout can be
-        trained: it has failed."""
+        """Return the exact tokens of a call, and its error. Inconsistent tokens fail the rollout."""
         if ended.sampled is None:
             return None, ended.error
         from swe_core.tokens.token_log import TokenLog
@@ -358,7 +355,7 @@ class Gate:
             return self._token_log.add(self.turns, ended.sampled, ended.dropped), ended.error
         except LedgerError as problem:
             failure: EngineError = problem
-        except Exception as problem:  # what a plugin says are tokens
+        except Exception as problem:  # a plugin's tokens
             failure = EngineProtocolError(f"call {self.turns} has tokens that are none: {sentence(problem)}")
         self.fail(failure)
         return None, sentence(failure)
@@ -393,14 +390,14 @@ class Gate:
 
 
 def _checked(completion: object) -> Completion:
-    """What an engine returned: an engine is a plugin, and those have bad days."""
+    """Return what an engine returned if its type is right: an engine is a plugin."""
     if not isinstance(completion, Completion):
         raise EngineProtocolError(f"the engine returned {completion!r} instead of a Completion")
     return completion
 
 
 def _cut(pieces: Sequence[Delta], sampled: Sampled | None) -> Completion:
-    """A reply that the budget of time cut after `pieces`, of which there are none where nobody streams.
+    """Return the reply that the wall budget cut after `pieces`; empty without streaming.
 
     Raises:
         ValueError: See `join`.

@@ -1,4 +1,4 @@
-"""Tools: what of the host one rollout's agent may call, and nothing else."""
+"""Host tools that one rollout's agent may call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BadArguments(ValueError):
 
 
 class ToolFailed(Exception):
-    """The tool raised. What it raised is logged on the host, and not told inside the sandbox."""
+    """The tool raised an error. The host logs the error; the sandbox does not see it."""
 
 
 class Tools:
@@ -45,7 +45,7 @@ class Tools:
         """Make `tools` callable.
 
         Raises:
-            AgentError: Two have the same name, or a name cannot stand in a path.
+            AgentError: Two tools have the same name, or a name is not valid in a path.
         """
         for tool in tools:
             if not _NAME.fullmatch(tool.name):
@@ -58,7 +58,7 @@ class Tools:
             self._tools[tool.name] = tool
 
     def listed(self) -> list[dict[str, Any]]:
-        """Name, description and parameters (a JSON schema) of each."""
+        """Return name, description and parameters (a JSON schema) of each tool."""
         return [
             {
                 "name": tool.name,
@@ -72,9 +72,9 @@ class Tools:
         """Call the tool `name` with the arguments `raw`, a JSON object.
 
         Raises:
-            UnknownTool: There is none.
-            BadArguments: They do not fit its schema.
-            ToolFailed: It raised.
+            UnknownTool: The name is unknown.
+            BadArguments: The arguments do not fit the schema.
+            ToolFailed: The tool raised an error.
             RolloutOver: The rollout ended.
         """
         tool = self._tools.get(name)
@@ -100,7 +100,7 @@ class Tools:
             self._closing.set()
 
     async def close(self) -> None:
-        """Refuse new calls, cancel those that run and wait for their ends (`swe_core.system.detached`)."""
+        """Refuse new calls, cancel running ones and wait for them (`swe_core.system.detached`)."""
         self._closing = anyio.Event()
         for scope in self._running:
             scope.cancel()
@@ -111,7 +111,7 @@ class Tools:
 async def _run(tool: HostTool[Any], arguments: BaseModel) -> str:
     try:
         return str(await apart(partial(tool.run, arguments), f"the host tool {tool.name!r}"))
-    except Exception as error:  # whatever a plugin's tool raises is told to nobody but the host
+    except Exception as error:  # any error of a plugin's tool stays on the host
         log.warning("the host tool %r failed", tool.name, exc_info=error)
         raise ToolFailed(f"the tool {tool.name!r} failed") from error
 

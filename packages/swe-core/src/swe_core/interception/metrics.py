@@ -1,4 +1,4 @@
-"""What the interception server counts, for Prometheus. One registry per server: nothing is global."""
+"""Prometheus counters of the interception server. Each server has its own registry."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ class Metrics:
             self.renders.labels(turn.tokens.rendered).inc()
 
     def text(self) -> bytes:
-        """All of them in Prometheus' text format."""
+        """Return all counters in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -1,7 +1,7 @@
-"""What leaves the host of a reply: everything but the secrets of the run, whichever engine and dialect.
+"""Remove the run's secrets from replies, for every engine and dialect.
 
-A provider that echoes its key, or a model that says a token which it was shown, must not put it into a
-sandbox, a record or a recording.
+A provider may echo its key, and a model may repeat a token from its prompt. Neither may enter a sandbox, a
+record or a recording.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from swe_core.api.engine import Completion, Delta
 from swe_core.system.redaction import MARK, SHORTEST, Redactor
 
 _Place = str | int | tuple[str, ...]
-"""Where a text stands: a field of the message, the arguments of the call of this index, or further inside."""
+"""Position of a text: a field of the message, the arguments of the call of this index, or further inside."""
 
 
 def redacted(completion: Completion, redactor: Redactor) -> Completion:
-    """`completion` without secrets; its tokens are as they were sampled."""
+    """Return `completion` without secrets; its token ids stay as sampled."""
     return replace(
         completion,
         message=redactor.value(completion.message),
@@ -29,12 +29,10 @@ def redacted(completion: Completion, redactor: Redactor) -> Completion:
 
 
 class RedactedPieces:
-    """The pieces of one streamed reply without secrets, also those that stand in several pieces.
+    """The pieces of one streamed reply without secrets, also secrets that span pieces.
 
-    Of a text that clients join, the fields of a message and the arguments of calls, the end waits that may
-    be the beginning of a secret: for what follows, for another text that begins, or for the end of the reply.
-    Any other value goes out at once.
-    """
+    Clients join message fields and arguments of calls. The end of such a text is held back while it may begin
+    a secret: until more text, another text, or the end of the reply arrives. Other values pass at once."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
@@ -43,12 +41,12 @@ class RedactedPieces:
         self._last: str | int | None = None
 
     def add(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
-        """What may go out once `deltas` have come."""
+        """Return what may be sent after `deltas`."""
         for delta in deltas:
             yield from self._add(delta)
 
     def rest(self) -> Iterator[Delta]:
-        """What still waits at the end of the reply."""
+        """Return what is still held at the end of the reply."""
         for place, text in self._texts.items():
             if not isinstance(place, tuple) and (held := text.rest()):
                 yield _piece(place, held)
@@ -91,7 +89,7 @@ class RedactedPieces:
         return known.add(text) + (known.let_go() if place != self._last else "")
 
     def _at_once(self, value: Any, place: tuple[str, ...]) -> Any:
-        """`value`, in which a text goes on where the one before it at the same place has ended."""
+        """Return `value`; a text at a place continues the previous text at that place."""
         if isinstance(value, str):
             text = self._text(place)
             return text.add(value) + text.cut()
@@ -112,8 +110,7 @@ class RedactedPieces:
 
 
 class _Text:
-    """One text that comes in pieces. Its end that may be the beginning of a secret is known: first what has
-    gone out of it, then what is held."""
+    """One text that arrives in pieces: its sent end, and its held end, which may begin a secret."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
@@ -121,7 +118,7 @@ class _Text:
         self._held = ""
 
     def add(self, text: str) -> str:
-        """What may go out once `text` has come."""
+        """Return what may be sent after `text`."""
         gone = self._gone
         known = gone + self._held + text
         said, held = self._redactor.split(known)
@@ -133,7 +130,7 @@ class _Text:
         return said[len(gone) :] if said.startswith(gone) else said
 
     def let_go(self) -> str:
-        """What is held, if it is so short that it tells nothing of a secret."""
+        """Return the held text, if it is too short to reveal a secret."""
         if len(self._gone) + len(self._held) >= SHORTEST:
             return ""
         held, self._held = self._held, ""
@@ -141,14 +138,14 @@ class _Text:
         return held
 
     def cut(self) -> str:
-        """What is held, or a mark in its place."""
+        """Return the held text, or a mark in its place."""
         if (held := self.let_go()) or not self._held:
             return held
         self._gone, self._held = self._gone + self._held, ""
         return MARK
 
     def rest(self) -> str:
-        """What is held: no more will come. What has gone may be the beginning of a secret that ends here."""
+        """Return the held text at the end; the sent text may begin a secret that ends here."""
         said = self._redactor.text(self._gone + self._held)
         return said[len(self._gone) :] if said.startswith(self._gone) else said
 

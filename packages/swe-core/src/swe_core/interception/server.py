@@ -1,12 +1,12 @@
-"""InterceptionServer: where the agents of all rollouts find their LLM, one HTTP server per host process.
+"""InterceptionServer: one HTTP server per host process for the LLM calls of all agents.
 
     POST /rollout/{id}/v1/chat/completions     GET /rollout/{id}/v1/models     and each other dialect's path
     GET  /rollout/{id}/v1/tools                POST /rollout/{id}/v1/tools/{name}
-    POST /rollout/{id}/exit                    the agent says that its work is done
+    POST /rollout/{id}/exit                    the agent submits its work
     GET  /healthz                              GET /metrics, with the server's own token
 
-Every rollout has its own id and token. What the agent is told of a failure is one fixed sentence: the
-engine's own names hosts and accounts, and belongs into the rollout's record, not into a sandbox.
+Every rollout has its own id and token. An agent gets one fixed sentence for a failure of the engine: the
+engine's own message names hosts and accounts, and is only recorded.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ ENDPOINT_FAILED = "this endpoint failed to answer the request"
 UNREADABLE = "the request body is not encoded as its headers say"
 _FIRST_KEEPALIVE = 1.0
 _PACE = 0.025
-"""Seconds between the events of a stream at least: more of them would cost more than they tell."""
+"""Seconds between the events of a stream at least: more events cost too much."""
 _NO_RETRY = {"x-should-retry": "false"}
 _RETRY_COUNTS = ("x-stainless-retry-count", "x-retry-count")
 _CLOSED = 499
-"""Stands for the status of a request whose client left."""
+"""Status in logs for a request whose client left."""
 
 log = logging.getLogger(__name__)
 _http_log = logging.getLogger(f"{__name__}.http")
-"""What aiohttp says of connections."""
+"""Messages of aiohttp about connections."""
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether something failed here. That what an agent sent is no HTTP is told to the agent alone."""
+    """Return whether an error is ours. Invalid HTTP of an agent is answered, not logged."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
@@ -77,18 +77,17 @@ _http_log.addFilter(_is_ours)
 
 
 class InterceptionServer:
-    """An async context manager: listens on loopback while it is open.
+    """An async context manager that listens on loopback while it is open.
 
     Args:
-        port: Where to listen; 0 is any free port.
+        port: 0 takes a free port.
         max_body: Bytes that a request body may have.
-        redactor: Knows what no reply may have in it; None knows nothing.
-        keepalive: Seconds between the comments that keep a waiting stream alive. The first one comes after
-            a second at most and commits the HTTP status, so an engine that fails sooner is answered with an
-            HTTP error.
+        redactor: Removes secrets from replies; None removes nothing.
+        keepalive: Seconds between the comments that keep a waiting stream alive. The first one comes within
+            a second and commits the HTTP status: later errors of an engine are events.
 
     Attributes:
-        token: The bearer token of `/metrics`; no sandbox is ever given it.
+        token: The bearer token of `/metrics`; no sandbox has it.
     """
 
     def __init__(
@@ -112,8 +111,10 @@ class InterceptionServer:
         self._url = ""
 
     async def __aenter__(self) -> InterceptionServer:
-        """Raises:
-        ConfigError: The port is taken.
+        """Listen.
+
+        Raises:
+            ConfigError: The port is taken.
         """
         app = web.Application(middlewares=[self._told])
         for dialect in DIALECTS:
@@ -148,7 +149,7 @@ class InterceptionServer:
 
     @property
     def url(self) -> str:
-        """`http://127.0.0.1:PORT`, without a path."""
+        """Return `http://127.0.0.1:PORT`."""
         self._running()
         return self._url
 
@@ -161,16 +162,16 @@ class InterceptionServer:
         budgets: Budgets | None = None,
         on_undelivered: Callable[[Sequence[int]], None] = lambda indices: None,
     ) -> AsyncIterator[Gate]:
-        """Register one rollout; leaving unregisters it and aborts what is in flight.
+        """Register one rollout; leaving unregisters it and cancels its calls.
 
         Args:
-            engine: Answers its calls; open, and open for longer than the session.
-            session: Who asks; `rollout_id` is unique among the open sessions.
-            on_turn: Called in the event loop with each call's record, before the agent has the whole reply,
-                and for aborted calls before the session is left. If it raises, the rollout fails.
-            budgets: What its calls may use; None is no limit.
-            on_undelivered: Called on leaving with the indices of the turns that are not trained because the
-                agent never had their reply, where there are any. If it raises, the rollout fails.
+            engine: Answers the calls; it stays open for longer than the session.
+            session: Describes the rollout; `rollout_id` is unique among the open sessions.
+            on_turn: Called in the event loop with each call's record, before the reply is complete,
+                and for cancelled calls before the session is left. If it raises, the rollout fails.
+            budgets: Limits of the calls; None is no limit.
+            on_undelivered: Called on leaving with the indices of the turns that are not trained because their
+                reply was not delivered, if there are any. If it raises, the rollout fails.
 
         Raises:
             ValueError: A session with this `rollout_id` is open.
@@ -234,7 +235,7 @@ class InterceptionServer:
     ) -> web.StreamResponse:
         await listener.next()
         response = _json(reply.body(_completed(call)))
-        await response.prepare(request)  # here, to learn whether it went out
+        await response.prepare(request)  # here, to learn whether it was sent
         await response.write_eof()
         call.delivered = True
         return response
@@ -299,17 +300,17 @@ class InterceptionServer:
         return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     def _authorised(self, request: web.Request) -> Gate:
-        """The gate that the request's id and token open; which of the two is wrong is not told."""
+        """Return the gate of the request's id and token; the error does not say which of both is wrong."""
         gate = self._gates.get(request.match_info["id"])
         if not _bears(request, gate.token if gate else self._decoy) or gate is None:
             raise web.HTTPUnauthorized(text="no such rollout, or not its token")
         return gate
 
     def _problem(self, error: EngineError | RolloutOver) -> Problem:
-        """`error` for the agent, with a status that invites no retry."""
+        """Return `error` for the agent, with a status that causes no retry."""
         if isinstance(error, RolloutOver):
             return Problem(410, "rollout_over", str(error))
-        if isinstance(error, RequestRefused):  # about the agent's own request: it may know what to do
+        if isinstance(error, RequestRefused):  # the agent's own request: the agent may correct it
             code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
             return Problem(error.status, "invalid_request", self._redactor.text(sentence(error)), code)
         return Problem(error.status, "engine", ENGINE_FAILED)
@@ -318,13 +319,12 @@ class InterceptionServer:
     async def _told(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Answer errors that no route expects in the dialect's shape, so that SDKs show them and do not ask
-        again; count all requests."""
+        """Count requests, and answer unexpected errors so that SDKs show them and do not retry."""
         status = _CLOSED
         try:
             response = await handler(request)
             status = response.status
-        except ConnectionError:  # nobody is left to be told
+        except ConnectionError:  # the client has left
             return web.Response(status=_CLOSED)
         except web.HTTPException as error:
             kind: Any = "authentication" if error.status == 401 else "invalid_request"
@@ -333,9 +333,9 @@ class InterceptionServer:
         except web.RequestPayloadError:
             status = 400
             return _error(_dialect_of(request), Problem(status, "invalid_request", UNREADABLE))
-        except Exception as error:  # the boundary: what no route expects is told to nobody but the host
+        except Exception as error:  # the boundary: unexpected errors stay on the host
             status = 500
-            if request.writer.output_size:  # the reply has begun, so aiohttp logs the error and breaks off
+            if request.writer.output_size:  # aiohttp logs the error and closes the connection
                 raise
             log.error("the endpoint failed to answer %s", request.path, exc_info=error)
             return _error(_dialect_of(request), Problem(status, "server", ENDPOINT_FAILED))
@@ -350,7 +350,7 @@ async def _healthz(request: web.Request) -> web.StreamResponse:
 
 
 def _bears(request: web.Request, expected: str) -> bool:
-    """Whether the request's bearer token is `expected`, in a time that does not depend on it."""
+    """Compare the request's bearer token with `expected` in constant time."""
     scheme, _, offered = request.headers.get("Authorization", "").partition(" ")
     token = offered.strip().encode("utf-8", "surrogateescape")
     return hmac.compare_digest(token, expected.encode()) and scheme.lower() == "bearer"
@@ -358,23 +358,23 @@ def _bears(request: web.Request, expected: str) -> bool:
 
 @contextmanager
 def _writing(gate: Gate) -> Iterator[None]:
-    """Write a reply in the context: where that fails, so has the rollout."""
+    """Write a reply in the context; a failure fails the rollout."""
     try:
         yield
     except (EngineError, RolloutOver, ConnectionError):
         raise
-    except Exception as error:  # a dialect trusts in the engine's pieces, and those may be anything
+    except Exception as error:  # a dialect trusts the engine's pieces, which may be anything
         gate.fail(EngineProtocolError(f"a reply of the engine cannot be written: {sentence(error)}"))
         raise
 
 
 def _is_retry(request: web.Request) -> bool:
-    """Whether the client's SDK says that it asks again."""
+    """Return whether the client's SDK marks the request as a retry."""
     return any(request.headers.get(name, "0").strip() not in ("", "0") for name in _RETRY_COUNTS)
 
 
 def _completed(call: Call) -> Completion:
-    """The completion of a call that has ended, or its error."""
+    """Return the completion of a call that has ended, or raise its error."""
     if isinstance(call.outcome, Completion):
         return call.outcome
     raise call.outcome or RuntimeError("the call has not ended")

@@ -1,4 +1,4 @@
-"""A stream of server-sent events whose HTTP status stays open until there is something to say."""
+"""Server-sent events whose HTTP status stays open until the first event."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X
 
 
 class _Response(web.StreamResponse):
-    """Sends its headers with its first event, as aiohttp does for a reply that is whole."""
+    """A response that sends its headers with its first event, as aiohttp does for complete replies."""
 
     _send_headers_immediately = False
 
 
 class EventStream:
-    """The reply to one request. Its headers go out with the first `send`, so that what fails before can
-    still be answered with an HTTP error."""
+    """The reply to one request. Its headers go out with the first event: earlier errors set the status."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
         self.response: web.StreamResponse | None = None
-        """None until the headers are committed."""
+        """None until the headers are sent."""
 
     async def send(self, data: bytes) -> None:
         """Send `data`, waiting while the client is slow to read.
 
         Raises:
-            ConnectionError: The client is gone.
+            ConnectionError: The client has left.
         """
         response = await self._begun()
         await response.write(data)
@@ -35,7 +34,7 @@ class EventStream:
         """Send `data`, the last of the stream.
 
         Raises:
-            ConnectionError: The client is gone.
+            ConnectionError: The client has left.
         """
         response = await self._begun()
         await response.write_eof(data)

@@ -1,1 +1,1 @@
-"""What happens inside a sandbox, whichever provider opened it."""
+"""What happens inside a sandbox, for every provider."""

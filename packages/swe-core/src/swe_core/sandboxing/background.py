@@ -12,11 +12,11 @@ from anyio.abc import TaskGroup
 
 @asynccontextmanager
 async def background_task_group() -> AsyncIterator[TaskGroup]:
-    """A task group for helpers of a context, which are cancelled when its body ends, and not before.
+    """Open a task group for helpers of a context; they are cancelled when its body ends, and not before.
 
-    A group that is opened in place is cancelled with every scope around it. What tears down there is shielded
-    and still needs the helpers, and a task that is started in a cancelled group may never get on: anyio waits
-    busily for a cancellation that nobody delivers any more. So this group has a task of its own, in no scope.
+    A group that is opened in place is cancelled with every scope around it. Shielded teardown inside still
+    needs the helpers, and anyio waits busily for a task that starts in a cancelled group. So this group has a
+    task of its own, in no scope.
 
     Raises:
         ExceptionGroup: On leaving: a helper failed, which has cancelled the others.
@@ -51,7 +51,7 @@ async def helper_task_group() -> AsyncIterator[TaskGroup]:
     async with anyio.create_task_group() as tasks:
         try:
             yield tasks
-        except Exception as error:  # raised again below, out of the task group's reach
+        except Exception as error:  # raised again below, outside the task group
             failed = error
         tasks.cancel_scope.cancel()
     if failed is not None:

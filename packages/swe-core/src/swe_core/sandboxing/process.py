@@ -1,4 +1,4 @@
-"""FedProcess: a process whose output a task of the sandbox feeds. For providers."""
+"""FedProcess: a process whose output a task of the sandbox provides. For providers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ BUFFERED = 32
 
 
 class FedProcess(Process):
-    """A command whose output a task of its sandbox takes from somewhere, and that ends when the task does.
+    """A command whose output a task of its sandbox provides. The command ends when the task ends.
 
-    A subclass says in `follow` where output and exit code come from, and in `kill_tree` how the command is
-    killed. Whoever starts the command gives `run` to a task that is cancelled when the sandbox closes, not
-    before:
+    A subclass implements `follow` (output and exit code) and `kill_tree`. The sandbox runs `run` in a task
+    that it cancels when it closes, not before:
 
         process = MyProcess(self.id, ...)
         self._tasks.start_soon(process.run)
@@ -30,14 +29,14 @@ class FedProcess(Process):
         sandbox: The sandbox's id, for messages.
 
     Attributes:
-        condemned: Whether we kill it. Set it as well before the command is killed from without, say with all
-            others: then `follow` can tell that from the death of the sandbox.
+        condemned: Whether we kill the command. Set it before a command is killed from outside, so that
+            `follow` can tell the kill from the death of the sandbox.
     """
 
     def __init__(self, sandbox: str) -> None:
         self.condemned = False
         self._send, self._chunks = anyio.create_memory_object_stream[tuple[Stream, bytes]](BUFFERED)
-        weakref.finalize(self, self._chunks.close)  # of a process whose output nobody ever read
+        weakref.finalize(self, self._chunks.close)  # of a process whose output was never read
         self._reading = False
         self._discarded = False
         self._done = anyio.Event()
@@ -47,25 +46,24 @@ class FedProcess(Process):
     async def follow(self) -> int:
         """Pass all output on with `put`, and return the exit code once the command has ended.
 
-        What it raises besides a `SandboxError` is a defect, and leaves `run` as it is.
+        Other errors than `SandboxError` are defects, and leave `run` unchanged.
 
         Raises:
-            SandboxError: How the command ended cannot be known: the sandbox died, or the command could not be
-                run. Whoever reads or waits is told, each time.
+            SandboxError: The end of the command is unknown: the sandbox died, or the command could not be
+                run. Every reader and waiter gets this error.
         """
 
     @abstractmethod
     async def kill_tree(self) -> None:
-        """Kill the command and every process it started; nothing where they have ended. `follow` goes on, and
-        returns 137."""
+        """Kill the command and all its processes, if they run. `follow` continues, and returns 137."""
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, or its sandbox has."""
+        """Whether the command or its sandbox has ended."""
         return self._done.is_set()
 
     async def run(self) -> None:
-        """Follow it to its end; for one task of the sandbox. If that is cancelled, the sandbox was closed."""
+        """Follow the command to its end. Cancelling this task means that the sandbox was closed."""
         try:
             self._end = await self.follow()
         except SandboxError as error:
@@ -75,15 +73,14 @@ class FedProcess(Process):
             self._done.set()
 
     async def put(self, stream: Stream, chunk: bytes) -> None:
-        """Pass on a chunk of output; for `follow`. Waits while `BUFFERED` chunks are unread, and throws away
-        what nobody wants any more."""
+        """Pass on a chunk of output. Wait while `BUFFERED` chunks are unread; drop it without a reader."""
         try:
             await self._send.send((stream, chunk))
         except anyio.BrokenResourceError:
             return
 
     async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
-        """See `Process.output`. Whoever stops early throws the rest away, and the command goes on."""
+        """See `Process.output`. A reader that stops early drops the rest, and the command continues."""
         if self._reading:
             raise RuntimeError("the output of a process can be read only once")
         self._reading = True
@@ -102,7 +99,7 @@ class FedProcess(Process):
         return self._end
 
     async def kill(self) -> None:
-        """See `Process.kill`. Output that nobody reads yet is thrown away."""
+        """See `Process.kill`. Unread output is dropped."""
         if not self._reading:
             self._discarded = True
             self._chunks.close()

@@ -1,1 +1,1 @@
-"""From messages to token ids and back, and from the sampled ids of turns to training rows."""
+"""Messages to token ids and back, and sampled ids of turns to training rows."""

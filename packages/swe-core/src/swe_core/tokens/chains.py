@@ -1,8 +1,8 @@
 """Chains: the turns of a rollout as rows of token ids, each sampled id in exactly one of them.
 
 A turn extends a chain only if its prompt begins with ALL ids of that chain; otherwise it starts a new one
-with its whole prompt as context. Nothing is tokenised here and no two prompts are compared: what a prompt
-begins with is known (`Step.base`), by construction or because `swe_core.tokens.token_log` compared the ids.
+with its whole prompt as context. This module neither tokenises nor compares prompts: `Step.base` says what a
+prompt begins with, by construction or because `swe_core.tokens.token_log` compared the ids.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from swe_core.tokens.ledger import prove
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """The exact tokens of one turn, in memory: `swe_core.api.records.TurnTokens` as arrays.
+    """The exact tokens of one turn: `swe_core.api.records.TurnTokens` as arrays.
 
     Args:
         index: The turn's index.
-        base: Index of the turn whose ids (its whole prompt and completion) this prompt begins with.
+        base: Index of the turn whose ids (prompt and completion) this prompt begins with.
         prompt: The prompt's ids after those of `base`, int32 [P]; all of them where it is None.
-        completion: What was sampled, int32 [C].
-        logprobs: Of each sampled id, float32 [C]; NaN where there is none.
+        completion: The sampled ids, int32 [C].
+        logprobs: Of each sampled id, float32 [C]; NaN where unknown.
         versions: Policy version that sampled each id, int32 [C].
         rendered: How the prompt was made.
-        cause: Why it extends nothing; None where `base` is set.
+        cause: Why it extends no turn; None where `base` is set.
         dropped: Why no id of it is trained; None where they are.
 
     Raises:
@@ -59,13 +59,13 @@ class Step:
 
     @property
     def trainable(self) -> NDArray[np.bool_]:
-        """Which sampled ids have a logprob to train on, [C]."""
+        """Return which sampled ids have a logprob to train on, [C]."""
         return np.isfinite(self.logprobs)
 
 
 @dataclass(slots=True)
 class _Row:
-    """A chain while it grows: the turns whose new ids follow each other, and which of them it trains."""
+    """A chain under construction: the turns whose new ids follow each other, and which of them it trains."""
 
     cause: ForkCause
     parts: list[tuple[Step, bool]] = field(default_factory=list)
@@ -92,7 +92,7 @@ class _Row:
 
 
 class ChainBuilder:
-    """Puts one turn after another into its chain, in the order in which they ended."""
+    """Put turns into chains, in the order in which the turns ended."""
 
     def __init__(self) -> None:
         self._steps: dict[int, Step] = {}
@@ -101,7 +101,7 @@ class ChainBuilder:
         self._begun: set[int] = set()
 
     def add(self, step: Step) -> ForkCause | None:
-        """Place `step`; a dropped one is in no chain, and context of those that continue it.
+        """Place `step`. A dropped turn is in no chain, but is context of the turns that continue it.
 
         Returns:
             Why it started a chain; None where it extends one or is dropped.
@@ -142,7 +142,7 @@ class ChainBuilder:
         return None if step.base is None else self._steps[step.base]
 
     def build(self) -> list[Chain]:
-        """The chains so far, in the order in which they began."""
+        """Return the chains so far, in the order in which they began."""
         return [row.build() for row in self._rows]
 
     def __len__(self) -> int:
@@ -150,13 +150,13 @@ class ChainBuilder:
 
 
 def build_chains(steps: Iterable[Step]) -> list[Chain]:
-    """The chains of a rollout's turns, linear in their new ids.
+    """Return the chains of a rollout's turns, in linear time.
 
     Args:
         steps: In the order in which the turns ended, each after its base.
 
     Raises:
-        LedgerError: A base is missing, or a turn is there twice.
+        LedgerError: A base is missing, or a turn occurs twice.
     """
     builder = ChainBuilder()
     for step in steps:
@@ -165,7 +165,7 @@ def build_chains(steps: Iterable[Step]) -> list[Chain]:
 
 
 def step_of(index: int, tokens: TurnTokens) -> Step:
-    """The tokens of turn `index` as they stand on disk, as arrays.
+    """Return the recorded tokens of turn `index` as arrays.
 
     Raises:
         LedgerError: There is not one logprob and one version for each sampled id.
@@ -185,8 +185,9 @@ def step_of(index: int, tokens: TurnTokens) -> Step:
 
 
 def chains_of(turns: Iterable[Turn]) -> list[Chain]:
-    """The chains of a rollout as it stands on disk (`RunDirectory.turns`): the same as in memory.
-    Turns without tokens, such as those of an engine that does not own them, are passed over.
+    """Return the chains of recorded turns (`RunDirectory.turns`), the same as during the rollout.
+
+    Turns without tokens, such as those of an engine that does not own them, are ignored.
 
     Raises:
         LedgerError: The records do not fit together.
@@ -195,7 +196,7 @@ def chains_of(turns: Iterable[Turn]) -> list[Chain]:
 
 
 def recount(turns: Iterable[Turn], no_reward: str | None = None) -> Ledger | None:
-    """The ledger of a rollout, proved again from its turns on disk; None where they have no tokens.
+    """Prove the ledger of a rollout again from its recorded turns; None where they have no tokens.
 
     Args:
         turns: As `RunDirectory.turns` gives them.

@@ -1,4 +1,4 @@
-"""Comparison: a model's own chat template against the renderers that may take its place."""
+"""Compare a model's own chat template with the renderers that may replace it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FETCHES = frozenset({"gpt-oss"})
-"""Families whose format loads a vocabulary of its own over the network: only where they are asked for."""
+"""Families whose format loads a vocabulary over the network: used only on request."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """What the template makes of one turn.
-
-    Args:
-        probes: The probes that have this turn.
-    """
+    """The template's prompt of one turn; `probes` have this turn."""
 
     messages: list[Message]
     tools: Tools
@@ -47,8 +43,7 @@ class _Prompt:
 
 
 class Comparison:
-    """A model's chat template against renderers, on every turn of `PROBES` that the template takes, with and
-    without tools.
+    """Compare a model's chat template with renderers on all turns of `PROBES`, with and without tools.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -62,19 +57,18 @@ class Comparison:
         self._kwargs = dict(kwargs)
         self._on = {**kwargs, "enable_thinking": True}
         self._can_think = "enable_thinking" in source and self._on != self._kwargs
-        # Renderers to the probes that they print otherwise, once known: as given, and with thinking on.
+        # Renderer → the probes on which it differs, once known: as given, and with thinking on.
         self._found: dict[Renderer, list[str]] = {}
         self._found_on: dict[Renderer, list[str]] = {}
 
     def recognise(self, known: str | None = None) -> FamilyRenderer | None:
-        """The family whose format is the template's; None where there is none.
+        """Return the family whose format is the template's; None where there is none.
 
-        That is one that gives the template's ids on every turn. Where none does, it is one that does so with
-        thinking on, and of these one with the template's first prompt that differs least: with thinking off
-        some families print the empty thinking of each reply again, where templates drop it.
+        The family gives the template's ids on every turn. If none does, it does so with thinking on, and its
+        first prompt differs least: with thinking off some families keep empty thinking that templates drop.
 
         Args:
-            known: The family that the model's name stands for: the first choice among equals.
+            known: The family of the model's name: the first choice among equals.
         """
         families: list[str] = sorted(FAMILIES - _FETCHES)
         if known is not None:
@@ -88,7 +82,7 @@ class Comparison:
         return min(close, key=lambda candidate: len(self._differing(candidate)), default=None)
 
     def differences(self, renderer: Renderer) -> tuple[str, ...]:
-        """What the renderer prints otherwise than the template: see `Renderer.differs`."""
+        """Return where the renderer differs from the template: see `Renderer.differs`."""
         names = self._differing(renderer)
         on = self._differing_on(renderer) if names else names
         others = [name for name in names if name in on]
@@ -96,7 +90,7 @@ class Comparison:
         return (*others, THINKING) if kept else tuple(others)
 
     def starts(self, renderer: Renderer) -> bool:
-        """Whether the renderer gives the template's ids for the first prompt of a chat."""
+        """Return whether the renderer gives the template's ids for the first prompt of a chat."""
         first = PROBES[CHAT][:1]
         return any(
             _same(renderer, prompt)
@@ -122,7 +116,7 @@ class Comparison:
         return self._found[renderer]
 
     def _differing_on(self, renderer: Renderer) -> list[str]:
-        """The same with thinking on; as given where it cannot be turned on or the first prompts differ."""
+        """Return the same with thinking on; as given where that is impossible or the first prompts differ."""
         if renderer in self._found_on:
             return self._found_on[renderer]
         thinking = None
@@ -149,7 +143,7 @@ class Comparison:
         return _prompts(ChatTemplate(self._tokenizer, self._source, self._on))
 
     def _keeps_thinking(self, renderer: Renderer) -> bool:
-        """Whether a prompt that a user message extends keeps thinking which the template drops then."""
+        """Return whether a prompt keeps thinking before a new user message, where the template drops it."""
         if not any(self._drops_thinking(PROBES[name]) for name in (TOOLS_WITH_THINKING, INLINE_THINKING)):
             return False
         prompt = renderer.render(PROBES[CHAT][:1], None)
@@ -159,7 +153,7 @@ class Comparison:
         )
 
     def _drops_thinking(self, conversation: Sequence[Message]) -> bool:
-        """Whether the template prints the first reply's thinking at first, and no more in the end."""
+        """Return whether the template drops the first reply's thinking later."""
         try:
             *texts, last = [self._template.text(messages, TOOLS) for messages in _turns(conversation)]
         except RequestRefused:
@@ -183,7 +177,7 @@ def _prompts(template: ChatTemplate) -> list[_Prompt]:
 
 
 def _turns(conversation: Sequence[Message]) -> Iterator[list[Message]]:
-    """What the agent sends at each turn."""
+    """Return what the agent sends at each turn."""
     for n, message in enumerate(conversation):
         if message["role"] == "assistant":
             yield list(conversation[:n])
@@ -195,14 +189,14 @@ def _agrees(renderer: Renderer, prompts: Sequence[_Prompt]) -> bool:
 
 
 def _differing(renderer: Renderer, prompts: Sequence[_Prompt]) -> list[str]:
-    """The probes with a turn that the renderer prints otherwise, in their order."""
+    """Return the probes with a turn that the renderer prints differently, in order."""
     found = {name for prompt in prompts if not _same(renderer, prompt) for name in prompt.probes}
     return [name for name in PROBES if name in found]
 
 
 def _same(renderer: Renderer, prompt: _Prompt) -> bool:
-    """Whether the ids are the same. Where a reply has text and a call, the same text is enough: some formats
-    tokenise the two apart, which matters to no reply that was sampled."""
+    """Return whether the ids are the same. For a reply with text and a call, the same text is enough: some
+    formats tokenise the two apart, which does not concern sampled replies."""
     try:
         ids = renderer.render(prompt.messages, prompt.tools)
     except RequestRefused:

@@ -1,4 +1,4 @@
-"""Conversation: which earlier turn of a rollout a history continues, and the prompt that follows from it."""
+"""Conversation: find the turn that a history continues, and make the prompt that follows from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from swe_core.tokens.renderer import TAIL, Renderer, Tools
 P = TypeVar("P")
 
 _INLINE = 20_000
-"""Characters of messages and tools up to which they are rendered in the event loop: a few milliseconds."""
+"""Characters of messages and tools that are rendered in the event loop: a few milliseconds."""
 _FRAME = 50
 """Characters that a message or a call counts besides its texts."""
 _HUGE = 1_000_000
@@ -35,12 +35,12 @@ class Prompt:
     Args:
         extends: The turn whose ids it begins with; None where it begins a chain.
         new_ids: The ids after those of `extends`, int32 [P].
-        length: All its ids, those of `extends` included.
+        length: Number of all its ids, those of `extends` included.
         json: All its ids as JSON text without the brackets: b"1,2,3".
         rendered: How `new_ids` were made.
-        cause: Why it extends nothing; None where `extends` is set.
+        cause: Why it extends no turn; None where `extends` is set.
         tail: Its last `TAIL` ids, or all of a shorter one.
-        place: Where in the conversation it stands; only `Conversation.add` reads it.
+        place: Its place in the conversation, for `Conversation.add`.
     """
 
     extends: Sampled | None
@@ -55,18 +55,18 @@ class Prompt:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where a history stands in the tree of what was said; opaque outside this module.
+    """The place of a history in the tree of messages; opaque outside this module.
 
     Args:
         messages: The history.
         tools: The tools that it is rendered with.
-        root: Where histories with these tools begin.
-        path: Its messages that were said before, each with its node.
-        keys: Of its messages after `path`.
+        root: Root of histories with these tools.
+        path: Its known messages, each with its node.
+        keys: Keys of its messages after `path`.
         tools_size: Bytes of the tools as JSON.
-        turn: The deepest turn that it passes, None where it passes none.
-        after: How many messages it has up to the end of `turn`.
-        cause: Why it extends nothing, if so it turns out.
+        turn: The deepest turn that it passes; None where it passes none.
+        after: Number of its messages up to the end of `turn`.
+        cause: Why it extends no turn, if so.
     """
 
     messages: Sequence[Message]
@@ -82,7 +82,7 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """The end of a history: what may follow it, and the turns that sampled its last message."""
+    """The end of a history: its continuations, and the turns that sampled its last message."""
 
     children: dict[Hashable, _Node] = field(default_factory=dict)
     turns: list[_Turn] = field(default_factory=list)
@@ -94,20 +94,18 @@ _Path = Sequence[tuple[Message, _Node]]
 
 @dataclass(slots=True, eq=False)
 class _Root(_Node):
-    """Where histories begin, and the path of the last one: most histories are the last one and some more, and
-    comparing messages costs a fraction of their keys."""
+    """The root of histories, and the path of the last one: most histories extend the last one, and comparing
+    messages costs a fraction of their keys."""
 
     last: _Path = ()
 
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A turn that was sampled here: the reply `message`, after the turn `before` if any.
+    """A sampled turn: the reply `message`, after the turn `before` if any.
 
-    `text` holds the JSON text of its ids in its first `end` bytes. It is shared with the turns that extend
-    it, so that a conversation keeps its ids once: only the first turn that extends it appends, the others
-    copy.
-    """
+    `text` holds the JSON text of its ids in its first `end` bytes. Turns that extend it share the text, so
+    that a conversation keeps its ids once: the first one appends, the others copy."""
 
     sampled: Sampled
     message: Message
@@ -123,14 +121,13 @@ class _Turn:
 
 
 class Conversation:
-    """What one rollout's policy was asked and has answered: a tree of messages, equal by `message_key`.
+    """The requests and replies of one rollout's policy: a tree of messages, equal by `message_key`.
 
-    Finding a history's turn costs one comparison or dict lookup a message, and making a prompt that extends a
-    turn costs its new messages and a copy of the JSON text.
+    Finding a history's turn costs one comparison or lookup per message; a prompt that extends a turn costs
+    its new messages and a copy of the JSON text.
 
     Args:
-        huge: Bounds the prompts of all rollouts that are so long that making one takes a second, so that
-            they leave threads and the processor to the others.
+        huge: Limits concurrent long prompts of all rollouts, which take a second each.
     """
 
     def __init__(self, renderer: Renderer, huge: anyio.CapacityLimiter | None = None) -> None:
@@ -140,11 +137,10 @@ class Conversation:
         self._answers: set[Hashable] = set()
 
     async def prepare(self, messages: Sequence[Message], tools: Tools, limit: int | None = None) -> Prompt:
-        """The prompt of a request: `find`, then `extend`, else `render`, of long messages in a thread.
+        """Return the prompt of a request: `find`, then `extend`, else `render`; long messages in a thread.
 
         Args:
-            limit: Tokens of the context. A long prompt that cannot fit is given up early; one that is only a
-                little too long is not.
+            limit: Tokens of the context. Prompts that are much longer are given up early.
 
         Raises:
             RequestRefused: The chat template refuses the conversation.
@@ -159,8 +155,7 @@ class Conversation:
     async def _made(
         self, make: Callable[[Place], P], place: Place, messages: Sequence[Message], limit: int | None
     ) -> P:
-        """`make(place)`, which reads the tools and `messages`: in a thread where they are so long that
-        whoever else asks would wait. Agents may send megabytes."""
+        """Return `make(place)`, in a thread where tools and `messages` are long."""
         size = place.tools_size + _size(messages)
         if size <= _INLINE:
             return make(place)
@@ -172,8 +167,7 @@ class Conversation:
         return await anyio.to_thread.run_sync(work, limiter=self._huge if size > _HUGE else None)
 
     def find(self, messages: Sequence[Message], tools: Tools) -> Place:
-        """The deepest turn that the history `messages` continues. Only turns with the same tools count: the
-        tools stand at the beginning of a prompt."""
+        """Find the deepest turn that `messages` continue, among turns with the same tools."""
         offered = orjson.dumps(tools, option=orjson.OPT_SORT_KEYS)
         root = self._roots.setdefault(hashlib.sha256(offered).digest(), _Root())
         node: _Node = root
@@ -184,7 +178,7 @@ class Conversation:
             if at < len(last) and last[at][0] == message:
                 step = last[at]
             else:
-                last = ()  # what follows in it follows something else
+                last = ()  # what follows in it follows another message
                 child = node.children.get(message_key(message))
                 if child is None:
                     break
@@ -203,11 +197,10 @@ class Conversation:
         return Place(messages, tools, root, path, len(offered), keys, turn, after, cause)
 
     def extend(self, place: Place) -> Prompt | None:
-        """The prompt as the ids of the turn and those of the new messages, without rendering the rest.
+        """Return the prompt as the ids of the turn and those of the new messages.
 
         None where there is no turn, another reply than ours follows it, or the renderer cannot prove what
-        follows.
-        """
+        follows."""
         turn, new = place.turn, place.messages[place.after :]
         if turn is None or not new or any(message["role"] == "assistant" for message in new):
             return None
@@ -228,8 +221,9 @@ class Conversation:
         )
 
     def render(self, place: Place) -> Prompt:
-        """The prompt as a rendering of everything. It still extends its turn where it begins with its ids.
-        Takes time with a long history; safe to call from a thread.
+        """Render the whole prompt. It still extends its turn where it begins with its ids.
+
+        This takes time with a long history; it is thread-safe.
 
         Raises:
             RequestRefused: The chat template refuses the conversation.
@@ -254,7 +248,7 @@ class Conversation:
 
         Args:
             sampled: The tokens of the reply, at least one.
-            message: What the agent is told, as a canonical message.
+            message: The agent's reply, as a canonical message.
         """
         place = prompt.place
         path = [*place.path]
@@ -279,7 +273,7 @@ class Conversation:
         node.turns.append(_Turn(sampled, message, place.turn, length, prompt.tail, text, len(text)))
 
     def _cause(self, place: Place, ids: Sequence[int]) -> ForkCause:
-        """Why `ids`, the whole history rendered, do not begin with those of its turn."""
+        """Return why `ids`, the whole history rendered, do not begin with those of its turn."""
         turn = place.turn
         if turn is None or any(message["role"] == "assistant" for message in place.messages[place.after :]):
             return place.cause
@@ -290,7 +284,7 @@ class Conversation:
 
 
 def _size(messages: Sequence[Message]) -> int:
-    """About how many characters they are rendered as."""
+    """Return about how many characters they are rendered as."""
     size = 0
     for message in messages:
         size += _FRAME + len(message["content"]) + len(message.get("reasoning_content") or "")
@@ -300,9 +294,10 @@ def _size(messages: Sequence[Message]) -> int:
 
 
 def _choose(turns: Sequence[_Turn], message: Message, before: _Turn | None) -> _Turn:
-    """Which of the turns that said the same `message` is, in a history that passes the turn `before`. What
-    clients leave as it was tells first: the ids of calls, then how arguments are written, then the reasoning,
-    where it was sent back, then `before`. Of turns that are equal in all that, the latest."""
+    """Choose among turns with the same `message` the one of a history that passes the turn `before`.
+
+    Compared are, in this order: ids of calls, spelling of arguments, the reasoning if the client sent it,
+    `before`. Among equal turns the latest wins."""
     if len(turns) == 1:
         return turns[0]
     ids, written, reasoning = _marks(message)
@@ -316,7 +311,7 @@ def _choose(turns: Sequence[_Turn], message: Message, before: _Turn | None) -> _
 
 
 def _marks(message: Message) -> tuple[list[Any], list[str], str]:
-    """What may tell messages of one `message_key` apart: ids of calls, their arguments, the reasoning."""
+    """Return what may differ in messages of one `message_key`: ids of calls, arguments, reasoning."""
     calls = message.get("tool_calls") or ()
     written = [call["function"]["arguments"] for call in calls]
     return [call["id"] for call in calls], written, (message.get("reasoning_content") or "").strip()

@@ -1,5 +1,4 @@
-"""An end to tokenising once a prompt is certain not to fit: agents may send megabytes, whose ids take seconds
-and gigabytes to make."""
+"""Stop tokenising once a prompt certainly exceeds the context: megabytes of text take seconds."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ T = TypeVar("T")
 _PIECE = 64 * 1024
 """Characters that are tokenised at a time, only to count them."""
 _AT_ONCE = 4
-"""Characters per token of the context up to which a text is tokenised without a look at its pieces."""
+"""Characters per token of the context up to which a text is tokenised without counting its pieces."""
 _SURE = 2
-"""How many times the context must be filled to be certain: a text may have a few ids less than its pieces,
-and a format may tokenise it twice."""
+"""Overflow factor that is certain: a text may have fewer ids than its pieces, and a format may tokenise it
+twice."""
 
 
 class _Count:
-    """The ids that were made so far, of `limit` that fit."""
+    """The ids made so far, of `limit` that fit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -40,7 +39,7 @@ _count: ContextVar[_Count | None] = ContextVar("_count", default=None)
 
 @contextmanager
 def at_most(limit: int | None) -> Iterator[None]:
-    """Have `counted` raise, within the context, once its texts cannot fit.
+    """Let `counted` raise, within the context, once its texts cannot fit.
 
     Args:
         limit: Tokens of the context; None counts nothing.
@@ -53,10 +52,10 @@ def at_most(limit: int | None) -> Iterator[None]:
 
 
 def counted(text: str, encode: Callable[[str], T], size: Callable[[T], int]) -> T:
-    """`encode(text)`, counted where `at_most` is in force.
+    """Return `encode(text)`, counted where `at_most` is active.
 
     Args:
-        size: How many ids it gave.
+        size: Returns how many ids it gave.
 
     Raises:
         ContextOverflow: With the texts before it, `text` cannot fit.

@@ -1,4 +1,4 @@
-"""FamilyRenderer: the model families whose chat format the package `renderers` knows by heart."""
+"""FamilyRenderer: the model families whose chat format the package `renderers` knows."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 FAMILIES = frozenset(
     config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0])
 ) - {"auto", "custom", "default"}
-"""The formats' names."""
+"""Names of the formats."""
 _MAY_TURN_OUT = frozenset({"deepseek-v4", "gemma4", "gpt-oss", "inkling", "llama-3"})
-"""Families in which text may turn out to be a call or a channel's name. In the others special tokens open
-reasoning and calls, so that text once seen stays."""
+"""Families in which text may turn out to be a call or a channel's name. In others special tokens open
+reasoning and calls, so that text stays text."""
 _NAMED = frozenset({"gemma4", "gpt-oss", "inkling"})
 """Families that print a tool's name beside its result."""
 
@@ -46,17 +46,15 @@ _NAMED = frozenset({"gemma4", "gpt-oss", "inkling"})
 class FamilyRenderer(Renderer):
     """A chat format of the package `renderers`.
 
-    Thinking stays in the prompt wherever the format lets it stay: a new user message extends the prompt,
-    where the model's own template would render it afresh without the thinking.
-
-    `how` is "full" where the format's bridge and its rendering disagree, so that neither is trusted.
+    Thinking stays in the prompt wherever the format allows: a new user message extends the prompt, where the
+    model's own template would drop the thinking. `how` is "full" where the format's bridge and its rendering
+    disagree, so that neither is trusted.
 
     Attributes:
-        family: The format's name in `renderers`.
+        family: The format's name in `renderers`, such as "qwen3".
 
     Args:
         tokenizer: The model's tokenizer.
-        family: The format's name in `renderers`, such as "qwen3".
         template_kwargs: Options of the model's chat template.
 
     Raises:
@@ -100,7 +98,7 @@ class FamilyRenderer(Renderer):
             )
         except ContextOverflow:
             raise
-        except Exception as error:  # whatever the format's code trips over is in the agent's messages
+        except Exception as error:  # errors of the format's code come from the agent's messages
             raise RequestRefused(f"{self.name} cannot render this conversation: {error}") from error
 
     def extend(
@@ -133,7 +131,7 @@ class FamilyRenderer(Renderer):
         if not completion:
             return Parsed("")
         found = self._find(completion, tail, tools)
-        if found is None:  # such as a call nested too deep for a JSON parser: what comes before it stands
+        if found is None:  # such as a call nested too deep for a JSON parser: the text before it counts
             ends = range(1, len(completion) + 1)
             readable = bisect_left(ends, True, key=lambda n: self._find(completion[:n], tail, tools) is None)
             return self.parse(completion[:readable], tail, tools, ended=ended)
@@ -141,7 +139,7 @@ class FamilyRenderer(Renderer):
         if ended:
             content = "\n".join(filter(None, [content, *self._nameless(found, completion)]))
         elif completion and completion[0] in self.marks:
-            header = self.text(completion[:1])  # of the reply, perhaps, and known as such once it is whole
+            header = self.text(completion[:1])  # of the reply, perhaps; known once it is complete
             content, reasoning = ("" if text.startswith(header) else text for text in (content, reasoning))
         return Parsed(
             content=settled(content, ended),
@@ -158,8 +156,7 @@ class FamilyRenderer(Renderer):
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _bridge_agrees(self) -> bool:
-        """Whether the format's own rendering goes on after a reply as its bridge does: in version 0.1.12 some
-        bridges leave out the line's end that belongs there."""
+        """Return whether the format's rendering after a reply equals its bridge (not all do in 0.1.12)."""
         asked = reply("", None, ("call00001", "bash", "{}"))
         for said, message in ((reply("Good day."), user("Go on.")), (asked, result("call00001", "one line"))):
             prompt = self.render([user("Hello.")], None)
@@ -188,7 +185,7 @@ class FamilyRenderer(Renderer):
             return None
 
     def _nameless(self, found: ParsedResponse, completion: Sequence[int]) -> list[str]:
-        """The blocks that were meant as tool calls and name no tool, as they were sampled."""
+        """Return the tool calls without a name, as sampled."""
         return [
             call.raw if call.token_span is None else self.text(completion[slice(*call.token_span)])
             for call in found.tool_calls
@@ -203,10 +200,10 @@ def _format(tokenizer: PreTrainedTokenizerBase, family: str, kwargs: dict[str, A
             raise ValueError("it names no format")
         try:
             config = merge_chat_template_kwargs(type(config)(thinking_retention="all"), kwargs)
-        except ValueError:  # an option of the template says what becomes of the thinking
+        except ValueError:  # an option of the template decides about the thinking
             config = merge_chat_template_kwargs(config, kwargs)
         return create_renderer(encoder_for(tokenizer, family), config)
-    except Exception as error:  # an assertion or an error of its own: all say that the two do not fit
+    except Exception as error:  # an assertion or an error of its own: the two do not fit
         raise ConfigError(
             f"the chat format {family!r} of the package renderers does not fit the tokenizer "
             f"{tokenizer.name_or_path!r} with the template options {kwargs}: {' '.join(str(error).split())}"
@@ -214,8 +211,7 @@ def _format(tokenizer: PreTrainedTokenizerBase, family: str, kwargs: dict[str, A
 
 
 def _marks_thinking(tokenizer: PreTrainedTokenizerBase, family: str) -> bool:
-    """Whether special tokens mark thinking. Else markers are found in the text, and their first characters
-    are taken for the reply's."""
+    """Return whether special tokens mark thinking, not text markers, which begin like text."""
     suffix = ":opensource" if family == "hy3" else ""
     vocabulary = tokenizer.get_added_vocab()
     return f"<think{suffix}>" in vocabulary and f"</think{suffix}>" in vocabulary

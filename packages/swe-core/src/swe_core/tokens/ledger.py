@@ -11,12 +11,12 @@ from swe_core.api.records import Ledger
 from swe_core.errors import LedgerError
 
 if TYPE_CHECKING:
-    from swe_core.tokens.chains import Step  # which needs numpy, and a ledger is also added up without it
+    from swe_core.tokens.chains import Step  # which needs numpy; ledgers are added up without it
 
 NO_LOGPROBS = "no_logprobs"
-"""Why an id is dropped that the engine gave no logprob for."""
+"""Reason to drop an id without a logprob."""
 RETRIED = "retried"
-"""Why the ids of a try are dropped that its sandbox failed, so that the rollout was run again."""
+"""Reason to drop the ids of an attempt whose sandbox failed, so that the rollout ran again."""
 
 
 def prove(
@@ -25,14 +25,14 @@ def prove(
     """Account for every sampled token of a rollout.
 
     Args:
-        sampled: Tokens that were sampled, counted as they came in.
+        sampled: Number of sampled tokens, counted on arrival.
         steps: All turns.
         chains: Their chains.
-        no_reward: Why the rollout has no verdict ("error", "cancelled"), and so nothing to train on: what
-            would be trained is dropped for that reason. None where it has one.
+        no_reward: Why the rollout has no verdict ("error", "cancelled"): all trainable tokens are dropped for
+            this reason. None where it has one.
 
     Raises:
-        LedgerError: `sampled` is not what is marked in the chains and what was dropped.
+        LedgerError: `sampled` differs from the tokens of the chains and the dropped ones.
     """
     trained = sum(int(chain.completion_mask.sum()) for chain in chains)
     dropped: Counter[str] = Counter()
@@ -61,12 +61,12 @@ def prove(
 
 
 def unaccounted(ledger: Ledger) -> int:
-    """Sampled tokens that are neither trained nor dropped; negative where some are counted twice."""
+    """Return the sampled tokens that are neither trained nor dropped; negative where some count twice."""
     return ledger.sampled - ledger.trained - sum(ledger.dropped.values())
 
 
 def add_ledgers(ledgers: Iterable[Ledger]) -> Ledger:
-    """The ledger of many rollouts together."""
+    """Return the sum of many rollouts' ledgers."""
     total = Ledger(sampled=0, trained=0)
     for one in ledgers:
         total = Ledger(

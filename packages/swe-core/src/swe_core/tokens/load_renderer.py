@@ -32,21 +32,20 @@ def load_renderer(
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
 ) -> Renderer:
-    """The Renderer of a model's chat format.
+    """Return the Renderer of a model's chat format.
 
     Args:
-        tokenizer: A directory that holds the model's tokenizer files, or the model's name on the Hugging Face
-            Hub, which is not asked where `HF_HUB_OFFLINE` is set.
+        tokenizer: A directory with the model's tokenizer files, or the model's name on the Hugging Face Hub,
+            which is not contacted where `HF_HUB_OFFLINE` is set.
         renderer: A family of the package `renderers`, such as "qwen3"; "template" for the model's own chat
-            template; "auto" for the family where it is known by the model's name or found to give the same
-            ids as the model's own template, and for the template otherwise.
-        chat_template: A file with a template to use in place of the tokenizer's own.
+            template; "auto" for the family that the model's name or equal ids show, else the template.
+        chat_template: A file with a template that replaces the tokenizer's own.
         template_kwargs: Options of the template, such as `enable_thinking`.
-        tool_parser: What finds tool calls in replies where a template is used: a parser of `renderers`.
-        reasoning_parser: What finds reasoning there.
+        tool_parser: Parser of `renderers` for tool calls in replies, with a template.
+        reasoning_parser: The same for reasoning.
 
     Raises:
-        ConfigError: One of these is not known or does not fit the others; the sentence says what to pass.
+        ConfigError: An option is unknown or does not fit the others; the sentence says what to pass.
     """
     if renderer not in FAMILIES | {"auto", "template"}:
         near = difflib.get_close_matches(renderer, FAMILIES, n=3, cutoff=0.3) or sorted(FAMILIES)
@@ -89,11 +88,11 @@ def template_renderer(
     kwargs: Mapping[str, Any],
     parser: Parser | None = None,
 ) -> TemplateRenderer:
-    """The Renderer of a chat template: itself where it is proven to preserve prefixes, else the variant of it
-    that TRL trains with where there is one and that one is proven, else itself.
+    """Return the Renderer of a chat template: the template if it is proven to preserve prefixes, else TRL's
+    training variant if that one is proven, else the template.
 
     Args:
-        parser: What finds reasoning and calls in replies; None is what the tokenizer or TRL knows.
+        parser: Finds reasoning and calls in replies; None takes the parser of the tokenizer or TRL.
     """
     if parser is None and _knows_replies(tokenizer, source):
         parser = response_parser(tokenizer)
@@ -110,7 +109,7 @@ def template_renderer(
 
 
 def _template(tokenizer: PreTrainedTokenizerBase, chat_template: Path | None) -> str | None:
-    """The template's text; None where the tokenizer has none and no file is given."""
+    """Return the template's text; None where the tokenizer has none and no file is given."""
     if chat_template is not None:
         try:
             return chat_template.read_text(encoding="utf-8")
@@ -123,7 +122,7 @@ def _template(tokenizer: PreTrainedTokenizerBase, chat_template: Path | None) ->
 
 
 def _knows_replies(tokenizer: PreTrainedTokenizerBase, source: str) -> bool:
-    """Whether the tokenizer says how replies are parsed; where it does not, TRL is asked to tell it."""
+    """Return whether the tokenizer says how replies are parsed; otherwise TRL adds its parser."""
     if getattr(tokenizer, "response_template", None) is not None:
         return True
     if find_spec("trl") is None:
@@ -133,7 +132,7 @@ def _knows_replies(tokenizer: PreTrainedTokenizerBase, source: str) -> bool:
     tokenizer.chat_template = source
     try:
         add_response_schema(tokenizer)
-    except ValueError:  # a template that TRL does not know
+    except ValueError:  # TRL does not know the template
         return False
     return getattr(tokenizer, "response_template", None) is not None
 
@@ -146,6 +145,6 @@ def _training_template(tokenizer: PreTrainedTokenizerBase, source: str) -> str |
     tokenizer.chat_template = source
     try:
         variant = get_training_chat_template(tokenizer)
-    except Exception:  # a template that TRL does not know, or that refuses what TRL tries it with
+    except Exception:  # TRL does not know the template, or the template refuses TRL's probe
         return None
     return None if variant is None else str(variant)

@@ -1,4 +1,4 @@
-"""Conversations that templates are put to the test with: what they show is what is then relied on."""
+"""Conversations that show how a chat template behaves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def user(text: str) -> Message:
 
 
 def reply(text: str, reasoning: str | None = None, *calls: tuple[str, str, str]) -> Message:
-    """An assistant message; `calls` are (id, name, arguments)."""
+    """Return an assistant message; `calls` are (id, name, arguments)."""
     message: Message = {"role": "assistant", "content": text}
     if reasoning is not None:
         message["reasoning_content"] = reasoning
@@ -48,7 +48,7 @@ def result(id_: str, text: str) -> Message:
     return {"role": "tool", "content": text, "tool_call_id": id_}
 
 
-# Ids of nine letters and digits, which is what Mistral's templates take.
+# Ids of nine letters and digits, as Mistral's templates require.
 _LS = ("call00001", "bash", '{"command": "ls"}')
 _CAT = ("call00002", "read", '{"command": "cat a.py"}')
 _NONE = ("call00003", "bash", "{}")
@@ -57,7 +57,7 @@ _LINE, _OTHER = "one line of output", "another line of output"
 
 
 def _calling(arguments: str) -> list[Message]:
-    """A call with these arguments, and its result."""
+    """Return a call with these arguments, and its result."""
     return [
         user("Fix the bug."),
         reply("", None, ("call00001", "bash", arguments)),
@@ -175,4 +175,4 @@ PROBES: dict[str, list[Message]] = {
         user("Thank you."),
     ],
 }
-"""Each ends with what the agent sends, so that a prompt follows. The names are what users are told."""
+"""Each probe ends with what the agent sends, so that a prompt follows. Users see the names."""

@@ -1,4 +1,4 @@
-"""Reader: the text of a reply while it is sampled, without reading the reply again for each id."""
+"""Reader: the text of a growing reply, without parsing the whole reply for each id."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _Texts = tuple[str, str]
 
 
 class Reader:
-    """Reads one reply as it grows.
+    """Read one reply as it grows.
 
-    Only marks, which are the tokenizer's added tokens, change what the ids after them are: reasoning, content
-    or part of a call. So the reply is parsed whole at each mark, and until a parse has shown which text the
-    ids after the mark go to. From there on the ids are decoded and appended, a few at a time.
+    Only marks (the tokenizer's added tokens) change the kind of the ids after them: reasoning, content, or
+    part of a call. So the whole reply is parsed at each mark, and until a parse shows the kind of the
+    following ids. From there on ids are decoded and appended.
 
     Args:
-        ids: What was sampled, a list that grows.
+        ids: The sampled ids, a list that grows.
         tail: The end of the prompt, as `Renderer.parse` takes it.
     """
 
@@ -31,24 +31,24 @@ class Reader:
         self._texts: _Texts = ("", "")
         self._read = 0
         self._looked = 0
-        self._segment = 0  # where the ids after the last mark begin
-        self._open: int | None = None  # which text they go to
-        self._clean = 0  # where the ids begin that are not decoded for good
+        self._segment = 0  # start of the ids after the last mark
+        self._open: int | None = None  # the text that they belong to
+        self._clean = 0  # start of the ids whose decoding may change
         self._base = ""  # that text up to there
-        self._blank = ""  # the white space that was decoded after it
+        self._blank = ""  # the white space decoded after it
 
     def may_tell(self) -> bool:
-        """Whether the ids that came since the last look may show in the texts."""
+        """Return whether the new ids may change the texts."""
         start, self._looked = self._looked, len(self._ids)
         return self._open != _HIDDEN or not self._renderer.marks.isdisjoint(self._ids[start:])
 
     def read(self) -> _Texts:
-        """The reasoning and the content as far as they will stay, whatever ids follow."""
+        """Return the reasoning and the content that no later id can change."""
         end = len(self._ids)
         new = self._ids[self._read : end]
         marks = self._renderer.marks
         if self._open is None or not marks.isdisjoint(new):
-            if self._open is None and len(new) < end // 20:  # so all parses cost some twenty of the last one
+            if self._open is None and len(new) < end // 20:  # all parses cost some twenty of the last one
                 return self._texts
             at = next((n for n in range(end, self._read, -1) if self._ids[n - 1] in marks), self._segment)
             self._segment, self._open = at, None
@@ -65,7 +65,7 @@ class Reader:
         return parsed.reasoning or "", parsed.content
 
     def _learn(self, end: int) -> None:
-        """Find out which text the ids since the last mark went to."""
+        """Find the text of the ids since the last mark."""
         decoded = self._renderer.text(self._ids[self._segment : end])
         text = settled(decoded, ended=False)
         if not text or decoded.endswith("\ufffd"):
@@ -83,7 +83,7 @@ class Reader:
                 self._clean = end
 
     def _append(self, end: int) -> None:
-        """Add the ids since the last reading to the text that they go to."""
+        """Append the ids since the last reading to their text."""
         decoded = self._blank + self._renderer.text(self._ids[self._clean : end])
         shown = lasting(decoded)
         text = self._base + shown

@@ -1,4 +1,4 @@
-"""Renderer: messages to token ids, new messages to the ids that follow a sampled reply, and replies back."""
+"""Renderer: messages to token ids, new messages to the ids after a sampled reply, and replies back."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from swe_core.api.engine import Rendered
 from swe_core.api.messages import Message
 
 TAIL = 256
-"""Ids of the end of a prompt that `extend` and `parse` are given: enough to hold every generation prompt."""
+"""Ids of the prompt's end that `extend` and `parse` get: enough for every generation prompt."""
 
 THINKING = "thinking"
-"""Of earlier replies, as it was sampled: with thinking off, its empty markers. It stays in the prompt after a
-new user message, where the model's own chat template drops it."""
+"""Marks earlier replies as sampled: with thinking off, its empty markers. They stay in the prompt after a new
+user message, where the model's own chat template drops them."""
 
 Tools = Sequence[Mapping[str, Any]] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a completion's ids say.
+    """The content of a completion's ids.
 
     Args:
-        content: The text; blocks that were meant as tool calls and have no name are left in it.
+        content: The text, with tool-call blocks that have no name.
         reasoning: The thinking; None where there is none.
-        calls: The tool calls: name, arguments as text (as sampled where they are no JSON), and the id that
-            the format carries, None where it carries none.
+        calls: The tool calls: name, arguments as text (as sampled where they are no JSON), and the format's
+            id, None where it has none.
     """
 
     content: str
@@ -37,44 +37,42 @@ class Parsed:
 
 
 class Renderer(ABC):
-    """One model's chat format. Stateless: shared by all rollouts, and safe to call from threads."""
+    """One model's chat format. Stateless: shared by all rollouts, and thread-safe."""
 
     name: str
-    """For reports, such as "renderers/qwen3" or "template"."""
+    """Name in reports, such as "renderers/qwen3" or "template"."""
     how: Rendered
     """How prompts are made where `extend` gives ids; "full" where it never does."""
     stop_ids: frozenset[int]
     """Ids that end a reply."""
     streams: bool
-    """Whether the text that `parse` finds in an unfinished completion only ever grows: more ids never change
-    it or take it back."""
+    """Whether the text that `parse` finds in an unfinished completion only grows with more ids."""
     marks: frozenset[int]
-    """Ids that may change what the ids after them are: reasoning, content, part of a call."""
+    """Ids that may change the kind of the ids after them: reasoning, content, part of a call."""
     splits: bool
-    """Whether ids between marks can be decoded in parts: the texts of the parts are the text of the whole,
-    wherever no part ends inside a character."""
+    """Whether ids between marks can be decoded in parts, wherever no part ends inside a character."""
     differs: tuple[str, ...] = ()
-    """Where its prompts are not those of the model's own chat template: names of `probes.PROBES`, and
-    `THINKING`."""
+    """Where prompts differ from the model's chat template: names of `probe_messages.PROBES`, `THINKING`."""
     finds_calls: bool
-    """Whether `parse` knows what a tool call looks like; else every reply is text."""
+    """Whether `parse` recognises tool calls; else every reply is text."""
 
     @abstractmethod
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """The whole conversation as ids, the generation prompt included.
+        """Return the whole conversation as ids, the generation prompt included.
 
         Raises:
-            RequestRefused: The template refuses the conversation; the sentence has the template's words.
+            RequestRefused: The template refuses the conversation; the sentence quotes the template.
         """
 
     @abstractmethod
     def extend(
         self, tail: Sequence[int], completion: Sequence[int], messages: Sequence[Message], tools: Tools
     ) -> list[int] | None:
-        """The ids that follow a prompt and its sampled completion when `messages` come next, up to and
-        including the next generation prompt; where the completion was cut, they begin with what closes it.
-        None where that cannot be proven to be what the model's format says, so that the prompt must be
-        rendered afresh.
+        """Return the ids that follow a prompt and its sampled completion when `messages` come next.
+
+        They reach up to and including the next generation prompt; after a cut completion they begin with what
+        closes it. None where the model's format cannot be proven to give them, so that the prompt must be
+        rendered again.
 
         Args:
             tail: The last `TAIL` ids of the prompt, or all of a shorter one.
@@ -85,14 +83,14 @@ class Renderer(ABC):
     def parse(
         self, completion: Sequence[int], tail: Sequence[int], tools: Tools, *, ended: bool = True
     ) -> Parsed:
-        """What the ids of a completion say. Never raises on odd ids.
+        """Return the content of a completion's ids. Never raises on odd ids.
 
         Args:
             tail: The last `TAIL` ids of the prompt, or all of a shorter one.
-            ended: False while more ids may follow. What they could still change is then left out: white
-                space and unfinished characters at the end, and blocks that may become tool calls.
+            ended: False while more ids may follow. White space and unfinished characters at the end, and
+                blocks that may become tool calls, are left out then.
         """
 
     @abstractmethod
     def text(self, ids: Sequence[int]) -> str:
-        """`ids` as text, special tokens included."""
+        """Return `ids` as text, special tokens included."""

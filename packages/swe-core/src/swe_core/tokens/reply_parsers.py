@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Parser = Callable[[Sequence[int], Sequence[int], Tools], Parsed]
-"""From the ids of a completion without its stop token, those of its prompt's end, and the tools."""
+"""Arguments: the ids of a completion without its stop token, those of its prompt's end, and the tools."""
 
 
 def plain_parser(tokenizer: PreTrainedTokenizerBase) -> Parser:
-    """All of the reply is text, special tokens included."""
+    """Return the whole reply as text, special tokens included."""
 
     def parse(completion: Sequence[int], tail: Sequence[int], tools: Tools) -> Parsed:
         return Parsed(str(tokenizer.decode(list(completion), skip_special_tokens=False)))
@@ -29,7 +29,7 @@ def plain_parser(tokenizer: PreTrainedTokenizerBase) -> Parser:
 
 
 def response_parser(tokenizer: PreTrainedTokenizerBase) -> Parser:
-    """What the tokenizer's own response template finds; all is text where it finds no sense."""
+    """Parse with the tokenizer's own response template; a reply that does not fit is text."""
     plain = plain_parser(tokenizer)
 
     def parse(completion: Sequence[int], tail: Sequence[int], tools: Tools) -> Parsed:
@@ -49,10 +49,10 @@ def response_parser(tokenizer: PreTrainedTokenizerBase) -> Parser:
 def named_parser(
     tokenizer: PreTrainedTokenizerBase, tool_parser: str | None, reasoning_parser: str | None
 ) -> Parser:
-    """Parsers of the package `renderers`, by name.
+    """Return parsers of the package `renderers`, by name.
 
     Raises:
-        ConfigError: It has no parser of that name.
+        ConfigError: The package has no parser of that name.
     """
     try:
         tool = get_tool_parser(tool_parser, tokenizer) if tool_parser else None

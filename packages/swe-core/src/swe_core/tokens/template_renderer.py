@@ -1,4 +1,4 @@
-"""TemplateRenderer: any model's own chat template, extended where it is proven to leave the past alone."""
+"""TemplateRenderer: any model's own chat template, extended where it provably preserves prefixes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Following:
 class ChatTemplate:
     """A chat template as a function from canonical messages to text and ids.
 
-    Templates differ in what they print without a word of complaint: content as text or as a list of parts,
-    arguments as dicts or as text. Which of them this one prints is found by trying.
+    Templates accept different forms without an error: content as text or as a list of parts, arguments as
+    dicts or as text. Probes show which form this template prints.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -62,13 +62,13 @@ class ChatTemplate:
         self._objects = self._objects or not self._texts
 
     def text(self, messages: Sequence[Message], tools: Tools, *, prompt: bool = True) -> str:
-        """The conversation as text.
+        """Return the conversation as text.
 
         Args:
-            prompt: Whether the generation prompt is at its end.
+            prompt: Whether to end with the generation prompt.
 
         Raises:
-            RequestRefused: The template refuses the conversation; the sentence has its words.
+            RequestRefused: The template refuses the conversation; the sentence quotes it.
         """
         conversation = [with_arguments(message, self._objects, self._texts) for message in messages]
         if self._parts:
@@ -84,16 +84,17 @@ class ChatTemplate:
                     **self._kwargs,
                 )
             )
-        except Exception as error:  # TemplateError, or whatever its expressions trip over
+        except Exception as error:  # TemplateError, or any error of its expressions
             raise RequestRefused(f"the chat template refuses this conversation: {error}") from error
 
     def ids(self, text: str) -> list[int]:
-        """Text of the template as ids."""
+        """Return text of the template as ids."""
         return list(self._encoded(text)["input_ids"])
 
     def without_cue(self, messages: Sequence[Message], tools: Tools) -> str | None:
-        """The conversation's text up to its generation prompt, which is that of any other conversation or,
-        after tool results in some formats, none; None where it is neither."""
+        """Return the conversation's text up to its generation prompt; None without a known one.
+
+        That is the prompt of any other conversation or, after tool results in some formats, empty."""
         whole, bare = self.text(messages, tools), self.text(messages, tools, prompt=False)
         if whole == bare:
             return whole
@@ -108,9 +109,9 @@ class ChatTemplate:
         return self._hello[len(_shared(self._hello, self.text([_HELLO], None, prompt=False))) :]
 
     def following(self, asked: Message, messages: Sequence[Message]) -> Following | None:
-        """What follows the reply `asked` when `messages` come next, in a conversation of these alone; None
-        where no special token that ends the reply can be made out, or the tokenizer does not tell which ids
-        are which text.
+        """Return what follows the reply `asked` when `messages` come next, in a conversation of these alone.
+
+        None where no special token ends the reply, or the tokenizer gives no offsets.
 
         Raises:
             RequestRefused: The template refuses that conversation.
@@ -133,7 +134,7 @@ class ChatTemplate:
         return Following(ids[cut - 1], list(ids[cut:]))
 
     def prints_tool_names(self) -> bool:
-        """Whether a tool result is printed with its tool's name, which the result does not say by itself."""
+        """Return whether a tool result is printed with its tool's name, which the result itself lacks."""
         answer = result("call00001", _WORD)
         try:
             one, two = (self.following(_calling(name, "{}"), [answer]) for name in ("bash", "read"))
@@ -153,7 +154,7 @@ class ChatTemplate:
 
 
 def _shared(one: str, two: str) -> str:
-    """The beginning that two texts share."""
+    """Return the common beginning of two texts."""
     return next(
         (one[:n] for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(one, two, key=len)
     )
@@ -164,14 +165,15 @@ def _calling(name: str, arguments: str) -> Message:
 
 
 def prove_prefix_preserving(template: ChatTemplate) -> bool:
-    """Whether what is appended to a conversation never changes what stood before it, and follows a reply
-    with the same ids whatever stood before: shown on every conversation of `PROBES` that the template takes,
-    with tools and without, on text and on ids.
+    """Return whether the template provably preserves prefixes.
 
-    The prompt of each turn must begin with that of the turn before, its generation prompt left out, and end
-    with a reply's end and `ChatTemplate.following` of the messages after it. How a generation prompt and the
-    reply to it are printed later does not matter: they stay as they were given and sampled.
-    """
+    What is appended to a conversation must never change the text before it, and must follow a reply with the
+    same ids whatever came before. All conversations of `PROBES` that the template takes are tried, with and
+    without tools, on text and on ids.
+
+    The prompt of each turn must begin with that of the turn before, without its generation prompt, and end
+    with a reply's end and `ChatTemplate.following` of the messages after it. Generation prompts and replies
+    stay as they were sampled, however they are printed later."""
     try:
         first = template.following(_GOOD_DAY, [user("Go on.")])
     except RequestRefused:
@@ -209,21 +211,21 @@ def _preserves(template: ChatTemplate, conversation: Sequence[Message], tools: T
 
 
 def _asked(names: Sequence[str], messages: Sequence[Message]) -> Message | None:
-    """A reply that `messages` may come after."""
+    """Return a reply that `messages` may come after."""
     if any(message["role"] == "tool" for message in messages):
         return asking(names, messages)
     return _GOOD_DAY
 
 
 class TemplateRenderer(Renderer):
-    """A model's own chat template. Where it is proven to preserve prefixes, prompts are extended.
+    """A model's own chat template. Prompts are extended where it provably preserves prefixes.
 
     Args:
         tokenizer: The model's tokenizer.
         source: The template.
-        kind: What it is, for reports.
+        kind: Its kind, for reports.
         template_kwargs: Its options, such as `enable_thinking`.
-        parser: What finds reasoning and calls in replies; None: all of a reply is text.
+        parser: Finds reasoning and calls in replies; with None a reply is text.
     """
 
     def __init__(
@@ -245,7 +247,7 @@ class TemplateRenderer(Renderer):
         self.how: Rendered = "template" if self.proven else "full"
         self.stop_ids = frozenset(id_ for id_ in (self._end, tokenizer.eos_token_id) if isinstance(id_, int))
         self.streams = parser is None and not takes_characters_back(tokenizer)
-        self.marks = self.stop_ids  # what streams is text alone, up to its end
+        self.marks = self.stop_ids  # only text is streamed, up to its end
         self.splits = decodes_in_parts(tokenizer)
         self.finds_calls = parser is not None
 

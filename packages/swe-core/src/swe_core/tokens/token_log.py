@@ -1,4 +1,4 @@
-"""TokenLog: the exact tokens of one rollout as its turns come in, for records, rows and the ledger."""
+"""TokenLog: the exact tokens of one rollout's turns, for records, rows and the ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Ids = NDArray[np.int32]
 
 
 class TokenLog:
-    """Keeps one rollout's tokens. Not thread-safe: it belongs to the rollout's gate."""
+    """Collect one rollout's tokens. Not thread-safe: each gate has its own."""
 
     def __init__(self) -> None:
         self._sampled = 0
@@ -32,27 +32,27 @@ class TokenLog:
 
     @property
     def steps(self) -> Sequence[Step]:
-        """The turns so far, in the order in which they were added."""
+        """Return the turns so far, in the order in which they were added."""
         return self._steps
 
     def add(self, index: int, sampled: Sampled, dropped: str | None = None) -> TurnTokens:
-        """Take in a turn's tokens, each turn once and after the turn that it extends.
+        """Add a turn's tokens, each turn once and after the turn that it extends.
 
         Args:
             index: The turn's index.
-            sampled: What was sampled. Where its cause is "unknown", the engine gave the whole prompt, and
-                what that begins with is found by comparing ids; no turn may say that it extends such a one.
-            dropped: Why it was not delivered, such as "aborted", and so none of it is trained; None where it
-                was. Then the engine's own reason counts, if it has one (`Sampled.dropped`).
+            sampled: The tokens. With the cause "unknown" the engine gave the whole prompt, and comparing ids
+                finds its beginning; no turn may name such a turn as its base.
+            dropped: Why the reply was not delivered, such as "aborted": none of it is trained. None where it
+                was delivered; then the engine's own reason counts, if there is one (`Sampled.dropped`).
 
         Returns:
-            What is written to disk: only the ids after those of the base.
+            The record: only the ids after those of the base.
 
         Raises:
-            LedgerError: The turn does not fit those before it, or lacks logprobs or versions. Its tokens are
+            LedgerError: The turn does not fit the earlier ones, or lacks logprobs or versions. Its tokens are
                 then missing from every row, and `ledger` says so.
         """
-        self._sampled += len(sampled.completion_ids)  # first: tokens of a turn that is refused are missed
+        self._sampled += len(sampled.completion_ids)  # first: tokens of a refused turn are counted as missing
         base, prompt, cause = self._place(index, sampled)
         step = Step(
             index,
@@ -75,15 +75,15 @@ class TokenLog:
         return _record(step, fork)
 
     def drop_undelivered(self, indices: Collection[int]) -> list[int]:
-        """Drop those of these turns that no other turn continues, for the agent never had them: one that
-        continues a reply proves that the agent had it, whatever became of that turn itself. Called after the
-        last `add`.
+        """Drop those of these turns that no other turn continues; a continued reply was delivered.
+
+        Call this after the last `add`.
 
         Args:
-            indices: Turns that are not dropped for another reason, and whose reply went out whole to nobody.
+            indices: Turns without another reason to drop them whose reply was not delivered completely.
 
         Returns:
-            The indices of those that were dropped.
+            The indices of the dropped turns.
         """
         continued = {step.base for step in self._steps}
         lost = [index for index in indices if index not in continued]
@@ -97,24 +97,24 @@ class TokenLog:
         return lost
 
     def ledger(self, no_reward: str | None = None) -> Ledger | None:
-        """Where all tokens went; None where no turn had any.
+        """Return the ledger of all tokens; None where no turn had any.
 
         Args:
             no_reward: "error" or "cancelled" where the rollout has no verdict, and so nothing to train on.
 
         Raises:
-            LedgerError: They are not all accounted for.
+            LedgerError: Some tokens are not accounted for.
         """
         if not self._steps and not self._sampled:
             return None
         return prove(self._sampled, self._steps, self.chains(), no_reward)
 
     def chains(self) -> list[Chain]:
-        """The training rows of the turns so far, in the order in which they began."""
+        """Return the training rows of the turns so far, in the order in which they began."""
         return self._chains.build()
 
     def _place(self, index: int, sampled: Sampled) -> tuple[int | None, Ids, ForkCause | None]:
-        """The turn that the prompt begins with, the prompt's ids after that, and why there is none."""
+        """Return the turn that the prompt begins with, the ids after it, and the cause if there is none."""
         prompt = np.asarray(sampled.prompt_ids, np.int32)
         if sampled.extends is not None:
             base = self._index.get(sampled.extends)
@@ -141,8 +141,9 @@ class _Thread:
     turn: int = -1
 
     def begins(self, prompt: memoryview, size: int) -> bool:
-        """Whether `prompt` begins with the first `size` bytes. The last of them are compared first, since
-        prompts that differ share a long beginning."""
+        """Return whether `prompt` begins with the first `size` bytes.
+
+        The last bytes are compared first, since different prompts share a long beginning."""
         end = max(0, size - 256)
         if size > len(prompt):
             return False
@@ -150,15 +151,17 @@ class _Thread:
 
 
 class _Seen:
-    """The ids of the turns of an engine that gives whole prompts, to find what a prompt begins with."""
+    """The ids of turns with whole prompts, to find the turn that a prompt begins with."""
 
     def __init__(self) -> None:
         self._threads: list[_Thread] = []
         self._ends: dict[int, tuple[int, _Thread]] = {}
 
     def find(self, prompt: Ids) -> tuple[int, int] | None:
-        """The turn whose ids `prompt` begins with, and how many those are: the last turn of the longest chain
-        where there is one, else the longest of the others, from which it then branches."""
+        """Find the turn whose ids `prompt` begins with, and their number.
+
+        The last turn of the longest chain is preferred; else the prompt branches from the longest other
+        turn."""
         data = np.ascontiguousarray(prompt).view(np.uint8).data
         for thread in sorted(self._threads, key=lambda thread: len(thread.ids), reverse=True):
             if thread.begins(data, len(thread.ids)):
@@ -170,7 +173,7 @@ class _Seen:
         return None
 
     def add(self, step: Step) -> None:
-        """Keep the ids of `step`, which continues its chain, branches from one or begins one."""
+        """Add the ids of `step`, which continues a chain, branches from one or begins one."""
         size, thread = (0, None) if step.base is None else self._ends[step.base]
         if thread is None or thread.turn != step.base:
             thread = _Thread(thread.ids[:size] if thread else bytearray())
@@ -181,7 +184,7 @@ class _Seen:
 
 
 def _record(step: Step, fork: ForkCause | None) -> TurnTokens:
-    return TurnTokens.model_construct(  # nothing to validate in what comes from arrays
+    return TurnTokens.model_construct(  # arrays need no validation
         base=step.base,
         prompt=step.prompt.tolist(),
         completion=step.completion.tolist(),

@@ -1,4 +1,4 @@
-"""load_tokenizer: a model's tokenizer, read without torch where `tokenizer.json` says all of it."""
+"""load_tokenizer: a model's tokenizer, read without torch where `tokenizer.json` is sufficient."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from swe_core.errors import ConfigError
 
 _NEW = int(transformers.__version__.partition(".")[0]) >= 5
 _GENERAL = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-"""Tokenizer classes with which transformers takes the file as it is."""
+"""Tokenizer classes for which transformers uses the file unchanged."""
 _QWEN = frozenset({"Qwen2Tokenizer", "Qwen2TokenizerFast"})
-"""Classes with which it takes the vocabulary, and what is round it from the class."""
+"""Classes for which it uses the vocabulary, and adds the class's own settings."""
 _QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
 _QWEN_STATES = frozenset({"eos_token", "pad_token", "unk_token"})
-"""Tokens that these classes have of their own where the files state none."""
+"""Tokens that these classes add where the files have none."""
 _MISTRAL = frozenset(
     ("ministral", "ministral3", "mistral", "mistral3", "mixtral", "pixtral", "voxtral", "voxtral_realtime")
 )
-"""Types of models that have files and classes of their own."""
+"""Model types with files and classes of their own."""
 _CHANGING = frozenset({"add_prefix_space", "auto_map", "fix_mistral_regex", "split_special_tokens"})
-"""Settings with which it takes the file otherwise."""
+"""Settings with which transformers changes the file."""
 
 
 class FileTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]  # transformers is not typed here
-    """A `tokenizer.json`, with the chat template and the special tokens that stand beside it.
+    """A `tokenizer.json`, with its chat template and special tokens, for renderers.
 
-    It has what renderers use. The tokenizer classes of transformers import torch where that is installed,
-    which takes seconds and hundreds of MB.
+    The tokenizer classes of transformers import torch where it is installed, which takes seconds and hundreds
+    of MB.
 
     Raises:
-        ValueError: Tokens are stated beside the file that it does not have, or has otherwise.
+        ValueError: The settings beside the file name tokens that it lacks, or has otherwise.
     """
 
     vocab_files_names: ClassVar = {"tokenizer_file": "tokenizer.json"}
@@ -91,13 +91,13 @@ class FileTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]  # transform
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a directory or of a model on the Hub.
+    """Load the tokenizer of a directory or of a model on the Hub.
 
     Raises:
         ConfigError: It cannot be loaded.
     """
     try:
-        found = _from_file(name) if _NEW else None  # transformers 4 imports torch in any case
+        found = _from_file(name) if _NEW else None  # transformers 4 always imports torch
         return _from_transformers(name) if found is None else found
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -114,7 +114,7 @@ def _from_transformers(name: str) -> PreTrainedTokenizerBase:
 
 
 def _from_file(name: str) -> FileTokenizer | None:
-    """The tokenizer that `tokenizer.json` says; None where transformers may make another of it."""
+    """Return the tokenizer of `tokenizer.json`; None where transformers may change it."""
     config, model_type = _read(name, "tokenizer_config.json"), _read(name, "config.json").get("model_type")
     kind = config.get("tokenizer_class")
     if kind not in _GENERAL | _QWEN or model_type in _MISTRAL or any(map(config.get, _CHANGING)):
@@ -125,19 +125,19 @@ def _from_file(name: str) -> FileTokenizer | None:
         found: FileTokenizer = FileTokenizer.from_pretrained(name)
     except ValueError:
         return None
-    if kind in _GENERAL and model_type != "qwen2":  # whose class transformers takes whatever is stated
+    if kind in _GENERAL and model_type != "qwen2":  # transformers uses these classes in any case
         return found
     return found if config.keys() >= _QWEN_STATES and _is_qwen(found.backend_tokenizer) else None
 
 
 def _is_qwen(backend: Tokenizer) -> bool:
-    """Whether what is round the vocabulary is what Qwen's class has."""
+    """Return whether the settings around the vocabulary are those of Qwen's class."""
     parts = [backend.normalizer, backend.pre_tokenizer, backend.decoder]
     if None in parts:
         return False
     normalizer, pieces, decoder = (json.loads(part.__getstate__()) for part in parts)
     for piece in pieces.get("pretokenizers", ()):
-        piece.pop("trim_offsets", None)  # which changes nothing here: only a post-processor trims
+        piece.pop("trim_offsets", None)  # no effect here: only a post-processor trims
     split = {"type": "Split", "pattern": {"Regex": _QWEN_SPLIT}, "behavior": "Isolated", "invert": False}
     to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     expected = {"type": "Sequence", "pretokenizers": [split, to_bytes]}
@@ -145,7 +145,7 @@ def _is_qwen(backend: Tokenizer) -> bool:
 
 
 def _read(name: str, file: str) -> dict[str, Any]:
-    """What a file of the model says; nothing where there is none."""
+    """Read a JSON file of the model; empty where there is none."""
     path = _path(name, file)
     return json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
 

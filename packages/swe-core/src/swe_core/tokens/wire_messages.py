@@ -1,4 +1,4 @@
-"""Canonical messages as chat formats want them, and what formats find in a reply as canonical text."""
+"""Convert canonical messages for chat formats, and replies of formats to canonical text."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ _UNSETTLED = re.compile(r"[\s\ufffd]+\Z")
 
 
 def settled(text: str, ended: bool) -> str:
-    """`text` without the white space around it. Where more may follow, also without what stands at its end
-    for a character of which only some bytes are there."""
+    """Strip white space from `text`; where more may follow, also an unfinished character at its end."""
     return text.strip() if ended else lasting(text.lstrip())
 
 
 def lasting(text: str) -> str:
-    """`text` up to the white space and the unfinished character at its end, which more text may change."""
+    """Strip white space and an unfinished character from the end of `text`: more text may change them."""
     return _UNSETTLED.sub("", text)
 
 
 def listed(tools: Tools) -> list[dict[str, Any]] | None:
-    """The tools as formats take them: None where there are none."""
+    """Return the tools as formats take them: None where there are none."""
     return [dict(tool) for tool in tools] if tools else None
 
 
 def with_arguments(message: Message, as_objects: bool, as_text: bool) -> Message:
-    """The message with the arguments of its calls in a form that the format can print.
+    """Return the message with the arguments of its calls in a form that the format can print.
 
     Args:
         as_objects: Whether the format takes dicts.
-        as_text: Whether it takes text. Where it does not, arguments that are no JSON object become `{}`,
-            which is also what clients send in their place.
+        as_text: Whether it takes text. Where it does not, arguments that are no JSON object become `{}`, as
+            clients send them.
     """
     if not message.get("tool_calls"):
         return message
@@ -58,7 +57,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def with_tool_names(messages: Sequence[Message]) -> list[Message]:
-    """The messages with each tool result naming its tool, where the id of its call tells it."""
+    """Return the messages with the tool's name in each result whose call id is known."""
     names: dict[str | None, str] = {}
     named = []
     for message in messages:
@@ -70,12 +69,11 @@ def with_tool_names(messages: Sequence[Message]) -> list[Message]:
 
 
 def asking(names: Sequence[str], messages: Sequence[Message]) -> Message | None:
-    """An assistant message whose calls the tool results in `messages` answer; None where it is not certain
-    which of the called tools each result comes from.
+    """Return an assistant message with the calls that results in `messages` answer; None if uncertain.
 
     Args:
-        names: The tools that were called, in this order. Certain is one tool, called once or more, and a
-            result for each call, which clients send in the order of the calls.
+        names: The called tools, in order. Certain is one tool, called once or more, with a result for each
+            call: clients send results in the order of the calls.
     """
     ids = [message.get("tool_call_id") for message in messages if message["role"] == "tool"]
     if len(set(names)) == 1:
@@ -90,16 +88,16 @@ def asking(names: Sequence[str], messages: Sequence[Message]) -> Message | None:
 
 
 def is_name(name: object) -> TypeGuard[str]:
-    """Whether `name` can be a tool's name: a text that is not empty and that UTF-8 can carry."""
+    """Return whether `name` can be a tool's name: text that is not empty and valid in UTF-8."""
     return isinstance(name, str) and bool(name) and _is_utf8(name)
 
 
 def arguments_text(arguments: object, raw: str) -> str:
-    """Parsed arguments as text again; text stays as it was sampled.
+    """Return parsed arguments as text; text stays as sampled.
 
     Args:
-        raw: The call as it was sampled, which stands for arguments that JSON cannot write: there are none,
-            they hold a number beyond 64-bit floats, or they are nested too deep.
+        raw: The call as sampled. It replaces arguments that JSON cannot write: missing ones, numbers beyond
+            64-bit floats, too deep nesting.
     """
     if arguments is None:
         return raw

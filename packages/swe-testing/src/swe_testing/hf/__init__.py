@@ -4,8 +4,8 @@
         environment = {**os.environ, **hf.environment()}  # for a subprocess
         ...  # a real `huggingface_hub` client with HF_ENDPOINT=hf.origin and HF_TOKEN=hf.token
 
-In a process that has `huggingface_hub` imported already, the fixture `local_hf` of
-`swe_testing.hf.fixtures` points it there. `python -m swe_testing.hf` serves until its stdin ends.
+The fixture `local_hf` of `swe_testing.hf.fixtures` points an imported `huggingface_hub` to it.
+`python -m swe_testing.hf` serves until its stdin ends.
 """
 
 from swe_testing.hf.accounts import Accounts, Refused, Token

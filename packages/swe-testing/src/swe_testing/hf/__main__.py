@@ -1,10 +1,8 @@
-"""A local HF in a process of its own.
+"""A local HF in a process of its own: python -m swe_testing.hf [IMAGE]...
 
-    python -m swe_testing.hf [IMAGE]...
-
-It serves until stdin ends. The images are added to those that run in bubblewrap. The first line of stdout is
-the environment for a client, as JSON. Each further line answers one of stdin, which is an object of `Faults`
-to set, such as `{"latency": 0.01}`: how often each route was called since the line before.
+It serves until stdin ends. The images run in bubblewrap, too. The first line of stdout is the environment of
+a client, as JSON. Each line of stdin is an object of `Faults` to set, such as `{"latency": 0.01}`; the answer
+is one line: how often each route was called since the last line.
 """
 
 from __future__ import annotations

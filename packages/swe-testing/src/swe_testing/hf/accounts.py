@@ -1,4 +1,4 @@
-"""Who may do what: tokens, their scopes, and how a request is refused."""
+"""Tokens, their scopes, and the refusal of requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Token:
 
     Args:
         value: The secret.
-        scopes: What it permits; all of `SCOPES` is a token of the role "write".
+        scopes: The permissions; all of `SCOPES` is a token of the role "write".
     """
 
     value: str
@@ -31,7 +31,7 @@ class Token:
 
 
 class Refused(Exception):
-    """An answer of the API that is an error: the server turns it into the JSON and headers of the real one.
+    """An error of the API, in the JSON and headers of the real one.
 
     Args:
         status: The HTTP status.
@@ -46,7 +46,7 @@ class Refused(Exception):
         self.code = code
 
     def response(self) -> web.Response:
-        """The answer."""
+        """Return the HTTP response."""
         headers = {"X-Error-Message": self.message}
         if self.code is not None:
             headers["X-Error-Code"] = self.code
@@ -54,18 +54,18 @@ class Refused(Exception):
 
 
 class Accounts:
-    """The tokens that are valid, all of the user `tester`, who is a member of the organisation `testers`."""
+    """The valid tokens of the user `tester`, a member of the organisation `testers`."""
 
     def __init__(self) -> None:
         self._tokens: list[Token] = []
 
     @property
     def namespaces(self) -> tuple[str, str]:
-        """Where the user may have jobs and repositories."""
+        """Return the user and the user's organisations."""
         return USER, ORGANISATION
 
     def add(self, scopes: Iterable[str] = SCOPES) -> str:
-        """A new valid token."""
+        """Return a new valid token."""
         token = Token(f"hf_{secrets.token_hex(17)}", frozenset(scopes))
         self._tokens.append(token)
         return token.value
@@ -75,10 +75,10 @@ class Accounts:
         self._tokens = [token for token in self._tokens if token.value != value]
 
     def require(self, request: web.Request, scope: str | None = None) -> Token:
-        """The token that a request carries.
+        """Return the token of a request.
 
         Raises:
-            Refused: 401 where it carries none that is valid, 403 where that one lacks `scope`.
+            Refused: 401 without a valid token, 403 where the token lacks `scope`.
         """
         scheme, _, value = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not value:
@@ -95,7 +95,7 @@ class Accounts:
         return token
 
     def require_namespace(self, name: str) -> None:
-        """Refuse what is not the user's or one of the user's organisations.
+        """Refuse other namespaces than the user's and its organisations'.
 
         Raises:
             Refused: 403.
@@ -104,7 +104,7 @@ class Accounts:
             raise Refused(403, f"You don't have the required permissions in the namespace {name!r}")
 
     def routes(self) -> Iterable[web.RouteDef]:
-        """`whoami`."""
+        """Return the route `whoami`."""
         return [web.get("/api/whoami-v2", self._whoami, name="whoami")]
 
     async def _whoami(self, request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""Boxes: where a local job really executes, in bubblewrap or in Docker."""
+"""Boxes: the place where a local job executes, in bubblewrap or in Docker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from swe_core.builtin.local.bwrap import Binds, default_path, find_bwrap, identi
 from swe_core.builtin.local.control import sealed
 
 SHARED = "/run/hf"
-"""Where a box sees the directory that it shares with this process."""
+"""Directory in a box that is shared with this process."""
 SOCKET = "server.sock"
 _CONFIG = "config.json"
 _DOCKER = shlex.split("docker --log-level error")
@@ -32,7 +32,7 @@ _INSIDE = "/.swe/program"
 _START = "import sys; sys.path.insert(0, '/.swe'); from program.main import main; main()"
 _KEYS = "/proc/keys"
 _CAPABILITIES = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETPCAP")
-# /usr is the host's own, so it is only read; everything else is made anew.
+# /usr is the host's own and read-only; everything else is new.
 _NAMESPACES = ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv")
 
 
@@ -42,13 +42,13 @@ class NoBox(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What the sandbox server inside is told.
+    """Settings of the sandbox server inside.
 
     Args:
-        token: What requests have to carry.
+        token: The bearer token of requests.
         idle_timeout: Seconds without activity after which it ends; None is never.
-        capacity: How many sandboxes a pool's host holds; None for a dedicated sandbox.
-        ping: Seconds between two pings of a command that says nothing.
+        capacity: Number of sandboxes on a pool's host; None for a dedicated sandbox.
+        ping: Seconds between two pings of a silent command.
     """
 
     token: str
@@ -59,11 +59,11 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a box runs.
+    """The command of a box.
 
     Args:
         argv: A plain job's command; unused for a sandbox.
-        env: Its environment, secrets too: they go through a file that is deleted as soon as it is read.
+        env: Its environment with secrets, passed through a file that is deleted as soon as it is read.
         server: For a sandbox: run the sandbox server instead.
     """
 
@@ -74,23 +74,18 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A directory of this machine that a box sees, read-only.
-
-    Args:
-        source: The directory.
-        target: Its absolute path inside.
-    """
+    """A directory of this machine that a box sees read-only at the absolute path `target`."""
 
     source: Path
     target: str
 
 
 class Boxes:
-    """Makes boxes.
+    """Make boxes.
 
     Attributes:
-        images: Names of images that stand for this machine's own programs, in bubblewrap. Of all others those
-            exist that the Docker Engine has, where there is one.
+        images: Images that run in bubblewrap with this machine's programs. Other images must exist in the
+            Docker Engine.
     """
 
     def __init__(self) -> None:
@@ -100,11 +95,10 @@ class Boxes:
     async def open(
         self, name: str, image: str, directory: Path, command: Command, mounts: Sequence[Mount] = ()
     ) -> AsyncIterator[Process]:
-        """A running box: its process on this machine, whose stdout is the job's log and whose exit code is
-        the job's. It is gone when the context ends.
+        """Run a box: a process whose stdout is the job's log and whose exit code is the job's.
 
         Raises:
-            NoBox: There is no such image, or nothing to run it with.
+            NoBox: There is no such image, or no engine for it.
         """
         local = image in self.images
         if not local and not await _docker_has(image):
@@ -145,7 +139,7 @@ class Boxes:
 
 
 async def _kill(process: Process) -> None:
-    """Kill bubblewrap's child, process 1 inside: bubblewrap then ends after everybody inside is gone."""
+    """Kill bubblewrap's child, process 1 inside: bubblewrap then ends after all processes inside."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     with suppress(OSError):
         for pid in (await anyio.Path(children).read_text()).split():
@@ -157,7 +151,7 @@ async def _kill(process: Process) -> None:
 def _write(shared: Path, command: Command) -> None:
     """Write what the program inside reads first."""
     shared.mkdir(parents=True)
-    shared.chmod(0o777)  # the image's user may be anybody; the directory above lets nobody else in
+    shared.chmod(0o777)  # the image's user is unknown; the directory above is private
     server = None
     if command.server is not None:
         given = command.server
@@ -175,7 +169,7 @@ def _write(shared: Path, command: Command) -> None:
 def _bubblewrap(
     directory: Path, server: Server | None, mounts: Sequence[Mount], rules: int | None
 ) -> list[str]:
-    """The argv of a box in bubblewrap.
+    """Return the argv of a box in bubblewrap.
 
     Raises:
         NoBox: It does not work here.
@@ -196,11 +190,11 @@ def _bubblewrap(
     return [
         *(program, *_NAMESPACES, "--uid", "0", "--gid", "0", "--hostname", "sandbox"),
         *(word for capability in _CAPABILITIES for word in ("--cap-add", capability)),
-        # The server is process 1, as in a container, so that it buries orphans and `kill -9 -1` spares it.
+        # The server is process 1, as in a container, so that it reaps orphans and `kill -9 -1` spares it.
         *(("--as-pid-1",) if server is not None else ()),
         *(() if rules is None else ("--seccomp", str(rules))),
         *("--dev", "/dev", "--proc", "/proc", "--dir", "/root", "--dir", "/home"),
-        # A machine of its own would not show the names of this one's keys.
+        # A separate machine would not show the names of this one's keys.
         *(("--ro-bind", "/dev/null", _KEYS) if os.path.exists(_KEYS) else ()),
         *("--perms", "1777", "--tmpfs", "/tmp", "--perms", "1777", "--tmpfs", "/var/tmp"),
         *(*binds.arguments, *late, *identity),
@@ -213,7 +207,7 @@ def _bubblewrap(
 
 
 def _docker(name: str, image: str, shared: Path, server: Server | None, mounts: Sequence[Mount]) -> list[str]:
-    """The argv of a box in Docker."""
+    """Return the argv of a box in Docker."""
     binds = [
         *(f"type=bind,source={mount.source},target={mount.target},readonly" for mount in mounts),
         f"type=bind,source={shared},target={SHARED}",

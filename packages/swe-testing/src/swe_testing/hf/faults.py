@@ -1,4 +1,4 @@
-"""What goes wrong on purpose, by switch and by seed."""
+"""Faults that tests switch on, reproducible by a seed."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ STATUSES = (429, 500, 502, 503)
 
 @dataclass(slots=True, kw_only=True)
 class Faults:
-    """Everything is off at first and may be switched while the server runs. The same seed and the same
-    requests in the same order meet the same faults.
+    """Faults of the server, all off at first; tests may change them at any time.
 
-    A request's route is named "jobs.create", "jobs.inspect", "jobs.list", "jobs.logs", "jobs.cancel",
-    "jobs.hardware", "whoami", "server.health", "server.exec", "server.processes", "server.files",
-    "server.sandboxes" or "server.proxy" (what the sandbox's own server is asked); others as their module
-    says.
+    The same seed and the same requests in the same order meet the same faults. A request's route is named
+    "jobs.create", "jobs.inspect", "jobs.list", "jobs.logs", "jobs.cancel", "jobs.hardware", "whoami",
+    "server.health", "server.exec", "server.processes", "server.files", "server.sandboxes" or "server.proxy"
+    (the sandbox's own server); see `Hub` and `Spaces` for others.
 
     Args:
-        seed: Decides which requests the shares below mean.
-        routes: Beginnings of the names of routes that the shares below mean; all of them at first.
-        latency: Seconds that each way between client and service takes. Of a streamed answer each piece
-            takes so long, not each piece after the one before it.
-        failing: The share of requests that are answered with one of `statuses`, and not carried out.
-        lost: The share of requests that are carried out, and whose answer never comes: the connection breaks.
-        dropping: The share of streamed answers (`exec`, `proxy`) that break off after `drop_after` bytes.
-        bad_gateways: How many requests to the same sandbox are answered 502 after a stream of its broke off.
-        buffering: Streamed answers are held back until they have ended, as some proxies do.
-        quota: So many jobs at once; one more is refused. None is no limit.
+        seed: Selects the requests of the shares below.
+        routes: Prefixes of the routes of the shares below; all of them at first.
+        latency: Seconds of each direction between client and service; streamed pieces are delayed in
+            parallel.
+        failing: Share of requests that are answered with one of `statuses`, and not executed.
+        lost: Share of requests that are executed, and whose connection breaks before the answer.
+        dropping: Share of streamed answers (`exec`, `proxy`) that break off after `drop_after` bytes.
+        bad_gateways: Number of requests to a sandbox that are answered 502 after one of its streams broke
+            off.
+        buffering: Hold streamed answers back until they have ended, as some proxies do.
+        quota: Number of concurrent jobs; one more is refused. None is no limit.
         start_delay: Seconds that a job is scheduled before it runs.
         never_ready: Sandboxes run, but their server never answers.
         deaths: Seconds after which the next jobs that start die, one each.
-        idle_timeout: Seconds, in place of what the client asks for; for jobs that are started from now on.
-        skew: Seconds by which the service's clock is ahead of this machine's; less than none is behind.
+        idle_timeout: Replaces the client's idle time-out of new jobs, seconds.
+        skew: Seconds by which the service's clock is ahead of this machine's.
     """
 
     seed: int = 0
@@ -61,15 +61,15 @@ class Faults:
         self._random = random.Random(self.seed)
 
     def now(self) -> datetime:
-        """What the service's clock says."""
+        """Return the time of the service's clock."""
         return datetime.now(UTC) + timedelta(seconds=self.skew)
 
     def plan(self, route: str, *statuses: int) -> None:
-        """Answer the next requests of exactly this route with these statuses, one each; 0 lets one pass."""
+        """Answer the next requests of exactly this route with these statuses, one each; 0 executes one."""
         self._planned.setdefault(route, deque()).extend(statuses)
 
     def status(self, route: str) -> int | None:
-        """The status that a request is answered with instead of being carried out; None where it is."""
+        """Return the status that replaces a request's execution; None where there is none."""
         planned = self._planned.get(route)
         if planned:
             return planned.popleft() or None
@@ -78,11 +78,11 @@ class Faults:
         return None
 
     def loses(self, route: str) -> bool:
-        """Whether the answer to a request is lost."""
+        """Return whether the answer to a request is lost."""
         return self._happens(route, self.lost)
 
     def drop(self, route: str) -> int | None:
-        """After how many bytes a streamed answer breaks off; None where it does not."""
+        """Return the bytes after which a streamed answer breaks off; None where it does not."""
         return self.drop_after if self._happens(route, self.dropping) else None
 
     def _happens(self, route: str, share: float) -> bool:

@@ -1,10 +1,10 @@
-"""Pytest fixtures for tests that speak to a Hugging Face.
+"""Pytest fixtures for tests with a Hugging Face.
 
     pytest_plugins = ["swe_testing.hf.fixtures"]  # in the root conftest.py
 
-`local_hf` serves in the event loop of an async test: the client, which blocks, is called in threads
+`local_hf` serves in the event loop of an async test, which calls the blocking client in threads
 (`anyio.to_thread.run_sync`). `threaded_hf` serves in a thread, for tests that call the client directly.
-Either way a subprocess gets `server.environment()`.
+A subprocess gets `server.environment()`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swe_testing.hf import LocalHF
 
 @pytest.fixture
 async def local_hf(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalHF]:
-    """A Hugging Face on loopback, and a `huggingface_hub` in this process that knows no other."""
+    """A Hugging Face on loopback, which the `huggingface_hub` of this process uses."""
     async with LocalHF() as server:
         with client_of(server, monkeypatch):
             yield server
@@ -28,7 +28,7 @@ async def local_hf(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalHF]:
 
 @pytest.fixture
 def hf_portal() -> Iterator[BlockingPortal]:
-    """The event loop that `threaded_hf` serves in: `hf_portal.call(threaded_hf.jobs.kill, id)`."""
+    """The event loop of `threaded_hf`: `hf_portal.call(threaded_hf.jobs.kill, id)`."""
     with start_blocking_portal() as portal:
         yield portal
 
@@ -42,15 +42,15 @@ def threaded_hf(hf_portal: BlockingPortal, monkeypatch: pytest.MonkeyPatch) -> I
 
 @contextmanager
 def client_of(server: LocalHF, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Point the `huggingface_hub` of this process to `server`; the test is skipped where there is none."""
+    """Point the `huggingface_hub` of this process to `server`; skip the test where it is not installed."""
     pytest.importorskip("huggingface_hub", reason="there is no client to test with")
     from huggingface_hub import close_session, constants, hf_api
 
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
-    # Read from the environment when the client was imported, maybe long ago.
+    # The client read these from the environment at its import.
     monkeypatch.setattr(constants, "ENDPOINT", server.origin)
-    monkeypatch.setattr(hf_api.api, "endpoint", server.origin)  # behind `huggingface_hub.run_job` and others
+    monkeypatch.setattr(hf_api.api, "endpoint", server.origin)  # used by `huggingface_hub.run_job` and others
     template = server.origin + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HOME", str(server.home))

@@ -1,4 +1,4 @@
-"""The flavors of hardware that jobs and Spaces are offered, a few of them, in the words of the API."""
+"""Some flavors of hardware for jobs and Spaces, as the API describes them."""
 
 from __future__ import annotations
 
@@ -48,4 +48,4 @@ HARDWARE = {
         _flavor("h200", "1x Nvidia H200", 23, 256, 3000, 83333, _gpu("H200", 1, 141)),
     )
 }
-"""Name → what the API says about it. The sizes and prices of the real ones change."""
+"""Name → description. The sizes and prices of the real ones change."""

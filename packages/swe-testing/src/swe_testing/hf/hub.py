@@ -1,7 +1,6 @@
 """Hub: repositories of models, data sets and Spaces.
 
-Every file is uploaded with the commit itself: the client is told that all of them are "regular", so it needs
-neither LFS nor Xet.
+Every upload is "regular" and part of the commit, so the client needs neither LFS nor Xet.
 """
 
 from __future__ import annotations
@@ -28,19 +27,16 @@ READ, WRITE = "repo.content.read", "repo.write"
 
 
 class Hub:
-    """Repositories that live as long as the server.
+    """Repositories that exist as long as the server.
 
     A route's name is "hub." and "create", "delete", "info", "info-at", "tree", "paths", "preupload",
     "commit", "commits", "refs", "branch", "settings", "auth", "validate" or, for the files of a kind of
     repository, "resolve.model", "resolve.dataset", "resolve.space".
 
-    Args:
-        accounts: Who may do what.
-
     Attributes:
         repos: (kind, OWNER/NAME) → repository.
-        hardware: What a Space may run on, of `HARDWARE`.
-        may_pay: Whether the account has credit; without it only "cpu-basic" is had.
+        hardware: Hardware for Spaces, of `HARDWARE`.
+        may_pay: Whether the account has credit; else only "cpu-basic" is available.
     """
 
     def __init__(self, accounts: Accounts) -> None:
@@ -58,10 +54,10 @@ class Hub:
         self.may_pay = True
 
     def repo(self, kind: Kind, repo_id: str) -> Repo:
-        """One that is there.
+        """Return a repository.
 
         Raises:
-            Refused: There is none.
+            Refused: It does not exist.
         """
         try:
             return self.repos[kind, repo_id]
@@ -69,15 +65,15 @@ class Hub:
             raise Refused(404, "Repository not found", "RepoNotFound") from None
 
     def space(self, repo_id: str) -> Space:
-        """What makes a repository a Space.
+        """Return the state of a Space.
 
         Raises:
-            Refused: There is none.
+            Refused: It does not exist.
         """
         return cast(Space, self.repo("space", repo_id).space)
 
     def check_hardware(self, flavor: str) -> None:
-        """Refuse hardware that is not there or not paid for.
+        """Refuse hardware that does not exist or is not paid for.
 
         Raises:
             Refused: 400 or 402.
@@ -88,11 +84,11 @@ class Hub:
             raise Refused(402, "Payment required: add a payment method to use upgraded hardware")
 
     def readable(self, request: web.Request, kind: Kind) -> Repo:
-        """The repository that a request is about, which may be public."""
+        """Return the repository of a request, which may be public."""
         return self.visible(request, kind, _id(request))
 
     def visible(self, request: web.Request, kind: Kind, repo_id: str) -> Repo:
-        """A repository, as far as a request's token may read it.
+        """Return a repository that a request's token may read.
 
         Raises:
             Refused: 401, 403 or 404.
@@ -101,19 +97,19 @@ class Hub:
         if repo is not None and not repo.private:
             return repo
         if "Authorization" not in request.headers:
-            raise Refused(401, "Repository not found", "RepoNotFound")  # the Hub does not tell what is there
+            raise Refused(401, "Repository not found", "RepoNotFound")  # the Hub hides private names
         self._accounts.require(request, READ)
         return self.repo(kind, repo_id)
 
     def writable(self, request: web.Request, kind: Kind) -> Repo:
-        """The repository that a request wants to change."""
+        """Return the repository that a request wants to change."""
         self._accounts.require(request, WRITE)
         repo = self.repo(kind, _id(request))
         self._accounts.require_namespace(request.match_info["owner"])
         return repo
 
     def routes(self) -> Iterable[web.RouteDef]:
-        """What it serves."""
+        """Return the routes."""
         yield web.post("/api/repos/create", self._create, name="hub.create")
         yield web.delete("/api/repos/delete", self._delete, name="hub.delete")
         yield web.post("/api/validate-yaml", self._validate, name="hub.validate")
@@ -328,7 +324,7 @@ def _kind(request: web.Request) -> Kind:
 
 
 def _with_folders(paths: Iterable[str]) -> list[str]:
-    """`paths` and every folder that one of them is in."""
+    """Return `paths` and all their folders."""
     found = set(paths)
     for path in list(found):
         parts = path.split("/")[:-1]
@@ -343,10 +339,10 @@ def _entry(path: str, files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _applied(last: Commit, operations: Iterable[Mapping[str, Any]]) -> Mapping[str, bytes]:
-    """The files after the operations of a commit.
+    """Return the files after the operations of a commit.
 
     Raises:
-        Refused: One of them cannot be done; then none is.
+        Refused: An operation is impossible; then none is executed.
     """
     files = dict(last.files)
     for operation in operations:

@@ -35,12 +35,12 @@ class Job:
 
     Args:
         id: 24 hexadecimal digits.
-        namespace: Whose it is.
-        spec: What was asked for, as the client sent it.
-        directory: Of this job alone.
+        namespace: Its owner.
+        spec: The client's request.
+        directory: Private to this job.
         origin: Of the server, for the URLs of its ports.
         clock: The service's.
-        volumes: What it sees of the Hub.
+        volumes: Repositories of the Hub that it mounts.
     """
 
     id: str
@@ -69,22 +69,22 @@ class Job:
 
     @property
     def socket(self) -> Path:
-        """Where its sandbox server listens."""
+        """Return the socket of its sandbox server."""
         return self.directory / "shared" / SOCKET
 
     @property
     def ended(self) -> bool:
-        """Whether it will not run any more."""
+        """Return whether it has ended."""
         return self.stage not in ("SCHEDULING", "RUNNING")
 
     @property
     def secrets(self) -> dict[str, str]:
-        """What the API never tells."""
+        """Return its secrets, which the API never shows."""
         return {name: str(value) for name, value in (self.spec.get("secrets") or {}).items()}
 
     @property
     def environment(self) -> dict[str, str]:
-        """Its environment without the secrets."""
+        """Return its environment without the secrets."""
         return {name: str(value) for name, value in (self.spec.get("environment") or {}).items()}
 
     def say(self, line: str) -> None:
@@ -106,7 +106,7 @@ class Job:
         self.changed = asyncio.Event()
 
     def json(self) -> dict[str, Any]:
-        """What the API tells."""
+        """Return the job as the API shows it."""
         ports = (self.spec.get("expose") or {}).get("ports") or []
         status: dict[str, Any] = {"stage": self.stage, "message": self.message}
         if ports:
@@ -132,7 +132,7 @@ class Job:
         }
 
     def command(self, idle_timeout: float | None) -> Command:
-        """What its box runs. A sandbox's own start script would download a server: ours takes its place."""
+        """Return the command of its box; ours replaces a sandbox's start script, a download."""
         hidden = self.secrets
         token = hidden.pop("SBX_TOKEN", None)
         env = {**self.environment, **hidden}
@@ -149,11 +149,6 @@ class Job:
 class Jobs:
     """The Jobs API. Each job executes in a box: bubblewrap, or Docker where its image is Docker's.
 
-    Args:
-        accounts: Who may do what.
-        faults: What goes wrong.
-        hub: Has the repositories that jobs mount.
-
     Attributes:
         jobs: Id → every job that was ever created here.
         images: Names of images that run in bubblewrap, with this machine's programs; add to it.
@@ -169,7 +164,7 @@ class Jobs:
         self.home = Path()
 
     def routes(self) -> Iterable[web.RouteDef]:
-        """What it serves."""
+        """Return the routes."""
         return [
             web.get("/api/jobs/hardware", self._hardware, name="jobs.hardware"),
             web.post("/api/jobs/{namespace}", self._create, name="jobs.create"),
@@ -181,11 +176,11 @@ class Jobs:
         ]
 
     def running(self) -> list[Job]:
-        """The jobs that have not ended."""
+        """Return the jobs that have not ended."""
         return [job for job in self.jobs.values() if not job.ended]
 
     async def kill(self, id: str, message: str = _DIED) -> None:
-        """Let a job die, as for lack of memory, and wait until it has."""
+        """Kill a job, as the out-of-memory killer does, and wait for its end."""
         await self._end(self.jobs[id], "ERROR", message)
 
     async def aclose(self) -> None:
@@ -322,13 +317,13 @@ class Jobs:
 
 
 def _written(job: Job) -> list[Mount]:
-    """Its volumes as directories of this machine."""
+    """Write its volumes to directories of this machine."""
     directory = job.directory / "volumes"
     return [volume.written(directory / str(number)) for number, volume in enumerate(job.volumes)]
 
 
 async def _follow(job: Job, process: Process) -> int:
-    """Keep what it prints; its exit code."""
+    """Collect its output, and return its exit code."""
     async for line in _lines(process):
         job.say(line)
     with anyio.move_on_after(_LAST_WORDS):

@@ -1,4 +1,4 @@
-"""What the local Hub keeps: repositories with their commits, and what makes one of them a Space."""
+"""Repositories of the local Hub with their commits, and the state of Spaces."""
 
 from __future__ import annotations
 
@@ -15,23 +15,18 @@ MAIN = "main"
 
 
 def now() -> str:
-    """The time, as the Hub writes it."""
+    """Return the time in the Hub's format."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
 def blob_id(data: bytes) -> str:
-    """Git's id of a file."""
+    """Return git's id of a file."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A state of a repository.
-
-    Args:
-        id: 40 hex digits.
-        files: Path → content, all of them.
-    """
+    """A state of a repository: its id (40 hex digits) and path → content of all its files."""
 
     id: str
     title: str
@@ -42,18 +37,18 @@ class Commit:
 
 @dataclass(slots=True)
 class Space:
-    """What a Space is besides its repository. A test may change all of it.
+    """The state of a Space besides its repository. A test may change all of it.
 
     Args:
-        secrets: Name → value; the API never tells a value.
+        secrets: Name → value; the API never shows a value.
         variables: Name → value.
         outcome: The stage that its next build or start ends in.
-        paused: Whether somebody has paused it.
-        ready_at: When what it builds or starts is done, of the event loop's clock; None where nothing was.
-        restarts: How often it was built or started anew.
+        paused: Whether a user has paused it.
+        ready_at: End of its build or start by the event loop's clock; None without one.
+        restarts: Number of builds and starts.
         build_log: Lines of its build.
         run_log: Lines that its program prints.
-        host: The URL where its program answers; the test's to serve.
+        host: The URL of its program; served by the test.
     """
 
     sdk: str
@@ -76,8 +71,8 @@ class Repo:
 
     Args:
         id: OWNER/NAME.
-        branches: Name → its commits, the newest last; `main` is always there.
-        space: None where it is none.
+        branches: Name → its commits, the newest last; `main` always exists.
+        space: None where it is no Space.
     """
 
     kind: Kind
@@ -89,7 +84,7 @@ class Repo:
 
     @classmethod
     def new(cls, kind: Kind, repo_id: str, private: bool) -> Repo:
-        """One as the Hub makes it: with nothing but `.gitattributes`."""
+        """Return a new repository with nothing but `.gitattributes`."""
         repo = cls(kind, repo_id, private, {MAIN: []})
         repo.commit(
             MAIN, {".gitattributes": b"*.parquet filter=lfs diff=lfs merge=lfs -text\n"}, "initial commit"
@@ -98,19 +93,19 @@ class Repo:
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """Path → content on `main`."""
+        """Return path → content on `main`."""
         return self.branches[MAIN][-1].files
 
     @property
     def commits(self) -> Sequence[Commit]:
-        """Those of `main`, the newest last."""
+        """Return the commits of `main`, the newest last."""
         return self.branches[MAIN]
 
     def at(self, revision: str) -> Commit:
-        """The commit that a branch's name or a commit's id means.
+        """Return the commit of a branch's name or a commit's id.
 
         Raises:
-            Refused: There is none.
+            Refused: It does not exist.
         """
         if revision in self.branches:
             return self.branches[revision][-1]
@@ -120,10 +115,10 @@ class Repo:
         raise Refused(404, f"Invalid rev id: {revision}", "RevisionNotFound")
 
     def history(self, revision: str) -> list[Commit]:
-        """The commits up to `revision`, the newest first.
+        """Return the commits up to `revision`, the newest first.
 
         Raises:
-            Refused: There is no such revision.
+            Refused: The revision does not exist.
         """
         last = self.at(revision)
         for commits in self.branches.values():

@@ -1,4 +1,4 @@
-"""Sandboxes: the gateway to the servers inside, which every exposed port of a job goes through."""
+"""Sandboxes: the gateway to the servers inside, for every exposed port of a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swe_testing.hf.faults import Faults
 from swe_testing.hf.jobs import Job, Jobs
 
 PORT = 49983
-"""Where the sandbox server listens, as far as the client knows."""
+"""The port of the sandbox server in the client's requests."""
 _PIECE = 64 * 1024
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "upgrade"}
@@ -29,13 +29,7 @@ _INSIDE = aiohttp.ClientTimeout(total=None, sock_connect=10)
 
 
 class Sandboxes:
-    """Passes requests on to the server inside a sandbox's job.
-
-    Args:
-        accounts: Who may do what.
-        faults: What goes wrong on the way.
-        jobs: Where the sandboxes are.
-    """
+    """Forward requests to the server inside a sandbox's job."""
 
     def __init__(self, accounts: Accounts, faults: Faults, jobs: Jobs) -> None:
         self._accounts = accounts
@@ -45,11 +39,11 @@ class Sandboxes:
         self._bad_gateways: Counter[str] = Counter()
 
     def routes(self) -> Iterable[web.RouteDef]:
-        """What it serves."""
+        """Return the routes."""
         return [web.route("*", "/jobs/{id}--{port}.local/{tail:.*}", self._pass, name="server")]
 
     def route_of(self, request: web.Request) -> str | None:
-        """The name of the route inside, without the sandbox's own part of a pool's paths."""
+        """Return the name of the route inside, without the sandbox's own part of a pool's paths."""
         if request.match_info.route.name != "server":
             return None
         parts = request.match_info["tail"].split("/")
@@ -82,7 +76,7 @@ class Sandboxes:
         try:
             async with self._session(job).request(
                 request.method,
-                # As it came: nothing may be quoted anew on the way to a server inside.
+                # Unchanged: the path must not be quoted again.
                 URL(f"http://inside{target}", encoded=True),
                 headers=headers,
                 data=io.BytesIO(await request.read()) if request.body_exists else None,
@@ -118,7 +112,7 @@ class Sandboxes:
                     left = None if left is None else left - len(piece)
                     await response.write(piece)
         except (aiohttp.ClientError, ConnectionError):
-            _break(request)  # the server inside, or the client, is gone in mid-answer
+            _break(request)  # the server inside or the client closed the connection
         return response
 
     def _session(self, job: Job) -> aiohttp.ClientSession:
@@ -131,20 +125,20 @@ class Sandboxes:
 
 
 def _break(request: web.Request) -> None:
-    """Close the connection in mid-answer, after what was written."""
+    """Close the connection in mid-answer, after the written data."""
     if request.transport is not None:
         request.transport.close()
 
 
 async def _whole(answer: aiohttp.ClientResponse, faults: Faults) -> AsyncGenerator[bytes, None]:
-    """All of it at once, as long after its end as one way takes."""
+    """Yield the complete answer, delayed by one way."""
     body = await answer.read()
     await anyio.sleep(faults.latency)
     yield body
 
 
 async def _late(answer: aiohttp.ClientResponse, faults: Faults) -> AsyncGenerator[bytes, None]:
-    """Each piece as long after it came as one way takes; an empty one first, which is the head."""
+    """Yield each piece, delayed by one way; first an empty one for the head."""
     loop = asyncio.get_running_loop()
     send, receive = anyio.create_memory_object_stream[tuple[float, bytes]](_AHEAD)
 

@@ -1,4 +1,4 @@
-"""LocalHF: the parts put together on one port."""
+"""LocalHF: all parts on one port."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class LocalHF(LoopbackServer):
-    """An async context manager: Jobs, Sandboxes, Hub and Spaces on a free port of loopback.
+    """Serve Jobs, Sandboxes, Hub and Spaces on a free port of loopback.
 
     Args:
-        faults: What goes wrong; nothing at first.
+        faults: None at first.
 
     Attributes:
         origin: `http://127.0.0.1:PORT`, once it is open: the client's `HF_ENDPOINT`.
@@ -37,7 +37,7 @@ class LocalHF(LoopbackServer):
         hub: Repositories.
         spaces: Spaces.
         faults: May be changed at any time.
-        calls: Name of a route → how often it was asked.
+        calls: Name of a route → number of requests.
     """
 
     def __init__(self, faults: Faults | None = None) -> None:
@@ -53,11 +53,11 @@ class LocalHF(LoopbackServer):
         self.home = Path()
 
     def add_token(self, scopes: Iterable[str] = SCOPES) -> str:
-        """A new valid token that permits only this."""
+        """Return a new valid token with this permission only."""
         return self.accounts.add(scopes)
 
     def environment(self) -> dict[str, str]:
-        """What points a client in a subprocess here."""
+        """Return the environment that points a client in a subprocess here."""
         return {
             "HF_ENDPOINT": self.origin,
             "HF_TOKEN": self.token,
@@ -99,7 +99,7 @@ class LocalHF(LoopbackServer):
             await anyio.to_thread.run_sync(shutil.rmtree, self.home)
 
     async def _serve(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Count it, delay it, let it fail."""
+        """Count a request, delay it, apply the faults."""
         route = self.sandboxes.route_of(request) or request.match_info.route.name or request.path
         self.calls[route] += 1
         await anyio.sleep(self.faults.latency)

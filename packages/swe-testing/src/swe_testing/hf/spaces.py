@@ -1,4 +1,4 @@
-"""Spaces: what a Space runs on, its secrets and variables, its stage and its logs. None is really built."""
+"""Spaces: hardware, secrets and variables, stage and logs. Nothing is really built."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from swe_testing.hf.repos import Repo, Space, now
 
 _SPACE = "/api/spaces/{owner}/{name}"
 _LOOK = 0.02
-"""Seconds between two looks at a log that is followed."""
+"""Seconds between two reads of a followed log."""
 _APP_FILES = {"gradio": "app.py", "static": "index.html"}
 _ALIVE = ("BUILDING", "RUNNING")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Spaces:
-    """The runtime of Spaces. A commit, a restart and a change of hardware, secrets or variables build and
-    start one anew. A route's name is "spaces." and "runtime", "hardware", "flavors", "secrets", "variables",
-    "sleep", "pause", "restart" or "logs".
+    """The runtime of Spaces. Commits, restarts and changes of settings rebuild a Space.
+
+    A route's name is "spaces." and "runtime", "hardware", "flavors", "secrets", "variables", "sleep",
+    "pause", "restart" or "logs".
 
     Args:
-        accounts: Who may do what.
-        hub: Their repositories, with what a test may look at and change: `hub.space("tester/NAME")`.
+        hub: Their repositories; a test reads and changes `hub.space("tester/NAME")`.
 
     Attributes:
-        build_seconds: How long a build takes.
+        build_seconds: Duration of a build.
     """
 
     def __init__(self, accounts: Accounts, hub: Hub) -> None:
@@ -43,7 +43,7 @@ class Spaces:
         self.build_seconds = 0.0
 
     def stage(self, repo: Repo) -> str:
-        """The stage of a Space, which begins to build what it has not built yet."""
+        """Return the stage of a Space; a Space without a build starts one."""
         space = _space(repo)
         if space.paused:
             return "PAUSED"
@@ -61,7 +61,7 @@ class Spaces:
         )
 
     def routes(self) -> Iterable[web.RouteDef]:
-        """What it serves."""
+        """Return the routes."""
         yield web.get("/api/spaces/hardware", self._flavors, name="spaces.flavors")
         yield web.get(f"{_SPACE}/runtime", self._runtime, name="spaces.runtime")
         yield web.post(f"{_SPACE}/hardware", self._hardware, name="spaces.hardware")
@@ -145,7 +145,7 @@ class Spaces:
         space.restarts += 1
 
     def _started(self, repo: Repo) -> web.Response:
-        """Start anew what has been built before."""
+        """Start a Space again that was built before."""
         if repo.id in self._built:
             self._start(_space(repo))
         return self._told(repo)
@@ -179,7 +179,7 @@ def _named(space: Space, what: str) -> dict[str, str]:
 
 
 def _values(space: Space, what: str) -> dict[str, dict[str, str]]:
-    """What is told of secrets or variables: of a secret, its name."""
+    """Return secrets or variables as the API shows them: of a secret, its name."""
     if what == "secrets":
         return {name: {"key": name, "updatedAt": now()} for name in space.secrets}
     return {

@@ -21,18 +21,18 @@ _SERVER_MOUNT = "SBX_SERVER_MOUNT"
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """The state of a repository that a job was created with.
+    """The state of a repository at the creation of a job.
 
     Args:
         files: Path below the volume → content.
-        target: Where the job sees it.
+        target: Its directory in the job.
     """
 
     files: Mapping[str, bytes]
     target: str
 
     def written(self, directory: Path) -> Mount:
-        """Blocking: the same as a new directory of this machine."""
+        """Write it to a new directory of this machine, blocking."""
         directory.mkdir(parents=True)
         for name, data in self.files.items():
             path = directory / name
@@ -42,14 +42,13 @@ class Volume:
 
 
 def volumes_of(request: web.Request, hub: Hub, spec: Mapping[str, Any]) -> Sequence[Volume]:
-    """What a job that is asked for is to see, each as it is at its revision now.
+    """Return the volumes of a job's request, each at its revision now.
 
-    There are no buckets here. The one that a sandbox's client brings its server in, as the environment says,
-    is left out, for sandboxes here have a server of our own.
+    The bucket from which a sandbox's client installs its server is ignored: sandboxes here have a server.
 
     Raises:
-        Refused: 400 where it makes no sense, 404 where there is no such repository, revision or folder, 401
-            or 403 where the token may not read it.
+        Refused: 400 where it is invalid, 404 where there is no such repository, revision or folder, 401 or
+            403 where the token may not read it.
     """
     server = (spec.get("environment") or {}).get(_SERVER_MOUNT)
     asked = [one for one in spec.get("volumes") or () if one["mountPath"] != server]

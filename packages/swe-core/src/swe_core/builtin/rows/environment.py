@@ -1,4 +1,4 @@
-"""Where a row's tests run and how: what its data set says, and what the row says itself."""
+"""Where and how a row's tests run, from its data set's documentation and its own columns."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from swe_core.builtin.rows.row import Row, found
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a data set documents for all its rows.
+    """The documented environment of all rows of a data set.
 
     Args:
         image: The published image; None where there is none.
         setup: Shell lines that its tests need.
         test_command: None where none is known for the row.
         test_files: As `Task.test_files`.
-        log_parser: The name of a log reader.
+        log_parser: Name of a log parser.
     """
 
     image: str | None
@@ -28,10 +28,10 @@ class Environment:
 
 
 def _refuse_another_repository(row: Row) -> None:
-    """The image is made of the id and the test command of `repo`: together they must mean one repository."""
+    """Reject a row whose id names another repository than `repo`: image and command must belong together."""
     name, repo = row.instance_id(), row.text("repo")
     if "-" not in name.partition("__")[2]:
-        return  # not OWNER__NAME-NUMBER: it says nothing of a repository
+        return  # not OWNER__NAME-NUMBER: it names no repository
     if not name.lower().startswith(f"{repo.lower().replace('/', '__')}-"):
         row.reject(
             f"the instance_id names another repository than the column 'repo', which is {found(repo)}: "
@@ -40,13 +40,13 @@ def _refuse_another_repository(row: Row) -> None:
 
 
 def task_fields(row: Row, documented: Environment) -> dict[str, Any]:
-    """The fields of a task: the row's own columns over what is documented for it.
+    """Return fields of a task: the row's own columns, else the documented values.
 
-    The own ones are `repository` and `image_name` (one of them is enough), `test_command`, `setup`, and
-    `log_parser`. Set-up lines of a published image are for that image alone.
+    The own columns are `repository` and `image_name` (one is enough), `test_command`, `setup`, and
+    `log_parser`. Documented set-up lines apply to the published image only.
 
     Raises:
-        TaskError: A column is wrong, or nothing says where or how the tests are run.
+        TaskError: A column is wrong, or nothing says where or how the tests run.
     """
     command = row.command("test_command")
     if command is None and documented.test_command is None:

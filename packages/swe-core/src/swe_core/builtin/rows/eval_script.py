@@ -1,9 +1,9 @@
-"""Rows that bring their own evaluation script, as swebench 5 publishes SWE-bench and its kin.
+"""Rows with their own evaluation script, as swebench 5 publishes SWE-bench and similar sets.
 
-Such a script prepares the environment, puts the test files in their place (`git checkout`, `git apply`),
-prints a start marker, runs the tests, prints an end marker and puts the test files back. Its preparation
-becomes the set-up, and what stands between the markers the test command: the files are put in place by the
-grader, and the command's exit code is then that of the tests.
+Such a script prepares the environment, puts the test files in place (`git checkout`, `git apply`), prints a
+start marker, runs the tests, prints an end marker and restores the test files. Its preparation becomes the
+set-up, and the part between the markers the test command, whose exit code is that of the tests; the grader
+puts the files in place.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ _NO_INDEX = "export PIP_NO_INDEX=1  # the sandbox reaches none: pip is to fail a
 
 
 def eval_script_task(row: Row) -> Task:
-    """The task in a row with `eval_script`, `log_parser`, and an image in `image` or `image_name`.
+    """Return the task of a row with `eval_script`, `log_parser`, and an image in `image` or `image_name`.
 
-    Raises:
-        TaskError: A column is missing or holds something else than it should.
-    """
+    See `families.task_of` for errors."""
     fields = row.common()
     column = "image" if row.has("image") else "image_name"
     if row.has("image") and row.has("image_name") and row.columns["image"] != row.columns["image_name"]:
@@ -46,7 +44,7 @@ def eval_script_task(row: Row) -> Task:
 
 
 def split_script(row: Row, script: str) -> tuple[str, str]:
-    """The set-up lines and the test command of an evaluation script."""
+    """Return the set-up lines and the test command of an evaluation script."""
     lines = script.split("\n")
     starts = [index for index, line in enumerate(lines) if START in line]
     ends = [index for index, line in enumerate(lines) if END in line]
@@ -60,7 +58,7 @@ def split_script(row: Row, script: str) -> tuple[str, str]:
 
 
 def _kept(lines: list[str]) -> list[str]:
-    """The lines but those that put test files in place or only inform, and their here-documents."""
+    """Drop the lines (with here-documents) that put test files in place or only inform."""
     kept: list[str] = []
     until: str | None = None
     dropping = False

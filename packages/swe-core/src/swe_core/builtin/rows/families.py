@@ -1,4 +1,4 @@
-"""Which data set a row is of, by its columns."""
+"""Find a row's data set by its columns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from swe_core.builtin.rows.swegym import swegym_task
 
 
 def task_of(row: Row) -> Task:
-    """The task in a row.
+    """Return the task of a row.
 
     Raises:
-        TaskError: A column is missing or holds something else than it should, or two contradict each other.
+        TaskError: A column is missing or has a wrong value, or two columns contradict each other.
     """
     row.exclude("test_command", "eval_script", "install_config", "parsed_commit_content")
     if row.has("parsed_commit_content"):

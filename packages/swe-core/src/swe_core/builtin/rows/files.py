@@ -1,4 +1,4 @@
-"""The rows of a local file, as they stand there."""
+"""Read the rows of a local file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def read_rows(file: Path) -> Iterator[tuple[str, object]]:
-    """Each row of a `.jsonl`, `.json` or `.parquet` file with where it stands, such as `line 3`.
+    """Yield each row of a `.jsonl`, `.json` or `.parquet` file with its place, such as `line 3`.
 
     Raises:
-        TaskError: The file cannot be read, or is none of these.
+        TaskError: The file cannot be read, or is of another kind.
     """
     suffix = file.suffix.lower()
     if suffix == ".jsonl":
-        # Lines end at b"\n" only: str.splitlines would cut a row at U+2028 and its like.
+        # Lines end at b"\n" only: str.splitlines would cut a row at U+2028 and the like.
         for number, line in enumerate(_content(file).split(b"\n"), 1):
             if line.strip():
                 yield f"line {number}", _parse(file, line, f", line {number}")

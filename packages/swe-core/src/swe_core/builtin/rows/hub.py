@@ -1,4 +1,4 @@
-"""The rows of a data set, on the Hub or in a local directory, through the library `datasets`."""
+"""Read the rows of a data set, on the Hub or in a local directory, with the library `datasets`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ KNOWN = (
     "R2E-Gym/R2E-Gym-Subset",
     "R2E-Gym/R2E-Gym-V1",
 )
-"""Data sets of the families that are read here, for a name that is nearly one of them."""
+"""Known data sets, to suggest a similar name."""
 
 _PREFERRED = ("test", "train")
 
 
 def load_rows(name: str, split: str | None, *, local: bool) -> tuple[str, Iterable[Mapping[str, Any]]]:
-    """One split of a data set: its name, and its rows in order.
+    """Return the name and the rows of one split of a data set.
 
     Args:
         name: OWNER/NAME on the Hub, or a directory.
@@ -67,7 +67,7 @@ def load_rows(name: str, split: str | None, *, local: bool) -> tuple[str, Iterab
             f"{what} cannot be had, for the Hub cannot be reached ({error}): check the network, HF_ENDPOINT "
             "and HF_HUB_OFFLINE, or pass a local file"
         ) from None
-    except Exception as error:  # the boundary to a library that raises whatever a data set makes it raise
+    except Exception as error:  # a data set can make the library raise any error
         raise TaskError(f"{what} cannot be read: {sentence(error)}") from error
 
 

@@ -1,8 +1,8 @@
-"""R2E-Gym: the tests are in the image, and all of the result is compared.
+"""R2E-Gym: the tests are in the image, and the complete result is compared.
 
 As in its own evaluation (`r2egym.agenthub.runtime.docker`): the tests come from /r2e_tests, `run_tests.sh`
-runs them, and each must end as `expected_output_json` says, no more and no fewer. The agent sees neither. The
-repository is taken as the image has it and never reset.
+runs them, and the results must equal `expected_output_json`. The agent sees neither. The repository of the
+image is never reset.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HIDDEN = (
         )
     ),
 )
-"""What R2E-Gym keeps from the agent; an image has some of it."""
+"""Paths that R2E-Gym hides from the agent; an image has some of them."""
 
 _SETUP = f"""export PATH="{WORKDIR}/.venv/bin:/root/.venv/bin:/root/.local/bin:$PATH"
 rm -rf {WORKDIR}/r2e_tests
@@ -128,11 +128,7 @@ class _Commit(_Part):
 
 
 def r2e_task(row: Row) -> Task:
-    """The task in a row of R2E-Gym.
-
-    Raises:
-        TaskError: A column is missing or holds something else than it should.
-    """
+    """Return the task of a row of R2E-Gym; see `families.task_of` for errors."""
     name = row.text("repo_name")
     if not _REPO.fullmatch(name):
         row.wrong("repo_name", name, "the short name of a repository, such as 'sympy'")
@@ -161,7 +157,7 @@ def r2e_task(row: Row) -> Task:
 
 
 def gold_patch(commit: _Commit) -> str:
-    """The commit's change without tests and without binary files, of which it has no content."""
+    """Return the commit's change without tests and binary files, whose content it lacks."""
     files = [
         diff for diff in commit.file_diffs if not diff.is_binary_file and not _is_test(diff.header.file.path)
     ]

@@ -10,14 +10,10 @@ from swe_core.builtin.rows.row import CONDA, Row
 
 
 def rebench_task(row: Row) -> Task:
-    """The task in a row of SWE-rebench.
+    """Return the task of a row of SWE-rebench; see `families.task_of` for errors.
 
     V1 has the repository in /testbed and a command that the test files are appended to. V2 names the row's
-    `language`, has the repository in a directory of its own name, and commands that are complete.
-
-    Raises:
-        TaskError: A column is missing or holds something else than it should.
-    """
+    `language`, has the repository in a directory of its own name, and complete commands."""
     fields = row.common()
     config = row.table("install_config")
     parser = row.log_parser("install_config.log_parser", config.get("log_parser"))
@@ -52,7 +48,7 @@ def _commands(row: Row, value: object) -> list[str]:
 
 
 def _all_of(commands: list[str]) -> str:
-    """One script that runs each command and ends with 1 where one failed."""
+    """Return one script that runs each command and exits with 1 where one failed."""
     if len(commands) == 1:
         return commands[0]
     return "\n".join(["failed=0", *(f"{{ {command}\n}} || failed=1" for command in commands), "exit $failed"])

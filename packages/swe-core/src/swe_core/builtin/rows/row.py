@@ -1,4 +1,4 @@
-"""One row of a data set on its way to a task, strictly: a mistyped row is a sentence, never a wrong task."""
+"""One row of a data set, read strictly: a row with a wrong type is an error, never a wrong task."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from swe_core.errors import TaskError
 from swe_core.system import strict_json
 
 COMMON = ("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch")
-"""The text columns that the rows of SWE-Gym, SWE-bench and SWE-rebench have in common."""
+"""Text columns that SWE-Gym, SWE-bench and SWE-rebench have in common."""
 
 CONDA = "source /opt/miniconda3/bin/activate\nconda activate testbed"
-"""What makes the tests of a published image runnable."""
+"""Shell line that makes the tests of a published image runnable."""
 
-_INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # it becomes a directory's name
+_INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # also the name of a directory
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _DIFF = re.compile(r"^(?:diff --git |--- )", re.MULTILINE)
 _IDS = "a list of test ids, or such a list as JSON in a string"
@@ -29,17 +29,17 @@ _AS_PYTEST = frozenset({
     "pytest", "pytest_options", "pytest_v2", "seaborn", "matplotlib", "astroid", "flask", "marshmallow",
     "pvlib", "pyvista", "sqlfluff", "xarray", "pydicom", "requests", "pylint", "astropy", "scikit", "sphinx",
 })  # fmt: skip
-"""Parsers of swebench (after `parse_log_`) whose logs are pytest's, which our own reader reads."""
+"""Parsers of swebench (after `parse_log_`) for logs of pytest, which our own parser reads."""
 
 
 class Row:
     """One row.
 
     Args:
-        source: The file or data set that it is of.
-        place: Where in it, such as `line 3`.
-        columns: The row, not validated yet.
-        directory: What its `repository` is relative to; None where rows come from elsewhere.
+        source: Its file or data set.
+        place: Its place there, such as `line 3`.
+        columns: The row, not validated.
+        directory: Base of a relative `repository`; None where rows come from elsewhere.
 
     Raises:
         TaskError: `columns` is no mapping.
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def where(self) -> str:
-        """The row in a message: its source, place and, where it has one, its id."""
+        """The row in a message: its source, place and id, if it has one."""
         name = self.columns.get("instance_id")
         known = isinstance(name, str) and _INSTANCE_ID.fullmatch(name)
         return f"{self.source!r}, {self.place}" + (f" ({name!r})" if known else "")
@@ -73,7 +73,7 @@ class Row:
         self.reject(f"the column {column!r} is {found(value)}, expected {expected}")
 
     def exclude(self, *columns: str) -> None:
-        """Refuse a row in which several of these columns say what another of them says."""
+        """Reject a row in which several of these columns say the same."""
         present = [name for name in columns if self.has(name)]
         if len(present) > 1:
             self.reject(
@@ -83,17 +83,17 @@ class Row:
     # columns of one type
 
     def has(self, column: str) -> bool:
-        """Whether the row has the column and a value in it."""
+        """Return whether the column has a value."""
         return self.columns.get(column) is not None
 
     def text(self, column: str, *, blank: bool = True) -> str:
-        """A text column. `blank`: whether white space alone will do."""
+        """Return a text column. `blank`: whether white space alone is valid."""
         if column not in self.columns:
             self.reject(f"the column {column!r} is missing; expected text")
         return self._text(column, self.columns[column], blank)
 
     def optional(self, column: str) -> str | None:
-        """A text column that may be absent or null."""
+        """Return a text column that may be absent or null."""
         value = self.columns.get(column)
         return None if value is None else self._text(column, value, True)
 
@@ -103,7 +103,7 @@ class Row:
         return value
 
     def table(self, column: str) -> Mapping[str, Any]:
-        """An object, or one as JSON in a string."""
+        """Return an object, or one as JSON in a string."""
         expected = "an object, or one as JSON in a string"
         value = self._json(column, expected)
         if not isinstance(value, Mapping):
@@ -111,7 +111,7 @@ class Row:
         return value
 
     def _json(self, column: str, expected: str) -> object:
-        """A value, or that value as JSON in a string: a string is never read as anything but JSON."""
+        """Return a value, or that value as JSON in a string, which is never read as anything but JSON."""
         if column not in self.columns:
             self.reject(f"the column {column!r} is missing; expected {expected}")
         value: object = self.columns[column]
@@ -130,16 +130,16 @@ class Row:
     # columns with a meaning of their own
 
     def instance_id(self) -> str:
-        """The column `instance_id`."""
+        """Return the column `instance_id`."""
         expected = "letters, digits, '.', '_' and '-' only, 200 at most"
         return self._matching("instance_id", _INSTANCE_ID, expected)
 
     def commit(self, column: str = "base_commit") -> str:
-        """A commit id."""
+        """Return a commit id."""
         return self._matching(column, _COMMIT, "a commit id: 7 to 64 lower-case hexadecimal digits")
 
     def image(self, column: str) -> str:
-        """The name of a container image."""
+        """Return the name of a container image."""
         return self._matching(column, IMAGE_NAME, "the name of a container image")
 
     def _matching(self, column: str, pattern: re.Pattern[str], expected: str) -> str:
@@ -151,21 +151,21 @@ class Row:
         return value
 
     def command(self, column: str) -> str | None:
-        """A shell command or script, which may be absent."""
+        """Return a shell command or script, which may be absent."""
         value = self.optional(column)
         if value is not None and not value.strip():
             self.wrong(column, value, "a shell command")
         return value
 
     def diff(self, column: str) -> str:
-        """A unified diff, or nothing."""
+        """Return a unified diff; empty where absent."""
         value = self.text(column)
         if value.strip() and not _DIFF.search(value):
             self.wrong(column, value, "a unified diff, or nothing")
         return value
 
     def repository(self) -> Path | None:
-        """The column `repository`: a git work tree on this host."""
+        """Return the column `repository`: a git work tree on this host."""
         value = self.optional("repository")
         if value is None:
             return None
@@ -174,14 +174,14 @@ class Row:
         try:
             path = (self._directory / value).resolve()
             there = value != "" and (path / ".git").exists()
-        except (OSError, RuntimeError):  # a name too long, a loop of links, no permission to look
+        except (OSError, RuntimeError):  # a name too long, a loop of links, no permission
             there = False
         if not there:
             self.wrong("repository", value, f"a git work tree, relative to {str(self._directory)!r}")
         return path
 
     def log_parser(self, column: str, value: object) -> str:
-        """The log reader that `value` of `column` names: ours, or a parser of swebench."""
+        """Return the log parser that `value` of `column` names: ours, or one of swebench."""
         expected = "'pytest', 'unittest', 'django' or a parser of swebench, such as 'parse_log_sympy'"
         if not isinstance(value, str) or not is_text(value):
             self.wrong(column, value, expected)
@@ -195,7 +195,7 @@ class Row:
         return self.known_parser(column, name)
 
     def known_parser(self, column: str, name: str) -> str:
-        """`name`, a log reader that is there."""
+        """Return `name` if it is a known log parser."""
         try:
             log_reader(name)
         except TaskError as error:
@@ -205,7 +205,7 @@ class Row:
     # what decides
 
     def common(self) -> dict[str, Any]:
-        """The fields of a task that have the same columns in SWE-Gym, SWE-bench and SWE-rebench."""
+        """Return the fields of a task with the same columns in SWE-Gym, SWE-bench and SWE-rebench."""
         fields = {
             "instance_id": self.instance_id(),
             "repo": self.text("repo", blank=False),
@@ -219,7 +219,7 @@ class Row:
         return fields | self.tests()
 
     def tests(self) -> dict[str, tuple[str, ...]]:
-        """FAIL_TO_PASS and PASS_TO_PASS: each test once, and in one of them."""
+        """Return FAIL_TO_PASS and PASS_TO_PASS: each test once, and in one of them."""
         fail_to_pass, pass_to_pass = self._ids("FAIL_TO_PASS"), self._ids("PASS_TO_PASS")
         if not fail_to_pass:
             self.wrong("FAIL_TO_PASS", self.columns["FAIL_TO_PASS"], "at least one test id")
@@ -245,12 +245,12 @@ class Row:
 
 
 def is_text(text: str) -> bool:
-    """False where JSON's escapes left half a surrogate pair or a NUL: no file and no argv can hold those."""
+    """Return False for half a surrogate pair or a NUL: no file and no argument can hold those."""
     return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in text)
 
 
 def found(value: object) -> str:
-    """What was found, in JSON's words and cut short."""
+    """Return a value in JSON's words, shortened."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list):

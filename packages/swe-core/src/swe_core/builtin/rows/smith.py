@@ -1,4 +1,4 @@
-"""SWE-smith: the repository of the image is sound, and the row's patch puts the bug in."""
+"""SWE-smith: the image's repository works, and the row's patch adds the bug."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _OF_REPO: Mapping[str, tuple[str, str]] = {
     "tornadoweb__tornado": ("python -m tornado.test --verbose", "unittest"),
     "un33k__python-slugify": ("python test.py --verbose", "unittest"),
 }
-"""Repositories that have their own command in swesmith 0.0.9 (`swesmith.profiles.python`)."""
+"""Repositories with their own command in swesmith 0.0.9 (`swesmith.profiles.python`)."""
 
 _UNKNOWN = frozenset({"mido__mido", "python__mypy"})
-"""Repositories whose command swesmith makes up row by row."""
+"""Repositories whose command swesmith makes for each row."""
 
 _REPO = re.compile(r"(?:.*/)?(?P<name>[^/]+?)\.(?P<commit>[0-9a-f]{7,40})")
 _IMAGE = re.compile(r"(?:^|/)swesmith\.")
@@ -27,17 +27,15 @@ _NAMESPACE = "swebench/"
 
 
 def is_smith(row: Row) -> bool:
-    """Whether a row is one of SWE-smith: it has its image and no tests of its own."""
+    """Return whether a row is one of SWE-smith: it has such an image and no tests of its own."""
     image = row.columns.get("image_name")
     return isinstance(image, str) and bool(_IMAGE.search(image)) and not row.has("test_patch")
 
 
 def smith_task(row: Row) -> Task:
-    """The task in a row of SWE-smith: `patch` becomes the bug, and its reverse the gold patch.
+    """Return the task of a row of SWE-smith: `patch` is the bug, its reverse the gold patch.
 
-    Raises:
-        TaskError: A column is missing or holds something else than it should.
-    """
+    See `families.task_of` for errors."""
     repo = row.text("repo", blank=False)
     known = _REPO.fullmatch(repo)
     if not known:
@@ -84,5 +82,5 @@ def _command(row: Row, name: str, ids: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _image(name: str) -> str:
-    """Older rows name the image without its owner, and with the "__" that no image's name may have."""
+    """Return the full name of an image: older rows lack the owner, and have an invalid "__"."""
     return name if "/" in name else _NAMESPACE + name.lower().replace("__", "_1776_")

@@ -1,4 +1,4 @@
-"""RowsSource: the rows of a file or a data set → tasks."""
+"""RowsSource: tasks from the rows of a file or a data set."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class RowsSource:
         file: A `.jsonl`, `.json` or `.parquet` file, or a directory with a data set.
         dataset: OWNER/NAME on the Hub, instead of a file.
         split: Of a data set or a directory.
-        filters: `COLUMN=GLOB`, matched against the rows before they are read as tasks: a row that is left
-            out may be of a kind that could not be run.
+        filters: `COLUMN=GLOB`, matched before rows are validated, since excluded rows may be invalid.
 
     Raises:
         ConfigError: There is neither a file nor a data set, or both, or a split of a file.
@@ -45,10 +44,10 @@ class RowsSource:
         self.filters = [ColumnFilter.parse(text) for text in filters]
 
     def tasks(self) -> Iterator[Task]:
-        """The tasks in the order of the rows; all are validated before the first one.
+        """Return the tasks in the order of the rows, after validating all.
 
         Raises:
-            TaskError: The rows cannot be had, or one is invalid.
+            TaskError: The rows cannot be loaded, or one is invalid.
         """
         rows = list(self._rows())
         if not rows:

@@ -1,9 +1,9 @@
-"""SWE-bench, Lite and Verified: rows that name neither image nor test command.
+"""SWE-bench, Lite and Verified: rows without image and test command.
 
 The commands are those of swebench 4.1 (`swebench.harness.constants.python`), by repository and, where they
-differ, by version. swebench installs the project again before the tests, and this does not: the images have
-it installed in development mode, and a grading sandbox reaches no package index. So a patch that changes
-compiled sources or entry points is tested without them.
+differ, by version. swebench installs the project again before the tests, and this does not: the images have a
+development install, and a grading sandbox reaches no package index. A patch to compiled sources or entry
+points is tested without them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from swe_core.builtin.rows.environment import Environment, task_fields
 from swe_core.builtin.rows.row import CONDA, Row
 
 IMAGE = "swebench/sweb.eval.x86_64."
-"""SWE-bench's published images: this, the lower-cased instance id with "__" written "_1776_", ":latest"."""
+"""SWE-bench's images: this, the lower-cased instance id with "__" written "_1776_", ":latest"."""
 
 _PYTEST = "pytest -rA"
 _DJANGO = "django/django"
@@ -65,11 +65,7 @@ _NOT_TESTS = (".json", ".png", ".csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", "
 
 
 def swebench_task(row: Row) -> Task:
-    """The task in a row of SWE-bench.
-
-    Raises:
-        TaskError: A column is missing or holds something else than it should.
-    """
+    """Return the task of a row of SWE-bench; see `families.task_of` for errors."""
     fields = row.common()
     repo, version = fields["repo"], fields["version"]
     django = repo == _DJANGO
@@ -84,12 +80,12 @@ def swebench_task(row: Row) -> Task:
 
 
 def published_image(instance_id: str) -> str:
-    """The image that SWE-bench publishes for an instance."""
+    """Return the image that SWE-bench publishes for an instance."""
     return f"{IMAGE}{instance_id.lower().replace('__', '_1776_')}:latest"
 
 
 def django_labels(test_patch: str) -> tuple[str, ...]:
-    """The test modules that a test patch changes, as Django's `runtests.py` wants them: `admin.tests`."""
+    """Return the test modules that a test patch changes, for Django's `runtests.py`: `admin.tests`."""
     files = (name for name in _CHANGED_FILE.findall(test_patch) if not name.endswith(_NOT_TESTS))
     labels = (name.removesuffix(".py").removeprefix("tests/").replace("/", ".") for name in files)
     return tuple(dict.fromkeys(labels))

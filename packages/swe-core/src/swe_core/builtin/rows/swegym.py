@@ -1,4 +1,4 @@
-"""SWE-Gym and SWE-Gym-Lite, and rows in their columns that bring their own environment."""
+"""SWE-Gym and SWE-Gym-Lite, and rows in their columns with their own environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swe_core.builtin.rows.environment import Environment, task_fields
 from swe_core.builtin.rows.row import CONDA, Row
 
 IMAGE = "xingyaoww/sweb.eval.x86_64."
-"""SWE-Gym's published images: this, then the lower-cased instance id with "__" written "_s_"."""
+"""SWE-Gym's images: this, then the lower-cased instance id with "__" written "_s_"."""
 
 _MYPY = "python/mypy"
 TEST_COMMANDS: Mapping[str, str] = {
@@ -26,20 +26,15 @@ TEST_COMMANDS: Mapping[str, str] = {
     "pandas-dev/pandas": "pytest -rA --tb=long",
     "facebookresearch/hydra": "pytest -rA --tb=long",
 }
-"""SWE-Gym's own test command of each repository, but mypy's, which depends on the row's version."""
+"""SWE-Gym's own test command of each repository, except mypy's, which depends on the row's version."""
 
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 def swegym_task(row: Row) -> Task:
-    """The task in a row of SWE-Gym.
+    """Return the task of a row of SWE-Gym; see `families.task_of` for errors.
 
-    Of a repository that is not SWE-Gym's there is no published image and no known command: such a row says
-    both itself.
-
-    Raises:
-        TaskError: A column is missing or holds something else than it should.
-    """
+    Other repositories have no published image and no known command: such a row must have both."""
     fields = row.common()
     command = None if row.has("test_command") else _test_command(row, fields["repo"])
     ours = fields["repo"] in TEST_COMMANDS or fields["repo"] == _MYPY
@@ -48,7 +43,7 @@ def swegym_task(row: Row) -> Task:
 
 
 def published_image(instance_id: str) -> str:
-    """The image that SWE-Gym publishes for an instance."""
+    """Return the image that SWE-Gym publishes for an instance."""
     return IMAGE + instance_id.lower().replace("__", "_s_")
 
 

@@ -1,10 +1,10 @@
-"""The seam on which dialects stand: what the server needs of a wire format, and what it gives.
+"""The interface of a dialect: a wire format in, a wire format out.
 
     bytes ─parse→ ParsedRequest ─(gate, engine)→ Completion ─reply→ a body, or events during generation
 
 A new dialect is one module: a `Dialect` whose `parse` turns a request into the canonical form of
-`swe_core.api.messages`, and a `Reply` that turns a completion, or its pieces as they come, into bytes. It is
-added to `DIALECTS`, and the server routes its path, keeps its streams alive and tells errors in its shape.
+`swe_core.api.messages`, and a `Reply` that turns a completion, or its pieces, into bytes. Add it to
+`DIALECTS`: the server routes its path, keeps its streams alive and sends errors in its shape.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ ErrorKind = Literal["invalid_request", "authentication", "rollout_over", "engine
 
 
 class BadRequest(ValueError):
-    """The body is no request of the dialect; the sentence says why."""
+    """The body is not a request of the dialect; the sentence says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """What a request asks for.
+    """A parsed request.
 
     Args:
-        body: It as the body of a chat-completions request: what is recorded, and what engines relay.
+        body: The request as a chat-completions body, which is recorded and relayed.
         messages: The conversation in canonical form.
-        tools: The tools offered, chat-completions form; None where there are none.
-        stream: Whether the reply is wanted as events.
-        max_tokens: Tokens that the agent wants at most; None where it does not say.
+        tools: The tools in chat-completions form; None where there are none.
+        stream: Whether the client wants events.
+        max_tokens: Most tokens that the agent wants; None where it sets no limit.
     """
 
     body: Mapping[str, Any]
@@ -45,13 +45,13 @@ class ParsedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as an agent is told it.
+    """An error for an agent.
 
     Args:
         status: HTTP status.
-        kind: Whose it is; a dialect has its own word for each.
+        kind: Who caused the error; each dialect has its own word.
         message: One sentence.
-        code: A machine's word that agents of every dialect may look for, such as "context_length_exceeded".
+        code: Machine-readable word of every dialect, such as "context_length_exceeded".
     """
 
     status: int
@@ -61,31 +61,31 @@ class Problem:
 
 
 class Reply(ABC):
-    """The reply to one request, whole or as a stream of events. Not shared between requests."""
+    """The reply to one request, complete or as a stream of events."""
 
     @abstractmethod
     def body(self, completion: Completion) -> bytes:
-        """The whole reply, JSON."""
+        """Return the complete reply, JSON."""
 
     @abstractmethod
     def delta(self, delta: Delta) -> bytes:
-        """The events of one piece."""
+        """Return the events of one piece."""
 
     @abstractmethod
     def end(self, completion: Completion) -> bytes:
-        """The events after the last piece; where none was sent, the whole message before them."""
+        """Return the events after the last piece; without pieces, the complete message first."""
 
     @abstractmethod
     def failed(self, problem: Problem) -> bytes:
-        """The event that ends a stream which has begun."""
+        """Return the event that ends a stream with an error."""
 
 
 class Dialect(ABC):
     """One wire format. Stateless: one instance serves all requests.
 
     Attributes:
-        path: Where requests are posted, below an agent's base URL.
-        keepalive: What keeps a waiting stream alive and says nothing.
+        path: Path of requests, below an agent's base URL.
+        keepalive: Bytes that keep a waiting stream alive and mean nothing.
     """
 
     path: ClassVar[str]
@@ -93,20 +93,20 @@ class Dialect(ABC):
 
     @abstractmethod
     def parse(self, raw: bytes | bytearray) -> ParsedRequest:
-        """The body of a request, validated as far as this program relies on it.
+        """Parse a request's body, validated as far as this program relies on it.
 
         Raises:
-            BadRequest: It is no request of this dialect, or wants what no engine here gives, such as images.
+            BadRequest: The body is not a request of this dialect, or needs images or the like.
         """
 
     @abstractmethod
     def reply(self, asked: ParsedRequest, model: str) -> Reply:
-        """A new reply to `asked`; `model` stands for what the engine leaves unsaid."""
+        """Return a new reply to `asked`; `model` is the name where the engine gives none."""
 
     @abstractmethod
     def error(self, problem: Problem) -> bytes:
-        """The body of an error, JSON, in the shape that the dialect's SDKs show."""
+        """Return the body of an error, JSON, in the shape that the dialect's SDKs show."""
 
     @abstractmethod
     def models(self, model: str) -> bytes:
-        """The list of the one model there is, JSON."""
+        """Return the list of the one model, JSON."""

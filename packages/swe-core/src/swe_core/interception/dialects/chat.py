@@ -1,4 +1,4 @@
-"""The dialect of OpenAI's chat completions: requests in, replies, event streams and errors out."""
+"""The dialect of OpenAI's chat completions: requests in; replies, event streams and errors out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = {
     "server": "server_error",
 }
 _DEPTH = 128
-"""Levels of objects and lists in a request. orjson writes 254, and a record wraps some around it."""
+"""Levels of objects and lists in a request. orjson writes 254, and a record adds some."""
 _CONTAINERS = frozenset((dict, list))
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """Half of a surrogate pair, escaped."""
@@ -39,11 +39,11 @@ _NOT_GIVEN: dict[str, tuple[Any, str]] = {
     "web_search_options": (None, "nothing is searched in the web"),
     "moderation": (None, "nothing is moderated"),
 }
-"""What would change the form of replies → the value that asks for nothing, as null does, and the reason."""
+"""Options that change the form of replies → their harmless value (as null is), and the reason."""
 
 
 class ChatCompletions(Dialect):
-    """`POST /chat/completions`, as OpenAI's SDKs and most agents speak it."""
+    """`POST /chat/completions`, for OpenAI's SDKs and most agents."""
 
     path = "/chat/completions"
 
@@ -153,7 +153,7 @@ class _ChatReply(Reply):
 
 
 def _canonical(index: int, message: object) -> Message:
-    """messages[index] in canonical form."""
+    """Return messages[index] in canonical form."""
     if not isinstance(message, dict):
         raise BadRequest(f"messages[{index}] is {_kind(message)}; send an object with a 'role'")
     given = message.get("role")
@@ -185,7 +185,7 @@ def _canonical(index: int, message: object) -> Message:
 
 
 def _calls(index: int, calls: object) -> list[dict[str, Any]]:
-    """Tool calls in canonical form. Clients send back what models said, so odd ones are no error."""
+    """Return tool calls in canonical form. Clients send back what models wrote, so odd calls are valid."""
     if not isinstance(calls, list):
         raise BadRequest(f"messages[{index}].tool_calls is {_kind(calls)}; send a list")
     found = []
@@ -208,7 +208,7 @@ def _calls(index: int, calls: object) -> list[dict[str, Any]]:
 
 
 def _wanted(body: dict[str, Any]) -> int | None:
-    """The smaller of the two names of the same limit."""
+    """Return the smaller of the two names of the same limit."""
     wanted = []
     for key in ("max_tokens", "max_completion_tokens"):
         value = body.get(key)
@@ -252,7 +252,7 @@ def _load(raw: bytes | bytearray) -> Any:
 
 
 def _is_deep(body: dict[str, Any]) -> bool:
-    """Whether `body` has more than `_DEPTH` levels of objects and lists, itself the first."""
+    """Return whether `body` has more than `_DEPTH` levels of objects and lists, itself the first."""
     level: list[Any] = [body]
     for _ in range(_DEPTH):
         inside = (value.values() if type(value) is dict else value for value in level)

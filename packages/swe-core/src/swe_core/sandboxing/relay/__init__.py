@@ -1,4 +1,4 @@
-"""The way from inside a sandbox to a host endpoint."""
+"""Make a host endpoint reachable from inside a sandbox."""
 
 from swe_core.sandboxing.relay.socket_relay import reach_by_socket, require_network
 

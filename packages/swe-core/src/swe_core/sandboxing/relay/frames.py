@@ -1,6 +1,6 @@
-"""What the two halves of the pull relay say to each other: frames in two logs of bytes, and who says it.
+"""The messages between both halves of the pull relay: frames in two byte logs, with proofs of the sender.
 
-A frame is one line of JSON whose `n` says how many raw bytes follow it. An empty line is a sign of life.
+A frame is one line of JSON whose `n` is the number of raw bytes after it. An empty line is a sign of life.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swe_core.errors import SandboxError
 from swe_core.sandboxing.relay.transport import TransportError
 
 MAX_LINE = 1 << 19
-"""Bytes of a frame's line: 64 KiB of headers, each byte of which JSON may escape with six."""
+"""Bytes of a frame's line: 64 KiB of headers; JSON may escape a byte with six."""
 MAX_BODY = 32 << 20
 """Bytes of a request's body."""
 MAX_PROOF = 100
@@ -31,15 +31,15 @@ _Value = Annotated[str, Field(pattern=r"^[\t -~\x80-\xff]*$", description="bytes
 
 
 class ProtocolError(SandboxError):
-    """The program inside said what it cannot say, so it is no longer ours: it is started anew."""
+    """The program inside broke the protocol, so it was replaced: it is started again."""
 
 
 class Imposture(ProtocolError):
-    """Something answers again and again, and never proves to be the program inside."""
+    """Repeated answers of something that never proves to be the program inside."""
 
 
 class Unproven(TransportError):
-    """Something answered that did not prove to be the program inside."""
+    """An answer without the proof of the program inside."""
 
 
 class _Frame(BaseModel):
@@ -70,10 +70,10 @@ _UP: TypeAdapter[RequestFrame | Gone] = TypeAdapter(
 
 
 class Unpacker:
-    """Frames out of bytes that come in pieces of any size. The bytes come from a sandbox: all is checked.
+    """Decode frames from pieces of bytes of any size. The bytes come from a sandbox: all is checked.
 
     Attributes:
-        signs: How many signs of life there were.
+        signs: Number of signs of life.
     """
 
     def __init__(self) -> None:
@@ -83,10 +83,10 @@ class Unpacker:
         self._frame: RequestFrame | Gone | None = None
 
     def feed(self, data: bytes) -> Iterator[tuple[RequestFrame | Gone, bytes]]:
-        """The frames that `data` completes, and what follows each.
+        """Return the frames that `data` completes, each with its payload.
 
         Raises:
-            ProtocolError: That is no frame.
+            ProtocolError: The data is no frame.
         """
         self._data += data
         while True:
@@ -118,27 +118,21 @@ class Unpacker:
 
 
 def pack(kind: str, id: int, payload: bytes = b"", **fields: object) -> bytes:
-    """A frame for the program inside: `head`, `data`, `end` or `fail`."""
+    """Encode a frame for the program inside: `head`, `data`, `end` or `fail`."""
     return orjson.dumps({"kind": kind, "id": id, "n": len(payload), **fields}) + b"\n" + payload
 
 
 def signature(secret: bytes, role: str, nonce: str, path: str, body: bytes = b"") -> str:
-    """The proof (hex) that who knows `secret` said `body` in the request of that nonce and path.
+    """Return the proof (hex) that the owner of `secret` sent `body` in the request of that nonce and path.
 
     Args:
-        role: `host` or `relay`: neither can send the other's proof back to it.
+        role: `host` or `relay`: neither can replay the other's proof.
     """
     return hmac.new(secret, f"{role}\n{nonce}\n{path}\n".encode() + body, "sha256").hexdigest()
 
 
 class Question:
-    """One request to the program inside, which must prove that it is the one that answers.
-
-    Args:
-        secret: What the program was given.
-        path: Path and query.
-        body: What is sent.
-    """
+    """One request to the program inside, whose answer must carry a proof."""
 
     def __init__(self, secret: bytes, path: str, body: bytes = b"") -> None:
         self._secret = secret
@@ -150,18 +144,20 @@ class Question:
         }
 
     def check(self, proof: bytes, said: bytes = b"") -> None:
-        """Raises:
-        Unproven: That is not the proof of who should answer.
+        """Check a proof.
+
+        Raises:
+            Unproven: The proof is wrong.
         """
         wanted = signature(self._secret, "relay", self._nonce, self.path, said).encode()
         if not hmac.compare_digest(wanted, proof):
             raise Unproven("a request to the relay inside was answered, but not by the relay")
 
     def opened(self, answer: bytes) -> bytes:
-        """A whole answer without its first line, which is the proof.
+        """Return a complete answer without its first line, which is the proof.
 
         Raises:
-            Unproven: That is not the answer of who should answer.
+            Unproven: The proof is missing or wrong.
         """
         end = answer.find(b"\n", 0, MAX_PROOF + 1)
         said = answer[end + 1 :] if end >= 0 else b""

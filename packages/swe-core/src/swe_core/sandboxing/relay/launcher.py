@@ -1,4 +1,4 @@
-"""Programs that run inside a sandbox, by the python3 or the node that it has."""
+"""Run programs inside a sandbox with its python3 or node."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from swe_core.sandboxing.background import helper_task_group
 from swe_core.sandboxing.relay.frames import ProtocolError
 
 READY_TIMEOUT = 60.0
-"""Seconds that the program inside may take to listen; many sandboxes may start on few cores."""
+"""Seconds until the program inside listens; many sandboxes may start on few cores."""
 KILL_TIMEOUT = 10.0
 _TAIL = 2000
 _READY = re.compile(rb"ready((?: [0-9]{1,5})+)")
 _LAST_PORT = 65535
 
 NO_INTERPRETER = 69  # EX_UNAVAILABLE
-# The programs travel as arguments: no file to leave behind, to trust, or to write in a sandbox of one's own.
+# The programs travel as arguments: no file to leave behind or to trust.
 _SCRIPT = f"""
 py=$1 js=$2
 shift 2
@@ -44,7 +44,7 @@ exit {NO_INTERPRETER}
 
 
 class NotStarted(SandboxError):
-    """The program was run, and ended or fell silent before it listened."""
+    """The program exited or printed nothing before it listened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Program:
     """A program inside that listens.
 
     Args:
-        ports: Where, on 127.0.0.1 inside.
-        ended: Set when it has ended, or the sandbox has.
+        ports: Its ports on 127.0.0.1 inside.
+        ended: Set when the program or its sandbox has ended.
     """
 
     ports: tuple[int, ...]
@@ -67,15 +67,14 @@ def _sources(name: str) -> tuple[str, str]:
 
 
 def command(name: str, *arguments: str) -> Sequence[str]:
-    """The argv that runs the program `name` of this package inside a sandbox.
+    """Return the argv that runs the program `name` of this package inside a sandbox.
 
-    Its exit code is `NO_INTERPRETER` where there is neither Python >= 3.6 nor Node.
-    """
+    Its exit code is `NO_INTERPRETER` where there is neither Python >= 3.6 nor Node."""
     return ["sh", "-c", _SCRIPT, "sh", *_sources(name), *arguments]
 
 
 def no_interpreter(sandbox: Sandbox) -> SandboxError:
-    """What to raise for the exit code `NO_INTERPRETER`."""
+    """Return the error for the exit code `NO_INTERPRETER`."""
     return NotStarted(
         f"the sandbox {sandbox.id!r} has neither python3 (>= 3.6) nor node, one of which must relay its "
         "LLM calls; use an image with either, or an agent whose assets bring a node"
@@ -89,14 +88,14 @@ async def running(
     """Start the program `name` inside and wait until it listens; leaving the context kills it.
 
     Args:
-        stdin: Where secrets belong: arguments can be read by every process.
-        ports: On how many ports it listens.
+        stdin: Input with secrets: every process can read arguments.
+        ports: Number of ports on which it listens.
 
     Raises:
-        NotStarted: There is neither Python >= 3.6 nor Node inside, or it does not listen.
-        SandboxError: It cannot be run.
-        ProtocolError: What it says when it listens is not what our program says.
-        SandboxDied: The sandbox is gone.
+        NotStarted: There is neither Python >= 3.6 nor Node inside, or the program does not listen.
+        SandboxError: The program cannot be run.
+        ProtocolError: The program does not print what ours prints.
+        SandboxDied: The sandbox has exited.
     """
     process = await sandbox.start(command(name, *arguments), cwd="/", stdin=stdin)
     try:
@@ -123,7 +122,7 @@ async def _watch(
     *,
     task_status: TaskStatus[tuple[int, ...]],
 ) -> None:
-    """Report the ports once the program listens, then keep its streams empty."""
+    """Report the ports once the program listens, then drain its streams."""
     said = {"stdout": b"", "stderr": b""}
     ready = False
     try:
@@ -141,7 +140,7 @@ async def _watch(
         if not ready:
             raise
         ended.set()
-        return  # whoever uses the sandbox next finds out by themselves
+        return  # the next use of the sandbox raises the error
     if ready:
         ended.set()
         return
@@ -152,7 +151,7 @@ async def _watch(
 
 
 def _ports(sandbox: Sandbox, line: bytes, count: int) -> tuple[int, ...]:
-    """The ports of the line that says that the program listens; what is inside may have replaced it."""
+    """Parse the ports of the line that a listening program prints; code inside may have replaced it."""
     match = _READY.fullmatch(line)
     ports = tuple(map(int, match[1].split())) if match else ()
     if len(ports) != count or not all(0 < port <= _LAST_PORT for port in ports):

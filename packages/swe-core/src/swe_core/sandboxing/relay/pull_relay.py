@@ -1,8 +1,8 @@
 """`reach_by_pull`: the relay for sandboxes that cannot reach this host, while this host can reach into them.
 
 A program inside listens for the agent on one port of its loopback and for this host on another. The host
-pulls the agent's requests from there, asks the endpoint, and pushes the answers; docs/internals/relay.md
-has the protocol. A provider gives the way to a port inside, a `Transport`:
+pulls the agent's requests, sends them to the endpoint, and pushes the answers; docs/internals/relay.md has
+the protocol. A provider supplies a `Transport` to a port inside:
 
     def reach(self, endpoint):
         def connect(port):
@@ -45,12 +45,12 @@ __all__ = [
 ]
 
 _END, _LIE, _ENOUGH = 1, 4, 20
-"""What a program counts that ends soon, or that says what ours never says, and how much makes the sandbox a
-broken one, when none in between ran well."""
+"""Points for a program that ends soon and for one that breaks the protocol; and the sum that makes the
+sandbox a broken one. A program that ran well resets the sum."""
 _STABLE = 30.0
-"""Seconds from its start to its end of a program that ran well."""
+"""Seconds from start to end of a program that ran well."""
 _PAGES = 5
-"""Times, one after the other, that the way is found to answer by itself before it is given up."""
+"""Consecutive times that the transport answers by itself before it is given up."""
 
 log = logging.getLogger(__name__)
 
@@ -61,31 +61,29 @@ async def reach_by_pull(
 ) -> AsyncIterator[str]:
     """Make `endpoint` reachable from inside `sandbox`, by pulling requests out of it.
 
-    The program inside is started again, on the same port, when it is killed; requests in flight then see a
-    connection that ends.
+    When the program inside is killed, it starts again on the same port; requests in flight are disconnected.
 
     Args:
-        sandbox: Where the program is started, with `Sandbox.start`.
+        sandbox: Runs the program, with `Sandbox.start`.
         endpoint: `http://HOST:PORT` of a server on this host.
-        connect: Called with the control port, on 127.0.0.1 inside, each time that the program has started;
-            gives the way there.
+        connect: Returns the transport to a control port on 127.0.0.1 inside; called at each start.
         timing: For tests.
 
     Yields:
-        `http://127.0.0.1:PORT`, the URL at which code inside finds the endpoint, once the first pull worked.
+        `http://127.0.0.1:PORT`, the endpoint's URL inside, after the first successful pull.
 
     Raises:
         PolicyRefused: The sandbox's network policy is `none`.
-        SandboxError: The sandbox has neither Python >= 3.6 nor Node >= 18, the program did not start, or its
-            control port could not be reached; or the endpoint is no plain http URL.
-        SandboxDied: The sandbox is gone; or, for minutes, the way there answered by itself.
-        SandboxBroken: The code inside replaced the program or keeps ending it: again and again it said what
-            it never says, or ran for some seconds only. The body is cancelled then, as with SandboxDied.
+        SandboxError: The sandbox has neither Python >= 3.6 nor Node >= 18, the program did not start, its
+            control port could not be reached, or the endpoint is no plain http URL.
+        SandboxDied: The sandbox has exited; or, for minutes, the transport answered by itself.
+        SandboxBroken: The code inside replaced the program or keeps ending it. The body is cancelled then, as
+            with SandboxDied.
     """
     require_network(sandbox)
     address_of(endpoint)
-    # A connection serves one request: one that the endpoint is closing just now would lose the next, which
-    # must not be repeated. It is never asked for TLS, so no certificates are loaded.
+    # A connection serves one request: a reused one could close at that moment and lose a request that must
+    # not be repeated. No request uses TLS, so no certificates are loaded.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncHTTPTransport(verify=False, trust_env=False, limits=limits) as client:
         keeper = RelaySupervisor(sandbox, endpoint, client, connect, timing or Timing())
@@ -106,7 +104,7 @@ async def reach_by_pull(
 
 
 class RelaySupervisor:
-    """Keeps a program running inside, and talks to it."""
+    """Keep a program running inside, and talk to it."""
 
     def __init__(
         self,
@@ -124,20 +122,20 @@ class RelaySupervisor:
         self._port = 0
         self._open = False
         self.trouble: TransportError | None = None
-        """The last failure of the way, if there was any."""
+        """The last failure of the transport, if any."""
         self.ended = anyio.Event()
-        """Set when it makes no sense to go on."""
+        """Set when the relay has failed for good."""
         self.failure: SandboxDied | None = None
-        """Why."""
-        self._listens = False  # whether this life of the program came to be pulled from
+        """Why it failed for good."""
+        self._listens = False  # whether the program was pulled from since its start
         self._doubts = 0
         self._pages = 0
 
     async def run(self, *, task_status: TaskStatus[int]) -> None:
-        """Report the agent's port, once a pull has worked; run until cancelled or the sandbox is gone.
+        """Report the agent's port after the first pull; run until cancelled or until the sandbox has exited.
 
         Raises:
-            SandboxError: It did not come to that.
+            SandboxError: The relay failed before the first pull.
         """
 
         def opened() -> None:
@@ -157,7 +155,7 @@ class RelaySupervisor:
             except SandboxDied:
                 if not self._open:
                     raise
-                return  # whoever uses the sandbox next finds out by themselves
+                return  # the next use of the sandbox raises the error
             except SandboxError as caught:
                 if not self._open:
                     raise
@@ -174,10 +172,10 @@ class RelaySupervisor:
         self.ended.set()
 
     async def _judge(self, error: SandboxError | None, stable: bool) -> None:
-        """Whose fault it is that a life of the program ended, and whether that is enough.
+        """Find who caused the end of a program, and whether the relay has failed for good.
 
         Args:
-            error: Why; None where it just ended.
+            error: Why it ended; None where it exited.
             stable: Whether it ran well until then.
         """
         if isinstance(error, Imposture) and await self._answers_by_itself():
@@ -201,7 +199,7 @@ class RelaySupervisor:
             )
 
     async def _answers_by_itself(self) -> bool:
-        """Whether the way answers for the port 0, on which nothing inside can listen."""
+        """Return whether the transport answers for the port 0, on which nothing can listen."""
         with anyio.move_on_after(self.timing.push):
             try:
                 async with self._connect(0).pull("/", {}) as chunks:
@@ -213,8 +211,8 @@ class RelaySupervisor:
         return False
 
     async def _live(self, opened: Callable[[], None]) -> None:
-        """One life of the program: until it ends, or says what it cannot say."""
-        secret = secrets.token_bytes(32)  # a new one each time: what talked to the last one is nobody now
+        """Run the program once, until it ends or breaks the protocol."""
+        secret = secrets.token_bytes(32)  # a new one each time: the last one may be known inside
         redact(secret.hex(), temporary=True)
         settings = {
             "secret": secret.hex(),

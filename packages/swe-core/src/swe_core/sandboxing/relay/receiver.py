@@ -1,4 +1,4 @@
-"""Puller: what comes up from the program inside, each byte once."""
+"""Puller: receive what the program inside sends, each byte once."""
 
 from __future__ import annotations
 
@@ -27,28 +27,25 @@ _WORTH_A_WORD = 5
 _LONGEST = 2 << 20
 _SLICE = 1 << 16
 _SIGNS = 1000.0
-"""Signs of life that may come at once: there is one each tick of a stream, and one each poll."""
+"""Signs of life that may arrive together: one per tick of a stream, and one per poll."""
 _SIGNS_A_SECOND = 100.0
 _IMPOSTURES = 20
-"""Answers without a proof, one after the other, after which the program is started anew."""
+"""Consecutive answers without a proof after which the program is started again."""
 
 log = logging.getLogger(__name__)
 
 
 class Puller:
-    """Reads the log of one life of the program inside, from where the last pull broke off.
+    """Read the log of one run of the program inside, from where the last pull broke off.
 
     Args:
-        transport: The way to its control port.
-        secret: What it was given.
-        timing: Seconds.
-        take: Called with each frame and what follows it.
-        opened: Called whenever the program inside has proved to be at the other end.
-        failed: Called with each failure; it is tried again.
-        buffered: Called when it turns out that a proxy on the way holds answers back until they are whole.
+        take: Called with each frame and its payload.
+        opened: Called whenever the program inside has proved its identity.
+        failed: Called with each failure, before the retry.
+        buffered: Called when a proxy turns out to hold answers back until they are complete.
 
     Attributes:
-        taken: The offset up to which its log has been read.
+        taken: Offset up to which the log has been read.
     """
 
     def __init__(
@@ -72,7 +69,7 @@ class Puller:
         self._frames = Unpacker()
         self._polls = False
         self._strikes = 0
-        self._signs = 0.0  # above what may come; falls with time
+        self._signs = 0.0  # above the expected number; falls with time
         self._signs_at = -math.inf
         self.taken = 0
 
@@ -80,9 +77,9 @@ class Puller:
         """Pull until cancelled.
 
         Raises:
-            ProtocolError: What it says is no frame.
-            Imposture: It is not our program that answers.
-            SandboxDied: The sandbox is gone.
+            ProtocolError: The data is no frame.
+            Imposture: Another program answers.
+            SandboxDied: The sandbox has exited.
         """
         backoff = Backoff(self._timing)
         failures = impostures = 0
@@ -135,7 +132,7 @@ class Puller:
             self._strikes = 0
 
     async def _silent(self, proved: bool) -> None:
-        """Nothing came when something should have. Is it a proxy that holds it back, or is the way broken?"""
+        """Find out why nothing arrived: a proxy holds it back, or the transport is broken."""
         self._strikes += 1
         if proved and self._strikes < _STRIKES:
             raise TransportError("a pull fell silent")
@@ -181,7 +178,7 @@ class Puller:
 
 
 def _split(opening: bytes) -> tuple[bytes, bool, bytes]:
-    """The proof, whether it is whole, and what came with it."""
+    """Return the proof, whether it is complete, and the bytes after it."""
     end = opening.find(b"\n", 0, MAX_PROOF + 1)
     if end < 0 and len(opening) > MAX_PROOF:
         raise Unproven("a request to the relay inside was answered, but not by the relay")

@@ -1,4 +1,4 @@
-"""The requests of agents, asked at the endpoint."""
+"""Send the requests of agents to the endpoint."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from swe_core.sandboxing.relay.unix_socket import MAX_CONNECTIONS
 
 _CHUNK = 65536
 MAX_BODIES = 64 << 20
-"""Bytes of bodies of requests under way, more than one of them: the rest waits in the program inside, so that
-what it says of clients that leave is read at once."""
+"""Bytes of all bodies under way, unless it is one body. The rest waits inside, so that the host still learns
+at once which clients left."""
 _HOP_BY_HOP = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te"),
     *("trailer", "transfer-encoding", "upgrade"),
 }
-"""Headers between neighbours (RFC 9110, 7.6.1), besides those that `Connection` names."""
+"""Hop-by-hop headers (RFC 9110, 7.6.1), besides those that `Connection` names."""
 _OURS = {"host", "content-length", "expect"}
 
 
 def end_to_end(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The headers that are not between neighbours."""
+    """Return the headers that are not hop-by-hop."""
     headers = list(headers)
     named = ",".join(value for name, value in headers if name.lower() == "connection").lower()
     dropped = _HOP_BY_HOP | {name.strip() for name in named.split(",")}
@@ -33,14 +33,13 @@ def end_to_end(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 class Calls:
-    """The requests of one life of the program inside.
+    """The requests of one run of the program inside.
 
     Args:
-        endpoint: The only server that is ever asked.
-        client: Asks it. No connection is used twice: one that the server is closing just now would lose a
-            request that must not be repeated.
-        outbox: Where the answers go.
-        pace: Is told of them.
+        endpoint: The only server that gets requests.
+        client: Sends them; each connection serves one request.
+        outbox: Takes the answers.
+        pace: Gets the progress of the answers.
         start: Starts a task.
     """
 
@@ -64,11 +63,11 @@ class Calls:
         self._left = 0
 
     def take(self, frame: RequestFrame | Gone, body: bytes) -> None:
-        """Ask what `frame` asks, or stop to.
+        """Send the request of `frame`, or cancel one.
 
         Raises:
-            ProtocolError: Requests are not numbered as they should be, or are too many or too much at once;
-                or more clients left than there were.
+            ProtocolError: Requests have wrong numbers, are too many or too large at once, or more clients
+                left than there were.
         """
         if isinstance(frame, Gone):
             self._left += 1
@@ -92,7 +91,7 @@ class Calls:
         self._start(partial(self._ask, frame, body, scope))
 
     def _forget(self, id: int) -> anyio.CancelScope | None:
-        """The request `id` is under way no more. Returns its scope, or None where that is known."""
+        """Remove the request `id`. Return its scope, or None where its client left."""
         scope, size = self._open.pop(id, (None, 0))
         self._held -= size
         return scope
@@ -104,7 +103,7 @@ class Calls:
                 await self._answer(frame, body)
             except httpx.HTTPError:
                 end = "fail"
-        if self._forget(frame.id) is not None:  # else it is gone
+        if self._forget(frame.id) is not None:  # else its client has left
             self._pace.over(frame.id)
             self._outbox.append(pack(end, frame.id))
 
@@ -119,7 +118,7 @@ class Calls:
             self._endpoint,
             headers=headers,
             content=body,
-            extensions={"target": frame.path.encode("ascii")},  # as it is: a URL would be normalised
+            extensions={"target": frame.path.encode("ascii")},  # unchanged: a URL would be normalised
         )
         response = await self._client.handle_async_request(request)
         try:

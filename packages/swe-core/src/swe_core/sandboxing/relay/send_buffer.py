@@ -1,4 +1,4 @@
-"""What goes down: a log of bytes, kept until the other side has them, and when it is to be sent."""
+"""The log of bytes to send, kept until they are acknowledged, and the time to send them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 import anyio
 
 ROOM = 8 << 20
-"""Bytes not yet acknowledged above which no more is read from the endpoint."""
+"""Unacknowledged bytes above which nothing more is read from the endpoint."""
 
 
 class Outbox:
-    """Bytes with offsets, from the first one on that is not acknowledged."""
+    """Bytes with offsets, from the first unacknowledged one on."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -39,20 +39,20 @@ class Outbox:
         self._news.set()
 
     def news(self) -> anyio.Event:
-        """Is set at the next `append` or `wake`. One at a time listens."""
+        """Return an event that the next `append` or `wake` sets; for one listener."""
         self._news = anyio.Event()
         return self._news
 
     def wake(self) -> None:
-        """Say that there is news."""
+        """Wake the listener."""
         self._news.set()
 
     def head(self, limit: int) -> bytes:
-        """The first bytes that are kept."""
+        """Return the first `limit` bytes that are kept."""
         return bytes(self._data[:limit])
 
     def acknowledge(self, offset: int) -> None:
-        """Forget the bytes before `offset`; those already forgotten may be named again."""
+        """Drop the bytes before `offset`, which may be dropped already."""
         del self._data[: max(offset - self._base, 0)]
         self._base = max(offset, self._base)
         if len(self._data) <= ROOM:
@@ -66,24 +66,24 @@ class Outbox:
 
 
 class Pace:
-    """When what was said is to be sent: the end of an answer at once, and what comes before it now and then.
+    """Decide when to send: the end of an answer at once, earlier parts at intervals.
 
     The first bytes of an answer go after `FIRST`, so that a short answer is one call, the next ones after
-    0.5 s, 2 s, 5 s, 5 s, …. Besides, such calls cost tokens of a bucket: so 20 answers a minute are at most
-    60 calls with those for the ends and for the pulls.
+    0.5 s, 2 s, 5 s, 5 s, …. Such calls also take tokens from a bucket: 20 answers a minute are at most 60
+    calls, with those for their ends and for the pulls.
 
     Args:
-        clock: Seconds.
+        clock: Returns seconds.
     """
 
     FIRST = 0.02
-    """Seconds."""
+    """Seconds until the first bytes are sent."""
     BURST = 4
     """Tokens of a full bucket."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.refill = 2.0
-        """Seconds until there is a token more."""
+        """Seconds per token."""
         self._clock = clock
         self._filled = clock() - self.refill * self.BURST
         self._steps: dict[int, int] = {}
@@ -93,27 +93,27 @@ class Pace:
         """Whether an end is to be sent."""
 
     def more(self, id: int) -> None:
-        """A part of the answer `id` was said."""
+        """Note a new part of the answer `id`."""
         if id not in self._unsent:
             now = self._clock()
             self._unsent[id] = max(now, self._after.setdefault(id, now + self.FIRST))
 
     def over(self, id: int) -> None:
-        """The end of the answer `id` was said."""
+        """Note the end of the answer `id`."""
         self.urgent = True
         self.forget(id)
 
     def forget(self, id: int) -> None:
-        """Nobody waits for the answer `id` any more."""
+        """Drop the answer `id`: its client has left."""
         for known in (self._unsent, self._steps, self._after):
             known.pop(id, None)
 
     def slow_down(self) -> None:
-        """Pulls are many from now on, one for each request."""
+        """Prepare for one pull per request."""
         self.refill = 5.0
 
     def due(self) -> float:
-        """When to send, by the clock; infinity when there is nothing to send."""
+        """Return when to send, by the clock; infinity when there is nothing to send."""
         if self.urgent:
             return -math.inf
         if not self._unsent:
@@ -121,7 +121,7 @@ class Pace:
         return max(min(self._unsent.values()), self._filled + self.refill)
 
     def sent(self) -> None:
-        """All that was said so far is being sent."""
+        """Note that all parts are being sent."""
         now = self._clock()
         if not self.urgent:
             self._filled = max(self._filled, now - self.refill * self.BURST) + self.refill

@@ -1,4 +1,4 @@
-"""Pusher: what goes down to the program inside, each byte once."""
+"""Pusher: send data to the program inside, each byte once."""
 
 from __future__ import annotations
 
@@ -15,25 +15,22 @@ from swe_core.sandboxing.relay.timing import Backoff, Timing
 from swe_core.sandboxing.relay.transport import Transport, TransportError
 
 BATCH = 1 << 20
-"""Bytes of a push at most; the program inside takes no more."""
+"""Bytes of a push; the program inside takes no more."""
 _SMALLEST = 1 << 14
 _AT_ONCE = 4
 _OFFSET = re.compile(rb"[0-9]{1,18}")
 
 
 class Pusher:
-    """Sends the log of one outbox, when its pace says so.
+    """Send the log of one outbox when its pace says so.
 
-    A push carries all that has not been acknowledged, so those that carry an end need not wait for others
-    that are on their way: whichever comes first, the program inside takes what is new to it.
+    Each push carries all unacknowledged bytes, so pushes with an end need not wait for others under way: the
+    program inside ignores what it has.
 
     Args:
-        transport: The way to the control port.
-        secret: What the program inside was given.
-        timing: Seconds.
-        outbox: What to send.
-        pace: When to.
-        taken: The offset up to which the program's own log has been read: it may forget what is before.
+        outbox: The bytes to send.
+        pace: When to send them.
+        taken: Returns the offset up to which the program's own log has been read: it may drop what is before.
     """
 
     def __init__(
@@ -52,18 +49,14 @@ class Pusher:
         self._pace = pace
         self._taken = taken
         self._backoff = Backoff(timing)
-        self._goal = 0  # offset up to which all is to be sent now
-        self._sent = 0  # offset up to which all is on its way
+        self._goal = 0  # offset up to which to send now
+        self._sent = 0  # offset up to which all is under way
         self._under_way = 0
         self._limit = BATCH
         self._not_before = -math.inf
 
     async def run(self, start: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
-        """Push until cancelled.
-
-        Args:
-            start: Starts a task.
-        """
+        """Push until cancelled; `start` starts a task."""
         while True:
             news = self._outbox.news()
             when = self._when()
@@ -80,10 +73,10 @@ class Pusher:
             start(partial(self._push, at, body))
 
     def _when(self) -> float:
-        """When the next push is to begin, as far as is known now."""
+        """Return when the next push begins, as far as known."""
         whole = len(self._outbox) <= self._limit
         if self._under_way and not (self._pace.urgent and whole and self._under_way < _AT_ONCE):
-            return math.inf  # the end of one wakes us
+            return math.inf  # the end of a push wakes us
         if self._sent < self._goal:
             return self._not_before
         return max(self._pace.due(), self._not_before)

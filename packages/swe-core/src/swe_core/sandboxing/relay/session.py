@@ -1,4 +1,4 @@
-"""`converse`: the conversation with one life of the program inside."""
+"""`converse`: talk to one run of the program inside."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ async def converse(
     opened: Callable[[], None],
     failed: Callable[[TransportError], None],
 ) -> None:
-    """Carry requests up and answers down until cancelled; requests in flight are then closed at the endpoint.
+    """Carry requests and answers until cancelled; requests in flight are then closed at the endpoint.
 
     Args:
-        transport: The way to the program's control port.
-        secret: What it was given; who does not know it is not talked to.
+        transport: Leads to the program's control port.
+        secret: Shared with the program; another program cannot answer.
         timing: Seconds.
-        endpoint: The only server that is ever asked.
-        client: Asks it.
-        opened: Called whenever the program inside has proved to be at the other end.
-        failed: Called whenever a pull has failed; it is tried again.
+        endpoint: The only server that gets requests.
+        client: Sends them.
+        opened: Called whenever the program inside has proved its identity.
+        failed: Called whenever a pull has failed, before the retry.
 
     Raises:
-        ProtocolError: What is inside is not, or no longer, our program.
-        SandboxDied: The sandbox is gone.
+        ProtocolError: The program inside is not, or no longer, ours.
+        SandboxDied: The sandbox has exited.
     """
     failure: SandboxError | None = None
 

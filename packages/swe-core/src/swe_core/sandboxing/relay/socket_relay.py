@@ -14,7 +14,7 @@ from swe_core.sandboxing.relay.unix_socket import unix_listener
 
 
 def require_network(sandbox: Sandbox) -> None:
-    """Refuse to make anything reachable from a sandbox that was opened without a network.
+    """Refuse to make an endpoint reachable from a sandbox without a network.
 
     Raises:
         PolicyRefused: Its policy is `none`.
@@ -33,14 +33,14 @@ async def reach_by_socket(
     """Make `endpoint` reachable from inside `sandbox`, through a unix socket in a shared directory.
 
     Args:
-        sandbox: Where the forwarding program is started.
+        sandbox: Runs the forwarding program.
         endpoint: `http://HOST:PORT` of a server on this host.
-        host_dir: A directory of this host that the sandbox sees at `inside_dir`. The sandbox's user must
-            be able to enter it; the socket itself is open to every user.
-        inside_dir: The same directory, as the sandbox sees it; it may be mounted read-only.
+        host_dir: A directory of this host. The sandbox's user must be able to enter it; the socket itself is
+            open to every user.
+        inside_dir: The same directory inside the sandbox; it may be mounted read-only.
 
     Yields:
-        `http://127.0.0.1:PORT`, the URL at which code inside finds the endpoint.
+        `http://127.0.0.1:PORT`, the endpoint's URL inside.
 
     Raises:
         PolicyRefused: The sandbox's network policy is `none`.

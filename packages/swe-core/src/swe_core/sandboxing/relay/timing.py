@@ -1,4 +1,4 @@
-"""The seconds of the pull relay."""
+"""Time limits and pauses of the pull relay."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class Timing:
     """Seconds of the protocol; the defaults keep it under 60 calls a minute at 20 LLM calls a minute.
 
     Args:
-        open: How long it may take to start the program inside and to pull for the first time.
-        hold: How long a pull lasts.
-        poll: How long a pull lasts where a proxy holds answers back until they are whole.
-        tick: How often a pull with nothing to say gives a sign of life.
-        patience: How late such a sign may be before the pull is given up.
-        push: How long a push, or what is left of a poll, may take.
+        open: From the start of the program inside to the first pull.
+        hold: Length of a pull.
+        poll: Length of a pull through a proxy that holds answers back until they are complete.
+        tick: Interval between signs of life in an idle pull.
+        patience: Delay of a sign of life after which the pull is given up.
+        push: Length of a push, or of the rest of a poll.
         retry: The first pause after a failure; each next one is twice as long.
         retry_most: The longest pause.
     """
@@ -38,11 +38,11 @@ class Backoff:
         self._next = timing.retry
 
     def reset(self) -> None:
-        """It worked: the next failure is a first one."""
+        """Start again with the shortest pause."""
         self._next = self._timing.retry
 
     def pause(self) -> float:
-        """How long to pause now, seconds."""
+        """Return the next pause, seconds."""
         pause = self._next
         self._next = min(2 * pause, self._timing.retry_most)
         return pause

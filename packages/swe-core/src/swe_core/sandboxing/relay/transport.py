@@ -1,4 +1,4 @@
-"""Transport: the way from this host to the control port of a relay program inside a sandbox."""
+"""Transport: requests from this host to the control port of a relay program inside a sandbox."""
 
 from __future__ import annotations
 
@@ -16,34 +16,32 @@ _TOLD = 200
 _OK = 200
 _MAX_ERROR = 1 << 10
 MAX_ANSWER = 4 << 10
-"""Bytes of the answer to a push, which is a proof and a number: what is longer is none."""
+"""Bytes of the answer to a push: a proof and a number."""
 
 
 class TransportError(SandboxError):
-    """One request to a control port failed: there was no answer, no whole answer, or not one with status 200.
+    """A request to a control port failed: no answer, an incomplete one, or a status other than 200.
 
-    The relay asks again, so this reaches nobody unless the way never worked.
-    """
+    The relay retries, so this error is raised only if no request ever succeeds."""
 
 
 class Transport(Protocol):
-    """The way from this host to the control port of a relay program, for requests of plain HTTP.
+    """Plain HTTP requests from this host to the control port of a relay program.
 
-    It needs to be neither reliable nor private: what breaks off is asked again from the byte where it
-    broke, and both sides prove who they are. Several requests run at once. Being cancelled ends a request.
+    A transport needs to be neither reliable nor private: the relay resumes at the byte where an answer broke
+    off, and both sides prove their identity. Several requests run at once. Cancelling ends a request.
 
-    Nothing can listen on the port 0: a request to it must fail, whatever the code inside does. That tells a
-    way that answers by itself, such as a proxy with a page for everything, from a program that was replaced.
-    """
+    Nothing can listen on the port 0, so a request to it must fail. This tells a transport that answers by
+    itself, such as a proxy with a page for everything, from a program that was replaced."""
 
     def pull(
         self, path: str, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """GET `path` and give the body's bytes as they come; it may take a minute.
+        """GET `path` and yield the body's bytes as they arrive; a request may take a minute.
 
         Args:
-            path: Path and query, which the program must see unchanged.
-            headers: To be sent, besides whatever the way itself needs.
+            path: Path and query; the program must see them unchanged.
+            headers: Sent in addition to the transport's own.
 
         Raises:
             TransportError: On entering or while iterating.
@@ -54,19 +52,19 @@ class Transport(Protocol):
         """POST `body` to `path` and return the answer's body.
 
         Raises:
-            TransportError: It did not come to a whole answer with status 200.
+            TransportError: There was no complete answer with status 200.
         """
         ...
 
 
 def http_client(*, uds: Path | None = None) -> httpx.AsyncClient:
-    """A client for `HttpTransport`, to be closed by the caller. One serves all sandboxes of a provider.
+    """Return a client for `HttpTransport`. The caller closes it; one serves all sandboxes of a provider.
 
-    It sets no time limits, for the relay does, and no limit on connections. It keeps no cookies: those that
-    one sandbox sets would go to all others.
+    It has no time limits (the relay has), no limit on connections, and no cookies: those of one sandbox would
+    go to all others.
 
     Args:
-        uds: A unix socket to connect to, whatever host a URL names.
+        uds: A unix socket to connect to, for every host name.
     """
     transport = None
     none = CookieJar(DefaultCookiePolicy(allowed_domains=()))
@@ -84,10 +82,9 @@ class HttpTransport:
     """A `Transport` over an HTTP proxy that leads to ports inside a sandbox.
 
     Args:
-        client: Makes the requests, see `http_client`; it stays open for longer than this is used.
-        url: What the proxy calls the root of the control port; paths are appended to it.
-        headers: Called before each request for headers that the proxy wants, so that a token that is renewed
-            is used at once.
+        client: See `http_client`; it stays open for longer than this transport.
+        url: The proxy's URL of the control port; paths are appended to it.
+        headers: Returns headers for the proxy; called before each request, so that a renewed token is used.
     """
 
     def __init__(
@@ -119,7 +116,7 @@ class HttpTransport:
             raise _failed(error) from error
 
     def _all(self, headers: Mapping[str, str]) -> dict[str, str]:
-        # A proxy that compresses would keep bytes back until it has a block of them.
+        # A proxy that compresses would hold bytes back until it has a block of them.
         return {**self._headers(), **headers, "Accept-Encoding": "identity"}
 
 
@@ -132,7 +129,7 @@ async def _translated(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 async def short(chunks: AsyncIterator[bytes]) -> bytes:
-    """The whole of an answer to a push.
+    """Return the complete answer to a push.
 
     Raises:
         TransportError: It is longer than any such answer.
@@ -146,7 +143,7 @@ async def short(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 async def _accepted(response: httpx.Response) -> None:
-    """Refuse what is not 200, and what would have to be decoded: little of that may be very much."""
+    """Refuse a status other than 200, and encoded answers: few bytes may decode to very many."""
     if response.status_code != _OK:
         said = b""
         async for chunk in response.aiter_raw():

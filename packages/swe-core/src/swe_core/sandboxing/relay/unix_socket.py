@@ -1,4 +1,4 @@
-"""The host's half of the relay: a unix socket that leads to one endpoint and nowhere else."""
+"""The host's half of the socket relay: a unix socket that leads to one endpoint only."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from swe_core.errors import PolicyRefused, SandboxError
 from swe_core.sandboxing.background import helper_task_group
 
 MAX_UNIX_PATH = 107
-"""Bytes that Linux takes for the path of a unix socket."""
+"""Bytes of the path of a unix socket on Linux."""
 MAX_CONNECTIONS = 64
-"""Connections that one sandbox may hold open at once: each costs the host two file descriptors, and one
-sandbox must not take those of the others. More wait until one ends."""
+"""Connections that one sandbox may hold open: each costs the host two file descriptors. More wait."""
 _NAME = len("/00000000.sock")
 _CHUNK = 65536
 
 
 def address_of(endpoint: str) -> tuple[str, int]:
-    """Host and port of an endpoint such as `http://127.0.0.1:8123`.
+    """Return host and port of an endpoint such as `http://127.0.0.1:8123`.
 
     Raises:
         SandboxError: It is not a plain http URL without a path.
@@ -39,10 +38,10 @@ def address_of(endpoint: str) -> tuple[str, int]:
 
 
 def require_room(directory: Path) -> None:
-    """Refuse a directory for sockets whose path leaves no room for their names.
+    """Refuse a directory for sockets whose path is too long.
 
     Raises:
-        PolicyRefused: It is too long.
+        PolicyRefused: The path leaves no room for the sockets' names.
     """
     most = MAX_UNIX_PATH - _NAME
     length = len(os.fsencode(directory))
@@ -74,7 +73,7 @@ async def unix_listener(path: Path, endpoint: str) -> AsyncIterator[None]:
             try:
                 far = await anyio.connect_tcp(host, port)
             except OSError:
-                return  # the endpoint is gone; who called sees a connection that ends without an answer
+                return  # the endpoint has exited; its client sees a connection that ends without an answer
             async with far:
                 await splice(near, far)
 
@@ -88,7 +87,7 @@ async def unix_listener(path: Path, endpoint: str) -> AsyncIterator[None]:
 
     async def serve(tasks: TaskGroup) -> None:
         while True:
-            await places.acquire()  # before accepting: a connection that waits costs us nothing
+            await places.acquire()  # before accepting: a waiting connection costs the host nothing
             tasks.start_soon(take, await listener.accept())
 
     listener = await anyio.create_unix_listener(path, mode=0o666, backlog=1024)

@@ -1,14 +1,14 @@
-"""Git inside a sandbox, or on this host, with nothing of the repository's own configuration in force.
+"""Run git inside a sandbox, or on this host, without the repository's own configuration.
 
 A repository can carry commands: hooks, filter and diff drivers, an fsmonitor, aliases, an editor. All of them
-are named in a git directory's config, so the scripts here work with a git directory of their own. It borrows
-the repository's objects as alternates (plain data, addressed by content) and its work tree, and takes neither
-its config, hooks, index, refs, excludes nor attributes:
+are named in a git directory's config, so the scripts here use a private git directory. It borrows the
+repository's objects as alternates (plain data, addressed by content) and its work tree, but not its config,
+hooks, index, refs, excludes or attributes:
 
 - `env -i` clears the environment, `HOME` is the private directory: no global, system or injected config.
-- `info/attributes` overrules every `.gitattributes` in the tree, so that files are taken and written byte
-  by byte: no filter, no line-ending or encoding conversion, no `$Id$`, no diff driver.
-- `.gitignore` files in the tree count, as they do for everyone; the repository's `info/exclude` does not.
+- `info/attributes` overrules every `.gitattributes` in the tree: files are read and written byte by byte,
+  without filters, conversions, `$Id$` or diff drivers.
+- `.gitignore` files in the tree count; the repository's `info/exclude` does not.
 """
 
 from __future__ import annotations
@@ -116,23 +116,19 @@ async def run_script(
 
     Args:
         script: Its parameters `$1…` are `args`.
-        stdin: Its standard input; None is an empty one.
+        stdin: Its standard input; None is empty.
         timeout: Seconds; None is no limit of its own.
 
     Raises:
-        SandboxTimeout: The time was up.
-        SandboxDied: The sandbox is gone.
+        SandboxTimeout: The script ran longer than `timeout`.
+        SandboxDied: The sandbox has exited.
     """
     argv = ["sh", "-c", _CLEAN, "sh", _LIBRARY + script, "swe-git", *args]
     return await sandbox.exec(argv, cwd="/", stdin=stdin, timeout=timeout, max_output=max_output)
 
 
 def run_here(script: str, *args: str) -> ExecResult:
-    """Blocking: run such a script on this host.
-
-    Args:
-        script: Its parameters `$1…` are `args`.
-    """
+    """Run such a script on this host, blocking. `args` are its parameters `$1…`."""
     done = subprocess.run(
         ["sh", "-c", _CLEAN, "sh", _LIBRARY + script, "swe-git", *args],
         stdin=subprocess.DEVNULL,
@@ -143,11 +139,7 @@ def run_here(script: str, *args: str) -> ExecResult:
 
 
 def failure(done: ExecResult, workdir: str, what: str) -> SandboxError:
-    """What to raise where a script that begins with `enter` has failed.
-
-    Args:
-        what: The sentence of all other reasons, such as "it could not be read".
-    """
+    """Return the error of a failed script that begins with `enter`; `what` describes unknown failures."""
     said = last_line(done)
     match done.exit_code:
         case code if code == NO_GIT or code == 127:
@@ -161,7 +153,7 @@ def failure(done: ExecResult, workdir: str, what: str) -> SandboxError:
 
 
 def last_line(done: ExecResult) -> str:
-    """What a failed command said, in one line of at most 300 characters."""
+    """Return the last line of a failed command's output, at most 300 characters."""
     lines: Sequence[str] = [line.strip() for line in done.stderr.decode(errors="replace").splitlines()]
     told = [line for line in lines if line and not line.startswith(("warning:", "hint:"))]
     said = told[-1].removeprefix("error: ").removeprefix("fatal: ") if told else ""

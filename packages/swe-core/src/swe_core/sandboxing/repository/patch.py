@@ -1,9 +1,8 @@
-"""The patch: what the agent changed in the repository, whatever else it did to it.
+"""Export the agent's change of the repository as a patch.
 
-`record_base` notes the exact working state before the agent starts; `export_patch` compares the working state
-after it ended with that. What counts is the files in the work tree: commits, branches, stashes, the index and
-the configuration of the repository do not, and no command that the agent planted there is run
-(`swe_core.sandboxing.repository.git`).
+`record_base` records the working state before the agent starts; `export_patch` compares the working state
+after the agent with it. Only files in the work tree count, not commits, branches, stashes, the index or the
+configuration, and no command that the agent planted there is run (`swe_core.sandboxing.repository.git`).
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ from swe_core.sandboxing.repository.git import (
 )
 
 MAX_PATCH_BYTES = 32 * 1024 * 1024
-"""The largest patch that is taken, and the largest changed file."""
+"""Bytes of the largest patch, and of the largest changed file."""
 
 ALIVE_TIMEOUT = 30.0
 """Seconds in which a living sandbox executes `true`."""
 
 
 class PatchUnavailable(SweError):
-    """The agent left the repository in a state that no patch can be taken from: the policy's own deed,
-    so the rollout is unresolved and not an error."""
+    """The agent left the repository in a state without a patch: unresolved, not an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +38,14 @@ class Base:
     """The state of a repository before the agent.
 
     Args:
-        commit: What HEAD was.
-        tree: The id of a git tree of the whole working state: committed, modified and untracked files, but
-            not ignored ones that are untracked.
+        commit: HEAD's commit.
+        tree: Id of a git tree of the whole working state: committed, modified and untracked files, without
+            ignored untracked ones.
         root: The repository's physical path inside the sandbox.
-        store: A git directory of our own below HOME_DIR; its objects are those that `tree` has and the
-            repository has not, its index is at `tree`.
-        objects: Where the repository kept its objects.
-        unchecked: Why nobody can say whether it is at the task's `base_commit`; empty where that is known.
+        store: A private git directory below HOME_DIR. It has the objects of `tree` that the repository lacks;
+            its index is at `tree`.
+        objects: The repository's object directory.
+        unchecked: Why it is unknown whether HEAD is at the task's `base_commit`; empty where it is known.
     """
 
     commit: str
@@ -102,7 +100,7 @@ cat "$HOME/patch"
 
 
 async def record_base(sandbox: Sandbox, *, timeout: float | None = None) -> Base:
-    """Note the working state of the repository in `sandbox.spec.workdir`, before the agent starts.
+    """Record the working state of the repository in `sandbox.spec.workdir`, before the agent starts.
 
     The repository itself is not written to.
 
@@ -123,17 +121,16 @@ async def record_base(sandbox: Sandbox, *, timeout: float | None = None) -> Base
 async def export_patch(
     sandbox: Sandbox, base: Base, *, timeout: float | None = None, max_bytes: int = MAX_PATCH_BYTES
 ) -> bytes:
-    """The agent's change as a git diff in binary form, from the recorded base to the present work tree.
+    """Return the agent's change as a binary git diff from the recorded base to the present work tree.
 
-    Nothing of the agent's may be running any more (`Sandbox.kill_all`). Permissions in the work tree that
-    keep the owner from reading are lifted.
+    No process of the agent may be running (`Sandbox.kill_all`). Unreadable files are made readable.
 
     Args:
         timeout: Seconds; None is no limit of its own.
-        max_bytes: The largest patch, and the largest changed file, that is taken.
+        max_bytes: Limit of the patch and of each changed file.
 
     Returns:
-        The diff; empty when nothing was changed. `git apply` on the same base gives the same files.
+        The diff; empty without changes. `git apply` on the same base gives the same files.
 
     Raises:
         PatchUnavailable: The agent deleted the repository or its objects, or changed too much.
@@ -169,7 +166,7 @@ async def export_patch(
 
 
 async def check_alive(sandbox: Sandbox) -> None:
-    """Return when the sandbox still executes commands, after killing all that runs in it.
+    """Kill all processes of the sandbox, and check that it still executes commands.
 
     Raises:
         SandboxError: It does not.

@@ -1,9 +1,9 @@
-"""The repository of a sandbox made ready: the agent's before the agent starts, the grader's before the patch.
+"""Prepare the repository of a sandbox: for the agent before it starts, for the grader before the patch.
 
-Both get the same base: the task's bug is put in, and nothing of what came after the base can be read. Images
-often have a HEAD above the task's `base_commit` (what their makers set up), and the commits between them may
-hold the fix: one commit takes their place. A repository that does not have `base_commit` is another one than
-the task's, unless it was made without a history: where HEAD has no parents, the base is HEAD.
+Both get the same base: the task's bug is in place, and nothing later than the base can be read. Images often
+have a HEAD above the task's `base_commit`, and the commits between them may hold the fix: one commit replaces
+them. A repository without `base_commit` is not the task's, unless it was made without a history: where HEAD
+has no parents, the base is HEAD.
 """
 
 from __future__ import annotations
@@ -113,20 +113,20 @@ _HIDE = 'rm -rf -- "$@"'
 async def prepare_repository(
     sandbox: Sandbox, task: Task, *, hide: bool, timeout: float | None = None
 ) -> Base:
-    """Bring the repository in `sandbox.spec.workdir` to the task's base and note that state.
+    """Bring the repository in `sandbox.spec.workdir` to the task's base and record that state.
 
-    Where the task has a `bug_patch`, or hides files that are committed, the base is a new commit without
-    parents: the history shows what is to be found. Without a `bug_patch`, where HEAD is above `base_commit`,
-    the base is a new commit of HEAD's files right above `base_commit`.
+    With a `bug_patch`, or with committed files to hide, the base is a new commit without parents, since the
+    history shows the fix. Else, where HEAD is above `base_commit`, the base is a new commit of HEAD's files
+    directly above `base_commit`.
 
     Args:
-        hide: Whether `task.hidden` is removed first: True in the agent's sandbox, False in the grader's.
-        timeout: Seconds for all of it; None is no limit of its own.
+        hide: Whether to remove `task.hidden` first: True in the agent's sandbox, False in the grader's.
+        timeout: Seconds in total; None is no limit of its own.
 
     Raises:
-        SandboxError: `workdir` is not the top of a git work tree with a commit, git is missing, HEAD
-            is older than `base_commit` or on another branch, `base_commit` is not there although there is a
-            history, or the repository could not be prepared.
+        SandboxError: `workdir` is not the top of a git work tree with a commit, git is missing, HEAD is older
+            than `base_commit` or on another branch, `base_commit` is missing from a history, or the
+            preparation failed.
     """
     workdir = sandbox.spec.workdir
     hidden = [posixpath.normpath(path) for path in task.hidden] if hide else []
@@ -147,8 +147,7 @@ async def prepare_repository(
 
 
 async def _descend(sandbox: Sandbox, task: Task) -> str:
-    """Where HEAD is above the task's `base_commit`, make one commit of what is between them. Returns why they
-    cannot be compared, or nothing."""
+    """Squash the commits above the task's `base_commit`. Return why they cannot be compared, if so."""
     workdir, private = sandbox.spec.workdir, "yes" if owns_disk(sandbox) else "no"
     done = await run_script(sandbox, _NEW_BASE + _DESCEND, workdir, HOME_DIR, task.base_commit, private)
     unknown = done.exit_code == UNKNOWN
@@ -170,7 +169,7 @@ async def _descend(sandbox: Sandbox, task: Task) -> str:
 
 
 async def _rebase(sandbox: Sandbox, task: Task, hidden: list[str]) -> None:
-    """Put the bug into the work tree, and make a commit of it that HEAD is at, without what is hidden."""
+    """Apply the bug, and commit it without the hidden files as HEAD."""
     workdir = sandbox.spec.workdir
     bug = task.bug_patch.encode()
     if bug and not bug.endswith(b"\n"):

@@ -1,15 +1,15 @@
-"""The history of a sandbox's repository cut at HEAD, so that nothing of what came later can be read.
+"""Cut the history of a sandbox's repository at HEAD, so that nothing later can be read.
 
-Images of tasks are made from clones: they carry the commits after the base, and with them the fix, in
-branches, tags, remotes, reflogs, packs. What stays is HEAD, its ancestors, the tags on them and what is
-staged. All else goes, by what is kept and not by what is known to be dangerous:
+Images of tasks are made from clones: branches, tags, remotes, reflogs and packs hold the commits after the
+base, and with them the fix. HEAD, its ancestors, the tags on them and staged content stay. This list of what
+stays is complete; all else is removed:
 
-- objects that are not reachable from these: the reachable ones are written into one new pack, with the deltas
-  that they have, which takes the place of all object files (only where there is something to drop);
+- objects that are not reachable from these. The reachable ones go into one new pack with their deltas, which
+  replaces all object files (only where there is something to drop);
 - refs other than HEAD's branch and those tags; reflogs, notes, stashes, replacements, grafts;
-- each file of the git directory that is none of those that git needs: FETCH_HEAD, ORIG_HEAD, a merge or
-  rebase in progress, bundles, other worktrees;
-- remotes in the configuration, and alternates, whose objects are taken over.
+- each file of the git directory that git does not need: FETCH_HEAD, ORIG_HEAD, a merge or rebase in progress,
+  bundles, other worktrees;
+- remotes in the configuration, and alternates, whose objects are copied.
 
 The git directories of submodules are cut in the same way, at their own HEAD. The work tree, the index and the
 configuration are kept, so git works as before.
@@ -168,23 +168,23 @@ done <"$HOME/links"
 
 
 def owns_disk(sandbox: Sandbox) -> bool:
-    """Whether the sandbox has a disk of its own, so that files outside of `workdir` may change."""
+    """Return whether the sandbox has its own disk, so that files outside of `workdir` may change."""
     return sandbox.spec.image is not None and sandbox.spec.repository is None
 
 
 async def cut_history(sandbox: Sandbox, *, timeout: float | None = None) -> None:
-    """Remove all of the repository in `sandbox.spec.workdir` that HEAD is not made of.
+    """Remove everything from the repository in `sandbox.spec.workdir` that HEAD does not need.
 
-    Outside of `workdir` (the git directory of a linked worktree, alternates) only where the sandbox was made
-    from an image: there all of the disk is the sandbox's own.
+    Files outside of `workdir` (the git directory of a linked worktree, alternates) change only in a sandbox
+    that was made from an image: its whole disk is its own.
 
     Args:
         timeout: Seconds; None is no limit of its own.
 
     Raises:
         SandboxError: `workdir` is not the top of a git work tree with a commit, git is missing, or the git
-            directory cannot be written, or is of a kind that is not known.
-        SandboxTimeout: The time was up.
+            directory is read-only or of an unknown kind.
+        SandboxTimeout: The command ran longer than `timeout`.
     """
     workdir, private = sandbox.spec.workdir, "yes" if owns_disk(sandbox) else "no"
     done = await run_script(sandbox, _CUT, workdir, HOME_DIR, private, timeout=timeout)

@@ -1,4 +1,4 @@
-"""Answers: how the server speaks HTTP."""
+"""HTTP answers of the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PIECE = 64 * 1024
 
 
 class Answers(BaseHTTPRequestHandler):
-    """One connection, and the request that is answered now."""
+    """One connection with its current request."""
 
     protocol_version = "HTTP/1.1"
     server: Server
@@ -22,7 +22,7 @@ class Answers(BaseHTTPRequestHandler):
     query: dict[str, str]
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a job's log is its command's."""
+        """Log nothing: a job's log is its command's."""
 
     def address_string(self) -> str:
         return "host"

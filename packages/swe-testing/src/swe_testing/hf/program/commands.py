@@ -1,4 +1,4 @@
-"""Commands that are waited for, and processes in the background."""
+"""Foreground commands and background processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEPT_PROCESSES = 100
 
 
 class Commands(Answers):
-    """What runs commands."""
+    """Run commands."""
 
     def exec(self) -> None:
         body = self.loaded()
@@ -41,7 +41,7 @@ class Commands(Answers):
 
         def pump(name: str, stream: Any) -> None:
             for piece in iter(lambda: os.read(stream.fileno(), PIECE), b""):
-                # Text, and lossy: as the real one, whose wire is JSON.
+                # Text, and lossy, as in the real one, whose wire format is JSON.
                 with contextlib.suppress(OSError):
                     tell(event=name, data=piece.decode(errors="replace"))
             stream.close()

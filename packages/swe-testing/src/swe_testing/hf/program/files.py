@@ -1,4 +1,4 @@
-"""Files: read, written, listed and deleted."""
+"""Read, write, list and delete files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = 500
 
 
 class Files(Answers):
-    """What touches files."""
+    """The routes of files."""
 
     def files(self, operation: str) -> None:
         if "path" not in self.query:

@@ -1,4 +1,4 @@
-"""Handler: which request is what, and who may ask."""
+"""Handler: routing and authorisation of requests."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Handler(Commands, Files, Proxy):
             self.host(parts[1:])
 
     def require(self, *tokens: str) -> None:
-        """Refuse a request that carries none of these tokens."""
+        """Refuse a request without one of these tokens."""
         given = self.headers.get("X-Sandbox-Token", "").encode()
         if not any(hmac.compare_digest(given, token.encode()) for token in tokens):
             raise Refused(401, "invalid sandbox token")
 
     def host(self, parts: list[str]) -> None:
-        """What a pool's host is asked."""
+        """Handle a request to a pool's host."""
         managing = self.server.base.token
         if not parts:
             self.require(managing)
@@ -83,7 +83,7 @@ class Handler(Commands, Files, Proxy):
             raise Refused(405, "method not allowed")
 
     def operate(self, space: Space, parts: list[str]) -> None:
-        """What a sandbox is asked."""
+        """Handle a request to a sandbox."""
         self.space = space
         space.active = time.monotonic()
         if parts == ["exec"] and self.command == "POST":
@@ -93,7 +93,7 @@ class Handler(Commands, Files, Proxy):
         elif parts[:1] == ["files"] and len(parts) == 2:
             self.files(parts[1])
         elif parts[:1] == ["proxy"] and len(parts) >= 2:
-            # As it came: nothing is decoded, or tidied up, on the way to a port.
+            # Unchanged: nothing is decoded or normalised on the way to a port.
             self.proxy(unquote(parts[1]), "/" + self.path.split("/proxy/", 1)[1].partition("/")[2])
         else:
             raise Refused(404, "not found")

@@ -1,4 +1,4 @@
-"""The start: reads what the box is for."""
+"""Start the program of a box."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from .server import Server
 
 
 def main() -> None:
-    """Do what the JSON file says that the command line names. It holds secrets, so it is deleted at once.
+    """Run the JSON file of the command line. It holds secrets, so it is deleted at once.
 
     Its keys are `command` (argv), `env`, and for a sandbox `server` (`socket`, `token`, `idle_timeout`,
-    `capacity` (a pool's host, else null), `ping`).
-    """
+    `capacity` (a pool's host, else null), `ping`)."""
     with open(sys.argv[1], "rb") as file:
         config = json.load(file)
     os.unlink(sys.argv[1])

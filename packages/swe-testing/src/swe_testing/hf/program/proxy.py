@@ -13,7 +13,7 @@ from .spaces import Refused
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What concerns one connection only, and the credentials that are the proxy's own.
+# Headers of one connection, and the proxy's own credentials.
 NOT_FORWARDED = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
     *("transfer-encoding", "upgrade", "content-length", "authorization", "x-sandbox-token"),
@@ -21,7 +21,7 @@ NOT_FORWARDED = {
 
 
 class Proxy(Answers):
-    """What passes requests on to ports."""
+    """Forward requests to ports."""
 
     def proxy(self, port: str, target: str) -> None:
         if not port.isdigit() or not 0 < int(port) < 65536:
@@ -48,7 +48,7 @@ class Proxy(Answers):
         try:
             self.pass_on(answer)
         except http.client.HTTPException:
-            self.close_connection = True  # broken off in mid-answer: so is ours
+            self.close_connection = True  # the answer broke off: break off ours
         finally:
             answer.close()
             connection.close()
@@ -81,7 +81,7 @@ class Proxy(Answers):
 
 
 def pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """What comes, as it comes."""
+    """Yield data as it arrives."""
     while True:
         piece = answer.read1(PIECE)
         if not piece:

@@ -16,7 +16,7 @@ HOMES = "/home/sandboxes"
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """The sandbox server: one sandbox, or on a pool's host many."""
+    """The sandbox server: one sandbox, or many on a pool's host."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -35,11 +35,11 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         path = settings["socket"]
         super().__init__(path + ".new", handler)
         os.chmod(path + ".new", 0o666)
-        os.rename(path + ".new", path)  # it is there once it listens
+        os.rename(path + ".new", path)  # the file exists once the server listens
         threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self) -> None:
-        """End what is idle."""
+        """End idle sandboxes."""
         while True:
             time.sleep(0.2)
             CHILDREN.reap()
@@ -78,6 +78,6 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         space.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left is no news."""
+        """Log nothing for a client that left."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)

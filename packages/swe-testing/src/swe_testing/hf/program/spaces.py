@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Refused(Exception):
-    """An answer that is an error."""
+    """An error for the client."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -56,13 +56,13 @@ class Background:
 
 
 def exit_of(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """The exit code, or the signal and no exit code."""
+    """Return the exit code, or the signal and no exit code."""
     code = process.returncode
     return {"exit_code": None, "signal": -code} if code < 0 else {"exit_code": code, "signal": None}
 
 
 class Children:
-    """Every process that was started here, and those that lost their parent: process 1 has to bury them."""
+    """All processes started here, and orphans, which process 1 has to reap."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -104,14 +104,15 @@ class Space:
         self.processes: list[Background] = []
 
     def idle(self) -> bool:
-        """Whether nothing was asked for too long. A command that is waited for is no activity."""
+        """Return whether the sandbox was idle for too long. A running command is no activity."""
         if self.idle_timeout is None or any(process.running for process in self.processes):
             return False
         return time.monotonic() - self.active > self.idle_timeout
 
     def path(self, path: str) -> str:
-        """Where a path of the API lies: a pooled sandbox's paths are rooted at its home. No component may be
-        a symbolic link, except for the last of a path that is only looked at."""
+        """Resolve a path of the API: a pooled sandbox's paths are relative to its home.
+
+        No component may be a symbolic link, except for the last one of a path that is only inspected."""
         if self.home is None and not path.startswith("/"):
             raise Refused(400, f"path must be absolute: {path}")
         names = [name for name in os.path.normpath("/" + path).split("/") if name]
@@ -126,7 +127,7 @@ class Space:
         """Start a command.
 
         Raises:
-            Refused: The request makes no sense, or there is no such program or directory.
+            Refused: The request is invalid, or there is no such program or directory.
         """
         cmd, shell = body.get("cmd"), body.get("shell")
         if not isinstance(cmd, (str, list)) or not cmd:
