@@ -193,10 +193,7 @@ class ScriptedProvider(LoopbackServer):
         message = {**reply.message, "content": None} if fault == "null-content" else reply.message
         finish = None if fault == "no-finish" else reply.finish_reason
         usage = reply.usage or Usage()
-        counted = {
-            **usage.model_dump(),
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        }
+        counted = {**usage.model_dump(), "total_tokens": usage.prompt_tokens + usage.completion_tokens}
         head = {"id": "chatcmpl-1", "created": 1, "model": body["model"]}
         if not body.get("stream"):
             choice = {"index": 0, "message": message, "finish_reason": finish}

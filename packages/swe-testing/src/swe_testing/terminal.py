@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 def pseudo_terminal() -> Iterator[tuple[int, bytearray]]:
     """Yield the descriptor of a terminal for a program's standard streams, and the text shown on it.
 
-    The text is complete once the program has ended and the context is left."""
+    The text is complete once the program has ended and the context is left.
+    """
     shown = bytearray()
     ours, theirs = pty.openpty()
 

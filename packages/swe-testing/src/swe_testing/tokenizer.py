@@ -91,9 +91,7 @@ def _trained() -> str:
     bpe.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=_VOCABULARY,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=_VOCABULARY, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     library = Path(sysconfig.get_path("stdlib"))
     bpe.train([str(library / f"{name}.py") for name in _SOURCES], trainer)

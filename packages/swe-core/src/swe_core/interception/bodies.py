@@ -91,7 +91,7 @@ class Bodies:
         self._parser = anyio.CapacityLimiter(1)
 
     @asynccontextmanager
-    async def asked(
+    async def parsed_request(
         self, request: web.Request, gate: Gate, dialect: Dialect
     ) -> AsyncIterator[tuple[bytes, ParsedRequest]]:
         """Parse a request, and yield it with a key that is equal for requests of the same bytes.
@@ -121,8 +121,8 @@ class Bodies:
             raise overflow from None
 
     @asynccontextmanager
-    async def whole(self, request: web.Request, gate: Gate) -> AsyncIterator[bytes]:
-        """Return the request's body as parsed JSON. Raises as `asked` does, except for `ContextOverflow`."""
+    async def raw_body(self, request: web.Request, gate: Gate) -> AsyncIterator[bytes]:
+        """Yield the request's body. Raises as `parsed_request` does, except for `ContextOverflow`."""
         try:
             async with self._taken(request, gate, self._max_body, bytes) as body:
                 yield body
@@ -190,7 +190,8 @@ def values(text: bytes | bytearray) -> int:
     """Return an upper bound of the number of values in the JSON `text`.
 
     The function counts lists, objects and commas outside strings. It stops soon after `MAX_VALUES`, takes
-    invalid JSON, and scans piece by piece, so that other threads run."""
+    invalid JSON, and scans piece by piece, so that other threads run.
+    """
     found = start = inside = 0  # inside: whether a piece begins in a string
     while start < len(text) and found <= MAX_VALUES:
         piece = text[start : start + _PIECE]

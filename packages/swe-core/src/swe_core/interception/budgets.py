@@ -51,7 +51,8 @@ class Allowance:
     def begin(self, wanted: int | None) -> int | None:
         """Count a call and return the tokens that it may sample, at most `wanted`; None is no limit.
 
-        The call holds these tokens until its `end`, so that concurrent calls keep the budget together."""
+        The call holds these tokens until its `end`, so that concurrent calls keep the budget together.
+        """
         self._calls += 1
         granted = min((limit for limit in (wanted, self.free) if limit is not None), default=None)
         self._held += granted or 0

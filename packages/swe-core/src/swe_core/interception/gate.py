@@ -216,7 +216,8 @@ class Gate:
     async def close(self) -> None:
         """Refuse new calls, cancel those in flight, wait for them and drop undelivered replies.
 
-        The wait is bounded whatever an engine does (`swe_core.system.detached`). Called by the server."""
+        The wait is bounded whatever an engine does (`swe_core.system.detached`). Called by the server.
+        """
         self._closing = anyio.Event()
         for call in self._in_flight:
             call.scope.cancel()

@@ -32,7 +32,8 @@ class RedactedPieces:
     """The pieces of one streamed reply without secrets, also secrets that span pieces.
 
     Clients join message fields and arguments of calls. The end of such a text is held back while it may begin
-    a secret: until more text, another text, or the end of the reply arrives. Other values pass at once."""
+    a secret: until more text, another text, or the end of the reply arrives. Other values pass at once.
+    """
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor

@@ -116,7 +116,7 @@ class InterceptionServer:
         Raises:
             ConfigError: The port is taken.
         """
-        app = web.Application(middlewares=[self._told])
+        app = web.Application(middlewares=[self._answer_errors])
         for dialect in DIALECTS:
             app.router.add_post(f"/rollout/{{id}}/v1{dialect.path}", partial(self._generate, dialect))
         app.router.add_get("/rollout/{id}/v1/models", self._models)
@@ -208,7 +208,7 @@ class InterceptionServer:
     async def _generate(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         gate = self._authorised(request)
         try:
-            async with self._bodies.asked(request, gate, dialect) as (key, asked):
+            async with self._bodies.parsed_request(request, gate, dialect) as (key, asked):
                 call = gate.submit_request(key, asked, retried=_is_retry(request))
                 with call.listen() as listener, _writing(gate):
                     reply = dialect.reply(asked, gate.engine.model)
@@ -278,7 +278,7 @@ class InterceptionServer:
     async def _run_tool(self, request: web.Request) -> web.StreamResponse:
         gate = self._authorised(request)
         try:
-            async with self._bodies.whole(request, gate) as arguments:
+            async with self._bodies.raw_body(request, gate) as arguments:
                 content = await gate.tools.run(request.match_info["name"], arguments)
         except UnknownTool as error:
             return _error(DIALECTS[0], Problem(404, "invalid_request", str(error.args[0])))
@@ -295,14 +295,14 @@ class InterceptionServer:
         return _json(b'{"ok":true}')
 
     async def _show_metrics(self, request: web.Request) -> web.StreamResponse:
-        if not _bears(request, self.token):
+        if not _has_token(request, self.token):
             raise web.HTTPUnauthorized(text="not the token of this server's metrics")
         return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     def _authorised(self, request: web.Request) -> Gate:
         """Return the gate of the request's id and token; the error does not say which of both is wrong."""
         gate = self._gates.get(request.match_info["id"])
-        if not _bears(request, gate.token if gate else self._decoy) or gate is None:
+        if not _has_token(request, gate.token if gate else self._decoy) or gate is None:
             raise web.HTTPUnauthorized(text="no such rollout, or not its token")
         return gate
 
@@ -316,7 +316,7 @@ class InterceptionServer:
         return Problem(error.status, "engine", ENGINE_FAILED)
 
     @web.middleware
-    async def _told(
+    async def _answer_errors(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Count requests, and answer unexpected errors so that SDKs show them and do not retry."""
@@ -349,7 +349,7 @@ async def _healthz(request: web.Request) -> web.StreamResponse:
     return _json(b'{"status":"ok"}')
 
 
-def _bears(request: web.Request, expected: str) -> bool:
+def _has_token(request: web.Request, expected: str) -> bool:
     """Compare the request's bearer token with `expected` in constant time."""
     scheme, _, offered = request.headers.get("Authorization", "").partition(" ")
     token = offered.strip().encode("utf-8", "surrogateescape")

@@ -8,4 +8,5 @@ MARK = "SWE_EXEC_ID"
 KILL_TREE = (resources.files("swe_core.sandboxing") / "kill_tree.sh").read_text()
 """A script for `sh -c KILL_TREE sh VALUE`: it kills every process with the value, and all descendants.
 
-It exits with 0 when none is left, with 1 when they multiply faster than they are killed."""
+It exits with 0 when none is left, with 1 when they multiply faster than they are killed.
+"""

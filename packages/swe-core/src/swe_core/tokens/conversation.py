@@ -105,7 +105,8 @@ class _Turn:
     """A sampled turn: the reply `message`, after the turn `before` if any.
 
     `text` holds the JSON text of its ids in its first `end` bytes. Turns that extend it share the text, so
-    that a conversation keeps its ids once: the first one appends, the others copy."""
+    that a conversation keeps its ids once: the first one appends, the others copy.
+    """
 
     sampled: Sampled
     message: Message
@@ -200,7 +201,8 @@ class Conversation:
         """Return the prompt as the ids of the turn and those of the new messages.
 
         None where there is no turn, another reply than ours follows it, or the renderer cannot prove what
-        follows."""
+        follows.
+        """
         turn, new = place.turn, place.messages[place.after :]
         if turn is None or not new or any(message["role"] == "assistant" for message in new):
             return None
@@ -297,7 +299,8 @@ def _choose(turns: Sequence[_Turn], message: Message, before: _Turn | None) -> _
     """Choose among turns with the same `message` the one of a history that passes the turn `before`.
 
     Compared are, in this order: ids of calls, spelling of arguments, the reasoning if the client sent it,
-    `before`. Among equal turns the latest wins."""
+    `before`. Among equal turns the latest wins.
+    """
     if len(turns) == 1:
         return turns[0]
     ids, written, reasoning = _marks(message)

@@ -21,7 +21,8 @@ class Encoder:
     """`renderers.Tokenizer` without offsets (`renderers.OffsetTokenizer`).
 
     Formats use offsets to tell content from frame. This package does not, and offsets take longer than the
-    ids."""
+    ids.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -62,7 +63,8 @@ def encoder_for(tokenizer: PreTrainedTokenizerBase, family: str) -> Encoder | Pr
 def decodes_in_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether ids can be decoded in parts, as with byte-level tokenizers.
 
-    Tokenizers that write a blank as part of the next word lose it where a part begins with it."""
+    Tokenizers that write a blank as part of the next word lose it where a part begins with it.
+    """
     ids = tokenizer.encode("Some words, and a blank before each one.", add_special_tokens=False)
     parts = [tokenizer.decode([id_], skip_special_tokens=False) for id_ in ids]
     return "".join(map(str, parts)) == str(tokenizer.decode(ids, skip_special_tokens=False))

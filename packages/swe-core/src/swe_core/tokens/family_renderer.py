@@ -115,10 +115,7 @@ class FamilyRenderer(Renderer):
                 return None
             messages = with_tool_names([asked, *messages])[1:]
         bridged = self._format.bridge_to_next_turn(
-            list(tail),
-            list(completion),
-            list(messages),
-            tools=listed(tools),
+            list(tail), list(completion), list(messages), tools=listed(tools)
         )
         if bridged is None or bridged.token_ids[: len(before)] != before:
             return None

@@ -83,10 +83,7 @@ def load_renderer(
 
 
 def template_renderer(
-    tokenizer: PreTrainedTokenizerBase,
-    source: str,
-    kwargs: Mapping[str, Any],
-    parser: Parser | None = None,
+    tokenizer: PreTrainedTokenizerBase, source: str, kwargs: Mapping[str, Any], parser: Parser | None = None
 ) -> TemplateRenderer:
     """Return the Renderer of a chat template: the template if it is proven to preserve prefixes, else TRL's
     training variant if that one is proven, else the template.

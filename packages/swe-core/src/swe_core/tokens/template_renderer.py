@@ -94,7 +94,8 @@ class ChatTemplate:
     def without_cue(self, messages: Sequence[Message], tools: Tools) -> str | None:
         """Return the conversation's text up to its generation prompt; None without a known one.
 
-        That is the prompt of any other conversation or, after tool results in some formats, empty."""
+        That is the prompt of any other conversation or, after tool results in some formats, empty.
+        """
         whole, bare = self.text(messages, tools), self.text(messages, tools, prompt=False)
         if whole == bare:
             return whole
@@ -173,7 +174,8 @@ def prove_prefix_preserving(template: ChatTemplate) -> bool:
 
     The prompt of each turn must begin with that of the turn before, without its generation prompt, and end
     with a reply's end and `ChatTemplate.following` of the messages after it. Generation prompts and replies
-    stay as they were sampled, however they are printed later."""
+    stay as they were sampled, however they are printed later.
+    """
     try:
         first = template.following(_GOOD_DAY, [user("Go on.")])
     except RequestRefused:

@@ -143,7 +143,8 @@ class _Thread:
     def begins(self, prompt: memoryview, size: int) -> bool:
         """Return whether `prompt` begins with the first `size` bytes.
 
-        The last bytes are compared first, since different prompts share a long beginning."""
+        The last bytes are compared first, since different prompts share a long beginning.
+        """
         end = max(0, size - 256)
         if size > len(prompt):
             return False
@@ -161,7 +162,8 @@ class _Seen:
         """Find the turn whose ids `prompt` begins with, and their number.
 
         The last turn of the longest chain is preferred; else the prompt branches from the longest other
-        turn."""
+        turn.
+        """
         data = np.ascontiguousarray(prompt).view(np.uint8).data
         for thread in sorted(self._threads, key=lambda thread: len(thread.ids), reverse=True):
             if thread.begins(data, len(thread.ids)):

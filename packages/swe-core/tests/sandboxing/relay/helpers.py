@@ -13,7 +13,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -175,15 +174,6 @@ class Proxy:
         async with listener, helper_task_group() as tasks:
             tasks.start_soon(listener.serve, self._connected)
             yield listener.extra(SocketAttribute.local_port)
-
-    @asynccontextmanager
-    async def serving_socket(self) -> AsyncIterator[Path]:
-        """Yields its unix socket."""
-        with TemporaryDirectory(prefix="proxy") as folder:
-            path = Path(folder) / "s"
-            async with await anyio.create_unix_listener(path) as listener, helper_task_group() as tasks:
-                tasks.start_soon(listener.serve, self._connected)
-                yield path
 
     async def _connected(self, near: SocketStream) -> None:
         async with near:
@@ -384,7 +374,7 @@ def _no_way(port: int) -> Transport:
 
 @dataclass
 class PullProvider:
-    """Open another provider's sandboxes; a port proxy on a unix socket leads to their control ports."""
+    """Open another provider's sandboxes; a port proxy leads to their control ports."""
 
     inner: SandboxProvider
 
@@ -394,9 +384,8 @@ class PullProvider:
             if spec.network == "none":
                 yield PullSandbox(inner, _no_way)
                 return
-            async with dialing_into(inner) as dial, Proxy(dial).serving_socket() as path:
-                async with http_client(uds=path) as client:
-                    yield PullSandbox(inner, lambda port: HttpTransport(client, f"http://proxy/proxy/{port}"))
+            async with dialing_into(inner) as dial, over(Proxy(dial)) as connect:
+                yield PullSandbox(inner, connect)
 
     def notes(self) -> Sequence[str]:
         return self.inner.notes()

@@ -351,14 +351,14 @@ async def test_program_that_ends_each_time_before_the_first_pull(monkeypatch: py
 @pytest.mark.parametrize("script", ["exit 3", "exit 69", "echo ready; exit 0"])
 async def test_program_that_ends_again_and_again(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replaced interpreter that just ends, or is not there: it is not started for ever."""
-    monkeypatch.setattr(pull_relay, "_ENOUGH", 4)
+    monkeypatch.setattr(pull_relay, "_MAX_PENALTY", 4)
     with pytest.raises(SandboxBroken, match="again and again: the "):
         await reach_while_it_is_replaced(script, monkeypatch)
 
 
 async def test_program_that_is_killed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Soon after each start."""
-    monkeypatch.setattr(pull_relay, "_ENOUGH", 4)
+    monkeypatch.setattr(pull_relay, "_MAX_PENALTY", 4)
     async with serving({"/": hello}) as server:
 
         async def killed() -> None:
@@ -376,7 +376,7 @@ async def test_program_that_is_killed_again_and_again(monkeypatch: pytest.Monkey
 
 async def test_program_that_is_killed_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ran well in between, however often it is."""
-    monkeypatch.setattr(pull_relay, "_ENOUGH", 3)
+    monkeypatch.setattr(pull_relay, "_MAX_PENALTY", 3)
     monkeypatch.setattr(pull_relay, "_STABLE", 0.0)
     async with serving({"/": hello}) as server, reached(server) as (url, sandbox):
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as agent:

@@ -95,11 +95,7 @@ class Accounts:
         return token
 
     def require_namespace(self, name: str) -> None:
-        """Refuse other namespaces than the user's and its organisations'.
-
-        Raises:
-            Refused: 403.
-        """
+        """Refuse other namespaces than the user's and its organisations' with 403."""
         if name not in self.namespaces:
             raise Refused(403, f"You don't have the required permissions in the namespace {name!r}")
 

@@ -54,30 +54,18 @@ class Hub:
         self.may_pay = True
 
     def repo(self, kind: Kind, repo_id: str) -> Repo:
-        """Return a repository.
-
-        Raises:
-            Refused: It does not exist.
-        """
+        """Return a repository, or refuse with 404."""
         try:
             return self.repos[kind, repo_id]
         except KeyError:
             raise Refused(404, "Repository not found", "RepoNotFound") from None
 
     def space(self, repo_id: str) -> Space:
-        """Return the state of a Space.
-
-        Raises:
-            Refused: It does not exist.
-        """
+        """Return the state of a Space, or refuse with 404."""
         return cast(Space, self.repo("space", repo_id).space)
 
     def check_hardware(self, flavor: str) -> None:
-        """Refuse hardware that does not exist or is not paid for.
-
-        Raises:
-            Refused: 400 or 402.
-        """
+        """Refuse hardware that does not exist or is not paid for with 400 or 402."""
         if flavor not in self.hardware:
             raise Refused(400, f'Invalid option: expected one of {"|".join(self.hardware)}, not "{flavor}"')
         if flavor != "cpu-basic" and not self.may_pay:
@@ -88,11 +76,7 @@ class Hub:
         return self.visible(request, kind, _id(request))
 
     def visible(self, request: web.Request, kind: Kind, repo_id: str) -> Repo:
-        """Return a repository that a request's token may read.
-
-        Raises:
-            Refused: 401, 403 or 404.
-        """
+        """Return a repository that a request's token may read, or refuse with 401, 403 or 404."""
         repo = self.repos.get((kind, repo_id))
         if repo is not None and not repo.private:
             return repo
@@ -214,7 +198,7 @@ class Hub:
         depth = folder.count("/") + 1 if folder else 0
         wanted = [path for path in _with_folders(inside) if path.startswith(folder) and path != folder]
         return web.json_response(
-            [_entry(path, files) for path in wanted if every or path.count("/") == depth],
+            [_entry(path, files) for path in wanted if every or path.count("/") == depth]
         )
 
     async def _paths(self, request: web.Request) -> web.Response:

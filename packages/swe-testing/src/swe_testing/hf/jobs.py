@@ -212,7 +212,7 @@ class Jobs:
         origin = str(request.url.origin())
         job = Job(id, namespace, spec, self.home / id, origin, self._faults.now, volumes)
         self.jobs[id] = job
-        job.task = asyncio.create_task(self._live(job), name=f"job {id}")
+        job.task = asyncio.create_task(self._run_to_end(job), name=f"job {id}")
         return web.json_response(job.json())
 
     async def _list(self, request: web.Request) -> web.Response:
@@ -275,7 +275,7 @@ class Jobs:
 
     # ------------------------------------------------------------ a job's life
 
-    async def _live(self, job: Job) -> None:
+    async def _run_to_end(self, job: Job) -> None:
         try:
             with job.life:
                 await self._run(job)

@@ -102,11 +102,7 @@ class Repo:
         return self.branches[MAIN]
 
     def at(self, revision: str) -> Commit:
-        """Return the commit of a branch's name or a commit's id.
-
-        Raises:
-            Refused: It does not exist.
-        """
+        """Return the commit of a branch's name or a commit's id, or refuse with 404."""
         if revision in self.branches:
             return self.branches[revision][-1]
         for commit in self._all():
@@ -115,11 +111,7 @@ class Repo:
         raise Refused(404, f"Invalid rev id: {revision}", "RevisionNotFound")
 
     def history(self, revision: str) -> list[Commit]:
-        """Return the commits up to `revision`, the newest first.
-
-        Raises:
-            Refused: The revision does not exist.
-        """
+        """Return the commits up to `revision`, the newest first, or refuse with 404."""
         last = self.at(revision)
         for commits in self.branches.values():
             if last in commits:

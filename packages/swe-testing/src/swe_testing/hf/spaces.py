@@ -79,7 +79,7 @@ class Spaces:
         return web.json_response([HARDWARE[name] for name in self._hub.hardware])
 
     async def _runtime(self, request: web.Request) -> web.Response:
-        return self._told(self._hub.readable(request, "space"))
+        return self._public(self._hub.readable(request, "space"))
 
     async def _hardware(self, request: web.Request) -> web.Response:
         repo, asked = await self._asked(request)
@@ -110,12 +110,12 @@ class Spaces:
     async def _sleep(self, request: web.Request) -> web.Response:
         repo, asked = await self._asked(request)
         _space(repo).sleep_time = asked["seconds"]
-        return self._told(repo)
+        return self._public(repo)
 
     async def _pause(self, request: web.Request) -> web.Response:
         repo = self._hub.writable(request, "space")
         _space(repo).paused = True
-        return self._told(repo)
+        return self._public(repo)
 
     async def _restart(self, request: web.Request) -> web.Response:
         repo = self._hub.writable(request, "space")
@@ -148,9 +148,9 @@ class Spaces:
         """Start a Space again that was built before."""
         if repo.id in self._built:
             self._start(_space(repo))
-        return self._told(repo)
+        return self._public(repo)
 
-    def _told(self, repo: Repo) -> web.Response:
+    def _public(self, repo: Repo) -> web.Response:
         space, stage = _space(repo), self.stage(repo)
         current = space.hardware if stage in _ALIVE else None
         return web.json_response(

@@ -19,8 +19,7 @@ class RowsConfig(Config):
     """`[tasks.rows]`: a file or a data set."""
 
     file: Path | None = Field(
-        default=None,
-        description=".jsonl, .json or .parquet file, or a data set directory",
+        default=None, description=".jsonl, .json or .parquet file, or a data set directory"
     )
     dataset: str | None = Field(default=None, description="OWNER/NAME on the Hub")
     split: str | None = Field(default=None, description="split; unset: the only one, else test, else train")

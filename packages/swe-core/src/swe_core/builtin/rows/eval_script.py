@@ -24,7 +24,8 @@ _NO_INDEX = "export PIP_NO_INDEX=1  # the sandbox reaches none: pip is to fail a
 def eval_script_task(row: Row) -> Task:
     """Return the task of a row with `eval_script`, `log_parser`, and an image in `image` or `image_name`.
 
-    See `families.task_of` for errors."""
+    See `families.task_of` for errors.
+    """
     fields = row.common()
     column = "image" if row.has("image") else "image_name"
     if row.has("image") and row.has("image_name") and row.columns["image"] != row.columns["image_name"]:

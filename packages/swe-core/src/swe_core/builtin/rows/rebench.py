@@ -13,7 +13,8 @@ def rebench_task(row: Row) -> Task:
     """Return the task of a row of SWE-rebench; see `families.task_of` for errors.
 
     V1 has the repository in /testbed and a command that the test files are appended to. V2 names the row's
-    `language`, has the repository in a directory of its own name, and complete commands."""
+    `language`, has the repository in a directory of its own name, and complete commands.
+    """
     fields = row.common()
     config = row.table("install_config")
     parser = row.log_parser("install_config.log_parser", config.get("log_parser"))

@@ -35,7 +35,8 @@ def is_smith(row: Row) -> bool:
 def smith_task(row: Row) -> Task:
     """Return the task of a row of SWE-smith: `patch` is the bug, its reverse the gold patch.
 
-    See `families.task_of` for errors."""
+    See `families.task_of` for errors.
+    """
     repo = row.text("repo", blank=False)
     known = _REPO.fullmatch(repo)
     if not known:

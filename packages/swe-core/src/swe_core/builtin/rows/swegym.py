@@ -34,7 +34,8 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 def swegym_task(row: Row) -> Task:
     """Return the task of a row of SWE-Gym; see `families.task_of` for errors.
 
-    Other repositories have no published image and no known command: such a row must have both."""
+    Other repositories have no published image and no known command: such a row must have both.
+    """
     fields = row.common()
     command = None if row.has("test_command") else _test_command(row, fields["repo"])
     ours = fields["repo"] in TEST_COMMANDS or fields["repo"] == _MYPY

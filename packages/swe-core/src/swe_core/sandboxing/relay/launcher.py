@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -17,14 +17,14 @@ from swe_core.errors import SandboxDied, SandboxError
 from swe_core.sandboxing.background import helper_task_group
 from swe_core.sandboxing.relay.frames import ProtocolError
 
-READY_TIMEOUT = 60.0
+_READY_TIMEOUT = 60.0
 """Seconds until the program inside listens; many sandboxes may start on few cores."""
-KILL_TIMEOUT = 10.0
+_KILL_TIMEOUT = 10.0
 _TAIL = 2000
 _READY = re.compile(rb"ready((?: [0-9]{1,5})+)")
 _LAST_PORT = 65535
 
-NO_INTERPRETER = 69  # EX_UNAVAILABLE
+_NO_INTERPRETER = 69  # EX_UNAVAILABLE
 # The programs travel as arguments: no file to leave behind or to trust.
 _SCRIPT = f"""
 py=$1 js=$2
@@ -39,7 +39,7 @@ for node in node nodejs {ASSETS_DIR}/*/bin/node; do
     exec "$node" --input-type=module -e "$js" "$@"
   fi
 done
-exit {NO_INTERPRETER}
+exit {_NO_INTERPRETER}
 """
 
 
@@ -66,21 +66,6 @@ def _sources(name: str) -> tuple[str, str]:
     return (package / f"{name}.py").read_text(), (package / f"{name}.mjs").read_text()
 
 
-def command(name: str, *arguments: str) -> Sequence[str]:
-    """Return the argv that runs the program `name` of this package inside a sandbox.
-
-    Its exit code is `NO_INTERPRETER` where there is neither Python >= 3.6 nor Node."""
-    return ["sh", "-c", _SCRIPT, "sh", *_sources(name), *arguments]
-
-
-def no_interpreter(sandbox: Sandbox) -> SandboxError:
-    """Return the error for the exit code `NO_INTERPRETER`."""
-    return NotStarted(
-        f"the sandbox {sandbox.id!r} has neither python3 (>= 3.6) nor node, one of which must relay its "
-        "LLM calls; use an image with either, or an agent whose assets bring a node"
-    )
-
-
 @asynccontextmanager
 async def running(
     sandbox: Sandbox, name: str, *arguments: str, stdin: bytes | None = None, ports: int = 1
@@ -97,20 +82,21 @@ async def running(
         ProtocolError: The program does not print what ours prints.
         SandboxDied: The sandbox has exited.
     """
-    process = await sandbox.start(command(name, *arguments), cwd="/", stdin=stdin)
+    argv = ["sh", "-c", _SCRIPT, "sh", *_sources(name), *arguments]
+    process = await sandbox.start(argv, cwd="/", stdin=stdin)
     try:
         async with helper_task_group() as tasks:
             ended = anyio.Event()
             try:
-                with anyio.fail_after(READY_TIMEOUT):
+                with anyio.fail_after(_READY_TIMEOUT):
                     found: tuple[int, ...] = await tasks.start(_watch, sandbox, process, ended, ports)
             except TimeoutError:
                 raise NotStarted(
-                    f"the relay did not start within {READY_TIMEOUT:g} s in the sandbox {sandbox.id!r}"
+                    f"the relay did not start within {_READY_TIMEOUT:g} s in the sandbox {sandbox.id!r}"
                 ) from None
             yield Program(found, ended)
     finally:
-        with anyio.move_on_after(KILL_TIMEOUT, shield=True), suppress(SandboxDied):
+        with anyio.move_on_after(_KILL_TIMEOUT, shield=True), suppress(SandboxDied):
             await process.kill()
 
 
@@ -144,8 +130,11 @@ async def _watch(
     if ready:
         ended.set()
         return
-    if exit_code == NO_INTERPRETER:
-        raise no_interpreter(sandbox)
+    if exit_code == _NO_INTERPRETER:
+        raise NotStarted(
+            f"the sandbox {sandbox.id!r} has neither python3 (>= 3.6) nor node, one of which must relay its "
+            "LLM calls; use an image with either, or an agent whose assets bring a node"
+        )
     why = said["stderr"].decode(errors="replace").strip() or f"exit code {exit_code}"
     raise NotStarted(f"the relay did not start in the sandbox {sandbox.id!r}: {why}")
 

@@ -35,21 +35,14 @@ from swe_core.sandboxing.relay.transport import HttpTransport, Transport, Transp
 from swe_core.sandboxing.relay.unix_socket import address_of
 from swe_core.system.redaction import redact
 
-__all__ = [
-    "HttpTransport",
-    "Timing",
-    "Transport",
-    "TransportError",
-    "http_client",
-    "reach_by_pull",
-]
+__all__ = ["HttpTransport", "Timing", "Transport", "TransportError", "http_client", "reach_by_pull"]
 
-_END, _LIE, _ENOUGH = 1, 4, 20
+_ENDED, _BROKEN, _MAX_PENALTY = 1, 4, 20
 """Points for a program that ends soon and for one that breaks the protocol; and the sum that makes the
 sandbox a broken one. A program that ran well resets the sum."""
 _STABLE = 30.0
 """Seconds from start to end of a program that ran well."""
-_PAGES = 5
+_MAX_IMPOSTURES = 5
 """Consecutive times that the transport answers by itself before it is given up."""
 
 log = logging.getLogger(__name__)
@@ -86,21 +79,21 @@ async def reach_by_pull(
     # not be repeated. No request uses TLS, so no certificates are loaded.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncHTTPTransport(verify=False, trust_env=False, limits=limits) as client:
-        keeper = RelaySupervisor(sandbox, endpoint, client, connect, timing or Timing())
+        supervisor = RelaySupervisor(sandbox, endpoint, client, connect, timing or Timing())
         async with helper_task_group() as tasks:
             try:
-                with anyio.fail_after(keeper.timing.open):
-                    port: int = await tasks.start(keeper.run)
+                with anyio.fail_after(supervisor.timing.open):
+                    port: int = await tasks.start(supervisor.run)
             except TimeoutError:
-                why = f": {keeper.trouble}" if keeper.trouble else ""
+                why = f": {supervisor.trouble}" if supervisor.trouble else ""
                 raise SandboxError(
                     f"the relay in the sandbox {sandbox.id!r} could not be reached within "
-                    f"{keeper.timing.open:g} s{why}"
+                    f"{supervisor.timing.open:g} s{why}"
                 ) from None
-            tasks.start_soon(_cancel_after, keeper.ended, tasks.cancel_scope)
+            tasks.start_soon(_cancel_after, supervisor.ended, tasks.cancel_scope)
             yield f"http://127.0.0.1:{port}"
-        if keeper.failure is not None:
-            raise keeper.failure
+        if supervisor.failure is not None:
+            raise supervisor.failure
 
 
 class RelaySupervisor:
@@ -128,8 +121,8 @@ class RelaySupervisor:
         self.failure: SandboxDied | None = None
         """Why it failed for good."""
         self._listens = False  # whether the program was pulled from since its start
-        self._doubts = 0
-        self._pages = 0
+        self._penalty = 0
+        self._impostures = 0
 
     async def run(self, *, task_status: TaskStatus[int]) -> None:
         """Report the agent's port after the first pull; run until cancelled or until the sandbox has exited.
@@ -140,7 +133,7 @@ class RelaySupervisor:
 
         def opened() -> None:
             self._listens = True
-            self._pages = 0
+            self._impostures = 0
             if not self._open:
                 self._open = True
                 task_status.started(self._port)
@@ -151,7 +144,7 @@ class RelaySupervisor:
             self._listens = False
             error: SandboxError | None = None
             try:
-                await self._live(opened)
+                await self._run_once(opened)
             except SandboxDied:
                 if not self._open:
                     raise
@@ -162,7 +155,7 @@ class RelaySupervisor:
                 log.warning("the relay in the sandbox %r is started again: %s", self._sandbox.id, caught)
                 error = caught
             stable = self._listens and anyio.current_time() - started > _STABLE
-            await self._judge(error, stable)
+            await self._note_end(error, stable)
             if stable:
                 backoff.reset()
             if self.failure is None:
@@ -171,7 +164,7 @@ class RelaySupervisor:
             raise self.failure
         self.ended.set()
 
-    async def _judge(self, error: SandboxError | None, stable: bool) -> None:
+    async def _note_end(self, error: SandboxError | None, stable: bool) -> None:
         """Find who caused the end of a program, and whether the relay has failed for good.
 
         Args:
@@ -179,19 +172,19 @@ class RelaySupervisor:
             stable: Whether it ran well until then.
         """
         if isinstance(error, Imposture) and await self._answers_by_itself():
-            self._pages += 1
-            if self._pages >= _PAGES:
+            self._impostures += 1
+            if self._impostures >= _MAX_IMPOSTURES:
                 self.failure = SandboxDied(
                     f"the sandbox {self._sandbox.id!r} cannot be reached: for minutes the way to its ports "
                     "has answered by itself, also where nothing can listen"
                 )
         elif isinstance(error, ProtocolError):
-            self._doubts += _LIE
+            self._penalty += _BROKEN
         elif stable:
-            self._doubts = 0
+            self._penalty = 0
         elif error is None or isinstance(error, NotStarted):
-            self._doubts += _END
-        if self._doubts >= _ENOUGH:
+            self._penalty += _ENDED
+        if self._penalty >= _MAX_PENALTY:
             why = error or f"it ended, each time within {_STABLE:g} s"
             self.failure = SandboxBroken(
                 f"the code inside broke the sandbox {self._sandbox.id!r}: what runs there as its relay was "
@@ -210,7 +203,7 @@ class RelaySupervisor:
             return True
         return False
 
-    async def _live(self, opened: Callable[[], None]) -> None:
+    async def _run_once(self, opened: Callable[[], None]) -> None:
         """Run the program once, until it ends or breaks the protocol."""
         secret = secrets.token_bytes(32)  # a new one each time: the last one may be known inside
         redact(secret.hex(), temporary=True)

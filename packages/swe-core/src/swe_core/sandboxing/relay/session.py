@@ -57,13 +57,7 @@ async def converse(
     outbox, pace = Outbox(), Pace(anyio.current_time)
     calls = Calls(endpoint, client, outbox, pace, start)
     puller = Puller(
-        transport,
-        secret,
-        timing,
-        take=calls.take,
-        opened=opened,
-        failed=failed,
-        buffered=pace.slow_down,
+        transport, secret, timing, take=calls.take, opened=opened, failed=failed, buffered=pace.slow_down
     )
     pusher = Pusher(transport, secret, timing, outbox, pace, lambda: puller.taken)
     async with anyio.create_task_group() as tasks:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from pathlib import Path
 from typing import Protocol
 
 import httpx
 
 from swe_core.errors import SandboxError
 
-_TOLD = 200
+_QUOTED = 200
 _OK = 200
 _MAX_ERROR = 1 << 10
 MAX_ANSWER = 4 << 10
@@ -22,7 +21,8 @@ MAX_ANSWER = 4 << 10
 class TransportError(SandboxError):
     """A request to a control port failed: no answer, an incomplete one, or a status other than 200.
 
-    The relay retries, so this error is raised only if no request ever succeeds."""
+    The relay retries, so this error is raised only if no request ever succeeds.
+    """
 
 
 class Transport(Protocol):
@@ -32,7 +32,8 @@ class Transport(Protocol):
     off, and both sides prove their identity. Several requests run at once. Cancelling ends a request.
 
     Nothing can listen on the port 0, so a request to it must fail. This tells a transport that answers by
-    itself, such as a proxy with a page for everything, from a program that was replaced."""
+    itself, such as a proxy with a page for everything, from a program that was replaced.
+    """
 
     def pull(
         self, path: str, headers: Mapping[str, str]
@@ -57,21 +58,15 @@ class Transport(Protocol):
         ...
 
 
-def http_client(*, uds: Path | None = None) -> httpx.AsyncClient:
+def http_client() -> httpx.AsyncClient:
     """Return a client for `HttpTransport`. The caller closes it; one serves all sandboxes of a provider.
 
     It has no time limits (the relay has), no limit on connections, and no cookies: those of one sandbox would
     go to all others.
-
-    Args:
-        uds: A unix socket to connect to, for every host name.
     """
-    transport = None
     none = CookieJar(DefaultCookiePolicy(allowed_domains=()))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    if uds is not None:
-        transport = httpx.AsyncHTTPTransport(uds=str(uds), limits=limits)
-    return httpx.AsyncClient(timeout=None, limits=limits, transport=transport, cookies=none)
+    return httpx.AsyncClient(timeout=None, limits=limits, cookies=none)
 
 
 def _no_headers() -> Mapping[str, str]:
@@ -154,7 +149,7 @@ async def _accepted(response: httpx.Response) -> None:
     coding = response.headers.get("Content-Encoding", "identity")
     if coding.lower() != "identity":
         raise TransportError(
-            f"a request to the relay inside was answered in the encoding {coding[:_TOLD]!r}, expected none"
+            f"a request to the relay inside was answered in the encoding {coding[:_QUOTED]!r}, expected none"
         )
 
 
@@ -163,5 +158,5 @@ def _failed(error: httpx.HTTPError) -> TransportError:
 
 
 def _refused(response: httpx.Response, body: bytes) -> TransportError:
-    said = " ".join(body[:_TOLD].decode(errors="replace").split())
+    said = " ".join(body[:_QUOTED].decode(errors="replace").split())
     return TransportError(f"a request to the relay inside was answered with {response.status_code}: {said}")

@@ -28,9 +28,11 @@ class Answers(BaseHTTPRequestHandler):
         return "host"
 
     def json(self, value: Any, status: int = 200) -> None:
-        self.whole(json.dumps(value).encode(), status, "application/json")
+        self.send_body(json.dumps(value).encode(), status, "application/json")
 
-    def whole(self, data: bytes, status: int = 200, content_type: str = "application/octet-stream") -> None:
+    def send_body(
+        self, data: bytes, status: int = 200, content_type: str = "application/octet-stream"
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(data)))

@@ -14,7 +14,8 @@ def main() -> None:
     """Run the JSON file of the command line. It holds secrets, so it is deleted at once.
 
     Its keys are `command` (argv), `env`, and for a sandbox `server` (`socket`, `token`, `idle_timeout`,
-    `capacity` (a pool's host, else null), `ping`)."""
+    `capacity` (a pool's host, else null), `ping`).
+    """
     with open(sys.argv[1], "rb") as file:
         config = json.load(file)
     os.unlink(sys.argv[1])

@@ -22,10 +22,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     request_queue_size = 256
 
     def __init__(
-        self,
-        settings: dict[str, Any],
-        env: dict[str, str],
-        handler: type[socketserver.BaseRequestHandler],
+        self, settings: dict[str, Any], env: dict[str, str], handler: type[socketserver.BaseRequestHandler]
     ) -> None:
         self.ping = settings["ping"]
         self.capacity = settings["capacity"]

@@ -112,7 +112,8 @@ class Space:
     def path(self, path: str) -> str:
         """Resolve a path of the API: a pooled sandbox's paths are relative to its home.
 
-        No component may be a symbolic link, except for the last one of a path that is only inspected."""
+        No component may be a symbolic link, except for the last one of a path that is only inspected.
+        """
         if self.home is None and not path.startswith("/"):
             raise Refused(400, f"path must be absolute: {path}")
         names = [name for name in os.path.normpath("/" + path).split("/") if name]
