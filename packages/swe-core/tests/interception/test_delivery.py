@@ -206,4 +206,4 @@ async def test_what_cannot_be_recorded_fails_the_rollout(
     async with server.session(Saying(), who(), lambda _: None, on_undelivered=full) as gate:
         async with by_hand(server, gate) as http:
             await ask(http)
-    assert "what was not delivered could not be recorded: OSError" in str(gate.failure)
+    assert "undelivered replies could not be recorded: OSError" in str(gate.failure)

@@ -137,7 +137,7 @@ class Gate:
         """Wait until the engine fails for good, and return the error."""
         await self._failed.wait()
         if self.failure is None:
-            raise RuntimeError("the gate says failed without a failure")
+            raise RuntimeError("the gate has failed without a failure")
         return self.failure
 
     async def ending(self) -> None:
@@ -230,7 +230,7 @@ class Gate:
             ):
                 self._on_undelivered(lost)
         except Exception as problem:  # as in _record
-            self.fail(EngineError(f"what was not delivered could not be recorded: {sentence(problem)}"))
+            self.fail(EngineError(f"undelivered replies could not be recorded: {sentence(problem)}"))
 
     def ledger(self, no_reward: str | None = None) -> Ledger | None:
         """Return the ledger of all tokens of the calls; None where the engine does not own the tokens.
@@ -297,7 +297,7 @@ class Gate:
             try:
                 return _Ended(redacted(_cut(call.pieces(), sampled), self._redactor), sampled, "wall")
             except Exception as error:  # a plugin's pieces and tokens
-                outcome = EngineProtocolError(f"what the engine said so far is no reply: {sentence(error)}")
+                outcome = EngineProtocolError(f"the engine's partial reply is invalid: {sentence(error)}")
         if outcome is None:
             return _Ended(RolloutOver(OVER), sampled, "aborted", OVER)
         failure = outcome if isinstance(outcome, EngineError) else EngineError(sentence(outcome))
@@ -357,7 +357,7 @@ class Gate:
         except LedgerError as problem:
             failure: EngineError = problem
         except Exception as problem:  # a plugin's tokens
-            failure = EngineProtocolError(f"call {self.turns} has tokens that are none: {sentence(problem)}")
+            failure = EngineProtocolError(f"call {self.turns} has invalid tokens: {sentence(problem)}")
         self.fail(failure)
         return None, sentence(failure)
 

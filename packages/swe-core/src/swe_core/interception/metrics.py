@@ -31,7 +31,7 @@ class Metrics:
         )
         self.replays = Counter("swe_replays", "Repeated requests, not sampled again", registry=registry)
         self.dropped = Counter(
-            "swe_dropped_connections", "Clients that left before their reply was whole", registry=registry
+            "swe_dropped_connections", "Clients that left before their reply was complete", registry=registry
         )
         self.refused = Counter(
             "swe_over_budget", "Calls answered with the length answer", ("budget",), registry=registry

@@ -122,13 +122,13 @@ class _Text:
         """Return what may be sent after `text`."""
         gone = self._gone
         known = gone + self._held + text
-        said, held = self._redactor.split(known)
+        safe, held = self._redactor.split(known)
         begun = len(known) - len(held)
         if begun < len(gone):
             self._gone, self._held = gone[begun:], held[len(gone) - begun :]
             return ""
         self._gone, self._held = "", held
-        return said[len(gone) :] if said.startswith(gone) else said
+        return safe[len(gone) :] if safe.startswith(gone) else safe
 
     def let_go(self) -> str:
         """Return the held text, if it is too short to reveal a secret."""
@@ -147,8 +147,8 @@ class _Text:
 
     def rest(self) -> str:
         """Return the held text at the end; the sent text may begin a secret that ends here."""
-        said = self._redactor.text(self._gone + self._held)
-        return said[len(self._gone) :] if said.startswith(self._gone) else said
+        safe = self._redactor.text(self._gone + self._held)
+        return safe[len(self._gone) :] if safe.startswith(self._gone) else safe
 
 
 def _is_joined(key: str, value: object) -> bool:

@@ -24,7 +24,7 @@ from swe_testing.sandbox.network import NetworkTests
 
 
 class SandboxConformance(CommandTests, FileTests, LimitTests, NetworkTests, KernelTests, LifecycleTests):
-    """All of it. What to give is in `swe_testing.sandbox.base.SandboxSuite`."""
+    """All tests. `swe_testing.sandbox.base.SandboxSuite` lists what a subclass provides."""
 
 
 __all__ = ["SandboxConformance"]

@@ -1,4 +1,4 @@
-"""What the parts of the sandbox suite share: the fixtures that a provider's author gives, and helpers."""
+"""Fixtures and helpers of the sandbox suite."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from swe_core.api.sandbox import Process, Sandbox, SandboxProvider, SandboxSpec
 
 PATIENCE = 120.0
-"""Seconds after which something that should have happened at once has not happened."""
+"""Seconds until something that should happen at once has failed."""
 
 
 class SandboxSuite:
-    """Base of the suite. A subclass gives the fixtures `provider` and `spec`, and `leftovers`.
+    """Base of the suite. A subclass provides the fixtures `provider` and `spec`, and `leftovers`.
 
     The class attributes say what a provider cannot do. Each turns tests off, so set one only where the
     provider says the same in its `notes()` or documentation.
@@ -45,7 +45,7 @@ class SandboxSuite:
         raise NotImplementedError("give a fixture 'spec' that returns a SandboxSpec that your provider opens")
 
     def leftovers(self, provider: SandboxProvider) -> Collection[str]:
-        """Whatever exists on the host because of sandboxes of this process: containers, directories, …"""
+        """Return what exists on the host for sandboxes of this process: containers, directories, …"""
         raise NotImplementedError("define 'leftovers' to list what your provider has running on the host")
 
     @pytest.fixture
@@ -56,19 +56,19 @@ class SandboxSuite:
 
 
 def unique_seconds() -> str:
-    """A duration for `sleep`, long, and unlike any other: it finds the process again."""
+    """Return a long, unique duration for `sleep`, which identifies the process."""
     return f"1000.{secrets.randbelow(10**9):09}"
 
 
 async def runs(sandbox: Sandbox, marker: str) -> bool:
-    """Whether a process with `marker` among its arguments is alive in the sandbox."""
+    """Return whether a process with `marker` among its arguments runs in the sandbox."""
     script = 'for file in /proc/[0-9]*/cmdline; do tr "\\0" " " <"$file"; echo; done 2>/dev/null'
     listed = await sandbox.exec(["sh", "-c", script])
     return marker in listed.text
 
 
 async def until_runs(sandbox: Sandbox, marker: str) -> None:
-    """Wait until a process with `marker` among its arguments is there."""
+    """Wait until a process with `marker` among its arguments runs."""
     with anyio.fail_after(PATIENCE):
         while not await runs(sandbox, marker):  # noqa: ASYNC110 (nothing inside tells us)
             await anyio.sleep(0.02)
@@ -82,5 +82,5 @@ async def python(sandbox: Sandbox, program: str, *arguments: str, timeout: float
 
 
 async def drain(process: Process) -> bytes:
-    """Everything that a process prints to stdout."""
+    """Return everything that a process prints to stdout."""
     return b"".join([chunk async for stream, chunk in process.output() if stream == "stdout"])

@@ -1,4 +1,4 @@
-"""Commands: how they end, what they read and print, and how they are killed."""
+"""Commands: exit codes, input and output, and kills."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class CommandTests(SandboxSuite):
         [("true", 0), ("exit 3", 3), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137)],
     )
     async def test_exit_code(self, sandbox: Sandbox, script: str, code: int) -> None:
-        """A command's exit code is its own; 128+N where signal N killed it."""
+        """128+N where signal N killed the command."""
         assert (await sandbox.exec(["sh", "-c", script])).exit_code == code
 
     async def test_program_not_found(self, sandbox: Sandbox) -> None:
-        """A program that is not there is a command that failed with 127, not an exception."""
+        """A missing program is a command that failed with 127, not an exception."""
         assert (await sandbox.exec(["no-such-program"])).exit_code == 127
         assert (await sandbox.exec(["/no/such/program"])).exit_code == 127
 
@@ -37,18 +37,16 @@ class CommandTests(SandboxSuite):
         assert (await sandbox.exec([f"{HOME_DIR}/data"])).exit_code == 126
 
     async def test_streams_are_kept_apart(self, sandbox: Sandbox) -> None:
-        """stdout and stderr do not mix."""
         done = await sandbox.exec(["sh", "-c", "echo out; echo err >&2"])
         assert done == ExecResult(0, b"out\n", b"err\n")
 
     async def test_stdin(self, sandbox: Sandbox) -> None:
-        """stdin carries any bytes, and ends."""
         data = os.urandom(2**20) + bytes(range(256))
         assert (await sandbox.exec(["cat"], stdin=data, timeout=PATIENCE)).stdout == data
         assert (await sandbox.exec(["cat"], stdin=b"", timeout=PATIENCE)).stdout == b""
 
     async def test_no_stdin_is_an_empty_one(self, sandbox: Sandbox) -> None:
-        """Without stdin a reader sees the end at once instead of waiting."""
+        """A reader sees the end at once instead of waiting."""
         done = await sandbox.exec(["cat"], timeout=PATIENCE)
         assert (done.exit_code, done.stdout) == (0, b"")
 
@@ -68,7 +66,7 @@ class CommandTests(SandboxSuite):
         assert done.text.strip() == "100000"
 
     async def test_environment(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
-        """`spec.env` is everybody's, `env` is one command's and wins; HOME is private and writable."""
+        """`spec.env` is for all commands, `env` for one, and it wins; HOME is private and writable."""
         spec = spec.model_copy(update={"env": {**spec.env, "OF_SPEC": "1", "BOTH": "spec"}})
         async with provider.open(spec) as sandbox:
             done = await sandbox.exec(["env"], env={"BOTH": "command", "ODD": "a=b c\n'\""})
@@ -83,7 +81,7 @@ class CommandTests(SandboxSuite):
     async def test_host_environment_does_not_leak(
         self, provider: SandboxProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Keys in the host's environment are no business of the sandbox."""
+        """Keys in the host's environment stay outside."""
         secret = secrets.token_hex(8)
         monkeypatch.setenv("SWE_TEST_API_KEY", secret)
         async with provider.open(spec) as sandbox:
@@ -97,7 +95,7 @@ class CommandTests(SandboxSuite):
         assert await sandbox.read(f"{sandbox.spec.workdir}/made-here") == b"yes\n"
 
     async def test_output_comes_while_the_command_runs(self, sandbox: Sandbox) -> None:
-        """The first line is here before the command is allowed to print the second."""
+        """The first line arrives before the command may print the second."""
         script = "echo one; until [ -e go ]; do sleep 0.02; done; echo two"
         process = await sandbox.start(["sh", "-c", script])
         chunks: list[bytes] = []
@@ -125,7 +123,7 @@ class CommandTests(SandboxSuite):
         assert peak < 16 * 2**20
 
     async def test_output_is_cut(self, sandbox: Sandbox) -> None:
-        """Of a long stream the start is kept and the rest read and thrown away."""
+        """The start of a long stream is kept, the rest is read and dropped."""
         script = "echo start; head -c 5000000 /dev/zero; echo short >&2; exit 4"
         done = await sandbox.exec(["sh", "-c", script], max_output=1000, timeout=PATIENCE)
         assert done == ExecResult(4, b"start\n" + bytes(994), b"short\n", truncated=True)
@@ -133,13 +131,13 @@ class CommandTests(SandboxSuite):
         assert whole == ExecResult(0, b"123\n", b"")
 
     async def test_last_words_are_not_lost(self, sandbox: Sandbox) -> None:
-        """What a command prints right before it ends arrives, every time."""
+        """Output right before the end of a command always arrives."""
         for _ in range(20):
             done = await sandbox.exec(["sh", "-c", "head -c 50000 /dev/zero; echo e >&2"])
             assert (len(done.stdout), done.stderr) == (50_000, b"e\n")
 
     async def test_timeout_kills_the_whole_tree(self, sandbox: Sandbox) -> None:
-        """Children, grandchildren, and those that left session and parent behind."""
+        """Children, grandchildren, and processes that left session and parent."""
         marks = [unique_seconds() for _ in range(3)]
         script = f"(setsid sleep {marks[0]} &); setsid sh -c 'sleep {marks[1]}' & sleep {marks[2]}"
         started = time.monotonic()
@@ -156,7 +154,7 @@ class CommandTests(SandboxSuite):
             await sandbox.exec(["sh", "-c", "exec >&- 2>&-; sleep 100"], timeout=0.5)
 
     async def test_cancellation_kills(self, sandbox: Sandbox) -> None:
-        """Whoever stops waiting for `exec` leaves nothing running."""
+        """A cancelled `exec` leaves nothing running."""
         mark = unique_seconds()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sandbox.exec, ["sh", "-c", f"setsid sleep {mark} & wait"])
@@ -165,7 +163,7 @@ class CommandTests(SandboxSuite):
         assert not await runs(sandbox, mark)
 
     async def test_kill(self, sandbox: Sandbox) -> None:
-        """`kill` ends one command with all its children and no other one; again, it does nothing."""
+        """`kill` ends one command with all its children and no other one; a second call does nothing."""
         mark, other = unique_seconds(), unique_seconds()
         bystander = await sandbox.start(["sleep", other])
         process = await sandbox.start(["sh", "-c", f"setsid sleep {mark} & wait"])
@@ -180,7 +178,7 @@ class CommandTests(SandboxSuite):
         assert not await runs(sandbox, other)
 
     async def test_background_child_lives_on(self, sandbox: Sandbox) -> None:
-        """A child that keeps the streams open delays nobody, and dies with `kill_all`."""
+        """A child that keeps the streams open delays nothing, and dies with `kill_all`."""
         mark = unique_seconds()
         done = await sandbox.exec(["sh", "-c", f"sleep {mark} & echo started"], timeout=PATIENCE)
         assert done == ExecResult(0, b"started\n", b"")
@@ -189,7 +187,7 @@ class CommandTests(SandboxSuite):
         assert not await runs(sandbox, mark)
 
     async def test_kill_all_ends_commands(self, sandbox: Sandbox) -> None:
-        """Whoever waits for a command that `kill_all` killed is told so."""
+        """Callers that wait for a killed command get its end."""
         process = await sandbox.start(["sleep", unique_seconds()])
         await sandbox.kill_all()
         with anyio.fail_after(PATIENCE):
@@ -197,7 +195,6 @@ class CommandTests(SandboxSuite):
         assert (await sandbox.exec(["echo", "usable"])).stdout == b"usable\n"
 
     async def test_many_commands_at_once(self, sandbox: Sandbox) -> None:
-        """Twenty at the same time, and each gets its own answer."""
         said: dict[int, bytes] = {}
 
         async def ask(number: int) -> None:

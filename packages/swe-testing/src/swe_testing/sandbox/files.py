@@ -23,11 +23,11 @@ _CHANGES = (
     'above=${1%/*}; mv "$above" away; mkdir -p "$above"; echo changed >"$1"',
     'mv package moved; mkdir -p "${1%/*}"; echo changed >"$1"',
 )
-"""What code inside could try on the file $1."""
+"""Attempts of code inside to change the file $1."""
 
 
 def archive_of(files: dict[str, bytes], mode: str) -> bytes:
-    """A tar archive; `mode` as in tarfile.open, "w" or "w:gz"."""
+    """Return a tar archive; `mode` as in tarfile.open, "w" or "w:gz"."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode) as archive:  # type: ignore[call-overload]  # `mode` is one of two
         for name, content in files.items():
@@ -56,14 +56,14 @@ class FileTests(SandboxSuite):
         "content", [b"", b"text\n", bytes(range(256)) * 4, os.urandom(4_000_000)], ids=len
     )
     async def test_write_and_read(self, sandbox: Sandbox, content: bytes) -> None:
-        """Any bytes come back as they were; parents are made; a second write replaces."""
+        """Bytes stay unchanged; parents are made; a second write replaces."""
         path = f"{HOME_DIR}/new/parents/file with 'odd' näme"
         await sandbox.write(path, b"something longer than nothing")
         await sandbox.write(path, content)
         assert await sandbox.read(path) == content
 
     async def test_write_mode(self, sandbox: Sandbox) -> None:
-        """The mode is the file's, also where the file was there before."""
+        """The mode applies also to an existing file."""
         path = f"{HOME_DIR}/secret"
         for mode in (0o600, 0o755):
             await sandbox.write(path, b"#!/bin/sh\nexit 5\n", mode=mode)
@@ -71,7 +71,7 @@ class FileTests(SandboxSuite):
         assert (await sandbox.exec([path])).exit_code == 5
 
     async def test_read_errors_name_the_file(self, sandbox: Sandbox) -> None:
-        """Absent, a directory, too large: a SandboxError each, with the path."""
+        """Absent, a directory, too large: a SandboxError with the path."""
         await sandbox.write(f"{HOME_DIR}/large", bytes(1001))
         for path, limit in ((f"{HOME_DIR}/absent", 10**6), (HOME_DIR, 10**6), (f"{HOME_DIR}/large", 1000)):
             with pytest.raises(SandboxError, match=repr(path)):
@@ -85,14 +85,13 @@ class FileTests(SandboxSuite):
 
     @pytest.mark.parametrize("mode", ["w", "w:gz"])
     async def test_put_archive(self, sandbox: Sandbox, mode: str) -> None:
-        """Plain and gzip archives are unpacked into a directory that is made, modes kept."""
+        """Plain and gzip archives are unpacked into a new directory, with modes."""
         archive = archive_of({"top": b"#!/bin/sh\necho top\n", "sub/file": bytes(70_000)}, mode)
         await sandbox.put_archive(f"{HOME_DIR}/made/here", archive)
         assert (await sandbox.exec([f"{HOME_DIR}/made/here/top"])).stdout == b"top\n"
         assert await sandbox.read(f"{HOME_DIR}/made/here/sub/file") == bytes(70_000)
 
     async def test_put_archive_that_is_none(self, sandbox: Sandbox) -> None:
-        """Bytes that are no archive are a SandboxError."""
         with pytest.raises(SandboxError, match=f"{HOME_DIR}/nothing"):
             await sandbox.put_archive(f"{HOME_DIR}/nothing", b"this is no archive" * 100)
 
@@ -116,7 +115,7 @@ class FileTests(SandboxSuite):
     async def test_repository_is_private(
         self, provider: SandboxProvider, spec: SandboxSpec, repository: Path
     ) -> None:
-        """Each sandbox changes its own copy: neither the host nor another sandbox sees it."""
+        """Each sandbox changes its own copy, invisible to the host and other sandboxes."""
         spec = spec.model_copy(update={"repository": repository})
         change = (
             "echo changed >package/module.py && rm -r package/deep && mkdir package/deep && echo new "
@@ -134,7 +133,6 @@ class FileTests(SandboxSuite):
         assert sorted(os.listdir(repository)) == ["link", "package", "script"]
 
     async def test_host_files_are_not_visible(self, sandbox: Sandbox, tmp_path: Path) -> None:
-        """A file of the host that nobody asked for is not there."""
         if not self.isolates:
             pytest.skip("this provider does not isolate")
         secret = tmp_path / "secret"
@@ -146,7 +144,6 @@ class FileTests(SandboxSuite):
     async def test_links_in_the_repository_are_no_way_out(
         self, provider: SandboxProvider, spec: SandboxSpec, tmp_path: Path
     ) -> None:
-        """A symbolic link in the repository leads nowhere but inside."""
         if not self.isolates:
             pytest.skip("this provider does not isolate")
         secret = tmp_path / "secret"
@@ -159,8 +156,7 @@ class FileTests(SandboxSuite):
             assert (done.exit_code, done.stdout) == (1, b"")
 
     async def test_protect(self, provider: SandboxProvider, spec: SandboxSpec, repository: Path) -> None:
-        """Where the provider can do it, a protected file stays what it is, and all else can be changed; where
-        it cannot, it says so and changes nothing."""
+        """Only a protected file stays unchanged; or the provider says that it cannot protect."""
         spec = spec.model_copy(update={"repository": repository, "write_protect": True})
         async with provider.open(spec) as sandbox:
             below = f"{spec.workdir}/package"

@@ -1,4 +1,4 @@
-"""The kernel that a sandbox may share with its host: what no namespace confines."""
+"""The host's kernel, as far as no namespace confines it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KEYCTL_UNLINK = 9
 _KEY_CALLS = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}
 """The numbers of add_key, request_key and keyctl."""
 
-# Looks for a key by its name and its number; prints by which ways its payload, or its name, was seen.
+# Looks for a key by its name and its number; prints how its payload, or its name, was visible.
 _FIND_KEY = """
 import ctypes, json, sys
 name, payload, number, request_key, keyctl = (*map(str.encode, sys.argv[1:3]), *map(int, sys.argv[3:]))
@@ -62,7 +62,7 @@ print(json.dumps(found))
 
 @contextmanager
 def key_of_this_host() -> Iterator[list[str]]:
-    """A key in the session keyring of this process; yields the arguments of the program that finds it."""
+    """Add a key to this process's session keyring; yield the arguments of the program that finds it."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in _KEY_CALLS:
         pytest.skip(f"the numbers of keyctl(2) and its like are not known for {sys.platform} on {machine}")
@@ -83,10 +83,10 @@ def key_of_this_host() -> Iterator[list[str]]:
 
 
 class KernelTests(SandboxSuite):
-    """What of the host's kernel code inside can use."""
+    """Access to the host's kernel from inside."""
 
     async def test_no_vsock(self, sandbox: Sandbox) -> None:
-        """AF_VSOCK knows no network namespaces: on a virtual machine it leads to the hypervisor."""
+        """AF_VSOCK ignores network namespaces: on a virtual machine it leads to the hypervisor."""
         if not (self.isolates and self.confines_vsock):
             pytest.skip("this provider does not confine AF_VSOCK")
         try:
@@ -96,12 +96,12 @@ class KernelTests(SandboxSuite):
         assert await python(sandbox, _OPEN_VSOCK) == "refused\n"
 
     async def test_keyring_of_the_host(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
-        """Whoever started the run may keep passwords and tickets in the session's keyring."""
+        """The session keyring of the user may hold passwords and tickets."""
         if not self.isolates:
             pytest.skip("this provider does not isolate")
         with key_of_this_host() as arguments:
             argv = [sys.executable, "-c", _FIND_KEY, *arguments]
             own = await anyio.run_process(argv)
-            assert "search" in json.loads(own.stdout)  # or what follows would prove nothing
+            assert "search" in json.loads(own.stdout)  # or the next check would prove nothing
             async with provider.open(spec) as sandbox:
                 assert json.loads(await python(sandbox, _FIND_KEY, *arguments)) == []

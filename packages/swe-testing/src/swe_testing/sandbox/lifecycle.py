@@ -1,4 +1,4 @@
-"""Opening and closing: many at once, whatever happens in between, and nothing left behind."""
+"""Opening and closing: concurrency, failures, and leftovers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from swe_core.errors import PolicyRefused, SandboxError
 from swe_testing.sandbox.base import PATIENCE, SandboxSuite, runs, unique_seconds, until_runs
 
 SLACK = timedelta(seconds=2)
-"""How far a provider's clock may be off; some tell whole seconds."""
+"""Most seconds by which a provider's clock may be off; some report whole seconds."""
 
 
 class LifecycleTests(SandboxSuite):
     """`open`, `refuse`, `reap`, `notes`."""
 
     async def test_closing_leaves_nothing(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
-        """Also with commands running, and with children that belong to nobody."""
+        """Also with commands running, and with orphans."""
         assert list(self.leftovers(provider)) == []
         async with provider.open(spec) as sandbox:
             mark = unique_seconds()
@@ -38,7 +38,7 @@ class LifecycleTests(SandboxSuite):
         assert list(self.leftovers(provider)) == []
 
     async def test_error_in_the_body(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
-        """It leaves as it is, and the sandbox is closed."""
+        """The error is raised unchanged, and the sandbox is closed."""
         with pytest.raises(KeyError, match="mine"):  # noqa: PT012  # the whole body is the test
             async with provider.open(spec) as sandbox:
                 await sandbox.start(["sleep", "1000"])
@@ -58,7 +58,7 @@ class LifecycleTests(SandboxSuite):
     async def test_serves_a_shielded_scope_to_its_end(
         self, provider: SandboxProvider, spec: SandboxSpec
     ) -> None:
-        """Teardown kills commands, and may run some, when all around the sandbox is cancelled already."""
+        """Teardown kills commands, and may run some, after a cancellation around the sandbox."""
         mark = unique_seconds()
         seen: list[object] = []
 
@@ -85,14 +85,14 @@ class LifecycleTests(SandboxSuite):
     async def test_cancellation_while_opening(
         self, provider: SandboxProvider, spec: SandboxSpec, delay: float
     ) -> None:
-        """Whenever opening is interrupted, nothing is left."""
+        """An interruption at any moment leaves nothing."""
         with anyio.move_on_after(delay):
             async with provider.open(spec):
                 await anyio.sleep(PATIENCE)
         assert list(self.leftovers(provider)) == []
 
     async def test_sixteen_at_once(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
-        """They open together, do not see each other, and are gone together."""
+        """They open together, do not see each other, and close together."""
         ids: list[str] = []
         here = anyio.Event()
 
@@ -120,7 +120,7 @@ class LifecycleTests(SandboxSuite):
         assert (await sandbox.exec(["echo", "alive"], timeout=PATIENCE)).stdout == b"alive\n"
 
     async def test_lists_what_is_open(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
-        """As this process's own, under the id that the sandbox bears; and not a moment longer."""
+        """As this process's own, under the sandbox's id, while it is open."""
         before = datetime.now(UTC)
         async with provider.open(spec) as sandbox:
             (entry,) = [entry for entry in await provider.list() if entry.id == sandbox.id]
@@ -130,18 +130,17 @@ class LifecycleTests(SandboxSuite):
         assert sandbox.id not in {entry.id for entry in await provider.list()}
 
     async def test_reap_spares_the_living(self, provider: SandboxProvider, sandbox: Sandbox) -> None:
-        """Sandboxes of a run that is alive are not touched."""
+        """Sandboxes of a running process are not touched."""
         await provider.reap()
         assert (await sandbox.exec(["echo", "alive"])).stdout == b"alive\n"
-        await provider.reap()  # others may have died meanwhile, of which it counts those
+        await provider.reap()  # the count includes sandboxes of others that ended meanwhile
         assert sandbox.id in {entry.id for entry in await provider.list()}
 
     @pytest.mark.parametrize("network", get_args(Network))
     async def test_refuses_beforehand_what_it_refuses(
         self, provider: SandboxProvider, spec: SandboxSpec, network: str
     ) -> None:
-        """A network policy that `open` refuses is refused by `refuse`, so that a run ends before it begins;
-        and none that it does not refuse."""
+        """`refuse` refuses exactly the network policies that `open` refuses."""
         asked = spec.model_copy(update={"network": network})
         of_all = SandboxSpec(**asked.model_dump(exclude={"image", "repository", "workdir", "assets"}))
         selective = provider if isinstance(provider, SelectiveProvider) else None

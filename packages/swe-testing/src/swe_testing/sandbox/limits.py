@@ -1,4 +1,4 @@
-"""Limits: processes, memory and disk, and that the sandbox survives those who hit them."""
+"""Limits of processes, memory and disk; the sandbox survives each violation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LimitTests(SandboxSuite):
     """`spec.pids`, `spec.memory_mb`, `spec.disk_mb`."""
 
     async def test_processes_are_limited(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
-        """One too many cannot be started; the others live on, and so does the sandbox."""
+        """One process too many cannot start; the others and the sandbox continue."""
         if not self.limits_pids:
             pytest.skip("this provider does not limit processes")
         async with provider.open(spec.model_copy(update={"pids": 40})) as sandbox:
@@ -49,7 +49,7 @@ class LimitTests(SandboxSuite):
             assert int(done.text) < 15
 
     async def test_timeout_of_a_fork_bomb(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
-        """A time-out, too, ends before its command has filled the sandbox for good."""
+        """A time-out ends before its command has filled the sandbox for good."""
         if not self.limits_pids:
             pytest.skip("this provider does not limit processes: a fork bomb would hit this machine")
         async with provider.open(spec.model_copy(update={"pids": 64})) as sandbox:
@@ -60,7 +60,7 @@ class LimitTests(SandboxSuite):
                 assert (await sandbox.exec(["echo", "usable"])).stdout == b"usable\n"
 
     async def test_memory_is_limited(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
-        """A process that takes too much fails or dies; the sandbox lives."""
+        """A process that takes too much fails or dies; the sandbox continues."""
         if not self.limits_memory:
             pytest.skip("this provider does not limit memory")
         async with provider.open(spec.model_copy(update={"memory_mb": 128, "disk_mb": 64})) as sandbox:
@@ -71,7 +71,7 @@ class LimitTests(SandboxSuite):
             assert modest.stdout == b"10000000\n"
 
     async def test_disk_is_limited(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
-        """A full disk is a command that fails, at once; when there is room again, all is well."""
+        """A command on a full disk fails at once, and succeeds when there is room again."""
         if not self.limits_disk:
             pytest.skip("this provider does not limit the disk")
         async with provider.open(spec.model_copy(update={"disk_mb": 24})) as sandbox:

@@ -1,4 +1,4 @@
-"""The network: the endpoint, and nothing else."""
+"""The network: the endpoint, and no other address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swe_testing.sandbox.base import SandboxSuite, python
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-# Tries each address given, the gateways it knows, and a name; prints what could be connected to.
+# Tries each address given, the gateways it finds, and a name; prints the connections that succeed.
 _ESCAPE = """
 import json, socket, struct, sys
 port = int(sys.argv[1])
@@ -76,7 +76,7 @@ print("same")
 
 @asynccontextmanager
 async def serving(routes: dict[str, Handler]) -> AsyncIterator[str]:
-    """An HTTP server on this host's loopback; yields its endpoint."""
+    """Serve HTTP on this host's loopback; yield the endpoint."""
     app = web.Application(client_max_size=2**28)
     for path, handler in routes.items():
         app.router.add_route("*", path, handler)
@@ -85,18 +85,18 @@ async def serving(routes: dict[str, Handler]) -> AsyncIterator[str]:
 
 
 async def hello(request: web.Request) -> web.Response:
-    """Answers at once."""
+    """Answer at once."""
     return web.Response(text="hello")
 
 
 def addresses_of_this_host() -> list[str]:
-    """The loopback address and, where there are any, the others."""
+    """Return the loopback address and, if there are any, the others."""
     found = ["127.0.0.1"]
     with suppress(OSError):
         named = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
         found += [str(entry[4][0]) for entry in named]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # sends nothing: it only looks up which address would be used
+        probe.connect(("192.0.2.1", 9))  # sends nothing: it only looks up the local address
         found.append(probe.getsockname()[0])
     return list(dict.fromkeys(found))
 
@@ -108,7 +108,7 @@ class NetworkTests(SandboxSuite):
     async def test_no_other_address_is_reachable(
         self, provider: SandboxProvider, spec: SandboxSpec, network: str
     ) -> None:
-        """Not this host on any of its addresses, no gateway, no route, no name; nor while `reach` is open."""
+        """Not this host on any address, no gateway, no route, no name; nor while `reach` is open."""
         if not self.isolates:
             pytest.skip("this provider does not isolate")
         with socket.create_server(("0.0.0.0", 0)) as listener:
@@ -123,7 +123,7 @@ class NetworkTests(SandboxSuite):
                 listener.accept()
 
     async def test_reach(self, sandbox: Sandbox) -> None:
-        """The endpoint answers under the URL that is yielded, and no longer when the context is left."""
+        """The endpoint answers under the URL that is yielded, until the context is left."""
         async with serving({"/path": hello}) as endpoint:
             async with sandbox.reach(endpoint) as url:
                 assert await python(sandbox, _FETCH, f"{url}/path") == "hello\n"
@@ -145,14 +145,13 @@ class NetworkTests(SandboxSuite):
     async def test_reach_is_refused_without_network(
         self, provider: SandboxProvider, spec: SandboxSpec
     ) -> None:
-        """network "none" means none."""
         async with provider.open(spec.model_copy(update={"network": "none"})) as sandbox:
             with pytest.raises(PolicyRefused, match="'none'"):
                 async with sandbox.reach("http://127.0.0.1:9"):
                     pass
 
     async def test_reach_streams(self, sandbox: Sandbox) -> None:
-        """A chunk is inside before the next one is sent."""
+        """A chunk arrives before the next one is sent."""
         seen = asyncio.Event()
 
         async def stream(request: web.Request) -> web.StreamResponse:
@@ -173,7 +172,7 @@ class NetworkTests(SandboxSuite):
                 assert await python(sandbox, _ACKNOWLEDGE, url) == "0\n1\n2\n"
 
     async def test_reach_serves_many_connections(self, sandbox: Sandbox) -> None:
-        """Sixteen requests are all with the server before it answers the first."""
+        """The server has all sixteen requests before it answers the first."""
         waiting = 0
         complete = asyncio.Event()
 
@@ -198,7 +197,7 @@ class NetworkTests(SandboxSuite):
             assert await python(sandbox, _ECHO, f"{url}/") == "same\n"
 
     async def test_reach_leaves_exceptions_alone(self, sandbox: Sandbox) -> None:
-        """What the body raises leaves as it is, not in a group."""
+        """An error of the body is raised unchanged, not in a group."""
         async with serving({"/": hello}) as endpoint:
             with pytest.raises(KeyError, match="mine"):
                 async with sandbox.reach(endpoint):

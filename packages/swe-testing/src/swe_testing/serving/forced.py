@@ -1,14 +1,14 @@
-"""The engine `vllm-forced`: as `vllm`, but a script says what some calls answer.
+"""The engine `vllm-forced`: `vllm` with a script that forces some replies.
 
     swe-core run -p swe_testing.serving.forced --engine vllm-forced --set engine.vllm-forced.script=FILE
 
-For tests of a whole run with a model that knows nothing: forced calls bring it to where its free ones count.
-The script is JSON, and says by task and attempt, both of which may be "*", what each call of the rollout
-answers: exactly a text, or null, as after the last one, what the model samples freely.
+For tests of a complete run with an untrained model: forced replies bring it to the point of interest. The
+script is JSON: task → attempt → replies, one per call. "*" is any task or attempt. A reply is an exact text,
+or null for a sampled one, as after the last entry.
 
     {"*": {"*": ["<tool_call>\\n{\\"name\\": ...}\\n</tool_call>", null, "I am done."]}}
 
-What is forced is marked as such in each turn's record and the ledger, and is never trained.
+Forced tokens are marked in each turn's record and the ledger, and are never trained.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Attempt = Annotated[str, StringConstraints(pattern=r"^([0-9]+|\*)$")]
 _Text = Annotated[str, StringConstraints(min_length=1)]
 _Script = dict[str, dict[_Attempt, list[_Text | None]]]
 _BIAS = 100.0
-"""Of a logit, the highest that vLLM takes."""
+"""Highest logit bias of vLLM."""
 
 
 class ForcedConfig(VLLMConfig):
@@ -41,7 +41,7 @@ class ForcedConfig(VLLMConfig):
 
 
 class ForcedEngine(VLLMEngine):
-    """Forces replies by vLLM's structured output.
+    """Force replies by vLLM's structured output.
 
     Raises:
         ConfigError: As of `VLLMEngine`, or the script cannot be read.
@@ -55,8 +55,7 @@ class ForcedEngine(VLLMEngine):
         self._end: str | None = None
 
     def constraint(self, request: ChatRequest, session: EngineSession, call: int) -> Mapping[str, Any] | None:
-        """See `VLLMEngine.constraint`. A model may spell `<tool_call>` in ids that no parser takes for it,
-        and end its reply with another id than the chat format's: those that are one id are made certain."""
+        """See `VLLMEngine.constraint`. A bias makes the chat format's own single ids certain."""
         attempts = self._script.get(session.task_id, self._script.get("*", {}))
         replies = attempts.get(str(session.attempt), attempts.get("*", []))
         text = replies[call] if call < len(replies) else None
@@ -68,7 +67,7 @@ class ForcedEngine(VLLMEngine):
         return {"structured_outputs": {"choice": [text]}, "logit_bias": bias}
 
     def notes(self) -> Sequence[str]:
-        """What `vllm` has to say, and that there is a script."""
+        """Return the notes of `vllm`, and one on the script."""
         forced = f"replies were forced as {str(self._path)!r} says; they count in the ledger as dropped"
         return [*super().notes(), forced]
 

@@ -1,7 +1,7 @@
-"""A tiny random Qwen3 with its tokenizer, made from nothing but what is installed: no download.
+"""A tiny random Qwen3 with its tokenizer, made without a download.
 
-Its tokens and logprobs are as real as a large model's, which is what tests of exact tokens need; what it says
-means nothing. Most replies end by themselves after some dozens of tokens.
+Its tokens and logprobs are as real as a large model's; its text means nothing. Most replies end by themselves
+after some dozens of tokens.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from pathlib import Path
 from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 
 MAX_POSITIONS = 131_072
-"""Tokens of context that the model can take."""
+"""Tokens of the model's context."""
 
 _SEED = 20
 
 
 def make_tiny_model(directory: Path) -> Path:
-    """Write a random Qwen3 of about 270,000 parameters, float32, embeddings untied, into `directory`, with a
-    byte-level tokenizer that has Qwen3's special tokens and chat template.
+    """Write a random Qwen3 and its tokenizer into `directory`.
 
-    The same versions of Python and of the libraries give the same model.
+    The model has about 270,000 parameters, float32, embeddings untied; the byte-level tokenizer has Qwen3's
+    special tokens and chat template. The same versions of Python and of the libraries give the same model.
 
     Returns:
         `directory`.

@@ -107,7 +107,7 @@ class Unpacker:
                     self._frame = _UP.validate_json(line)
                 except ValidationError as error:
                     raise ProtocolError(
-                        f"the relay inside sent what is no frame ({error.errors()[0]['msg']})"
+                        f"the relay inside sent an invalid frame ({error.errors()[0]['msg']})"
                     ) from None
             if len(self._data) < self._frame.n:
                 return
@@ -143,13 +143,13 @@ class Question:
             "X-Relay-Proof": signature(secret, "host", self._nonce, path, body),
         }
 
-    def check(self, proof: bytes, said: bytes = b"") -> None:
+    def check(self, proof: bytes, body: bytes = b"") -> None:
         """Check a proof.
 
         Raises:
             Unproven: The proof is wrong.
         """
-        wanted = signature(self._secret, "relay", self._nonce, self.path, said).encode()
+        wanted = signature(self._secret, "relay", self._nonce, self.path, body).encode()
         if not hmac.compare_digest(wanted, proof):
             raise Unproven("a request to the relay inside was answered, but not by the relay")
 
@@ -160,6 +160,6 @@ class Question:
             Unproven: The proof is missing or wrong.
         """
         end = answer.find(b"\n", 0, MAX_PROOF + 1)
-        said = answer[end + 1 :] if end >= 0 else b""
-        self.check(answer[: max(end, 0)], said)
-        return said
+        body = answer[end + 1 :] if end >= 0 else b""
+        self.check(answer[: max(end, 0)], body)
+        return body

@@ -109,14 +109,14 @@ async def _watch(
     task_status: TaskStatus[tuple[int, ...]],
 ) -> None:
     """Report the ports once the program listens, then drain its streams."""
-    said = {"stdout": b"", "stderr": b""}
+    printed = {"stdout": b"", "stderr": b""}
     ready = False
     try:
         async for stream, chunk in process.output():
             if ready:
                 continue
-            said[stream] = (said[stream] + chunk)[-_TAIL:]
-            line, newline, _ = said["stdout"].partition(b"\n")
+            printed[stream] = (printed[stream] + chunk)[-_TAIL:]
+            line, newline, _ = printed["stdout"].partition(b"\n")
             if newline and line.startswith(b"ready "):
                 ports = _ports(sandbox, line, count)
                 ready = True
@@ -135,7 +135,7 @@ async def _watch(
             f"the sandbox {sandbox.id!r} has neither python3 (>= 3.6) nor node, one of which must relay its "
             "LLM calls; use an image with either, or an agent whose assets bring a node"
         )
-    why = said["stderr"].decode(errors="replace").strip() or f"exit code {exit_code}"
+    why = printed["stderr"].decode(errors="replace").strip() or f"exit code {exit_code}"
     raise NotStarted(f"the relay did not start in the sandbox {sandbox.id!r}: {why}")
 
 

@@ -152,9 +152,9 @@ class Puller:
                             raise TransportError("a poll brought more than was asked for")
         except TimeoutError:
             raise TransportError("a poll was not answered in time") from None
-        said = question.opened(bytes(answer))
+        body = question.opened(bytes(answer))
         self._opened()
-        await self._feed(said)
+        await self._feed(body)
 
     def _question(self, hold: float, stream: int) -> Question:
         return Question(self._secret, f"/pull?from={self.taken}&hold={hold:g}&stream={stream}")

@@ -72,7 +72,7 @@ class Calls:
         if isinstance(frame, Gone):
             self._left += 1
             if self._left > self._asked:
-                raise ProtocolError("the relay inside said that more clients left than there were")
+                raise ProtocolError("the relay inside reported that more clients left than there were")
             if (scope := self._forget(frame.id)) is not None:
                 scope.cancel()
                 self._pace.forget(frame.id)

@@ -86,15 +86,15 @@ class Pusher:
         try:
             with anyio.fail_after(self._timing.push):
                 answer = await self._transport.push(question.path, body, question.headers)
-            said = question.opened(answer)
+            offset = question.opened(answer)
         except (TransportError, TimeoutError):
             self._sent = self._outbox.base
             self._limit = max(self._limit // 2, _SMALLEST)
             self._not_before = anyio.current_time() + self._backoff.pause()
         else:
-            if not _OFFSET.fullmatch(said):
-                raise ProtocolError("the relay inside answered a push with what is no number")
-            have = int(said)
+            if not _OFFSET.fullmatch(offset):
+                raise ProtocolError("the relay inside answered a push without a number")
+            have = int(offset)
             if not at + len(body) <= have <= self._outbox.end:
                 raise ProtocolError(
                     f"the relay inside took {have} bytes, and none of what was sent ends there"

@@ -140,12 +140,12 @@ async def short(chunks: AsyncIterator[bytes]) -> bytes:
 async def _accepted(response: httpx.Response) -> None:
     """Refuse a status other than 200, and encoded answers: few bytes may decode to very many."""
     if response.status_code != _OK:
-        said = b""
+        text = b""
         async for chunk in response.aiter_raw():
-            said += chunk
-            if len(said) >= _MAX_ERROR:
+            text += chunk
+            if len(text) >= _MAX_ERROR:
                 break
-        raise _refused(response, said)
+        raise _refused(response, text)
     coding = response.headers.get("Content-Encoding", "identity")
     if coding.lower() != "identity":
         raise TransportError(
@@ -158,5 +158,5 @@ def _failed(error: httpx.HTTPError) -> TransportError:
 
 
 def _refused(response: httpx.Response, body: bytes) -> TransportError:
-    said = " ".join(body[:_QUOTED].decode(errors="replace").split())
-    return TransportError(f"a request to the relay inside was answered with {response.status_code}: {said}")
+    text = " ".join(body[:_QUOTED].decode(errors="replace").split())
+    return TransportError(f"a request to the relay inside was answered with {response.status_code}: {text}")

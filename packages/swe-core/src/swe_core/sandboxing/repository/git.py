@@ -32,13 +32,13 @@ set -eu
 quit() { code=$1; shift; printf '%s\n' "$*" >&2; exit "$code"; }
 command -v git >/dev/null 2>&1 || quit 41 'git: not found'
 
-# enter WORKDIR DIR: go to the repository WORKDIR, whoever owns it; HOME becomes a new directory in DIR.
+# enter WORKDIR DIR: enter the repository WORKDIR, with any owner; HOME becomes a new directory in DIR.
 enter() {
   cd -- "$1" 2>/dev/null || quit 42 'no such directory'
   root=$(pwd -P)
   mkdir -p "$2"
   HOME=$(mktemp -d "$2/.swe-git-XXXXXXXX")
-  printf '[safe]\n  directory = *\n' >"$HOME/.gitconfig"  # someone else's repository is what we came for
+  printf '[safe]\n  directory = *\n' >"$HOME/.gitconfig"  # the repository may have another owner
   found=$(git rev-parse --show-toplevel 'HEAD^{commit}' --git-path objects 2>/dev/null) || found=
   [ -n "$found" ] || top=$(git rev-parse --show-toplevel 2>/dev/null) || quit 42 'not a git repository'
   { IFS= read -r top; IFS= read -r commit || :; IFS= read -r objects || :; } <<END
@@ -140,21 +140,21 @@ def run_here(script: str, *args: str) -> ExecResult:
 
 def failure(done: ExecResult, workdir: str, what: str) -> SandboxError:
     """Return the error of a failed script that begins with `enter`; `what` describes unknown failures."""
-    said = last_line(done)
+    message = last_line(done)
     match done.exit_code:
         case code if code == NO_GIT or code == 127:
             return SandboxError("the sandbox has no git: use an image that has git and a POSIX shell")
         case code if code == NO_WORKTREE:
-            return SandboxError(f"{workdir!r} in the sandbox is not the top of a git work tree: {said}")
+            return SandboxError(f"{workdir!r} in the sandbox is not the top of a git work tree: {message}")
         case code if code == NO_COMMIT:
             return SandboxError(f"the repository {workdir!r} in the sandbox has no commit to start from")
         case _:
-            return SandboxError(f"the repository {workdir!r} in the sandbox {what}: {said}")
+            return SandboxError(f"the repository {workdir!r} in the sandbox {what}: {message}")
 
 
 def last_line(done: ExecResult) -> str:
     """Return the last line of a failed command's output, at most 300 characters."""
     lines: Sequence[str] = [line.strip() for line in done.stderr.decode(errors="replace").splitlines()]
-    told = [line for line in lines if line and not line.startswith(("warning:", "hint:"))]
-    said = told[-1].removeprefix("error: ").removeprefix("fatal: ") if told else ""
-    return said[:300] or f"exit code {done.exit_code}"
+    shown = [line for line in lines if line and not line.startswith(("warning:", "hint:"))]
+    message = shown[-1].removeprefix("error: ").removeprefix("fatal: ") if shown else ""
+    return message[:300] or f"exit code {done.exit_code}"

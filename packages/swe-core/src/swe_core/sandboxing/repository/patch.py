@@ -147,7 +147,7 @@ async def export_patch(
         ) from None
     if done.exit_code == 0:
         return done.stdout
-    said = last_line(done)
+    why = last_line(done)
     match done.exit_code:
         case code if code == NO_GIT or code == 127:
             raise PatchUnavailable("the agent removed git or the shell from the sandbox")
@@ -160,9 +160,9 @@ async def export_patch(
                 "no patch can be taken: the agent filled the sandbox, whose disk is full (resources.disk_mb)"
             )
         case code if code == TOO_BIG:
-            raise PatchUnavailable(f"the change exceeds the {max_bytes} bytes allowed: {said}")
+            raise PatchUnavailable(f"the change exceeds the {max_bytes} bytes allowed: {why}")
         case _:
-            raise PatchUnavailable(f"no patch can be taken from {base.root!r} as the agent left it: {said}")
+            raise PatchUnavailable(f"no patch can be taken from {base.root!r} as the agent left it: {why}")
 
 
 async def check_alive(sandbox: Sandbox) -> None:

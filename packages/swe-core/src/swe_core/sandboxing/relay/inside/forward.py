@@ -1,7 +1,7 @@
 """Runs inside a sandbox: `forward.py SOCKET [PORT]` carries TCP connections to the unix socket SOCKET.
 
-Listens on 127.0.0.1 only, prints `ready PORT` once it does, and runs until it is killed. It stands alone:
-nothing but the standard library of Python >= 3.6, since the sandbox's own Python runs it.
+It listens on 127.0.0.1 only, prints `ready PORT`, and runs until it is killed. Standard library of
+Python >= 3.6 only: the sandbox's own Python runs it.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ async def serve(path: str, port: int) -> None:
         try:
             up_reader, up_writer = await asyncio.open_unix_connection(path)
         except OSError:
-            writer.transport.abort()  # the host's side is gone: the caller sees a reset connection
+            writer.transport.abort()  # the host's side has exited: the caller sees a reset connection
             return
         try:
             await asyncio.gather(pump(reader, up_writer), pump(up_reader, writer))
-        except OSError:  # one side broke off: so must the other
+        except OSError:  # one side broke off: end the other
             writer.transport.abort()
             up_writer.transport.abort()
         finally:

@@ -18,7 +18,7 @@ closeSync(0); // where it is a file, others could read it through /proc
 openSync("/dev/null");
 const secret = Buffer.from(settings.secret, "hex");
 
-// What the host may still ask for: bytes from the offset `base` on, in pieces as they came.
+// The log of bytes for the host, from the offset `base` on, in pieces.
 const up = { base: 0, end: 0, pieces: [] };
 const answers = new Map(); // by the number of the request
 const waiting = []; // requests that wait for a place
@@ -26,7 +26,7 @@ let places = MAX_AT_ONCE;
 const big = []; // bodies that wait until fewer bytes are up
 let held = 0;
 let number = 0;
-let have = 0; // offset in the host's log up to which it has been taken
+let have = 0; // offset in the host's log up to which this side has read
 let down = Buffer.alloc(0);
 let current = null; // the pull that is served; a newer one takes its place
 
@@ -72,7 +72,7 @@ function reply(res, status, body = "") {
   res.end(body);
 }
 
-// The whole body. The rest of one that is too long is thrown away, so that its sender comes to read the answer.
+// Read the body. The rest of one that is too long is dropped, so that its sender reads the answer.
 function bodyOf(req, limit) {
   return new Promise((resolve, reject) => {
     if (req.destroyed) throw new Error("the sender has left");
@@ -94,7 +94,7 @@ function bodyOf(req, limit) {
 }
 
 function serve(respond) {
-  // Nothing times out by itself: an answer may take as long as it takes.
+  // No time limit: an answer may take any time.
   const options = { keepAliveTimeout: 0, requestTimeout: 0, headersTimeout: 0, maxHeaderSize: 65536 };
   return http.createServer(options, (req, res) => {
     res.on("error", () => {});
@@ -183,7 +183,7 @@ function take(frame, payload) {
   }
 }
 
-// What the client gets is a connection that ends too soon.
+// End the connection early.
 function fail(res) {
   res.failed = true;
   res.destroy();
@@ -221,7 +221,7 @@ async function command(req, res) {
   reply(res, 200, Buffer.concat([Buffer.from(opening(said)), said]));
 }
 
-// Take what is new of the bytes of the host's log from `start` on.
+// Append the new bytes of the host's log, which `body` holds from `start` on.
 function push(start, acknowledged, body) {
   acknowledge(acknowledged);
   if (start > have) throw new Refused(409);
@@ -260,7 +260,7 @@ function begin() {
 
 const now = () => performance.now() / 1000;
 
-// Carry the log from `start` on as it grows. A sign of life is an empty line of the log itself.
+// Stream the log from `start` on as it grows. A sign of life is an empty line of the log itself.
 async function stream(res, opening, start, hold) {
   let data = read(start);
   const mine = begin();
@@ -298,7 +298,7 @@ async function stream(res, opening, start, hold) {
   res.end();
 }
 
-// What the log has from `start` on, as soon as that is anything.
+// Return the log from `start` on, as soon as there is any.
 async function poll(res, start, hold) {
   read(start);
   const mine = begin();

@@ -1,10 +1,9 @@
-"""Runs inside a sandbox: an agent's requests wait here until a host has pulled them and pushed the answers.
+"""Runs inside a sandbox: requests of an agent wait here until a host has pulled them and pushed the answers.
 
-Its settings are one JSON object on stdin: `secret` (hex), `port` (where the agent is to find it; 0 is any),
-`tick` (seconds) and `bodies` (bytes of requests that are up at once, where they are several). Listens on
-127.0.0.1 only, prints `ready PORT CONTROL_PORT` once it does, and runs until it is killed.
-docs/internals/relay.md has the protocol. It stands alone: nothing but the standard library of Python >= 3.6,
-since the sandbox's own Python runs it; annotations that it would not understand are quoted.
+Its settings are one JSON object on stdin: `secret` (hex), `port` (for the agent; 0 takes a free one), `tick`
+(seconds) and `bodies` (bytes of concurrent requests). It listens on 127.0.0.1 only, prints
+`ready PORT CONTROL_PORT`, and runs until it is killed. docs/internals/relay.md has the protocol.
+Standard library of Python >= 3.6 only: the sandbox's own Python runs it, and newer annotations are quoted.
 """
 # ruff: noqa: UP031, UP041 (what is new was not there in 3.6)
 
@@ -48,11 +47,11 @@ class Ended(Exception):
 
 
 class Refused(Exception):
-    """A request cannot be taken; the argument is the status that says why."""
+    """The request is refused; the argument is the HTTP status."""
 
 
 class Incoming:
-    """What one connection says, with a look ahead: whether it closes while it waits for its answer."""
+    """Read one connection with look-ahead, which shows whether the client leaves while it waits."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self.reader = reader
@@ -85,7 +84,7 @@ class Incoming:
         return self.take(end + len(mark))[:end]
 
     async def closed(self) -> None:
-        """Return once the other side has closed, or says so much that it cannot be waiting for an answer."""
+        """Return once the other side has closed, or sends so much that it is not waiting for an answer."""
         try:
             while len(self.data) <= MAX_HEAD:
                 await self.more()
@@ -93,7 +92,7 @@ class Incoming:
             pass
 
     async def request(self) -> "Request":
-        """The next request's head."""
+        """Read the head of the next request."""
         head = await self.until(b"\r\n\r\n", MAX_HEAD)
         lines = head.lstrip(b"\r\n").decode("latin-1").split("\r\n")
         start = START.fullmatch(lines.pop(0))
@@ -104,7 +103,7 @@ class Incoming:
         return Request(start.group(1), start.group(2), start.group(3) == "0", headers)
 
     async def body(self, request: "Request", limit: int) -> bytes:
-        """The body of that request."""
+        """Read the body of that request."""
         if "transfer-encoding" in request.named:
             if request.named["transfer-encoding"].lower() != "chunked":
                 raise Refused(501)
@@ -149,7 +148,7 @@ class Request:
 
 
 class Answer:
-    """The way back to one client, as frames come down for it."""
+    """The answer to one client, written as frames arrive."""
 
     def __init__(self, request: Request, writer: asyncio.StreamWriter) -> None:
         self.request = request
@@ -189,15 +188,18 @@ class Answer:
             self.writer.transport.abort()  # as if the client had left
 
     def fail(self) -> None:
-        """What the client gets is a connection that ends too soon."""
+        """End the connection early."""
         self.keep = False
         self.writer.transport.abort()
         self.done.set()
 
 
 class Relay:
-    """Both servers and what is between them: `up` is a log of bytes that the host reads from any offset on,
-    until it acknowledges them; `have` is the offset in the host's log up to which it has been taken."""
+    """Both servers and the data between them.
+
+    `up` is a log of bytes that the host reads from any offset until it acknowledges them; `have` is the
+    offset in the host's log up to which this side has read.
+    """
 
     def __init__(self, secret: bytes, tick: float, bodies: int) -> None:
         self.secret = secret
@@ -239,7 +241,7 @@ class Relay:
             writer.close()
 
     async def linger(self, incoming: Incoming, writer: asyncio.StreamWriter) -> None:
-        """Let a client that still sends come to read what it was refused with."""
+        """Let a client that still sends read the refusal."""
 
         async def discard() -> None:
             while True:
@@ -261,15 +263,15 @@ class Relay:
     # The agent's side
 
     async def ask(self, incoming: Incoming, request: Request, writer: asyncio.StreamWriter) -> bool:
-        """One request of an agent, from its head to the end of its answer."""
+        """Handle one request of an agent, from its head to the end of its answer."""
         async with self.places:
             if request.named.get("expect", "").lower() == "100-continue":
                 writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             body = await incoming.body(request, MAX_BODY)
             left = asyncio.ensure_future(incoming.closed())
             await self.admit(len(body))
-            await asyncio.sleep(0)  # or one that left while it waited for a place would not be known yet
-            if left.done():  # nobody hears of it: its client may ask again already
+            await asyncio.sleep(0)  # to notice a client that left while it waited for a place
+            if left.done():  # the host never sees it: its client may have sent it again
                 self.held -= len(body)
                 self.freed.set()
                 return False
@@ -297,7 +299,7 @@ class Relay:
         return answer.keep
 
     async def admit(self, size: int) -> None:
-        """Wait until a body of that size may go up. In their order, or a big one might wait for ever."""
+        """Wait until a body of that size may be sent, in order, so that a big one does not wait for ever."""
         async with self.turn:
             while self.held and self.held + size > self.bodies:
                 self.freed.clear()
@@ -316,7 +318,7 @@ class Relay:
         return hmac.new(self.secret, said + body, "sha256").hexdigest()
 
     async def command(self, incoming: Incoming, request: Request, writer: asyncio.StreamWriter) -> bool:
-        """One request of the host."""
+        """Handle one request of the host."""
         body = await incoming.body(request, 2 * BATCH)
         nonce = request.named.get("x-relay-nonce", "")
         proof = request.named.get("x-relay-proof", "").encode("latin-1")
@@ -349,7 +351,7 @@ class Relay:
             self.base = offset
 
     def push(self, start: int, acknowledged: int, body: bytes) -> bytes:
-        """Take what is new of the bytes of the host's log from `start` on."""
+        """Append the new bytes of the host's log, which `body` holds from `start` on."""
         self.acknowledge(acknowledged)
         if start > self.have:
             raise Refused(409)
@@ -375,7 +377,7 @@ class Relay:
         return bytes(self.up[start - self.base : start - self.base + BATCH])
 
     async def changed(self, seconds: float) -> bool:
-        """Wait for news, so many seconds at most."""
+        """Wait for news for at most that many seconds."""
         self.news.clear()
         try:
             await asyncio.wait_for(self.news.wait(), max(seconds, 0))
@@ -384,13 +386,13 @@ class Relay:
         return True
 
     def begin(self) -> object:
-        """This pull takes the place of any other, which ends."""
+        """Start a pull, which ends any other."""
         mine = self.current = object()
         self.news.set()
         return mine
 
     async def stream(self, opening: bytes, start: int, hold: float, writer: asyncio.StreamWriter) -> None:
-        """Carry the log from `start` on as it grows. A sign of life is an empty line of the log itself."""
+        """Stream the log from `start` on as it grows. A sign of life is an empty line of the log itself."""
         data = self.read(start)
         mine = self.begin()
         loop = asyncio.get_event_loop()
@@ -414,7 +416,7 @@ class Relay:
         writer.write(b"0\r\n\r\n")
 
     async def poll(self, start: int, hold: float) -> bytes:
-        """What the log has from `start` on, as soon as that is anything."""
+        """Return the log from `start` on, as soon as there is any."""
         mine = self.begin()
         loop = asyncio.get_event_loop()
         end = loop.time() + hold
