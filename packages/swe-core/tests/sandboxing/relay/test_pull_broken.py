@@ -92,12 +92,11 @@ async def test_connections_that_break_at_any_byte(language: str, cuts: list[Cut]
     await answered_once(language, cuts, seed)
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-async def test_big_bodies_over_a_way_that_never_carries_them_whole(language: str) -> None:
+async def test_big_bodies_over_a_way_that_never_carries_them_whole() -> None:
     """3 MB each way, where every connection ends after 90 KB: each gets further than the one before."""
     endpoint, body = Reverser(1), random.Random(1).randbytes(3_000_000)
     proxy = Proxy(dial_host, cut=lambda: (90_000, 90_000))
-    async with serving({"/": endpoint.answer}) as server, reached(server, language, proxy) as (url, _):
+    async with serving({"/": endpoint.answer}) as server, reached(server, proxy=proxy) as (url, _):
         async with client(url) as agent:
             answer = await agent.post("/", content=body, headers={"X-Number": "1"})
             assert answer.content == body[::-1]
@@ -105,12 +104,11 @@ async def test_big_bodies_over_a_way_that_never_carries_them_whole(language: str
     assert len(proxy.calls) > 60
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-async def test_proxy_that_holds_answers_back(language: str) -> None:
+async def test_proxy_that_holds_answers_back() -> None:
     """Pulls that would never come become polls, which are answered at once."""
     proxy = Proxy(dial_host, holds_back=True)
     timing = Timing(open=20.0, hold=1000.0, patience=0.5, poll=0.5, tick=1000.0)
-    async with serving({"/": hello}) as server, reached(server, language, proxy, timing) as (url, _):
+    async with serving({"/": hello}) as server, reached(server, proxy=proxy, timing=timing) as (url, _):
         async with client(url) as agent:
             for _ in range(3):
                 assert (await agent.get("/")).text == "hello"
@@ -120,12 +118,11 @@ async def test_proxy_that_holds_answers_back(language: str) -> None:
     assert sum("stream=1" in call for call in proxy.calls) == 1
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-async def test_way_that_falls_silent(language: str) -> None:
+async def test_way_that_falls_silent() -> None:
     """A pull that is open and carries nothing any more is given up, and nothing is lost."""
     proxy = Proxy(dial_host)
     timing = Timing(open=20.0, hold=1000.0, patience=0.3, poll=0.5, tick=0.1, retry=0.01)
-    async with serving({"/": hello}) as server, reached(server, language, proxy, timing) as (url, _):
+    async with serving({"/": hello}) as server, reached(server, proxy=proxy, timing=timing) as (url, _):
         async with client(url) as agent:
             proxy.stalled = True
             async with anyio.create_task_group() as tasks:
@@ -179,9 +176,8 @@ async def is_cut_off(agent: httpx.AsyncClient, path: str) -> None:
         await agent.get(path)
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("begun", [False, True])
-async def test_client_that_leaves(language: str, begun: bool) -> None:
+async def test_client_that_leaves(begun: bool) -> None:
     """The endpoint's handler is cancelled, before or after the beginning of its answer."""
     asked, left = anyio.Event(), anyio.Event()
 
@@ -197,7 +193,7 @@ async def test_client_that_leaves(language: str, begun: bool) -> None:
             left.set()
         return response
 
-    async with cancelling({"/": hello, "/hang": hang}) as server, reached(server, language) as (url, _):
+    async with cancelling({"/": hello, "/hang": hang}) as server, reached(server) as (url, _):
         async with client(url) as agent:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(agent.get, "/hang")
@@ -208,8 +204,7 @@ async def test_client_that_leaves(language: str, begun: bool) -> None:
             assert (await agent.get("/")).text == "hello"
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-async def test_endpoint_that_breaks_off(language: str) -> None:
+async def test_endpoint_that_breaks_off() -> None:
     """Before its answer or in the middle of it: the client's connection ends, and the relay lives."""
 
     async def silent(request: web.Request) -> web.Response:
@@ -225,7 +220,7 @@ async def test_endpoint_that_breaks_off(language: str) -> None:
         return await silent(request)
 
     routes = {"/": hello, "/silent": silent, "/halfway": halfway}
-    async with serving(routes) as server, reached(server, language) as (url, _), client(url) as agent:
+    async with serving(routes) as server, reached(server) as (url, _), client(url) as agent:
         await is_cut_off(agent, "/silent")
         said: list[bytes] = []
         with pytest.raises(httpx.TransportError):
@@ -249,8 +244,7 @@ async def test_endpoint_that_is_gone() -> None:
         await is_cut_off(agent, "/")
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-async def test_more_at_once_than_there_are_places(language: str) -> None:
+async def test_more_at_once_than_there_are_places() -> None:
     """64 are with the endpoint at once; more wait until one of them is answered."""
     waiting, most = 0, 0
     full = anyio.Event()
@@ -270,7 +264,7 @@ async def test_more_at_once_than_there_are_places(language: str) -> None:
         assert (await agent.get("/")).text == "together"
 
     limits = httpx.Limits(max_connections=None)
-    async with serving({"/": together}) as server, reached(server, language) as (url, _):
+    async with serving({"/": together}) as server, reached(server) as (url, _):
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False, limits=limits) as agent:
             async with anyio.create_task_group() as tasks:
                 for _ in range(80):
