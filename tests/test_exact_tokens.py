@@ -153,13 +153,14 @@ async def test_rows_are_what_the_server_sampled_and_a_forward_pass_agrees(
 
 @pytest.fixture
 def talkative(lent_server: TokenServer, tmp_path: Path) -> Any:
-    """Load weights into the server whose replies almost never end, and return the model that has them."""
+    """Load weights whose replies do not end by themselves, and return the model that has them."""
     import torch
     from transformers import AutoModelForCausalLM
 
     network = AutoModelForCausalLM.from_pretrained(lent_server.directory, dtype="float32")
     with torch.no_grad():
-        network.lm_head.weight[network.generation_config.eos_token_id] = 0
+        network.lm_head.weight.mul_(3)  # a stop id, whose logit is 0, becomes all but impossible
+        network.lm_head.weight[[network.config.eos_token_id, network.config.pad_token_id]] = 0
     network.save_pretrained(tmp_path / "talkative")
     call = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "talkative")}}
     httpx.post(f"{lent_server.url}/collective_rpc", json=call, timeout=60).raise_for_status()
@@ -174,7 +175,8 @@ async def test_a_reply_that_a_weight_update_cuts_in_two_is_one_turn_of_two_polic
     async with (
         ObservingProxy(lent_server.url) as proxy,
         InterceptionServer() as server,
-        engine_of(proxy.url, model=lent_server.model, max_tokens=300, seed=1) as engine,
+        # So long that the server is paused before the reply ends, also on a busy machine.
+        engine_of(proxy.url, model=lent_server.model, max_tokens=1500, seed=1) as engine,
         server.session(engine, EngineSession("r1", "t", 0, "a"), turns.append) as gate,
         AsyncOpenAI(base_url=server.url + gate.path, api_key=gate.token) as client,
         httpx.AsyncClient(base_url=lent_server.url, timeout=60) as trainer,
