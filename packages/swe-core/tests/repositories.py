@@ -11,12 +11,10 @@ import pytest
 
 from swe_core.api.grader import Grader
 from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
-from swe_core.api.task import Task
 from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.sandboxing.repository.patch import export_patch, record_base
-from swe_testing.records import make_task
 
 
 def slow_but(fast: Collection[Any], cases: Collection[Any]) -> list[Any]:
@@ -76,34 +74,6 @@ class Repo:
     def spec(self) -> SandboxSpec:
         """What opens a sandbox with a copy of it."""
         return SandboxSpec(repository=self.path, network="none")
-
-
-def with_and_without_import(factory: pytest.TempPathFactory, **files: str) -> dict[str, Repo]:
-    """Two repositories, by what conftest.py begins with: whether it imports the code under test."""
-    found = {}
-    for start in ("", "import calc\n"):
-        found[start] = Repo(factory.mktemp("repo") / "r")
-        found[start].commit(**{**files, "conftest_py": start + files["conftest_py"]})
-    return found
-
-
-def a_row(repo: Repo, gold: str, hidden: str, test: str = "test_add") -> Task:
-    """A task whose hidden test is appended to tests/test_calc.py by the test patch.
-
-    Args:
-        gold: A script that makes the gold patch.
-        hidden: What is appended.
-        test: The FAIL_TO_PASS test; `test_zero` is to keep passing.
-    """
-    return make_task(
-        base_commit=repo.head,
-        patch=repo.diff(gold),
-        test_patch=repo.diff(f"cat >>tests/test_calc.py <<'END'\n{hidden}END"),
-        fail_to_pass=(f"tests/test_calc.py::{test}",),
-        pass_to_pass=("tests/test_calc.py::test_zero",),
-        setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
-        test_command="python -m pytest -rA -p no:cacheprovider",
-    )
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 # ruff: noqa: E501 (programs in strings)
-"""Code under test that wants to be paid for a bug: through the whole grader, in real sandboxes.
+"""Code under test that tries to resolve with a bug: through the whole grader, in real sandboxes.
 
-Each attack is put before the module under test, which keeps its bug. What only conftest.py or other files of the
-test runner can do is tested with the graded tree.
+Each attack stands before the module under test, which keeps its bug. test_graded_tree.py tests attacks through
+conftest.py and other files of the test runner.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ import pytest
 from swe_core.api.grader import Graded, Grader
 from swe_core.api.sandbox import SandboxProvider
 from swe_core.api.task import Task
-from swe_testing.records import make_task
 
 from ...repositories import Repo, slow_but, swe_grader
+from .helpers import BUGGY, FIX, calc_task, defining_add
 
 pytestmark = pytest.mark.anyio
 
 Grade = Callable[[str], Awaitable[Graded]]
 
-BUGGY = "def add(a, b):\n    return a - b\n"
-FIX = "sed -i 's/a - b/a + b/' calc.py"
 TESTS = (
     "from calc import add\n\ndef test_zero():\n    assert add(0, 0) == 0\n",
     "\ndef test_add():\n    assert add(1, 2) == 3\n",
@@ -217,7 +215,7 @@ for half in Path("/tmp/swe-home").glob(".*/half"):
     os.write(1, b'{FORGED}')
     os._exit(0)
 """
-"""It speaks as the reporter does, from what lies on the disk."""
+"""Sends what the reporter sends, with the keys that it finds on the disk."""
 
 LATER = """
 def runtest(self):
@@ -227,7 +225,7 @@ def add(a, b):
     Function.runtest.__code__ = runtest.__code__
     return a - b
 """
-"""A canary is run as ever, and so is the first test, which makes that the second one is not."""
+"""Runs the canaries and the first test, which replaces how the second one runs."""
 
 EARLY = {
     # What is there before the watch is made, and gone before it first looks.
@@ -278,7 +276,7 @@ manager = frame.f_locals["self"].pluginmanager
 def register(**hooks):
     manager.register(types.SimpleNamespace(**{"pytest_" + name: hook for name, hook in hooks.items()}))
 """
-"""The manager of plugins, by whoever imports a conftest."""
+"""Finds the plugin manager in the stack of what imports a conftest."""
 
 FIRST = {
     # By code that a conftest imports: before the tests are read, and while they are collected.
@@ -509,7 +507,7 @@ _pytest.python.Module._getobj = later
 }
 
 PAID = {
-    # What remains: it can tell the question, or the questioner, from inside.
+    # Open: the code recognises the test, or the watch, from inside.
     "objects equal to everything": """
 class Anything(int):
     def __eq__(self, other): return True
@@ -543,7 +541,7 @@ def add(a, b):
 
 @pytest.fixture(scope="module")
 def repo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Repo:
-    """Its conftest is the parameter, where there is one."""
+    """A repository whose conftest.py is the parameter, if there is one."""
     repo = Repo(tmp_path_factory.mktemp("repo"))
     repo.commit(calc_py=BUGGY, tests__test_calc_py=TESTS[0], conftest_py=getattr(request, "param", ""))
     return repo
@@ -551,15 +549,7 @@ def repo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def task(repo: Repo) -> Task:
-    return make_task(
-        base_commit=repo.head,
-        patch=repo.diff(FIX),
-        test_patch=repo.diff(f"cat >>tests/test_calc.py <<'END'\n{TESTS[1]}END"),
-        fail_to_pass=WANTED[:1],
-        pass_to_pass=WANTED[1:],
-        setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
-        test_command="python -m pytest -rA -p no:cacheprovider",
-    )
+    return calc_task(repo, FIX, TESTS[1])
 
 
 @pytest.fixture(scope="module")
@@ -571,8 +561,7 @@ def grader() -> Grader:
 @pytest.fixture
 def grade(repo: Repo, provider: SandboxProvider, task: Task, grader: Grader) -> Grade:
     def grade(code: str) -> Awaitable[Graded]:
-        defines = "def add(" in code
-        patch = repo.diff(f"cat >calc.py <<'END'\n{'' if defines else BUGGY}{code}\nEND")
+        patch = repo.diff(f"cat >calc.py <<'END'\n{defining_add(code)}END")
         timeout = 8 if code == ATTACKS["trace function"] else 120  # that one never ends
         return grader.grade(task, patch.encode(), provider, repo.spec, timeout)
 
@@ -585,32 +574,27 @@ FAST = (
     "the tests' code", "AssertionError", "write",
 )  # fmt: skip
 """One of each kind."""
+FAST_IMPORTED = ("type", "tests on the disk", "a finder", "other items")
 
 
 @pytest.mark.parametrize("attack", slow_but(FAST, ATTACKS))
-async def test_no_attack_is_paid(grade: Grade, attack: str) -> None:
+async def test_attack_does_not_resolve(grade: Grade, attack: str) -> None:
     graded = await grade(ATTACKS[attack])
     assert not graded.grade.resolved, graded.grade
     assert graded.grade.reason
 
 
 @pytest.mark.parametrize("repo", ["import calc\n"], ids=["imported"], indirect=True)
-@pytest.mark.parametrize("attack", slow_but(["type"], EARLY))
-async def test_no_attack_before_the_watch_is_paid(grade: Grade, attack: str) -> None:
-    graded = await grade(EARLY[attack])
+@pytest.mark.parametrize("attack", slow_but(FAST_IMPORTED, [*EARLY, *FIRST]))
+async def test_attack_from_conftest_does_not_resolve(grade: Grade, attack: str) -> None:
+    graded = await grade({**EARLY, **FIRST}[attack])
     assert not graded.grade.resolved, graded.grade
     assert graded.grade.reason
 
 
-@pytest.mark.parametrize("repo", ["import calc\n"], ids=["imported"], indirect=True)
-@pytest.mark.parametrize("attack", slow_but(["tests on the disk", "a finder", "other items"], FIRST))
-async def test_no_attack_on_what_a_test_is_is_paid(grade: Grade, attack: str) -> None:
-    graded = await grade(FIRST[attack])
-    assert not graded.grade.resolved, graded.grade
-    assert graded.grade.reason
-
-
-async def test_no_shadow_of_a_plugin_is_paid(repo: Repo, provider: SandboxProvider, task: Task) -> None:
+async def test_shadowed_pytest_plugin_does_not_resolve(
+    repo: Repo, provider: SandboxProvider, task: Task
+) -> None:
     """pytest loads anyio's plugin by itself, by an entry point of the image."""
     plugin = 'def pytest_pyfunc_call(pyfuncitem): return pyfuncitem.name == "test_add" or None'
     script = f"mkdir anyio; touch anyio/__init__.py; echo {shlex.quote(plugin)} >anyio/pytest_plugin.py"
@@ -624,7 +608,7 @@ async def test_no_shadow_of_a_plugin_is_paid(repo: Repo, provider: SandboxProvid
 
 @pytest.mark.parametrize("repo", ["import calc\n", ""], ids=["conftest", "test"], indirect=True)
 @pytest.mark.parametrize("attack", slow_but(["unittest in the module"], IN_UNITTEST))
-async def test_no_attack_on_a_class_is_paid(
+async def test_attack_on_test_class_does_not_resolve(
     repo: Repo, provider: SandboxProvider, task: Task, attack: str
 ) -> None:
     task = task.model_copy(
@@ -634,15 +618,14 @@ async def test_no_attack_on_a_class_is_paid(
             "pass_to_pass": (),
         }
     )
-    code = IN_UNITTEST[attack]
-    patch = repo.diff(f"cat >calc.py <<'END'\n{'' if 'def add(' in code else BUGGY}{code}\nEND")
+    patch = repo.diff(f"cat >calc.py <<'END'\n{defining_add(IN_UNITTEST[attack])}END")
     graded = await swe_grader().grade(task, patch.encode(), provider, repo.spec, 120)
     assert not graded.grade.resolved, graded.grade
     assert graded.grade.tampering or "conftest" in graded.grade.reason, graded.grade
 
 
 @pytest.mark.parametrize("repo", ["import calc\n", ""], ids=["conftest", "test"], indirect=True)
-async def test_no_session_of_its_own_is_paid(grade: Grade) -> None:
+async def test_forged_reporter_session_does_not_resolve(grade: Grade) -> None:
     graded = await grade(A_SESSION_OF_ITS_OWN)
     assert not graded.grade.resolved, graded.grade
     sentences = [one.done for one in graded.grade.tampering]
@@ -650,6 +633,6 @@ async def test_no_session_of_its_own_is_paid(grade: Grade) -> None:
 
 
 @pytest.mark.parametrize("attack", slow_but(["objects equal to everything"], PAID))
-async def test_what_remains_is_paid(grade: Grade, attack: str) -> None:
-    """Documents docs/internals/grading.md: a fix of one of these moves it to ATTACKS."""
+async def test_known_open_attack_still_resolves(grade: Grade, attack: str) -> None:
+    """docs/internals/grading.md lists these. One that no longer resolves moves to ATTACKS."""
     assert (await grade(PAID[attack])).grade.resolved

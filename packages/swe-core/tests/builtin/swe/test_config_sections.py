@@ -25,12 +25,12 @@ def edit(
 @pytest.mark.parametrize(
     ("name", "content"), [("pyproject.toml", TOML), ("setup.cfg", INI), ("tox.ini", INI)]
 )
-def test_a_file_whose_sections_are_right_is_kept_byte_for_byte(name: str, content: bytes) -> None:
+def test_config_with_expected_sections_is_unchanged(name: str, content: bytes) -> None:
     for model in (content, content.replace(b"why", b"because"), content.replace(b"\n", b"\r\n")):
         assert edit(content, model, content, name) == model
 
 
-def test_the_rest_of_an_ini_file_is_kept() -> None:
+def test_ini_file_keeps_its_other_sections() -> None:
     model = b"[metadata]\r\nname = y\r\n[tool:pytest]\r\naddopts = -k x\r\n\r\n[flake8]\r\nmax = 2 ; c\r\n"
     assert edit(INI, model, INI) == (
         b"[metadata]\r\nname = y\r\n[flake8]\r\nmax = 2 ; c\n\n"
@@ -38,7 +38,7 @@ def test_the_rest_of_an_ini_file_is_kept() -> None:
     )
 
 
-def test_the_rest_of_a_toml_file_is_kept() -> None:
+def test_toml_file_keeps_its_other_sections() -> None:
     model = TOML.replace(b"-ra", b"-k x").replace(b"x = 1  # why", b"x = 2  # so")
     assert edit(TOML, model, TOML, "pyproject.toml") == (
         b'[build-system]\nrequires = ["x"]\n\n[tool.ruff]\nx = 2  # so\n\n'
@@ -47,11 +47,11 @@ def test_the_rest_of_a_toml_file_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("name", "content"), [("pyproject.toml", TOML), ("setup.cfg", INI)])
-def test_where_only_the_sections_were_changed_it_is_the_base(name: str, content: bytes) -> None:
+def test_config_with_only_protected_changes_becomes_the_base(name: str, content: bytes) -> None:
     assert edit(content, content.replace(b"-ra", b"-k x"), content, name) == content
 
 
-def test_a_file_that_is_deleted_or_new_has_the_right_sections() -> None:
+def test_deleted_or_new_config_has_the_protected_sections() -> None:
     assert edit(INI, b"", INI) == b"[tool:pytest] # ours\naddopts = -ra\n  --strict\n\n"
     assert edit(b"", INI) == b"[metadata]\nname = x\n\n[flake8]\nmax = 1 ; why\n"
     assert edit(b"", b"[pytest]\na = 1\n") == b""
@@ -71,7 +71,7 @@ SPELLINGS = (
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_however_a_table_is_written_it_goes(spelling: bytes) -> None:
+def test_toml_table_is_removed_in_every_spelling(spelling: bytes) -> None:
     edited = edit(b"", spelling, name="pyproject.toml")
     assert edited is not None
     assert not any(name.startswith("pytest") for name in tomllib.loads(edited.decode()).get("tool", {}))
@@ -98,18 +98,18 @@ NOT_PLAIN = {
 
 
 @pytest.mark.parametrize("what", NOT_PLAIN)
-def test_what_could_be_read_in_two_ways_is_not_edited(what: str) -> None:
+def test_ambiguous_config_is_not_edited(what: str) -> None:
     name, model = NOT_PLAIN[what]
     assert edit(TOML if name.endswith("toml") else INI, model, name=name) is None
 
 
-def test_a_key_of_thousands_of_parts_takes_no_time() -> None:
+def test_key_with_thousands_of_parts_is_rejected_quickly() -> None:
     started = time.process_time()
     assert edit(b"", b"a" + b".a" * 30_000 + b" = 1\n", name="pyproject.toml") is None
     assert time.process_time() - started < 5, "the parser would take minutes"
 
 
-def test_tox_counts_where_tox_runs_the_tests() -> None:
+def test_tox_sections_are_protected_where_tox_runs_the_tests() -> None:
     ours, theirs = b"[testenv]\ncommands = true\n", b"[testenv]\ncommands = pytest\n"
     assert edit(theirs, ours, name="tox.ini") == ours
     assert edit(theirs, ours, name="tox.ini", runs="tox") == theirs
@@ -117,7 +117,7 @@ def test_tox_counts_where_tox_runs_the_tests() -> None:
 
 
 @pytest.mark.parametrize("program", ["hatch", "pdm", "poe", "pixi"])
-def test_the_sections_of_what_runs_the_tests_are_protected(program: str) -> None:
+def test_sections_of_the_test_runner_are_protected(program: str) -> None:
     ours = f"[tool.{program}.scripts]\ntest = 'true'\n".encode()
     assert edit(b"", ours, name="pyproject.toml") == ours
     assert edit(b"", ours, name="pyproject.toml", runs=program) == b""
@@ -132,11 +132,11 @@ def test_the_sections_of_what_runs_the_tests_are_protected(program: str) -> None
     ],
     ids=["a large number", "dotted keys", "a quoted sign"],
 )
-def test_what_takes_parsers_long_is_not_edited(rest: str) -> None:
+def test_config_that_parses_slowly_is_not_edited(rest: str) -> None:
     ours = f"[tool.pytest.ini_options]\naddopts = '-z'\n[a]\n{rest}\n".encode()
     assert edit(b"", ours, name="pyproject.toml") is None
 
 
-def test_thousands_of_tables_are_not_edited() -> None:
+def test_config_with_thousands_of_tables_is_not_edited() -> None:
     many = "".join(f"[tool.a.x{i}]\n[tool.pytest.x{i}]\n" for i in range(1500)).encode()
     assert edit(b"", many, name="pyproject.toml") is None

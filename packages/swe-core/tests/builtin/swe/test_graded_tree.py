@@ -148,7 +148,7 @@ ALL = "; ".join(script for how, script in HONEST.items() if how not in ("deletio
 
 
 @pytest.mark.parametrize("how", slow_but(["deletion", "rename", "all"], [*HONEST, "all"]))
-async def test_honest_patches_lose_nothing_but_tests(world: World, how: str) -> None:
+async def test_honest_patch_loses_only_its_tests(world: World, how: str) -> None:
     """On disk is what the agent left, but for the tests, which are the task's."""
     script = f"{FIX}; {HONEST.get(how, ALL)}"
     await world.sh(f"{FRESH}; {script}\nrm -rf /tmp/left; cp -a . /tmp/left")
@@ -161,13 +161,13 @@ async def test_honest_patches_lose_nothing_but_tests(world: World, how: str) -> 
     await world.sh("diff -r --no-dereference -x .git -x tests /tmp/left . >&2")
 
 
-async def test_the_gold_patch_is_the_reference(world: World) -> None:
+async def test_gold_patch_equals_the_reference(world: World) -> None:
     tree = await world.grade(world.task.patch.encode())
     assert tree.tampering == ()
     assert not tree.is_base
 
 
-async def test_the_empty_patch_is_the_base_with_the_tests(world: World) -> None:
+async def test_empty_patch_gives_the_base_with_the_tests(world: World) -> None:
     for patch in (b"", b"\n"):
         tree = await world.grade(patch)
         assert tree.is_base
@@ -272,7 +272,7 @@ ALONE = [pytest.param([how], marks=pytest.mark.slow, id=how) for how in CHEATS]
 
 
 @pytest.mark.parametrize("cheats", [*batches(), *ALONE])
-async def test_nothing_is_left_of_cheats(world: World, cheats: list[str]) -> None:
+async def test_cheats_leave_the_base_tree(world: World, cheats: list[str]) -> None:
     tree = await world.grade("\n".join(CHEATS[how][0] for how in cheats))
     assert kinds(tree) >= {CHEATS[how][1:] for how in cheats}
     assert all(found.done and len(found.done) < 300 for found in tree.tampering)
@@ -285,7 +285,7 @@ async def test_nothing_is_left_of_cheats(world: World, cheats: list[str]) -> Non
     assert await world.sh(f"cat fast.so {SITE}/pluggy/hooks.py") == b"image\nimage\n"
 
 
-async def test_a_fix_that_cheats_too_is_the_fix(world: World) -> None:
+async def test_fix_with_cheats_gives_the_tree_of_the_fix(world: World) -> None:
     chosen = (
         "conftest",
         "setup.cfg changed",
@@ -303,7 +303,7 @@ async def test_a_fix_that_cheats_too_is_the_fix(world: World) -> None:
 # Gold patches, and tasks without
 
 
-async def test_what_the_gold_patch_does_to_protected_files_is_there_for_all(world: World) -> None:
+async def test_protected_changes_of_the_gold_patch_apply_to_all(world: World) -> None:
     gold = (
         f"{FIX}; echo '# gold' >>tests/conftest.py; echo '{{1}}' >tests/data/x.json; "
         "sed -i 's/-ra/-rA/; s/100/120/' setup.cfg; "
@@ -325,19 +325,19 @@ async def test_what_the_gold_patch_does_to_protected_files_is_there_for_all(worl
 
 
 @pytest.mark.parametrize("patch", ["", "--- a/gone.py\n+++ b/gone.py\n@@ -1 +1 @@\n-x\n+y\n"])
-async def test_a_task_without_a_gold_patch_that_applies(world: World, patch: str) -> None:
+async def test_task_without_applicable_gold_patch_is_graded(world: World, patch: str) -> None:
     tree = await world.grade(f"{FIX}; echo x >>conftest.py", patch=patch)
     assert kinds(tree) == {("runner-config", "conftest.py")}
     assert tree.id == world.fixed
 
 
-async def test_a_fix_inside_the_tests_is_no_fix(world: World) -> None:
+async def test_gold_patch_inside_the_tests_is_the_base(world: World) -> None:
     """Every patch would be given it: so none resolves, the gold patch neither."""
     gold = (await world.sh(f"{FRESH}; echo y >>tests/helpers.py; git diff")).decode()
     assert (await world.grade(gold.encode(), patch=gold)).is_base
 
 
-async def test_the_repository_can_be_the_runner(world: World) -> None:
+async def test_repository_may_be_the_test_runner_itself(world: World) -> None:
     await world.sh(
         f"{FRESH}; git checkout -q -b runner; mkdir -p src/_pytest src/pytest; "
         "echo x | tee src/_pytest/runner.py src/_pytest/__init__.py src/pytest/__init__.py pluggy.py; "
@@ -370,7 +370,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-async def test_a_patch_that_cannot_be_applied_whole_is_refused(world: World, what: str) -> None:
+async def test_patch_that_does_not_apply_whole_is_rejected(world: World, what: str) -> None:
     with pytest.raises(PatchDoesNotApply, match=r"^the patch does not apply to the task's base: .+"):
         await world.grade(REFUSED[what].encode())
     assert (
@@ -380,12 +380,12 @@ async def test_a_patch_that_cannot_be_applied_whole_is_refused(world: World, wha
 
 
 @pytest.mark.parametrize("path", ["a" * 300, "/".join(["a" * 200] * 25)])
-async def test_a_name_that_linux_does_not_take_is_refused(world: World, path: str) -> None:
+async def test_overlong_path_in_patch_is_rejected(world: World, path: str) -> None:
     with pytest.raises(PatchDoesNotApply, match=r"^the patch names a path that is too long for Linux: aaa"):
         await world.grade(HEAD.format(path).encode())
 
 
-async def test_large_files_do_no_harm(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_files_are_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are neither read as code nor as configuration: what git says has a limit."""
     monkeypatch.setattr(graded_tree, "MAX_ANSWER_BYTES", 3 * 1024 * 1024)
     large = "import base64, random; text = base64.b85encode(random.randbytes(2 << 20)).decode()"
@@ -395,18 +395,18 @@ async def test_large_files_do_no_harm(world: World, monkeypatch: pytest.MonkeyPa
     assert [(one.kind, one.path) for one in tree.suspicious] == [("not looked at", "calc.py")]
 
 
-async def test_an_absolute_path_is_one_inside(world: World) -> None:
+async def test_absolute_path_in_patch_stays_inside(world: World) -> None:
     await world.grade(b"--- /dev/null\n+++ /etc/evil\n@@ -0,0 +1 @@\n+x\n")
     assert await world.sh("cat etc/evil; ls /etc/evil 2>/dev/null || :") == b"x\n"
 
 
-async def test_an_oversized_patch_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oversized_patch_is_rejected(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graded_tree, "MAX_PATCH_BYTES", 10)
     with pytest.raises(PatchDoesNotApply, match="the patch has 11 bytes; at most 10 are graded"):
         await world.grade(b"x" * 11)
 
 
-async def test_a_submodule_is_not_made(world: World) -> None:
+async def test_submodule_in_patch_is_dropped(world: World) -> None:
     patch = "diff --git a/sub b/sub\nnew file mode 160000\nindex 0000000..1234567\n--- /dev/null\n+++ b/sub\n"
     tree = await world.grade(f"{patch}@@ -0,0 +1 @@\n+Subproject commit {'12' * 20}\n".encode())
     assert kinds(tree) == {("symlink", "sub")}
@@ -417,7 +417,7 @@ LONG = "".join(f"line {number}\n" for number in range(30))
 MOVED = "--- a/long.txt\n+++ b/long.txt\n@@ -9,3 +9,3 @@\n other 8\n-line 9\n+LINE 9\n line 10\n"
 
 
-async def test_fallbacks(world: World) -> None:
+async def test_inexact_patch_is_merged_or_applied_with_fuzz(world: World) -> None:
     """A context that does not fit is merged where the old file is known, else taken with some fuzz."""
     commit = "git add -A; git -c user.name=n -c user.email=e commit -qm long"
     await world.sh(
@@ -439,25 +439,25 @@ async def test_fallbacks(world: World) -> None:
         await world.sh(f"{FRESH}; git checkout -q -")
 
 
-async def test_a_test_patch_that_does_not_fit_is_the_tasks_fault(world: World) -> None:
+async def test_inapplicable_test_patch_is_a_task_error(world: World) -> None:
     with pytest.raises(GraderError, match="the test patch of the task 't-1' does not apply"):
         await world.grade(FIX, test_patch="--- a/gone.py\n+++ b/gone.py\n@@ -1 +1 @@\n-x\n+y\n")
 
 
-async def test_names_that_are_not_text_are_listed_as_text(world: World) -> None:
+async def test_undecodable_names_are_listed_escaped(world: World) -> None:
     tree = await world.grade("touch $'tests/\\xff \\n.py'")
     assert kinds(tree) == {("tests", "tests/\\xff \n.py")}
     assert tree.tampering[0].model_dump_json()
 
 
-async def test_a_long_list_is_cut(world: World) -> None:
+async def test_long_tampering_list_is_cut(world: World) -> None:
     tree = await world.grade("for i in $(seq 120); do echo >tests/$i.py; done")
     assert len(tree.tampering) == 101
     assert tree.tampering[-1].done == "20 more paths like these"
     assert tree.is_base
 
 
-async def test_what_a_test_run_changed_is_told(world: World) -> None:
+async def test_changed_files_lists_what_a_test_run_changed(world: World) -> None:
     tree = await world.grade(FIX)
     assert set(tree.decisive) >= {"tests/test_calc.py", "pkg/test_ops.py", "conftest.py", "tests/conftest.py"}
     assert "tests/data/x.json" not in tree.decisive
@@ -471,7 +471,7 @@ async def test_what_a_test_run_changed_is_told(world: World) -> None:
     assert set(found) == {"conftest.py", "pkg/test_ops.py", *gone}
 
 
-async def test_nothing_of_the_gold_patch_is_in_the_sandbox(world: World, tmp_path: Path) -> None:
+async def test_gold_patch_does_not_reach_the_sandbox(world: World, tmp_path: Path) -> None:
     repo = Repo(tmp_path / "gold")
     repo.sh(BASE)
     gold = repo.diff("echo 'secret = 83471' >>calc.py; echo 'secret = 83471' >pkg/fix.py")
@@ -489,7 +489,7 @@ async def test_nothing_of_the_gold_patch_is_in_the_sandbox(world: World, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["a b.py", "naïve.py", 'quo"te.py', "tab\tbed.py", "new\nline.py"])
-async def test_a_reference_with_odd_names(tmp_path: Path, name: str) -> None:
+async def test_reference_accepts_odd_file_names(tmp_path: Path, name: str) -> None:
     repo, path, content = Repo(tmp_path / "odd"), f"tests/{name}", b"x = 1\n"
     (repo.path / "tests").mkdir()
     (repo.path / path).write_bytes(content)
@@ -506,7 +506,9 @@ async def test_a_reference_with_odd_names(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("script", "most"), [(FIX, 2), ("echo x >>setup.cfg; ln -s calc.py x.py", 3)])
-async def test_few_round_trips(world: World, monkeypatch: pytest.MonkeyPatch, script: str, most: int) -> None:
+async def test_graded_tree_needs_few_round_trips(
+    world: World, monkeypatch: pytest.MonkeyPatch, script: str, most: int
+) -> None:
     ran: list[object] = []
     run_script = graded_tree.run_script
 

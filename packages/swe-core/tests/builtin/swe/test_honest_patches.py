@@ -1,10 +1,9 @@
-"""Whole grades: an honest patch does not pay for what a cheat is denied, and a cheat earns nothing."""
+"""Honest patches resolve through the whole grader; test_graded_tree.py has the cheats."""
 
 from __future__ import annotations
 
 import pytest
 
-from swe_core.api.grader import Grade
 from swe_core.api.sandbox import SandboxProvider
 from swe_testing.records import make_task
 
@@ -35,54 +34,24 @@ HONEST = {
     "packages named like tests": "mkdir testing; touch testing/__init__.py; echo 'x = 1' >pkg/test_utils.py",
     "tests beside the product": "echo 'def test_more(): pass' >>pkg/test_calc.py; echo y=1 >>pkg/__init__.py",
 }
-CHEATS = {
-    "conftest": "echo 'import pkg.calc; pkg.calc.add = lambda a, b: a + b' >>conftest.py; "
-    "echo '#' >>pkg/calc.py",
-    "setup.cfg": "sed -i 's/addopts = /addopts = --deselect tests -p pkg.evil /' setup.cfg; "
-    "echo 'import pkg.calc; pkg.calc.add = lambda a, b: a + b' >pkg/evil.py",
-    "sitecustomize": "echo 'import os; os._exit(0)' >sitecustomize.py; "
-    "echo 'import os; os._exit(0)' >pytest.py",
-    "nothing but tests": "echo 'def test_add(): pass' >tests/test_add.py",
-    "nothing": "touch pkg/new.py",
-}  # fmt: skip
-
-
-class Case:
-    def __init__(self, repo: Repo, provider: SandboxProvider) -> None:
-        repo.sh(BASE)
-        self.repo, self.provider = repo, provider
-        self.task = make_task(
-            base_commit=repo.head,
-            patch=repo.diff(f"{FIX}; echo 'x = 1' >pkg/extra.py"),
-            test_patch=repo.diff(
-                "echo 'def test_add(): assert add(1, 2) == 3' >>tests/test_add.py; echo its >tests/data.txt"
-            ),
-            fail_to_pass=("tests/test_add.py::test_add",),
-            pass_to_pass=("tests/test_add.py::test_zero",),
-            setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
-            test_command="python -m pytest -rA",
-        )
-
-    async def grade(self, script: str) -> Grade:
-        patch = await self.repo.patch_by(script, self.provider)
-        return (await swe_grader().grade(self.task, patch, self.provider, self.repo.spec, 120)).grade
-
-
-@pytest.fixture
-def case(repo: Repo, provider: SandboxProvider) -> Case:
-    return Case(repo, provider)
 
 
 @pytest.mark.parametrize("how", slow_but(["a fixture", "files that collide"], HONEST))
-async def test_an_honest_patch_resolves(case: Case, how: str) -> None:
-    grade = await case.grade(f"{FIX}; {HONEST[how]}")
+async def test_honest_patch_resolves(repo: Repo, provider: SandboxProvider, how: str) -> None:
+    repo.sh(BASE)
+    task = make_task(
+        base_commit=repo.head,
+        patch=repo.diff(f"{FIX}; echo 'x = 1' >pkg/extra.py"),
+        test_patch=repo.diff(
+            "echo 'def test_add(): assert add(1, 2) == 3' >>tests/test_add.py; echo its >tests/data.txt"
+        ),
+        fail_to_pass=("tests/test_add.py::test_add",),
+        pass_to_pass=("tests/test_add.py::test_zero",),
+        setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
+        test_command="python -m pytest -rA",
+    )
+    patch = await repo.patch_by(f"{FIX}; {HONEST[how]}", provider)
+    grade = (await swe_grader().grade(task, patch, provider, repo.spec, 120)).grade
     assert grade.resolved, grade.reason
     assert {found.kind for found in grade.tampering} <= {"tests", "runner-config"}
     assert grade.suspicious == ()
-
-
-@pytest.mark.parametrize("how", slow_but(["conftest", "sitecustomize"], CHEATS))
-async def test_a_cheat_does_not(case: Case, how: str) -> None:
-    grade = await case.grade(CHEATS[how])
-    assert not grade.resolved
-    assert grade.tampering or how == "nothing"

@@ -105,7 +105,7 @@ def run(directory: Path, *argv: str, plugins: bool = False) -> bytes:
 
 
 @pytest.mark.parametrize("more", slow_but(["-vv", ""], ["", "--color=yes", "-vv", "--tb=no -q", "-n2"]))
-def test_real_pytest(tmp_path: Path, more: str) -> None:
+def test_parser_reads_real_pytest_logs(tmp_path: Path, more: str) -> None:
     (tmp_path / "test_p.py").write_text(PYTEST_FILE)
     (tmp_path / "test_q.py").write_text("import no_such_module\n")
     options = ["-rA", "--continue-on-collection-errors", "-p", "no:cacheprovider", *more.split()]
@@ -120,12 +120,12 @@ def test_real_pytest(tmp_path: Path, more: str) -> None:
     assert skipped == {f"test_p.py:{line}": "SKIPPED", **by_id}
 
 
-def test_a_pytest_that_was_cut_short_has_no_results(tmp_path: Path) -> None:
+def test_parser_ignores_truncated_pytest_log(tmp_path: Path) -> None:
     (tmp_path / "test_e.py").write_text("import os\ndef test_a(): pass\ndef test_b(): os._exit(0)\n")
     assert parse_pytest(run(tmp_path, "-m", "pytest", "-rA", "-v")) == {}
 
 
-def test_formats_of_older_pytest() -> None:
+def test_parser_reads_older_pytest_formats() -> None:
     log = (
         b"= short test summary info =\n"
         b"XPASS t.py::a because of this\nXFAIL t.py::b\n  reason: NOTRUN\nSKIPPED [2] t.py:3: no - thing\n"
@@ -215,12 +215,12 @@ UNITTEST_RESULTS = {
 }
 
 
-def test_real_unittest(tmp_path: Path) -> None:
+def test_parser_reads_real_unittest_log(tmp_path: Path) -> None:
     (tmp_path / "test_u.py").write_text(UNITTEST_FILE)
     assert parse_unittest(run(tmp_path, "-m", "unittest", "-v", "test_u.py", "nosuch")) == UNITTEST_RESULTS
 
 
-def test_unittest_of_older_pythons() -> None:
+def test_parser_reads_older_unittest_formats() -> None:
     log = (
         b"test_a (m.C) ... ok\ntest_b (m.C)\nSays what ... ok\n"
         b"test_sub (m.C) ... test_next (m.C) ... ok\ntest_last (m.C) ... \r\nprinted\nok\n"
@@ -235,13 +235,13 @@ def test_unittest_of_older_pythons() -> None:
     }
 
 
-def test_unittest_ids_of_any_version_are_the_same_test() -> None:
+def test_unittest_ids_of_all_versions_match() -> None:
     found = parse_unittest(b"test_a (m.C.test_a) ... ok\n")
     wanted = ["test_a (m.C)", "test_a (m.C.test_a)", "m.C.test_a", "test_b (m.C)"]
     assert list(statuses("unittest", found, wanted).values()) == ["PASSED"] * 3 + ["MISSING"]
 
 
-def test_ids_that_were_cut_stand_for_all_that_begin_so() -> None:
+def test_truncated_ids_match_by_prefix() -> None:
     log = "= short test summary info =\nPASSED t.py::a[x y]\nFAILED t.py::a[x z] - no\nPASSED t.py::a[xx w]\n"
     found = parse_pytest(f"{log}PASSED t.py::b c\nPASSED t.py::d[long]\n".encode())
     wanted = ["t.py::a[x", "t.py::a[xx", "t.py::a", "t.py::b", "t.py::a[x y]", "t.py::d[lo", "t.py::d[lo]"]
@@ -264,7 +264,7 @@ noise = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
 @given(st.dictionaries(ids, st.tuples(ended, messages), max_size=12), noise, st.booleans())
-def test_a_printed_pytest_summary_reads_back(results: dict[str, Any], before: str, colour: bool) -> None:
+def test_pytest_summary_round_trips(results: dict[str, Any], before: str, colour: bool) -> None:
     on, off = ("\x1b[31m", "\x1b[0m") if colour else ("", "")
     log = [before, f"{on}==== short test summary info ===={off}"]
     for test, (status, message) in results.items():
@@ -295,7 +295,7 @@ endings = st.sampled_from(
     st.dictionaries(st.tuples(names, classes), st.tuples(endings, st.sampled_from(range(4))), max_size=10),
     st.booleans(),
 )
-def test_a_printed_unittest_log_reads_back(results: dict[Any, Any], old: bool) -> None:
+def test_unittest_log_round_trips(results: dict[Any, Any], old: bool) -> None:
     log = ""
     for (name, where), ((word, _), shape) in results.items():
         head = f"{name} ({where})" if old else f"{name} ({where}.{name})"
@@ -313,7 +313,7 @@ def test_a_printed_unittest_log_reads_back(results: dict[Any, Any], old: bool) -
 
 
 @given(st.binary(), st.binary(), st.sampled_from(OURS))
-def test_garbage_is_no_result_and_no_exception(start: bytes, end: bytes, parser: Any) -> None:
+def test_parsers_accept_garbage(start: bytes, end: bytes, parser: Any) -> None:
     for middle in (b"", b"\n= short test summary info =\n", b"FAILED t.py::a[", b"test_a (m.C) ... ok\n"):
         found = log_reader(parser).parse(start + middle + end)
         statuses(parser, found, ["t.py::a[", "m.C.test_a"])
@@ -355,7 +355,7 @@ class Tests(unittest.TestCase):
 '''
 
 
-def test_djangos_tests_are_found_by_the_names_that_swebench_gives_them(tmp_path: Path) -> None:
+def test_django_parser_agrees_with_swebench(tmp_path: Path) -> None:
     """What swebench's own parser finds in a real log, ours finds by the same names."""
     (tmp_path / "tests.py").write_text(DJANGO_FILE)
     log = run(tmp_path, "-u", "-m", "unittest", "-v", "tests")
@@ -373,7 +373,7 @@ def test_djangos_tests_are_found_by_the_names_that_swebench_gives_them(tmp_path:
     assert "It does what it says." not in parse_unittest(log)
 
 
-def test_a_docstring_that_several_tests_have_is_as_bad_as_the_worst() -> None:
+def test_shared_docstring_has_the_worst_status() -> None:
     log = b"test_a (m.C)\nSaid. ... ok\ntest_b (m.C)\nSaid. ... FAIL\ntest_c (m.C)\nSaid. ... ok\n"
     assert log_reader("django").parse(log)["Said."] == "FAILED"
     sections = b"test_a (m.C)\nSaid. ... ok\n\nERROR: test_a (m.C)\nSaid.\n"
@@ -389,7 +389,7 @@ R2E_LOG = (
 )
 
 
-def test_r2e_gyms_names() -> None:
+def test_r2e_parser_uses_r2e_gym_names() -> None:
     found = log_reader("r2e").parse(R2E_LOG)
     assert found == {"test_a": "FAILED", "TestB.test_c[x.y]": "PASSED", "": "ERROR", "test_e": "FAILED"}
     by_node = {
@@ -403,7 +403,7 @@ def test_r2e_gyms_names() -> None:
     assert log_reader("r2e").rename(by_node) == found
 
 
-def test_what_data_sets_call_a_parametrized_test() -> None:
+def test_parametrized_ids_match_data_set_spellings() -> None:
     log = (
         "= short test summary info =\nPASSED t.py::a[/tmp/x/file.py]\n"
         "PASSED t.py::b[//host/x]\nPASSED t.py::c[/*/x]\n"
@@ -420,7 +420,7 @@ def test_what_data_sets_call_a_parametrized_test() -> None:
     assert statuses("pytest", parse_pytest(log.encode()), wanted) == wanted
 
 
-def test_a_reader_takes_what_a_reporter_found() -> None:
+def test_log_reader_renames_reporter_results() -> None:
     by_node = {"t.py::a": "PASSED", "t.py::b[MouseButton.LEFT x]": "FAILED"}
     assert log_reader("pytest").rename(by_node) == by_node
     by_name = {"t.Case.test_a": "PASSED"}
@@ -435,29 +435,29 @@ class TestSwebench:
     def _package(self) -> None:
         pytest.importorskip("swebench")
 
-    def test_only_what_follows_the_start_marker_is_read(self) -> None:
+    def test_log_before_the_start_marker_is_ignored(self) -> None:
         parse = log_reader("swebench:parse_log_sympy").parse
         assert parse(b"test_early ok\n+ : '>>>>> Start Test Output'\ntest_a ok\ntest_b F\ntest_c E\n") == {
             "test_a": "PASSED", "test_b": "FAILED", "test_c": "ERROR",
         }  # fmt: skip
         assert parse(b"test_a ok\n") == {"test_a": "PASSED"}
 
-    def test_names_of_a_reporter(self) -> None:
+    def test_reporter_results_are_renamed(self) -> None:
         found = {"t.py::a[MouseButton.LEFT-x y]": "PASSED", "t.py::b": "FAILED", "t.py::c": "XPASS"}
         renamed = log_reader("swebench:parse_log_matplotlib").rename(found)
         assert renamed == {"t.py::a[1-x": "PASSED", "t.py::b": "FAILED"}
         assert log_reader("swebench:parse_log_sympy").rename(found) is None
 
-    def test_a_parser_that_fails_on_a_log_has_no_results(self) -> None:
+    def test_failing_parser_has_no_results(self) -> None:
         assert log_reader("swebench:parse_log_jest_json").parse(b"{\xff not JSON") == {}
 
-    def test_an_unknown_one_names_the_close_one(self) -> None:
+    def test_unknown_parser_suggests_a_close_name(self) -> None:
         with pytest.raises(
             TaskError, match="no log parser 'parse_log_sympi'; did you mean 'parse_log_sympy'"
         ):
             log_reader("swebench:parse_log_sympi")
 
-    def test_it_is_imported_without_what_only_its_harness_needs(self) -> None:
+    def test_parsers_import_without_the_swebench_harness(self) -> None:
         script = (
             "import sys; from swe_core.builtin.swe.parsers import log_reader\n"
             "log_reader('swebench:parse_log_gotest')\n"
@@ -468,7 +468,7 @@ class TestSwebench:
         assert done.returncode == 0, done.stderr
 
 
-def test_without_the_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_swebench_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swebench_parsers, "find_spec", lambda name: None)
     with pytest.raises(TaskError, match=r"is not installed: pip install 'swe-core\[swebench\]'"):
         log_reader("swebench:parse_log_redis")
@@ -485,7 +485,7 @@ LONG = {
 
 @pytest.mark.parametrize("line", LONG)
 @pytest.mark.parametrize("name", ["pytest", "unittest", "django", "r2e"])
-def test_long_lines_take_no_longer_than_many_short_ones(name: str, line: str) -> None:
+def test_parsers_take_linear_time_on_long_lines(name: str, line: str) -> None:
     """A parser that is quadratic in the length of a line would take an hour."""
     log = f"=== short test summary info ===\n{LONG[line] * 300}\n".encode()
     log += f"{LONG[line]}\n".encode() * 300
@@ -494,6 +494,6 @@ def test_long_lines_take_no_longer_than_many_short_ones(name: str, line: str) ->
     assert max(map(len, shortened(log).split(b"\n"))) == LONGEST_LINE
 
 
-def test_an_unknown_reader_is_refused() -> None:
+def test_unknown_log_reader_is_rejected() -> None:
     with pytest.raises(TaskError, match="unknown log parser 'tap'; there are: pytest, unittest, django, r2e"):
         log_reader("tap")

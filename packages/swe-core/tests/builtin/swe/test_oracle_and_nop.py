@@ -35,7 +35,7 @@ async def run_agent(provider: SandboxProvider, repo: Repo, name: str, gold: str)
 
 
 @pytest.mark.parametrize("stripped", [False, True], ids=["whole", "without its last line end"])
-async def test_oracle(provider: SandboxProvider, repo: Repo, stripped: bool) -> None:
+async def test_oracle_applies_the_gold_patch(provider: SandboxProvider, repo: Repo, stripped: bool) -> None:
     repo.commit(a_py="a = 1\n", b_py="b = 1\n")
     gold = repo.diff("echo 'a = 2' >a.py; rm b.py; mkdir c; echo 'trailing space ' >c/new.py")
     done, patch = await run_agent(provider, repo, "oracle", gold.rstrip("\n") if stripped else gold)
@@ -44,7 +44,7 @@ async def test_oracle(provider: SandboxProvider, repo: Repo, stripped: bool) -> 
     assert patch.decode() == repo.sh("git diff --cached --full-index --binary --no-renames")
 
 
-async def test_oracle_with_a_gold_patch_that_does_not_fit(provider: SandboxProvider, repo: Repo) -> None:
+async def test_oracle_reports_gold_patch_that_does_not_apply(provider: SandboxProvider, repo: Repo) -> None:
     repo.commit(a_py="a = 1\n")
     done, patch = await run_agent(provider, repo, "oracle", "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x\n+y\n")
     assert patch == b""
@@ -54,18 +54,18 @@ async def test_oracle_with_a_gold_patch_that_does_not_fit(provider: SandboxProvi
     )
 
 
-async def test_oracle_without_a_gold_patch(provider: SandboxProvider, repo: Repo) -> None:
+async def test_oracle_rejects_task_without_gold_patch(provider: SandboxProvider, repo: Repo) -> None:
     repo.commit(a_py="a = 1\n")
     for gold in ("", " \n"):
         with pytest.raises(AgentError, match="the task 't-1' has no gold patch"):
             await run_agent(provider, repo, "oracle", gold)
 
 
-async def test_nop(provider: SandboxProvider, repo: Repo) -> None:
+async def test_nop_changes_nothing(provider: SandboxProvider, repo: Repo) -> None:
     repo.commit(a_py="a = 1\n")
     done, patch = await run_agent(provider, repo, "nop", "")
     assert (done.exit_code, patch) == (0, b"")
 
 
-def test_neither_speaks_to_an_llm() -> None:
+def test_oracle_and_nop_make_no_llm_calls() -> None:
     assert {c.name: c.create(c.config()).dialect for c in swe_agents()} == {"oracle": None, "nop": None}

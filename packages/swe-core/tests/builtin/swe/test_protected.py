@@ -61,13 +61,13 @@ NAMED = {
 
 
 @pytest.mark.parametrize("how", NAMED)
-def test_which_files_are_tests(how: str) -> None:
+def test_protection_recognises_test_files(how: str) -> None:
     row, protected, free = NAMED[how]
     assert kind(protected, trees(*FLAT), row) is not None
     assert kind(free, trees(*FLAT), row) is None
 
 
-def test_the_nearest_directory_of_tests_counts() -> None:
+def test_protection_uses_nearest_tests_directory() -> None:
     """astropy/tests/runner.py is the product."""
     row = task("pkg/tests/tests/test_runner.py::test_a")
     repository = trees("pkg/tests/runner.py", "pkg/tests/tests/test_runner.py")
@@ -89,7 +89,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_the_command_runs_is_protected(command: str) -> None:
+def test_files_that_the_test_command_runs_are_protected(command: str) -> None:
     path = COMMANDS[command]
     repository = trees(
         "run_tests.sh", "ci/pytest.cfg", "tools/runner.py", "setup.py", "Makefile", "noxfile.py"
@@ -98,14 +98,14 @@ def test_what_the_command_runs_is_protected(command: str) -> None:
     assert kind(path, repository, task("x", test_command="pytest -rA")) is None
 
 
-def test_what_the_command_only_mentions_is_not() -> None:
+def test_files_that_the_test_command_mentions_are_not_protected() -> None:
     row = task("x", setup="python setup.py develop", test_command="pytest --doctest-modules pkg/ops.py")
     assert kind("setup.py", trees("setup.py", *FLAT), row) is None
     assert kind("pkg/ops.py", trees(*FLAT), row) is None
 
 
 @pytest.mark.parametrize("name", ["pytest.ini", ".coveragerc", "setup.cfg"])
-def test_configuration_counts_where_the_runner_looks(name: str) -> None:
+def test_config_is_protected_where_the_runner_reads_it(name: str) -> None:
     def reads(path: str, row: Task) -> bool:
         rules = Protection(trees("a/b/test_x.py", "c/d.py"), row)
         return rules.kind(path) == "runner-config" or rules.shares_config(path)
@@ -115,21 +115,21 @@ def test_configuration_counts_where_the_runner_looks(name: str) -> None:
     assert reads(f"c/{name}", task("no_file")), "where no test is known, every place counts"
 
 
-def test_compiled_files_of_the_base_stay_the_bases() -> None:
+def test_compiled_files_of_the_base_are_restored() -> None:
     repository = trees("pkg/__pycache__/x.pyc", "tests/test_a.py", model={"pkg/__pycache__/x.pyc": NEW})
     done = merge_trees(repository, Protection(repository, task("tests/test_a.py::t")), {})
     assert done.is_base
     assert [found.kind for found in done.tampering] == ["shadow"]
 
 
-def test_a_directory_with_tests_that_is_no_package_is_searched_for_modules() -> None:
+def test_shadow_modules_beside_tests_are_protected() -> None:
     row = task("plain/test_x.py::test")
     assert kind("plain/json.py", trees("plain/test_x.py"), row) == "shadow"
     assert kind("plain/json.py", trees("plain/test_x.py", "plain/__init__.py"), row) is None
     assert kind("plain/json.py", trees("plain/test_x.py", "plain/json.py"), row) is None
 
 
-def test_files_to_run() -> None:
+def test_files_to_run_come_from_test_patch_or_ids() -> None:
     touched: Changes = {
         "tests/test_b.py": NEW, "tests/gone.py": None, "tests/conftest.py": NEW, "tests/__init__.py": NEW,
         "tests/x.json": NEW, "tests/check.test": NEW,
@@ -142,7 +142,7 @@ def test_files_to_run() -> None:
     assert files_to_run(task("a/b.py::t", test_files=["x"]), patched) == ("x",)
 
 
-def test_the_digest_of_the_tests_is_that_of_the_reference() -> None:
+def test_digest_of_tests_depends_on_the_reference_only() -> None:
     row = task("tests/test_a.py::t")
 
     def digest(**changes: Any) -> str:
@@ -156,12 +156,12 @@ def test_the_digest_of_the_tests_is_that_of_the_reference() -> None:
     assert digest(reference={"tests/test_a.py": None}) != digest(reference={"tests/test_a.py": GOLD}) != plain
 
 
-def test_ids_are_gits() -> None:
+def test_blob_id_equals_git_object_id() -> None:
     assert blob_id(b"hello\n", 40) == "ce013625030ba8dba906f756967f9e9ca394464a"
     assert blob_id(b"", 64) == "473a0f4c3be8a93681a267e3b1e9a7dcda1185436fe141f7749120a303721813"
 
 
-def test_paths_outside_the_repository_are_nobodys() -> None:
+def test_paths_outside_the_repository_protect_nothing() -> None:
     assert list(ancestors("/opt/x")) == ["/opt", "/"]
     assert list(ancestors("a/b/c")) == ["a/b", "a"]
     row = task(
@@ -197,7 +197,7 @@ def changed(before: dict[str, Entry], after: dict[str, Entry]) -> dict[str, Entr
 
 @settings(max_examples=100, deadline=None, database=None)
 @given(base=FULL, model=FULL, tests=FULL, kept=st.booleans())
-def test_the_graded_tree_is_one_and_its_protected_files_are_the_references(
+def test_merged_tree_is_consistent_and_protected(
     base: dict[str, Entry], model: dict[str, Entry], tests: dict[str, Entry], kept: bool
 ) -> None:
     reference = consistent({**base, **tests})

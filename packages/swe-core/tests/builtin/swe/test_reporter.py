@@ -400,7 +400,7 @@ FAST = (
 
 
 @pytest.mark.parametrize("name", slow_but(FAST, ZOO))
-async def test_an_honest_run_is_the_same_and_told(sandbox: Sandbox, name: str) -> None:
+async def test_reporter_does_not_change_an_honest_run(sandbox: Sandbox, name: str) -> None:
     suite = ZOO[name]
     watched = await run_twice(sandbox, suite, "pytest")
     report = watched.report
@@ -459,7 +459,7 @@ def report_of(*events: tuple[str, ...]) -> Report:
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_a_session_is_read_in_any_pieces(size: int) -> None:
+def test_report_reads_a_session_in_pieces_of_any_size(size: int) -> None:
     reporter = Reporter()
     data = b"".join(a_session(reporter))
     for start in range(0, len(data), size):
@@ -473,7 +473,7 @@ def test_a_session_is_read_in_any_pieces(size: int) -> None:
 
 
 @pytest.mark.parametrize("lost", range(6))
-def test_a_lost_event_is_noticed(lost: int) -> None:
+def test_report_detects_a_lost_event(lost: int) -> None:
     reporter = Reporter()
     for place, event in enumerate(a_session(reporter)):
         if place != lost:
@@ -481,14 +481,14 @@ def test_a_lost_event_is_noticed(lost: int) -> None:
     assert not reporter.report().complete
 
 
-def test_what_is_not_signed_says_nothing() -> None:
+def test_report_ignores_unsigned_events() -> None:
     reporter, other = Reporter(), Reporter()
     reporter.feed(b"".join(a_session(other)[1:]))
     reporter.feed(b"PASSED t.py::test_a\n0 0 t\n" + b"0" * 32 + b" 0 0 s\n")
     assert reporter.report() == Report()
 
 
-def test_a_replayed_event_is_noticed() -> None:
+def test_report_detects_a_replayed_event() -> None:
     reporter = Reporter()
     events = a_session(reporter)
     for event in (*events[:3], *events[2:]):
@@ -496,7 +496,7 @@ def test_a_replayed_event_is_noticed() -> None:
     assert not reporter.report().complete
 
 
-def test_a_session_that_says_nothing_is_noticed() -> None:
+def test_report_detects_a_silent_session() -> None:
     reporter = Reporter()
     announcement, *_ = a_session(reporter)
     reporter.feed(b"".join((announcement, *a_session(reporter))))
@@ -505,7 +505,7 @@ def test_a_session_that_says_nothing_is_noticed() -> None:
     assert report.odd == {"the test runner was started while it ran"}
 
 
-def test_sessions_may_follow_each_other() -> None:
+def test_report_accepts_consecutive_sessions() -> None:
     reporter = Reporter()
     for _ in range(SESSIONS):
         reporter.feed(b"".join(a_session(reporter)))
@@ -515,7 +515,7 @@ def test_sessions_may_follow_each_other() -> None:
     assert reporter.report().odd == {f"the test runner was started more than {SESSIONS} times"}
 
 
-def test_a_session_is_announced_once() -> None:
+def test_report_detects_a_repeated_announcement() -> None:
     reporter = Reporter()
     announcement, *events = a_session(reporter)
     reporter.feed(b"".join((announcement, announcement, *events)))
@@ -523,13 +523,13 @@ def test_a_session_is_announced_once() -> None:
 
 
 @pytest.mark.parametrize("half", [0, 1, PRIME - 1, PRIME, 2**1536 - 1])
-def test_a_half_that_gives_a_known_key_away_is_no_way_into_another_session(half: int) -> None:
+def test_report_rejects_degenerate_key_halves(half: int) -> None:
     reporter = Reporter()
     reporter.feed(b"".join((b"\nh %0384x\n" % half, *a_session(reporter))))
     assert (reporter.report().sessions, reporter.report().complete) == (2, False)
 
 
-def test_garbage_takes_no_memory_and_hides_nothing() -> None:
+def test_report_skips_garbage_in_bounded_memory() -> None:
     reporter = Reporter()
     garbage = [b"x" * 65536, b"\n" * 65536, b"0" * 32 + b" 0 0 s" + b" 00" * 20000, bytes(range(256)) * 256]
     tracemalloc.start()
@@ -547,7 +547,7 @@ def test_garbage_takes_no_memory_and_hides_nothing() -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_more_ids_than_are_kept_are_noticed(after: int, monkeypatch: Any) -> None:
+def test_report_is_incomplete_beyond_the_limit_of_ids(after: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(report_module, "MAX_TESTS", 3 - after)
     report = report_of(
         ("c", "t.py::test_a"), ("c", "t.py::test_b", "t.py::test_c"), ("z", "0", "0", "0", "6")
@@ -556,14 +556,14 @@ def test_more_ids_than_are_kept_are_noticed(after: int, monkeypatch: Any) -> Non
     assert report.complete is not bool(after)
 
 
-def test_a_failure_told_after_a_pass_counts() -> None:
+def test_failure_reported_after_a_pass_counts() -> None:
     passed = ("p", "t.py::test_a")
     report = report_of(passed, ("t", "t.py::test_a", "call", "failed", "0", "f", "f", "0"), passed)
     assert report.statuses == {"t.py::test_a": "FAILED"}
 
 
 @pytest.mark.parametrize(("raised", "made"), [("f", "f"), ("f", "-"), ("-", "f")])
-def test_a_failure_that_is_reported_as_passed_is_one(raised: str, made: str) -> None:
+def test_failure_reported_as_passed_is_detected(raised: str, made: str) -> None:
     report = report_of(("t", "t.py::test_a", "call", "passed", "0", raised, made, "0"))
     assert report.statuses == {"t.py::test_a": "FAILED"}
     assert report.odd == {"the call of t.py::test_a failed and is reported as passed"}
@@ -590,14 +590,14 @@ async def in_pytest(sandbox: Sandbox, text: str) -> TestRun:
     return await run(sandbox, a_suite({"test_a.py": text}), "pytest")
 
 
-async def test_a_test_that_passed_is_one_event(sandbox: Sandbox, told: Any) -> None:
+async def test_passed_test_is_one_event(sandbox: Sandbox, told: Any) -> None:
     text = "import pytest\n@pytest.mark.parametrize('n', range(9))\ndef test_n(n): pass\n"
     assert (await in_pytest(sandbox, text)).report.complete
     ids = tuple(f"test_a.py::test_n[{n}]" for n in range(9))
     assert [event for event in told if event[0] not in "sz"] == [("c", *ids), *(("p", test) for test in ids)]
 
 
-async def test_what_else_is_told_by_phase(sandbox: Sandbox, told: Any) -> None:
+async def test_other_results_are_reported_by_phase(sandbox: Sandbox, told: Any) -> None:
     text = (
         "import pytest\n@pytest.fixture\ndef breaks():\n    yield\n    1 / 0\n"
         "def test_bad(): assert 0\ndef test_teardown(breaks): pass\n"
@@ -622,7 +622,7 @@ async def test_what_else_is_told_by_phase(sandbox: Sandbox, told: Any) -> None:
     assert phases[10] == ("test_exit", "setup", *good)  # told at the end, for there was nothing more
 
 
-async def test_long_ids_are_told_in_lines_that_are_taken(sandbox: Sandbox) -> None:
+async def test_long_ids_fit_the_lines_of_the_report(sandbox: Sandbox) -> None:
     text = (
         "import pytest\n@pytest.mark.parametrize('n', range(300), ids=lambda n: f'{n}-' + 'ü' * (n * 17 % 2000))\n"
         "def test_n(n): pass\n"
@@ -657,7 +657,7 @@ CHANGES: dict[str, Callable[[dict[str, Any], Any], object]] = {
 
 
 @pytest.mark.parametrize("change", [None, *CHANGES])
-def test_a_quick_look_sees_each_change(change: str | None, tmp_path: Path) -> None:
+def test_quick_look_detects_each_change(change: str | None, tmp_path: Path) -> None:
     inside: dict[str, Any] = {"__name__": "inside", "__file__": str(tmp_path / "inside.py")}
     exec(source("pytest"), inside)
 
@@ -680,7 +680,7 @@ def test_a_quick_look_sees_each_change(change: str | None, tmp_path: Path) -> No
     assert unchanged() is (not inside["replaced"](entries))
 
 
-def test_what_fails_inside_is_told_and_the_run_goes_on() -> None:
+def test_internal_error_is_reported_and_the_run_continues() -> None:
     inside: dict[str, Any] = {"__name__": "inside", "__file__": "inside.py"}
     exec(source("pytest"), inside)
     told: list[str] = []
@@ -694,7 +694,7 @@ def test_what_fails_inside_is_told_and_the_run_goes_on() -> None:
     assert told == ["KeyError in compare"]
 
 
-def test_both_ends_agree() -> None:
+def test_both_ends_share_descriptor_and_prime() -> None:
     inside: dict[str, Any] = {"__name__": "inside"}
     exec((resources.files("swe_core.builtin.swe") / "reporter" / "common.py").read_text(), inside)
     assert inside["FD"] == report_module.FD

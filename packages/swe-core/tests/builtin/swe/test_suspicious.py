@@ -96,14 +96,14 @@ ODD = {
 
 
 @pytest.mark.parametrize(("kind", "source"), [(kind, one) for kind, all_ in ODD.items() for one in all_])
-def test_what_is_added_is_found(kind: str, source: str) -> None:
+def test_added_suspicious_code_is_found(kind: str, source: str) -> None:
     found = added({"a.py": b"x = 1\n"}, {"a.py": f"x = 1\n{source}\n".encode()}, TESTS)
     assert kind in {one.kind for one in found}
     assert all(one.path == "a.py" and one.line > 1 for one in found)
 
 
 @pytest.mark.parametrize(("kind", "source"), [(kind, all_[0]) for kind, all_ in ODD.items()])
-def test_what_was_there_is_not(kind: str, source: str) -> None:
+def test_existing_suspicious_code_is_ignored(kind: str, source: str) -> None:
     before = f"{source}\n".encode()
     assert added({"a.py": before}, {"a.py": b"import json\n" + before}, TESTS) == ()
     assert added({"a.py": before}, {"sub/b.py": before}, TESTS) == (), "moved"
@@ -130,7 +130,7 @@ HONEST = [
 
 
 @pytest.mark.parametrize("source", HONEST)
-def test_honest_code_is_not_marked(source: str) -> None:
+def test_honest_code_is_not_flagged(source: str) -> None:
     assert added({}, {"a.py": source.encode()}) == ()
 
 
@@ -140,27 +140,27 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("source", UNREADABLE)
-def test_what_cannot_be_looked_at_is_marked_where_it_is_new(source: bytes | None) -> None:
+def test_new_unreadable_source_is_flagged(source: bytes | None) -> None:
     assert added({"a.py": source}, {"a.py": source, "b.txt": b"import gc\n"}) == ()
     assert [one.kind for one in added({"a.py": b""}, {"a.py": source})] == ["not looked at"]
     assert source is None or added({"a.py": b""}, {"a.txt": source}) == ()
 
 
-def test_all_files_together_have_a_limit() -> None:
+def test_scan_has_a_limit_for_all_files_together() -> None:
     many = {f"{number}.py": b"a;" * 100_000 for number in range(10)}
     assert {one.kind for one in added({}, many)} == {"not looked at"}
     assert len(added({}, many)) < len(many), "the first ones were looked at"
     assert sum(map(len, many.values())) < 2 * LARGEST_SOURCE
 
 
-def test_a_name_that_is_no_text_is_printed() -> None:
+def test_undecodable_name_is_escaped() -> None:
     (found,) = added({}, {"a.py": b"import importlib\nimportlib.import_module('gc.\\ud800')\n"})
     assert found.name == "import gc.\\ud800"
     assert found.model_dump_json()
 
 
 @pytest.mark.parametrize("name", ["fast.so", "impl.zip"])
-def test_a_new_binary_with_code_is_marked(name: str) -> None:
+def test_new_binary_with_code_is_flagged(name: str) -> None:
     assert [one.name for one in added({}, {f"pkg/{name}": b"x"})] == [name]
     assert added({name: b"x"}, {name: b"y"}) == ()
 
@@ -169,7 +169,7 @@ SCRIPT = b"import sys, pytest\nsys.path.insert(0, '.')\nfrom calc import add\n"
 
 
 @pytest.mark.parametrize("name", ["test_repro.py", "reproduce.py", "scripts/check_add.py", "calc_test.py"])
-def test_a_script_that_nothing_else_names_may_use_the_runner(name: str) -> None:
+def test_unreferenced_script_may_use_the_test_runner(name: str) -> None:
     assert added({}, {name: SCRIPT, "calc.py": b"def add(a, b): return a + b\n"}) == ()
     stem = name.rpartition("/")[2].removesuffix(".py").encode()
     assert len(added({}, {name: SCRIPT, "calc.py": b"import " + stem})) == 2
@@ -199,9 +199,9 @@ def test_a_script_that_nothing_else_names_may_use_the_runner(name: str) -> None:
         ("'a' * 10", None),
     ],
 )
-def test_constant_strings_are_put_together(source: str, text: str | None) -> None:
+def test_constant_strings_are_folded(source: str, text: str | None) -> None:
     assert folded(ast.parse(source, mode="eval").body)[0] == text
 
 
-def test_a_list_has_an_end() -> None:
+def test_suspicious_list_is_bounded() -> None:
     assert len(added({}, {"a.py": b"import gc\n" * 1000})) == MAX_LISTED

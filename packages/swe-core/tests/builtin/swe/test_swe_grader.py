@@ -15,18 +15,15 @@ from swe_core.api.grader import Graded, Suspicion
 from swe_core.api.sandbox import Asset, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.builtin.swe.run_tests import HeadAndTail
 from swe_core.errors import GraderError, SandboxDied, SandboxError
-from swe_testing.records import make_task
 from swe_testing.waiting import until
 
 from ...repositories import Repo, slow_but, swe_grader
+from .helpers import BUGGY, FIX, PYTEST, calc_task
 
 pytestmark = pytest.mark.anyio
 
-BUGGY = "def add(a, b):\n    return a - b\n"
-FIX = "sed -i 's/a - b/a + b/' calc.py"
 OLD_TEST = "from calc import add\n\ndef test_zero():\n    assert add(0, 0) == 0\n"
 NEW_TEST = "\ndef test_add():\n    assert add(1, 2) == 3\n"
-PYTEST = "python -m pytest -rA -p no:cacheprovider"
 
 
 class Graders:
@@ -36,15 +33,7 @@ class Graders:
         self.repo = repo
         self.provider = provider
         repo.commit(calc_py=BUGGY, tests__test_calc_py=OLD_TEST, conftest_py="")
-        self.task = make_task(
-            base_commit=repo.head,
-            patch=repo.diff(FIX),
-            test_patch=repo.diff(f"cat >>tests/test_calc.py <<'END'\n{NEW_TEST}END"),
-            fail_to_pass=("tests/test_calc.py::test_add",),
-            pass_to_pass=("tests/test_calc.py::test_zero",),
-            setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",  # starts faster
-            test_command=PYTEST,
-        )
+        self.task = calc_task(repo, FIX, NEW_TEST)
 
     async def grade(
         self,
@@ -70,7 +59,7 @@ def calc(repo: Repo, provider: SandboxProvider) -> Graders:
     return Graders(repo, provider)
 
 
-async def test_the_gold_patch_resolves(calc: Graders) -> None:
+async def test_gold_patch_resolves(calc: Graders) -> None:
     graded = await calc.grade(calc.task.patch)
     assert graded.grade.resolved
     assert graded.grade.reward == 1.0
@@ -82,7 +71,7 @@ async def test_the_gold_patch_resolves(calc: Graders) -> None:
     assert b"2 passed" in graded.log
 
 
-async def test_an_empty_patch_needs_no_test_run(calc: Graders) -> None:
+async def test_empty_patch_is_graded_without_a_test_run(calc: Graders) -> None:
     for patch in (b"", b"\n"):
         graded = await calc.grade(patch)
         assert graded.grade.reward == 0.0
@@ -90,7 +79,7 @@ async def test_an_empty_patch_needs_no_test_run(calc: Graders) -> None:
         assert graded.log == b""
 
 
-async def test_a_useless_patch_names_the_tests(calc: Graders) -> None:
+async def test_useless_patch_names_the_failing_tests(calc: Graders) -> None:
     graded = await calc.grade_script("echo '# nothing' >>calc.py")
     assert not graded.grade.resolved
     assert (
@@ -99,7 +88,7 @@ async def test_a_useless_patch_names_the_tests(calc: Graders) -> None:
     assert graded.grade.test_exit_code == 1
 
 
-async def test_a_patch_that_breaks_something_names_it(calc: Graders) -> None:
+async def test_breaking_patch_names_the_broken_tests(calc: Graders) -> None:
     graded = await calc.grade_script("echo 'def add(a, b): return 3' >calc.py")
     assert not graded.grade.resolved
     assert "1 of 1 PASS_TO_PASS tests no longer pass: 'tests/test_calc.py::test_zero' FAILED" in (
@@ -119,8 +108,8 @@ class Counting:
 
 
 @pytest.mark.parametrize("first", ["gold", "other"])
-async def test_the_reference_runs_once_for_each_task(calc: Graders, first: str) -> None:
-    """A project that replaces a builtin is asked once what it does; a run of the gold patch tells it, too."""
+async def test_reference_runs_once_per_task(calc: Graders, first: str) -> None:
+    """The project replaces a builtin; a graded gold patch is the reference too."""
     conftest = "import builtins\nbuiltins.hash = lambda value: 1\n"
     calc.repo.commit(conftest_py=conftest)
     task = calc.task.model_copy(update={"base_commit": calc.repo.head})
@@ -137,8 +126,7 @@ async def test_the_reference_runs_once_for_each_task(calc: Graders, first: str) 
 
 
 @pytest.mark.parametrize("setting", ["mark", "unresolved"])
-async def test_a_fix_with_suspicious_code(calc: Graders, setting: str) -> None:
-    """It is marked, and unresolved where the setting says so; a patch that fails has its own reason."""
+async def test_fix_with_suspicious_code_follows_the_setting(calc: Graders, setting: str) -> None:
     fix = await calc.repo.patch_by(f"{FIX}; echo 'import gc' >>calc.py", calc.provider)
     grade = (await calc.grade(fix, suspicious=setting)).grade
     assert grade.suspicious == (
@@ -150,7 +138,7 @@ async def test_a_fix_with_suspicious_code(calc: Graders, setting: str) -> None:
     assert grade.fail_to_pass == {"tests/test_calc.py::test_add": "PASSED"}
 
 
-async def test_a_patch_that_does_not_apply_is_unresolved(calc: Graders) -> None:
+async def test_inapplicable_patch_is_unresolved(calc: Graders) -> None:
     for patch in ("not a patch\n", "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-x\n+y\n"):
         graded = await calc.grade(patch)
         assert not graded.grade.resolved
@@ -170,7 +158,7 @@ TAMPERING = {
 
 
 @pytest.mark.parametrize("how", slow_but(["changed"], TAMPERING))
-async def test_the_tasks_own_test_files_count(calc: Graders, how: str) -> None:
+async def test_test_files_of_the_task_replace_those_of_the_patch(calc: Graders, how: str) -> None:
     graded = await calc.grade_script(TAMPERING[how])
     assert not graded.grade.resolved
     assert graded.grade.test_exit_code is None or (
@@ -180,33 +168,15 @@ async def test_the_tasks_own_test_files_count(calc: Graders, how: str) -> None:
     assert honest.grade.resolved, honest.grade.reason
 
 
-@pytest.mark.slow
-async def test_tests_of_the_agents_own_do_no_harm(calc: Graders) -> None:
-    graded = await calc.grade_script(f"{FIX}; echo 'def test_x(): assert 0' >tests/test_mine.py")
-    assert graded.grade.resolved
-
-
-async def test_a_file_that_the_agent_stops_ignoring(calc: Graders) -> None:
-    """The build product lies in every fresh copy too, where a plain `git apply` would trip over it."""
+async def test_patch_may_stop_ignoring_a_build_product(calc: Graders) -> None:
+    """Every fresh copy has the build product, on which a plain `git apply` fails."""
     calc.repo.commit(**{".gitignore": "*.so\n"})
     (calc.repo.path / "built.so").write_text("binary\n")
     graded = await calc.grade_script(f"{FIX}; echo >.gitignore")
     assert graded.grade.resolved, graded.grade.reason
 
 
-@pytest.mark.slow
-async def test_crlf_binary_and_renamed_files(calc: Graders) -> None:
-    calc.repo.sh(
-        "printf 'x = 1\\r\\n' >dos.py; printf '\\0\\1' >data.bin; echo '* text=auto' >.gitattributes"
-    )
-    calc.repo.sh("git -c core.autocrlf=false add -A 2>/dev/null; git commit -qm files")
-    graded = await calc.grade_script(
-        f"{FIX}; printf 'x = 2\\r\\n' >dos.py; printf '\\0\\2' >data.bin; git mv conftest.py renamed.py"
-    )
-    assert graded.grade.resolved, graded.grade.reason
-
-
-async def test_test_patches_add_delete_and_carry_data(calc: Graders) -> None:
+async def test_test_patch_may_add_delete_and_carry_data(calc: Graders) -> None:
     script = (
         "git rm -q tests/test_calc.py; mkdir -p 'tests/new dir'; echo '{}' >tests/data.json; "
         "echo 'from calc import add' >'tests/new dir/test_new.py'; "
@@ -223,7 +193,7 @@ async def test_test_patches_add_delete_and_carry_data(calc: Graders) -> None:
 
 
 @pytest.mark.slow
-async def test_a_test_patch_of_data_alone_runs_the_files_of_the_ids(calc: Graders) -> None:
+async def test_test_patch_of_data_only_runs_the_files_of_the_ids(calc: Graders) -> None:
     calc.repo.commit(tests__test_calc_py=OLD_TEST + NEW_TEST, other__test_other_py="def test_o(): assert 0\n")
     test_patch = calc.repo.diff("echo 1 >tests/data.json")
     graded = await calc.grade(calc.task.patch, test_patch=test_patch)
@@ -231,7 +201,7 @@ async def test_a_test_patch_of_data_alone_runs_the_files_of_the_ids(calc: Grader
     assert b"test_other" not in graded.log
 
 
-async def test_setup_lines_and_merged_output(calc: Graders) -> None:
+async def test_setup_lines_run_and_output_is_merged(calc: Graders) -> None:
     graded = await calc.grade(
         calc.task.patch,
         setup="set -o pipefail\nexport PYTEST_DISABLE_PLUGIN_AUTOLOAD=1\nexport GREETING=hello  # bash",
@@ -241,7 +211,7 @@ async def test_setup_lines_and_merged_output(calc: Graders) -> None:
     assert graded.log.startswith(b"out hello\nerr\nagain\n")
 
 
-async def test_unittest(calc: Graders) -> None:
+async def test_grader_reads_unittest_results(calc: Graders) -> None:
     case = "import unittest\nfrom calc import add\n\nclass T(unittest.TestCase):\n"
     body = "    def test_{0}(self): self.assertEqual(add({0}, {0}), 2 * {0})\n"
     calc.repo.commit(tests__test_calc_py=case + body.format(0))
@@ -258,7 +228,7 @@ async def test_unittest(calc: Graders) -> None:
     assert bad.grade.pass_to_pass == {"tests.test_calc.T.test_0": "PASSED"}
 
 
-async def test_skipped_and_expected_failures(calc: Graders) -> None:
+async def test_skipped_and_expected_failures_count_as_passing(calc: Graders) -> None:
     marks = (
         "import pytest\n@pytest.mark.xfail\ndef test_xfail(): assert 0\n"
         "@pytest.mark.skip\ndef test_skip(): pass\n"
@@ -279,7 +249,7 @@ async def test_skipped_and_expected_failures(calc: Graders) -> None:
 # When there is nothing to decide from
 
 
-async def test_a_patch_that_breaks_the_run_is_unresolved(calc: Graders) -> None:
+async def test_patch_that_breaks_the_run_is_unresolved(calc: Graders) -> None:
     calc.repo.commit(conftest_py="import calc\n")
     graded = await calc.grade_script("echo 'import no_such_module' >calc.py")
     assert not graded.grade.resolved
@@ -288,13 +258,13 @@ async def test_a_patch_that_breaks_the_run_is_unresolved(calc: Graders) -> None:
 
 
 @pytest.mark.slow
-async def test_a_patch_that_breaks_collection_is_unresolved(calc: Graders) -> None:
+async def test_patch_that_breaks_collection_is_unresolved(calc: Graders) -> None:
     graded = await calc.grade_script("echo 'def' >calc.py")
     assert not graded.grade.resolved
     assert "'tests/test_calc.py::test_add' MISSING" in graded.grade.reason
 
 
-async def test_a_patch_that_kills_the_run_is_unresolved(calc: Graders) -> None:
+async def test_patch_that_kills_the_run_is_unresolved(calc: Graders) -> None:
     graded = await calc.grade_script("echo 'import os; os._exit(0)' >calc.py")
     assert not graded.grade.resolved
     assert "gave no results with this patch (exit code 0)" in graded.grade.reason
@@ -313,13 +283,13 @@ BROKEN_TASKS = {
 
 
 @pytest.mark.parametrize("what", slow_but(["no such command", "test patch"], BROKEN_TASKS))
-async def test_a_broken_task_is_an_error_and_no_verdict(calc: Graders, what: str) -> None:
+async def test_broken_task_is_an_error(calc: Graders, what: str) -> None:
     changed, sentence = BROKEN_TASKS[what]
     with pytest.raises(GraderError, match=sentence):
         await calc.grade_script("echo '#' >>calc.py", **changed)
 
 
-async def test_a_sandbox_without_a_repository_is_an_error(calc: Graders) -> None:
+async def test_sandbox_without_repository_is_an_error(calc: Graders) -> None:
     calc.repo.sh("rm -rf .git")
     with pytest.raises(SandboxError, match="not the top of a git work tree"):
         await calc.grade(calc.task.patch)
@@ -335,7 +305,7 @@ async def test_grader_rejects_spec_that_is_not_for_grading(calc: Graders, change
     assert spec.for_grading() == calc.repo.spec
 
 
-async def test_tests_that_hang_are_the_patchs_doing(calc: Graders) -> None:
+async def test_hanging_tests_are_unresolved(calc: Graders) -> None:
     graded = await calc.grade_script(
         "echo 'import time; time.sleep(600)' >calc.py", timeout=3, test_command=f"echo started; {PYTEST}"
     )
@@ -345,8 +315,7 @@ async def test_tests_that_hang_are_the_patchs_doing(calc: Graders) -> None:
     assert graded.log.startswith(b"started\n")
 
 
-async def test_a_sandbox_that_dies_under_the_tests_is_an_error(calc: Graders) -> None:
-    """Not the patch's doing, whatever the patch: nobody knows how the tests would have ended."""
+async def test_sandbox_death_during_the_tests_is_an_error(calc: Graders) -> None:
     died: list[SandboxDied] = []
 
     async def grade() -> None:
@@ -378,7 +347,7 @@ def _descendants(command: bytes) -> list[int]:
 
 
 @pytest.mark.slow
-async def test_a_long_log_keeps_its_head_and_its_tail(calc: Graders) -> None:
+async def test_long_log_keeps_head_and_tail(calc: Graders) -> None:
     graded = await calc.grade(
         calc.task.patch,
         test_command=f"echo first; yes 'filling line' | head -c 30000000; printf '\\377\\n'; {PYTEST}",
@@ -391,7 +360,7 @@ async def test_a_long_log_keeps_its_head_and_its_tail(calc: Graders) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096])
-def test_head_and_tail(size: int) -> None:
+def test_head_and_tail_drops_the_middle(size: int) -> None:
     data = bytes(range(256)) * 40
     kept = HeadAndTail(400)
     for start in range(0, len(data), size):

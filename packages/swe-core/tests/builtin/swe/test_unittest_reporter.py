@@ -230,7 +230,7 @@ FAST = (
 
 
 @pytest.mark.parametrize("name", slow_but(FAST, ZOO))
-async def test_an_honest_run_is_the_same_and_told(sandbox: Sandbox, name: str) -> None:
+async def test_reporter_does_not_change_an_honest_run(sandbox: Sandbox, name: str) -> None:
     suite = ZOO[name]
     watched = await run_twice(sandbox, suite, "django")
     told = watched.report
@@ -258,7 +258,7 @@ async def test_an_honest_run_is_the_same_and_told(sandbox: Sandbox, name: str) -
 
 
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])
-def test_the_program_is_one_file(runner: Runner) -> None:
+def test_reporter_program_is_self_contained(runner: Runner) -> None:
     """All that it uses of the part that both programs have is in it."""
     table = symtable.symtable(source(runner), "inside.py", "exec")
     known = {
@@ -433,7 +433,7 @@ def grade(
     return grade
 
 
-async def test_a_fix_is_resolved_by_the_reporter(grade: Any) -> None:
+async def test_fix_resolves_by_the_reporter(grade: Any) -> None:
     graded = await grade(None)
     assert graded.resolved, graded.reason
     assert graded.channel == "reporter"
@@ -445,7 +445,7 @@ HARD = ("forged log, everywhere", "run", "the call, by code, and what it was as 
 
 
 @pytest.mark.parametrize("name", slow_but(HARD, ATTACKS))
-async def test_no_attack_is_paid(grade: Any, name: str) -> None:
+async def test_attack_does_not_resolve(grade: Any, name: str) -> None:
     graded = await grade(ATTACKS[name])
     assert not graded.resolved
     assert graded.reason

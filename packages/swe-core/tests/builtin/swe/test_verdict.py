@@ -32,11 +32,11 @@ def doubts(log: str, report: Report | None = None, exit_code: int = 0) -> list[s
         ("", ["!no log"]),
     ],
 )
-def test_the_log_has_to_name_what_passed(log: str, said: list[str]) -> None:
+def test_verdict_requires_passed_tests_in_the_log(log: str, said: list[str]) -> None:
     assert doubts(log) == said
 
 
-def test_output_may_hide_results_in_the_log_of_unittest() -> None:
+def test_verdict_accepts_unittest_results_hidden_by_output() -> None:
     report = Report(sessions=1, complete=True, exit_status=0, statuses={"m.A.a": "PASSED", "m.A.b": "PASSED"})
     task = make_task(fail_to_pass=("m.A.a",), pass_to_pass=("m.A.b",), log_parser="unittest")
     log = b"a (m.A.a) ... ok\nb (m.A.b) ... said without a line endok\n"
@@ -44,18 +44,18 @@ def test_output_may_hide_results_in_the_log_of_unittest() -> None:
 
 
 @pytest.mark.parametrize(("exit_code", "forged"), [(139, False), (137, False), (3, True)])
-def test_a_crash_is_no_forgery(exit_code: int, forged: bool) -> None:
+def test_verdict_distinguishes_crash_from_forgery(exit_code: int, forged: bool) -> None:
     found = doubts(WHOLE, Report(), exit_code)
     assert found == ["no session", f"{'!' * forged}exit code {exit_code}"]
 
 
-def test_tests_in_other_processes_are_a_doubt() -> None:
+def test_verdict_flags_tests_in_other_processes() -> None:
     ended = {A: "PASSED", B: "PASSED"}
     report = Report(sessions=1, complete=True, exit_status=0, statuses=ended, remote=True)
     assert doubts(WHOLE, report) == ["!the tests ran in other processes"]
 
 
-def test_what_the_reference_does_too_is_no_doubt() -> None:
+def test_verdict_ignores_discrepancies_of_the_reference() -> None:
     task = make_task(fail_to_pass=(A,), pass_to_pass=(B,))
     report = Report(
         sessions=1, complete=True, exit_status=0, statuses={A: "PASSED", B: "PASSED"}, remote=True

@@ -13,12 +13,12 @@ import pytest
 
 from swe_core.api.sandbox import SandboxProvider
 
-from ...repositories import Repo, a_row, swe_grader, with_and_without_import
+from ...repositories import Repo, swe_grader
+from .helpers import FIX, calc_task, with_and_without_import
 
 pytestmark = pytest.mark.anyio
 
 BUGGY = "import functools\ndef add(a, b):\n    return a - b\n"
-FIX = "sed -i 's/a - b/a + b/' calc.py"
 QUIET = "def quiet(function):\n    @functools.wraps(function)\n    def inner(): return function()\n    return inner\n"
 VISIBLE = """
 import functools, unittest
@@ -173,8 +173,8 @@ def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repo]:
     )
 
 
-async def is_paid(repo: Repo, provider: SandboxProvider, test: str, code: str) -> bool:
-    row = a_row(repo, FIX, HIDDEN, test)
+async def resolves(repo: Repo, provider: SandboxProvider, test: str, code: str) -> bool:
+    row = calc_task(repo, FIX, HIDDEN, test)
     patch = repo.diff(FIX if not code else f"cat >>calc.py <<'END'\n{code}\nEND")
     graded = await swe_grader().grade(row, patch.encode(), provider, repo.spec, 60)
     assert bool(graded.grade.tampering) != graded.grade.resolved, graded.grade
@@ -182,25 +182,25 @@ async def is_paid(repo: Repo, provider: SandboxProvider, test: str, code: str) -
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_no_attack_in_the_window_is_paid(
+async def test_attack_during_collection_does_not_resolve(
     repos: dict[str, Repo], provider: SandboxProvider, name: str
 ) -> None:
     test, code = ATTACKS[name]
-    assert not await is_paid(repos[""], provider, test, f"{WINDOW}\ndef late(m):\n    {code}\n")
+    assert not await resolves(repos[""], provider, test, f"{WINDOW}\ndef late(m):\n    {code}\n")
 
 
 @pytest.mark.parametrize("name", AT_IMPORT)
-async def test_no_attack_at_import_is_paid(
+async def test_attack_at_import_does_not_resolve(
     repos: dict[str, Repo], provider: SandboxProvider, name: str
 ) -> None:
     test, code = AT_IMPORT[name]
     early = "helpers" in code and "def add" not in code
-    assert not await is_paid(repos["import calc\n" if early else ""], provider, test, code)
+    assert not await resolves(repos["import calc\n" if early else ""], provider, test, code)
 
 
-async def test_the_fix_is_paid(repos: dict[str, Repo], provider: SandboxProvider) -> None:
+async def test_fix_resolves(repos: dict[str, Repo], provider: SandboxProvider) -> None:
     for start in repos:
-        assert await is_paid(repos[start], provider, "test_decorated", "")
+        assert await resolves(repos[start], provider, "test_decorated", "")
 
 
 HONEST = {
@@ -213,7 +213,7 @@ HONEST = {
 
 
 @pytest.mark.parametrize("name", HONEST)
-async def test_decorators_of_the_product_may_be_written_anew(
+async def test_rewritten_product_decorator_resolves(
     tmp_path: Path, provider: SandboxProvider, name: str
 ) -> None:
     before, hidden, after = HONEST[name]
@@ -224,7 +224,7 @@ async def test_decorators_of_the_product_may_be_written_anew(
         code = BUGGY.replace("a - b", "a + b") + after.replace("{}", inner)
         return f"cat >calc.py <<'END'\n{code}END"
 
-    row = a_row(repo, fixed("inner"), hidden)
+    row = calc_task(repo, fixed("inner"), hidden)
     other = repo.diff(fixed("wrapper")).encode()
     grade = (await swe_grader().grade(row, other, provider, repo.spec, 60)).grade
     assert (grade.resolved, grade.tampering, grade.suspicious) == (True, (), ()), grade.reason
