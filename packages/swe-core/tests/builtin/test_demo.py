@@ -57,14 +57,16 @@ def task(request: pytest.FixtureRequest, tasks: Mapping[str, Task]) -> Task:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Callable[[Task], Path]:
-    """Makes a private copy of a task's repository, as a sandbox would."""
+def checkout(task: Task, tmp_path: Path) -> Path:
+    """A private copy of the task's repository, as a sandbox has it."""
+    assert task.repository is not None
+    return Path(shutil.copytree(task.repository, tmp_path / "testbed"))
 
-    def make(task: Task) -> Path:
-        assert task.repository is not None
-        return Path(shutil.copytree(task.repository, tmp_path / "testbed"))
 
-    return make
+@pytest.fixture
+def base(tasks: Mapping[str, Task]) -> str:
+    """The base commit of the first task, whose history is STREAM."""
+    return tasks[f"demo__{NAMES[0]}-1"].base_commit
 
 
 def run(directory: Path, script: str, stdin: str = "") -> tuple[int, str]:
@@ -114,7 +116,7 @@ def graded(task: Task, directory: Path) -> dict[str, TestStatus]:
 # The tasks.
 
 
-def test_a_demo_of_six_tasks_in_the_order_of_their_names(tasks: Mapping[str, Task]) -> None:
+def test_demo_has_six_tasks_in_order_of_name(tasks: Mapping[str, Task]) -> None:
     assert list(tasks) == [f"demo__{name}-1" for name in NAMES]
     assert len(tasks) == 6
     edited = [task.patch.count("diff --git ") for task in tasks.values()]
@@ -125,47 +127,40 @@ def test_a_demo_of_six_tasks_in_the_order_of_their_names(tasks: Mapping[str, Tas
     }
 
 
-def test_before_the_fix_what_must_fail_fails_and_the_rest_passes(
-    task: Task, checkout: Callable[[Task], Path]
-) -> None:
-    found = graded(task, checkout(task))
+def test_demo_tests_fail_as_listed_before_the_fix(task: Task, checkout: Path) -> None:
+    found = graded(task, checkout)
     assert {found[test] for test in task.fail_to_pass} <= {"FAILED", "ERROR"}
     assert {found[test] for test in task.pass_to_pass} == {"PASSED"}
 
 
-def test_after_the_fix_all_pass(task: Task, checkout: Callable[[Task], Path]) -> None:
-    directory = checkout(task)
-    git(directory, "apply", stdin=task.patch)
-    assert set(graded(task, directory).values()) == {"PASSED"}
+def test_demo_tests_pass_after_the_fix(task: Task, checkout: Path) -> None:
+    git(checkout, "apply", stdin=task.patch)
+    assert set(graded(task, checkout).values()) == {"PASSED"}
 
 
-def test_the_repository_ends_at_the_bug(task: Task, checkout: Callable[[Task], Path]) -> None:
-    directory = checkout(task)
-    assert git(directory, "rev-parse", "HEAD", "main") == f"{task.base_commit}\n{task.base_commit}"
-    assert git(directory, "for-each-ref", "--format=%(refname)") == "refs/heads/main"
-    assert git(directory, "status", "--porcelain", "--ignored") == ""
-    assert git(directory, "remote") == ""
-    assert git(directory, "fsck", "--full", "--unreachable", "--no-progress") == ""
-    assert 3 <= int(git(directory, "rev-list", "--count", "--all")) <= 6
-    assert set(git(directory, "log", "--format=%an <%ae> %cn <%ce>").splitlines()) == {
+def test_demo_repository_ends_at_the_bug(task: Task, checkout: Path) -> None:
+    assert git(checkout, "rev-parse", "HEAD", "main") == f"{task.base_commit}\n{task.base_commit}"
+    assert git(checkout, "for-each-ref", "--format=%(refname)") == "refs/heads/main"
+    assert git(checkout, "status", "--porcelain", "--ignored") == ""
+    assert git(checkout, "remote") == ""
+    assert git(checkout, "fsck", "--full", "--unreachable", "--no-progress") == ""
+    assert 3 <= int(git(checkout, "rev-list", "--count", "--all")) <= 6
+    assert set(git(checkout, "log", "--format=%an <%ae> %cn <%ce>").splitlines()) == {
         "swe-core demo <demo@swe-core.invalid> swe-core demo <demo@swe-core.invalid>"
     }
-    assert not (directory / ".git" / "hooks").exists()
+    assert not (checkout / ".git" / "hooks").exists()
 
 
-def test_no_commit_holds_the_fix_or_the_tests_that_decide(
-    task: Task, checkout: Callable[[Task], Path]
-) -> None:
-    directory = checkout(task)
+def test_demo_history_has_neither_fix_nor_hidden_tests(task: Task, checkout: Path) -> None:
     for patch in (task.patch, task.test_patch):
-        git(directory, "apply", "--cached", stdin=patch)
-    fixed = blobs(directory, git(directory, "write-tree")) - blobs(directory, "HEAD")
-    past = set(git(directory, "rev-list", "--objects", "--all").split())
+        git(checkout, "apply", "--cached", stdin=patch)
+    fixed = blobs(checkout, git(checkout, "write-tree")) - blobs(checkout, "HEAD")
+    past = set(git(checkout, "rev-list", "--objects", "--all").split())
     assert len(fixed) == task.patch.count("diff --git ") + task.test_patch.count("diff --git ")
     assert not fixed & past
 
 
-def test_the_issue_gives_no_part_of_the_fix_away(task: Task) -> None:
+def test_demo_issue_does_not_reveal_the_fix(task: Task) -> None:
     added = [line[1:].strip() for line in task.patch.splitlines() if line.startswith("+")]
     assert not [line for line in added if len(line) > 12 and line in task.problem_statement]
 
@@ -178,7 +173,7 @@ def visible(cache: Path) -> list[Path]:
     return [path for path in cache.iterdir() if path.name != ".lock"]
 
 
-def test_a_repository_is_made_once(tmp_path: Path) -> None:
+def test_repository_is_made_once(tmp_path: Path) -> None:
     first = [task.repository for task in DemoSource(tmp_path).tasks()]
     made = [path.stat().st_ino for path in visible(tmp_path)]
     assert [task.repository for task in DemoSource(tmp_path).tasks()] == first
@@ -186,11 +181,10 @@ def test_a_repository_is_made_once(tmp_path: Path) -> None:
     assert len(made) == len(NAMES)  # and nothing half made is left
 
 
-def test_another_content_is_another_repository(tmp_path: Path, tasks: Mapping[str, Task]) -> None:
+def test_other_history_is_another_repository(tmp_path: Path, base: str) -> None:
     changed = tmp_path / NAMES[0] / "history.fast-import"
     changed.parent.mkdir()
     changed.write_bytes(STREAM.read_bytes().replace(b"demo@swe-core.invalid", b"nobody@swe-core.invalid"))
-    base = tasks[f"demo__{NAMES[0]}-1"].base_commit
     made = materialise(STREAM, base, tmp_path / "cache")
     with pytest.raises(TaskError, match=f"is not at its commit {base[:12]}"):
         materialise(changed, base, tmp_path / "cache")
@@ -223,13 +217,9 @@ def poison_with_hook(repository: Path) -> None:
     ],
     ids=["byte", "extra", "missing", "executable", "commit"],
 )
-def test_a_poisoned_repository_is_made_anew(
-    tmp_path: Path,
-    tasks: Mapping[str, Task],
-    caplog: pytest.LogCaptureFixture,
-    poison: Callable[[Path], object],
+def test_changed_repository_is_made_anew(
+    tmp_path: Path, base: str, caplog: pytest.LogCaptureFixture, poison: Callable[[Path], object]
 ) -> None:
-    base = tasks[f"demo__{NAMES[0]}-1"].base_commit
     made = materialise(STREAM, base, tmp_path)
     before = contents_of(made)
     assert materialise(STREAM, base, tmp_path) == made
@@ -244,14 +234,10 @@ def test_a_poisoned_repository_is_made_anew(
     assert contents_of(aside) == poisoned
 
 
-def test_an_untouched_repository_is_not_read(
-    tmp_path: Path,
-    tasks: Mapping[str, Task],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_untouched_repository_is_not_read(
+    tmp_path: Path, base: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without its seal it is made to compare, and stays."""
-    base = tasks[f"demo__{NAMES[0]}-1"].base_commit
+    """A repository without its seal is made again to compare, and stays."""
     made = materialise(STREAM, base, tmp_path)
     inode = made.stat().st_ino
     read: list[str] = []
@@ -269,15 +255,14 @@ def test_an_untouched_repository_is_not_read(
     assert not caplog.records
 
 
-def test_many_may_ask_at_once(tmp_path: Path, tasks: Mapping[str, Task]) -> None:
-    base = tasks[f"demo__{NAMES[0]}-1"].base_commit
+def test_concurrent_requests_make_one_repository(tmp_path: Path, base: str) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = set(pool.map(lambda _: materialise(STREAM, base, tmp_path), range(8)))
     assert visible(tmp_path) == list(made)
 
 
-def test_the_users_git_settings_do_not_matter(
-    tmp_path: Path, tasks: Mapping[str, Task], monkeypatch: pytest.MonkeyPatch
+def test_repository_ignores_git_settings_of_the_user(
+    tmp_path: Path, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".gitconfig").write_text(
         "[core]\n\tautocrlf = true\n[init]\n\tdefaultBranch = trunk\n\ttemplateDir = /nowhere\n"
@@ -285,25 +270,24 @@ def test_the_users_git_settings_do_not_matter(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("GIT_DEFAULT_HASH", "sha256")
-    task = tasks[f"demo__{NAMES[0]}-1"]
-    made = materialise(STREAM, task.base_commit, tmp_path / "cache")
+    made = materialise(STREAM, base, tmp_path / "cache")
     assert b"\r" not in (made / "README.md").read_bytes()
 
 
-def test_a_cache_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+def test_unwritable_cache_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(TaskError, match=r"cannot be made in '.*cache': .*; let XDG_CACHE_HOME name"):
         list(DemoSource(tmp_path / "cache").tasks())
 
 
-def test_no_git_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_git_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TaskError, match="the demo's tasks need git"):
         list(DemoSource(tmp_path / "cache").tasks())
     assert visible(tmp_path / "cache") == []
 
 
-def test_a_git_that_fails_is_quoted(tmp_path: Path) -> None:
+def test_git_failure_is_quoted(tmp_path: Path) -> None:
     broken = tmp_path / "broken" / "history.fast-import"
     broken.parent.mkdir()
     broken.write_text("nonsense\n")
@@ -323,25 +307,25 @@ def calls(line: RecordedRollout) -> list[dict[str, Any]]:
     return [call for reply in line.replies for call in reply.message.get("tool_calls", [])]
 
 
-def test_the_source_names_its_recording() -> None:
+def test_demo_source_names_its_recording() -> None:
     (component,) = swe_tasks()
     assert component.create(Config()).recording == RECORDING
 
 
-def test_every_task_has_replies_for_pi_and_for_any_agent(tasks: Mapping[str, Task]) -> None:
+def test_recording_has_replies_for_pi_and_for_any_agent(tasks: Mapping[str, Task]) -> None:
     assert sorted((line.task_id, line.agent or "") for line in lines()) == sorted(
         (task_id, agent) for task_id in tasks for agent in ("", "pi")
     )
     assert all(line.attempt is None for line in lines())
 
 
-def test_every_line_says_that_it_is_hand_written() -> None:
+def test_recording_notes_that_it_is_hand_written() -> None:
     assert {line.note for line in lines()} == {
         "Hand-written replies for the demo: they show the program at work, not what any model can do."
     }
 
 
-def test_tool_calls_are_well_formed_and_their_ids_unique() -> None:
+def test_recording_has_valid_tool_calls_with_unique_ids() -> None:
     arguments: Mapping[str, set[str]] = {
         "bash": {"command"},
         "read": {"path"},
@@ -360,7 +344,7 @@ def test_tool_calls_are_well_formed_and_their_ids_unique() -> None:
             assert json.loads(function["arguments"]).keys() == arguments[function["name"]]
 
 
-def test_replies_end_with_the_agents_own_ending() -> None:
+def test_recorded_replies_end_as_the_agent_expects() -> None:
     for line in lines():
         *working, last = line.replies
         assert {reply.finish_reason for reply in working} == {"tool_calls"}
@@ -375,17 +359,14 @@ def test_replies_end_with_the_agents_own_ending() -> None:
 
 
 @pytest.mark.parametrize("agent", [None, "pi"])
-def test_the_replies_do_what_the_readme_says(
-    task: Task, agent: str | None, checkout: Callable[[Task], Path]
-) -> None:
-    directory = checkout(task)
+def test_recorded_replies_resolve_what_the_readme_says(task: Task, agent: str | None, checkout: Path) -> None:
     (line,) = [line for line in lines() if (line.task_id, line.agent) == (task.instance_id, agent)]
     for call in calls(line):
-        perform(directory, call["function"]["name"], json.loads(call["function"]["arguments"]))
-    changed = git(directory, "status", "--porcelain").splitlines()
+        perform(checkout, call["function"]["name"], json.loads(call["function"]["arguments"]))
+    changed = git(checkout, "status", "--porcelain").splitlines()
     assert changed
     assert all(entry.endswith(".py") and "tests/" not in entry for entry in changed)
-    found = graded(task, directory)
+    found = graded(task, checkout)
     assert {found[test] for test in task.pass_to_pass} == {"PASSED"}
     failed = {test for test in task.fail_to_pass if found[test] != "PASSED"}
     if task.instance_id in UNRESOLVED:

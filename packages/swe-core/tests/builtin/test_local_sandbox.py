@@ -117,12 +117,12 @@ class Unisolated(Local):
 
 @needs_namespaces
 class TestLocal(Local, SandboxConformance):
-    """All of the shared behaviour."""
+    """The shared behaviour of isolated sandboxes."""
 
 
 @pytest.mark.slow
 class TestUnisolated(Unisolated, SandboxConformance):
-    """All of it again."""
+    """The shared behaviour of unisolated sandboxes."""
 
 
 class TestUnisolatedInShort(Unisolated):
@@ -135,7 +135,7 @@ class TestUnisolatedInShort(Unisolated):
     test_closing_leaves_nothing = LifecycleTests.test_closing_leaves_nothing
 
 
-async def test_a_cancellation_while_it_is_launched_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancellation_during_launch_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = anyio.open_process
     launched = []
 
@@ -153,7 +153,7 @@ async def test_a_cancellation_while_it_is_launched_leaves_no_process(monkeypatch
     assert process.returncode is not None
 
 
-async def test_refuses_where_it_cannot_isolate(without_namespaces: None) -> None:
+async def test_provider_rejects_machine_without_isolation(without_namespaces: None) -> None:
     provider = LocalProvider()
     with pytest.raises(
         SandboxError, match=r"forbids user namespaces.*docker.*sandbox\.local\.unisolated=true"
@@ -169,7 +169,7 @@ async def test_refuses_where_it_cannot_isolate(without_namespaces: None) -> None
 
 
 @pytest.mark.parametrize("place", ["base_prefix", "prefix"])
-def test_a_python_whose_directory_has_the_users_files_is_refused_before_anything_runs(
+def test_check_rejects_python_above_the_home_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Sandboxes see that directory, and so would see all keys that lie in it."""
@@ -189,7 +189,7 @@ def test_a_python_whose_directory_has_the_users_files_is_refused_before_anything
     check_sandbox_supported(LocalProvider(), Settings())
 
 
-def test_a_temporary_directory_that_is_too_long_is_refused_before_anything_runs(
+def test_check_rejects_too_long_temporary_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exactly where a socket below it would be, in bytes and not letters."""
@@ -210,14 +210,14 @@ def test_a_temporary_directory_that_is_too_long_is_refused_before_anything_runs(
         ("linux", "/no/bwrap", "does not run"),
     ],
 )
-def test_says_why_it_cannot_isolate(
+def test_why_not_names_the_obstacle(
     monkeypatch: pytest.MonkeyPatch, platform: str, program: str | None, expected: str
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     assert expected in str(bwrap.why_not(program))
 
 
-def test_mounts_that_come_and_go_do_not_speak_against_bubblewrap(tmp_path: Path) -> None:
+def test_why_not_ignores_transient_mounts(tmp_path: Path) -> None:
     """Such as a container's: the probe looks at no more than a sandbox shows."""
     program = tmp_path / "bwrap"
     program.write_text(
@@ -237,7 +237,7 @@ def test_mounts_that_come_and_go_do_not_speak_against_bubblewrap(tmp_path: Path)
         ({"workdir": "/"}, "'/' must be an absolute path below"),
     ],
 )
-async def test_refuses_what_it_cannot_open(change: dict[str, object], expected: str) -> None:
+async def test_provider_rejects_specs_it_cannot_open(change: dict[str, object], expected: str) -> None:
     with pytest.raises(SandboxError, match=expected):
         async with LocalProvider().open(SPEC.model_copy(update=change)):
             pass
@@ -245,7 +245,7 @@ async def test_refuses_what_it_cannot_open(change: dict[str, object], expected: 
 
 
 @needs_namespaces
-async def test_opening_that_fails_says_why_and_leaves_nothing() -> None:
+async def test_failed_open_leaves_nothing() -> None:
     with pytest.raises(SandboxError, match=r"did not open: .*/proc/below"):
         async with LocalProvider().open(SPEC.model_copy(update={"workdir": "/proc/below"})):
             pass
@@ -253,7 +253,7 @@ async def test_opening_that_fails_says_why_and_leaves_nothing() -> None:
 
 
 @needs_namespaces
-async def test_code_inside_has_no_privileges_and_little_to_write() -> None:
+async def test_sandboxed_code_has_no_privileges() -> None:
     async with LocalProvider().open(SPEC) as sandbox:
         status = (await sandbox.exec(["cat", "/proc/self/status"])).text
         for line in ("CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"):
@@ -270,8 +270,8 @@ async def test_code_inside_has_no_privileges_and_little_to_write() -> None:
 
 
 @needs_namespaces
-async def test_killing_everybody_from_inside() -> None:
-    """`kill -9 -1` takes the subreapers too; the supervisor lives and knows how each command ended."""
+async def test_sandbox_survives_kill_of_all_its_processes() -> None:
+    """`kill -9 -1` ends the subreapers too; the supervisor knows how each command ended."""
     async with LocalProvider().open(SPEC) as sandbox:
         bystander = await sandbox.start(["sleep", "1000"])
         with anyio.fail_after(PATIENCE):
@@ -281,7 +281,7 @@ async def test_killing_everybody_from_inside() -> None:
 
 
 @needs_namespaces
-async def test_command_that_kills_its_subreaper() -> None:
+async def test_sandbox_survives_kill_of_a_subreaper() -> None:
     async with LocalProvider().open(SPEC) as sandbox:
         with anyio.fail_after(PATIENCE):
             done = await sandbox.exec(["sh", "-c", "kill -9 $PPID; sleep 0.1; echo out; exit 5"])
@@ -296,7 +296,7 @@ async def test_command_that_kills_its_subreaper() -> None:
 
 
 @needs_namespaces
-async def test_dead_sandbox_says_so() -> None:
+async def test_dead_sandbox_raises() -> None:
     async with LocalProvider().open(SPEC) as sandbox:
         process = await sandbox.start(["sleep", "1000"])
         for pid in supervisors():
@@ -315,25 +315,20 @@ async def test_dead_sandbox_says_so() -> None:
 
 @needs_namespaces
 @pytest.mark.parametrize("overlay", [True, False])
-async def test_repository_with_and_without_overlay(git_repository: Path, overlay: bool) -> None:
+async def test_repository_is_private_with_and_without_overlay(git_repository: Path, overlay: bool) -> None:
     """Where the kernel has no overlay for us the repository is copied; git trusts it either way."""
     spec = SPEC.model_copy(update={"repository": git_repository})
     async with LocalProvider(overlay=overlay).open(spec) as sandbox:
         kind = (await sandbox.exec(["stat", "-f", "-c", "%T", "."])).text
         assert ("overlay" in kind) is overlay
-        done = await sandbox.exec(
-            [
-                "sh",
-                "-c",
-                "cat link/old; rm -r package && mkdir package && echo new >package/new; git status -s",
-            ]
-        )
+        script = "cat link/old; rm -r package && mkdir package && echo new >package/new; git status -s"
+        done = await sandbox.exec(["sh", "-c", script])
         assert (done.exit_code, done.stdout) == (0, b"old\n D package/old\n?? package/new\n"), done.stderr
     assert (git_repository / "package" / "old").read_text() == "old\n"
 
 
 @needs_namespaces
-async def test_memory_without_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_limit_works_without_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "find_parents", lambda: None)
     provider = LocalProvider()
     assert "per process" in provider.notes()[0]
@@ -344,7 +339,7 @@ async def test_memory_without_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_namespaces
-async def test_full_network_is_the_hosts() -> None:
+async def test_full_network_is_that_of_the_host() -> None:
     spec = SPEC.model_copy(update={"network": "full"})
     async with LocalProvider().open(spec) as sandbox, serving({"/": hello}) as endpoint:
         async with sandbox.reach(endpoint) as url:
@@ -381,8 +376,8 @@ def runs_on_host(mark: str) -> bool:
 
 
 @pytest.mark.parametrize("mode", [pytest.param("isolated", marks=needs_namespaces), "unisolated"])
-async def test_killed_host(own_root: Path, mode: str) -> None:
-    """SIGKILL for the host ends everything inside; the next run removes what is on the disk."""
+async def test_sandbox_of_a_killed_host_is_reaped(own_root: Path, mode: str) -> None:
+    """SIGKILL of the host ends everything inside; the next run removes what is on the disk."""
     mark = unique_seconds()
     argv = [sys.executable, "-c", _KILLED_HOST, mark, mode]
     async with await anyio.open_process(argv, stderr=None) as host:
@@ -396,7 +391,7 @@ async def test_killed_host(own_root: Path, mode: str) -> None:
         host.kill()
         await host.wait()
     assert [(entry.id, entry.owner) for entry in await provider.list()] == [(os.listdir(own_root)[0], "gone")]
-    await until(lambda: not runs_on_host(mark))  # it is nobody's child here
+    await until(lambda: not runs_on_host(mark))  # it is not a child of this process
     groups = [group for found in state.kept() if found.owner == "gone" for group in found.cgroups]
     assert await provider.reap() == 1
     assert os.listdir(own_root) == []
@@ -419,7 +414,7 @@ state.remove(path)
 
 
 @pytest.mark.parametrize("when", ["making", "removing"])
-async def test_a_directory_that_was_half_made_or_half_removed_is_reaped(own_root: Path, when: str) -> None:
+async def test_partial_directory_is_reaped(own_root: Path, when: str) -> None:
     argv = [sys.executable, "-c", _KILLED_BETWEEN, when]
     async with await anyio.open_process(argv, stderr=None) as process:
         assert await process.wait() == -9
@@ -429,7 +424,7 @@ async def test_a_directory_that_was_half_made_or_half_removed_is_reaped(own_root
     assert os.listdir(own_root) == []
 
 
-async def test_a_directory_that_a_living_process_makes_is_left_alone(own_root: Path) -> None:
+async def test_directory_of_a_live_process_is_not_reaped(own_root: Path) -> None:
     path = state.create([], "two").rename(own_root / state._half("two"))
     assert await LocalProvider().reap() == 0
     assert path.exists()
@@ -437,7 +432,7 @@ async def test_a_directory_that_a_living_process_makes_is_left_alone(own_root: P
     assert os.listdir(own_root) == []
 
 
-def test_root_that_others_can_enter_is_refused(own_root: Path) -> None:
+def test_root_open_to_others_is_rejected(own_root: Path) -> None:
     own_root.chmod(0o755)
     with pytest.raises(SandboxError, match="only you can enter"):
         state.root()
@@ -455,13 +450,13 @@ def test_root_that_others_can_enter_is_refused(own_root: Path) -> None:
         ("plain", None),
     ],
 )
-def test_paths_of_unisolated_sandboxes(text: str, expected: str | None) -> None:
+def test_paths_of_unisolated_sandboxes_are_translated(text: str, expected: str | None) -> None:
     paths = Paths({"/testbed": Path("/T/repo"), ASSETS_DIR: Path("/T/assets"), HOME_DIR: Path("/T/home")})
     assert paths.translate(text) == (text if expected is None else expected)
 
 
 @needs_namespaces
-async def test_commands_leave_no_descriptors_open() -> None:
+async def test_commands_leave_no_open_descriptors() -> None:
     async with LocalProvider().open(SPEC) as sandbox:
         await sandbox.exec(["true"])
         before = len(os.listdir("/proc/self/fd"))
@@ -471,4 +466,6 @@ async def test_commands_leave_no_descriptors_open() -> None:
             await process.wait()
         await until_runs(sandbox, "1000")
         await sandbox.exec(["true"])
-        assert len(os.listdir("/proc/self/fd")) <= before + 2 * 5  # those that nobody read, until the end
+        assert (
+            len(os.listdir("/proc/self/fd")) <= before + 2 * 5
+        )  # of output that was not read, until the end

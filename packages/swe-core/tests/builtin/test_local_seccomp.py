@@ -50,7 +50,7 @@ def evaluate(program: bytes, audit: int, number: int, argument: int) -> int:
 
 
 @given(machines, words, st.integers(0, 2**64 - 1))
-def test_sockets_of_the_allowed_families_only(machine: seccomp.Machine, family: int, upper: int) -> None:
+def test_filter_allows_listed_socket_families_only(machine: seccomp.Machine, family: int, upper: int) -> None:
     """The kernel takes the family as an int: the upper half of the register does not count."""
     argument = family | (upper << 32) & (2**64 - 1)
     expected = 0 if family in seccomp.FAMILIES.values() else errno.EAFNOSUPPORT
@@ -58,7 +58,7 @@ def test_sockets_of_the_allowed_families_only(machine: seccomp.Machine, family: 
 
 
 @pytest.mark.parametrize("name", seccomp.MACHINES)
-def test_each_allowed_family_and_each_denied_call(name: str) -> None:
+def test_filter_knows_each_family_and_denied_call(name: str) -> None:
     machine = seccomp.MACHINES[name]
     program = seccomp.program(machine)
     for family in seccomp.FAMILIES:
@@ -69,7 +69,7 @@ def test_each_allowed_family_and_each_denied_call(name: str) -> None:
 
 
 @given(machines, words, words)
-def test_other_calls_are_allowed(machine: seccomp.Machine, number: int, argument: int) -> None:
+def test_filter_allows_other_calls(machine: seccomp.Machine, number: int, argument: int) -> None:
     special = number == machine.socket or number in machine.denied.values()
     foreign = machine.foreign is not None and number >= machine.foreign
     if not special:
@@ -78,14 +78,14 @@ def test_other_calls_are_allowed(machine: seccomp.Machine, number: int, argument
 
 
 @given(machines, words, words)
-def test_no_call_of_another_architecture(machine: seccomp.Machine, audit: int, number: int) -> None:
+def test_filter_denies_other_architectures(machine: seccomp.Machine, audit: int, number: int) -> None:
     program = seccomp.program(machine)
     for other in (audit, I386):
         if other != machine.audit:
             assert evaluate(program, other, number, 1) == errno.ENOSYS
 
 
-def test_x32_is_another_architecture() -> None:
+def test_filter_denies_x32() -> None:
     machine = seccomp.MACHINES["x86_64"]
     assert evaluate(seccomp.program(machine), machine.audit, X32_BIT | machine.socket, 1) == errno.ENOSYS
 
@@ -112,7 +112,7 @@ print(json.dumps(found))
 @pytest.mark.anyio
 @pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 @pytest.mark.parametrize("network", ["llm", "none", "full"])
-async def test_the_kernel_applies_it(network: str) -> None:
+async def test_kernel_applies_the_filter(network: str) -> None:
     machine = seccomp.this_machine()
     if machine is None:
         pytest.skip(f"there is no filter for {platform.machine()!r}")
@@ -129,7 +129,7 @@ async def test_the_kernel_applies_it(network: str) -> None:
 @pytest.mark.anyio
 @pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 @pytest.mark.parametrize("change", [("machine", "riscv64"), ("maxsize", 2**31 - 1)])
-async def test_a_machine_without_a_filter_says_so(
+async def test_machine_without_filter_has_a_note(
     monkeypatch: pytest.MonkeyPatch, change: tuple[str, object]
 ) -> None:
     name, value = change
@@ -148,5 +148,5 @@ async def test_a_machine_without_a_filter_says_so(
 
 @pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 @pytest.mark.skipif(seccomp.this_machine() is None, reason="there is no filter for this machine")
-def test_a_machine_with_a_filter_has_no_note() -> None:
+def test_machine_with_filter_has_no_note() -> None:
     assert not any("filter" in note for note in LocalProvider().notes())

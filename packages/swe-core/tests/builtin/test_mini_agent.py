@@ -6,6 +6,7 @@ import ast
 import importlib.resources
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +68,7 @@ def raw_call(function: Any, call_id: str = "c1") -> RecordedReply:
     return RecordedReply(message={"role": "assistant", "content": None, "tool_calls": [call]})
 
 
-async def test_it_runs_commands_and_ends(tmp_path: Path) -> None:
+async def test_mini_runs_commands_and_exits(tmp_path: Path) -> None:
     command = "echo changed >file; pwd; echo err >&2; exit 3"
     replies = [call_tool("bash", {"command": command}), say("Done.", reasoning_content="It is done.")]
     async with ScriptedProvider(replies) as provider:
@@ -96,7 +97,7 @@ async def test_it_runs_commands_and_ends(tmp_path: Path) -> None:
     assert answer == {"role": "tool", "tool_call_id": "call_1", "content": result}
 
 
-async def test_several_calls_in_one_reply_are_all_answered(tmp_path: Path) -> None:
+async def test_mini_answers_all_calls_of_a_reply(tmp_path: Path) -> None:
     functions = [{"name": "bash", "arguments": json.dumps({"command": f"echo {i}"})} for i in range(3)]
     calls = [{"id": f"c{i}", "type": "function", "function": f} for i, f in enumerate(functions)]
     reply = RecordedReply(message={"role": "assistant", "content": "Three.", "tool_calls": calls})
@@ -128,7 +129,7 @@ async def test_several_calls_in_one_reply_are_all_answered(tmp_path: Path) -> No
         ({"name": "bash", "arguments": {"command": "echo hi"}}, "exit code: 0\nhi\n"),
     ],
 )
-async def test_malformed_calls_are_answered(tmp_path: Path, function: Any, answer: str) -> None:
+async def test_mini_answers_malformed_calls(tmp_path: Path, function: Any, answer: str) -> None:
     async with ScriptedProvider([raw_call(function), say("I see.")]) as provider:
         ran = await run_mini(tmp_path, provider.url)
     assert ran.exit_code == 0
@@ -136,20 +137,20 @@ async def test_malformed_calls_are_answered(tmp_path: Path, function: Any, answe
     assert ran.texts("tool_result")[0].startswith(answer)
 
 
-async def test_commands_do_not_see_its_settings_nor_its_standard_input(tmp_path: Path) -> None:
+async def test_mini_hides_its_settings_and_stdin_from_commands(tmp_path: Path) -> None:
     command = "env | grep -c SWE_MINI_; cat; echo end"
     async with ScriptedProvider([call_tool("bash", {"command": command}), say("ok")]) as provider:
         ran = await run_mini(tmp_path, provider.url)
     assert ran.texts("tool_result") == ["exit code: 0\n0\nend\n"]
 
 
-async def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+async def test_mini_kills_hanging_command_with_its_children(tmp_path: Path) -> None:
     command = "echo started; sleep 600 & echo $! >pid; sleep 600"
     async with ScriptedProvider([call_tool("bash", {"command": command}), say("ok")]) as provider:
         ran = await run_mini(tmp_path, provider.url, command_timeout=3)
     assert ran.texts("tool_result") == ["killed: it did not end within 3 s\nstarted\n"]
     pid = int((tmp_path / "work" / "pid").read_text())
-    await until(lambda: not is_alive(pid))  # it was killed, and is nobody's child here
+    await until(lambda: not is_alive(pid))  # it is not a child of this process
 
 
 def is_alive(pid: int) -> bool:
@@ -161,7 +162,7 @@ def is_alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
-async def test_a_background_process_does_not_hold_it_up(tmp_path: Path) -> None:
+async def test_mini_does_not_wait_for_background_processes(tmp_path: Path) -> None:
     command = "sleep 600 & echo $!"
     async with ScriptedProvider([call_tool("bash", {"command": command}), say("ok")]) as provider:
         with anyio.fail_after(120):
@@ -171,7 +172,7 @@ async def test_a_background_process_does_not_hold_it_up(tmp_path: Path) -> None:
     os.kill(int(pid), 9)  # it was left running, as the command wanted
 
 
-async def test_long_output_is_cut_in_the_middle(tmp_path: Path) -> None:
+async def test_mini_cuts_long_output_in_the_middle(tmp_path: Path) -> None:
     command = "echo first; yes | head -c 50000000; echo last; kill -9 $$"
     async with ScriptedProvider([call_tool("bash", {"command": command}), say("ok")]) as provider:
         ran = await run_mini(tmp_path, provider.url, output_chars=1000)
@@ -182,7 +183,7 @@ async def test_long_output_is_cut_in_the_middle(tmp_path: Path) -> None:
     assert len(result) < 1100
 
 
-async def test_it_stops_after_its_turns(tmp_path: Path) -> None:
+async def test_mini_stops_after_max_turns(tmp_path: Path) -> None:
     async with ScriptedProvider([call_tool("bash", {"command": "true"})]) as provider:
         ran = await run_mini(tmp_path, provider.url, max_turns=3)
     assert len(provider.requests) == 3
@@ -204,7 +205,7 @@ async def test_it_stops_after_its_turns(tmp_path: Path) -> None:
         ("error-in-reply", "the endpoint answered no completion: "),
     ],
 )
-async def test_an_endpoint_that_fails_ends_it(tmp_path: Path, fault: Any, said: str) -> None:
+async def test_mini_exits_on_endpoint_failure(tmp_path: Path, fault: Any, said: str) -> None:
     async with ScriptedProvider(then=fault) as provider:
         ran = await run_mini(tmp_path, provider.url)
     assert ran.exit_code == 1
@@ -216,41 +217,32 @@ async def test_an_endpoint_that_fails_ends_it(tmp_path: Path, fault: Any, said: 
     assert ran.failure == f"the agent 'mini' ended with an error: {error.text}"
 
 
-async def test_an_endpoint_that_refuses_ends_it(tmp_path: Path) -> None:
+async def test_mini_exits_on_refused_connection(tmp_path: Path) -> None:
     with refusing_url() as url:
         ran = await run_mini(tmp_path, url)
     assert ran.exit_code == 1
-    assert ran.failure is not None
-    assert "the endpoint cannot be reached: " in ran.failure
-    assert "Connection refused" in ran.failure
+    assert re.search("the endpoint cannot be reached: .*Connection refused", ran.failure or "")
 
 
-async def test_nulls_in_a_reply_are_an_end(tmp_path: Path) -> None:
+async def test_mini_exits_on_reply_of_nulls(tmp_path: Path) -> None:
     async with ScriptedProvider([say("x", tool_calls=None)], then="null-content") as provider:
         ran = await run_mini(tmp_path, provider.url)
     assert (ran.exit_code, ran.events) == (0, [])
 
 
-def test_it_is_one_file_for_old_pythons() -> None:
+def test_mini_is_one_file_for_python_3_8() -> None:
     source = importlib.resources.files("swe_core.builtin.mini").joinpath("mini_agent.py").read_text()
     tree = ast.parse(source, feature_version=(3, 8))
-    imported = {
-        name.partition(".")[0]
-        for node in ast.walk(tree)
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
-    assert imported <= sys.stdlib_module_names
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert {alias.name.partition(".")[0] for alias in node.names} <= sys.stdlib_module_names
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").partition(".")[0] in sys.stdlib_module_names
     assert len(source.splitlines()) <= 200
 
 
 @given(st.one_of(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)))
-def test_odd_lines_are_information(line: str) -> None:
+def test_mini_parses_unknown_lines_as_info(line: str) -> None:
     events = Mini(MiniConfig()).parse_event(line)
     assert [event.kind for event in events] == (["info"] if line.strip() else [])
 
@@ -258,19 +250,19 @@ def test_odd_lines_are_information(line: str) -> None:
 @pytest.mark.parametrize(
     "event", [{"kind": "shout", "text": "x"}, {"kind": "text", "text": 1}, {"kind": [], "text": "x"}, {}, 1]
 )
-def test_events_of_another_shape_are_information(event: Any) -> None:
+def test_mini_parses_malformed_events_as_info(event: Any) -> None:
     (parsed,) = Mini(MiniConfig()).parse_event(json.dumps(event))
     assert parsed == AgentEvent(kind="info", text=json.dumps(event))
 
 
-def test_a_sandbox_without_python_is_a_sentence() -> None:
+def test_mini_reports_missing_python() -> None:
     ended = AgentExit(127, None, "")
     assert Mini(MiniConfig()).failure(ended) == (
         "the agent 'mini' could not start: the sandbox has no python3"
     )
 
 
-def test_it_is_offered() -> None:
+def test_mini_is_registered() -> None:
     (component,) = swe_agents()
     agent = component.create(component.config())
     assert (component.name, agent.name, agent.dialect) == ("mini", "mini", "chat")

@@ -63,7 +63,7 @@ async def _ask(engine: OpenAIEngine, stream: bool, **body: Any) -> tuple[Complet
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_reply_is_whole_and_counted(stream: bool) -> None:
+async def test_reply_is_complete_and_counted(stream: bool) -> None:
     text = "line\u2028separators\x85and ünïcödé, in many small pieces"
     reply = say(text, reasoning_content="let me think about it")
     async with ScriptedProvider([reply], piece=3) as provider, _engine(provider.url) as engine:
@@ -76,7 +76,7 @@ async def test_a_reply_is_whole_and_counted(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tool_calls_are_gathered(stream: bool) -> None:
+async def test_tool_calls_are_collected(stream: bool) -> None:
     reply = call_tool("bash", {"command": "grep -rn 'a b' ."})
     async with ScriptedProvider([reply], piece=5) as provider, _engine(provider.url) as engine:
         completion, _ = await _ask(engine, stream)
@@ -85,7 +85,7 @@ async def test_tool_calls_are_gathered(stream: bool) -> None:
     assert completion.finish_reason == "tool_calls"
 
 
-async def test_the_body_is_the_agents_but_for_model_and_params() -> None:
+async def test_body_of_the_agent_gets_model_and_params() -> None:
     extra = {
         "tools": [{"type": "function", "function": {"name": "bash"}}],
         "temperature": 1,
@@ -106,7 +106,7 @@ async def test_the_body_is_the_agents_but_for_model_and_params() -> None:
     assert provider.requests[0].headers["Authorization"] == f"Bearer {KEY}"
 
 
-async def test_without_a_key_none_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_key_sends_no_authorization(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
     async with ScriptedProvider() as provider, _engine(provider.url) as engine:
         await _ask(engine, False)
@@ -143,7 +143,7 @@ STREAMED: list[tuple[Fault, type[EngineError], str, int]] = [
     ("stream", "fault", "kind", "sentence", "requests"),
     [(False, *case) for case in WHOLE] + [(True, *case) for case in WHOLE + STREAMED],
 )
-async def test_each_failure_is_one_sentence(
+async def test_provider_failure_is_one_sentence_without_key(
     stream: bool,
     fault: Fault,
     kind: type[EngineError],
@@ -151,13 +151,12 @@ async def test_each_failure_is_one_sentence(
     requests: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """And the key is in none of them, nor in a log line, though the provider quotes it."""
+    """No error and no log line has the key, which the provider quotes."""
     caplog.set_level(logging.DEBUG)
     reply = say("a reply of several pieces")
     async with ScriptedProvider([reply], then=fault) as provider:
-        async with _engine(
-            provider.url, timeout={"hang": 0.2, "hang-in-stream": 0.5}.get(fault, 60)
-        ) as engine:
+        timeout = {"hang": 0.2, "hang-in-stream": 0.5}.get(fault, 60)
+        async with _engine(provider.url, timeout=timeout) as engine:
             with pytest.raises(EngineError, match=sentence) as caught:
                 await _ask(engine, stream)
     assert type(caught.value) is kind
@@ -171,7 +170,7 @@ async def test_each_failure_is_one_sentence(
     assert all(KEY not in repr(vars(record)) for record in caplog.records)
 
 
-async def test_a_port_that_refuses() -> None:
+async def test_refused_connection_is_an_error() -> None:
     with refusing_url() as url:
         async with _engine(url) as engine:
             with pytest.raises(EngineUnavailable, match=r"cannot be reached .*\(tried 3 times\)"):
@@ -188,7 +187,7 @@ async def test_a_port_that_refuses() -> None:
         ("error-event-early", True),
     ],
 )
-async def test_a_passing_failure_passes(fault: Fault, stream: bool) -> None:
+async def test_transient_failure_is_retried(fault: Fault, stream: bool) -> None:
     async with (
         ScriptedProvider([say("at last")], faults=[fault, fault]) as provider,
         _engine(provider.url) as engine,
@@ -200,14 +199,10 @@ async def test_a_passing_failure_passes(fault: Fault, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_null_content_is_an_empty_reply(stream: bool) -> None:
+async def test_incomplete_reply_is_accepted(stream: bool) -> None:
     async with ScriptedProvider(then="null-content") as provider, _engine(provider.url) as engine:
         completion, _ = await _ask(engine, stream)
     assert completion.message == {"role": "assistant", "content": None}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_missing_finish_reason_is_inferred(stream: bool) -> None:
     async with ScriptedProvider([call_tool("bash", {})], then="no-finish") as provider:
         async with _engine(provider.url) as engine:
             completion, _ = await _ask(engine, stream)
@@ -215,11 +210,11 @@ async def test_a_missing_finish_reason_is_inferred(stream: bool) -> None:
 
 
 @pytest.mark.parametrize(("wish", "wait"), [(7.0, 7.0), (0.0, 0.0), (-5.0, 0.0), (86_400.0, MAX_WAIT)])
-def test_retry_after_is_honoured_up_to_a_cap(wish: float, wait: float) -> None:
+def test_retry_after_is_capped(wish: float, wait: float) -> None:
     assert RetryAfterWait(BACKOFF)(_after(Transient("busy", wish), attempt=1)) == wait
 
 
-def test_back_off_grows_with_jitter_up_to_a_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backoff_grows_with_jitter_up_to_a_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     waits = [
         [RetryAfterWait(BACKOFF)(_after(Transient("busy"), attempt)) for _ in range(20)]
@@ -237,7 +232,7 @@ def _after(error: Exception, attempt: int) -> tenacity.RetryCallState:
     return state
 
 
-async def test_retry_after_is_really_waited_for() -> None:
+async def test_retry_after_is_waited_for() -> None:
     async with ScriptedProvider(faults=["429"], retry_after="1") as provider, _engine(provider.url) as engine:
         started = time.monotonic()
         await _ask(engine, False)
@@ -246,7 +241,7 @@ async def test_retry_after_is_really_waited_for() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_cancelling_closes_the_connection(stream: bool) -> None:
+async def test_cancelled_call_closes_the_connection(stream: bool) -> None:
     fault: Fault = "hang-in-stream" if stream else "hang"
     async with ScriptedProvider(then=fault) as provider, _engine(provider.url) as engine:
         async with anyio.create_task_group() as group:
@@ -260,7 +255,7 @@ async def test_cancelling_closes_the_connection(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("fault", ["html", "not-json", "401", "500", "redirect", "400"])
-async def test_check_says_what_is_wrong_before_anything_is_opened(fault: Fault) -> None:
+async def test_check_reports_unusable_provider(fault: Fault) -> None:
     async with ScriptedProvider(models_fault=fault) as provider, _engine(provider.url) as engine:
         with pytest.raises(EngineError, match=r"html|HTML|JSON|401|500|308|400") as caught:
             await engine.check()
@@ -269,7 +264,7 @@ async def test_check_says_what_is_wrong_before_anything_is_opened(fault: Fault) 
 
 
 @pytest.mark.parametrize("fault", ["403", "404", "429"])
-async def test_check_tolerates_a_provider_without_a_list(fault: Fault) -> None:
+async def test_check_accepts_provider_without_model_list(fault: Fault) -> None:
     async with ScriptedProvider(models_fault=fault) as provider, _engine(provider.url) as engine:
         await engine.check()
     async with ScriptedProvider(models=None) as provider, _engine(provider.url) as engine:
@@ -285,7 +280,7 @@ async def test_check_tolerates_a_provider_without_a_list(fault: Fault) -> None:
         ([], None),
     ],
 )
-async def test_check_warns_of_a_model_that_is_not_listed(
+async def test_check_warns_about_unlisted_model(
     listed: list[str], warning: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ScriptedProvider(models=listed) as provider, _engine(provider.url, model="qwen3-4b") as engine:
@@ -296,7 +291,7 @@ async def test_check_warns_of_a_model_that_is_not_listed(
         assert warning in warnings[0]
 
 
-async def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_check_names_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
     async with ScriptedProvider(key="wanted") as provider, _engine(provider.url) as engine:
         with pytest.raises(EngineRefused, match=r"wants a key \(401\): put it into .*'OPENAI_API_KEY'"):
@@ -318,13 +313,13 @@ async def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"url": "http://h/v1", "model": "m", "params": {"messages": []}}, "sets 'messages' itself"),
     ],
 )
-def test_unusable_settings_are_config_errors(settings: dict[str, Any], sentence: str) -> None:
+def test_unusable_settings_are_rejected(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as caught:
         OpenAIEngine(OpenAIConfig(**settings))
     assert "sekret" not in str(caught.value)
 
 
-def test_a_key_that_cannot_be_a_header_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_that_is_no_header_value_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "sk-line1\nsk-line2")
     with pytest.raises(ConfigError, match="'MY_KEY' has characters") as caught:
         OpenAIEngine(OpenAIConfig(url="http://h/v1", model="m", api_key_env="MY_KEY"))
@@ -335,7 +330,7 @@ def test_a_key_that_cannot_be_a_header_is_not_shown(monkeypatch: pytest.MonkeyPa
     ("key", "known"),
     [("sk-long-enough", {"sk-long-enough"}), ("seven77", set()), ("EMPTY", set()), ("Not-Needed", set())],
 )
-def test_a_key_is_hidden_unless_ordinary_text_has_it(
+def test_key_is_redacted_unless_it_is_too_common(
     monkeypatch: pytest.MonkeyPatch, key: str, known: set[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
@@ -344,7 +339,7 @@ def test_a_key_is_hidden_unless_ordinary_text_has_it(
         assert redactor.known() == known
 
 
-def test_a_look_tells_that_a_key_is_too_short_to_be_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_check_reports_key_too_short_to_redact(monkeypatch: pytest.MonkeyPatch) -> None:
     look = key_check("OPENAI_API_KEY").look
     found = {}
     for key in ("", "seven77", "sk-long-enough"):
@@ -355,7 +350,7 @@ def test_a_look_tells_that_a_key_is_too_short_to_be_redacted(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}])
-def test_usage_that_a_provider_leaves_out_is_zero(usage: Any) -> None:
+def test_missing_usage_is_zero(usage: Any) -> None:
     content = json.dumps({"choices": [{"message": {"content": "x"}}], "usage": usage}).encode()
     refusals = ErrorTranslator("provider", "http://h/v1", "", "m", "KEY", None)
     completion = parse_reply(content, {}, "http://h/v1", refusals)
@@ -374,7 +369,7 @@ def test_usage_that_a_provider_leaves_out_is_zero(usage: Any) -> None:
         ({"max_completion_tokens": 20}, 50, {"max_completion_tokens": 20}),
     ],
 )
-async def test_a_budget_bounds_the_field_that_the_agent_uses(
+async def test_budget_bounds_the_token_limit_of_the_agent(
     body: dict[str, Any], left: int | None, sent: dict[str, Any]
 ) -> None:
     async with ScriptedProvider() as provider, _engine(provider.url) as engine:
@@ -383,7 +378,7 @@ async def test_a_budget_bounds_the_field_that_the_agent_uses(
     assert {key: value for key, value in seen.items() if key.startswith("max_")} == sent
 
 
-async def test_an_engine_that_is_not_open_says_so() -> None:
+async def test_closed_engine_raises() -> None:
     with pytest.raises(RuntimeError, match="the engine is not open"):
         await _engine("http://h/v1").check()
 
@@ -397,7 +392,7 @@ async def test_an_engine_that_is_not_open_says_so() -> None:
         ({"https_proxy": "http://proxy:3128"}, None),
     ],
 )
-def test_the_environments_proxy(
+def test_proxy_comes_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], proxy: str | None
 ) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):

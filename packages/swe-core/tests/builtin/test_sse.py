@@ -17,11 +17,7 @@ EVENTS = [b"one", b"two", b"three\nlines", b"\xe2\x80\xa8 is no line's end"]
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=20))
-def test_pieces_make_no_difference(cuts: list[int]) -> None:
+def test_event_parser_accepts_any_pieces(cuts: list[int]) -> None:
     parser = EventParser()
     pieces = [STREAM[start:end] for start, end in pairwise(sorted({0, *cuts, len(STREAM)}))]
     assert [event for piece in pieces for event in parser.feed(piece)] == EVENTS
-
-
-def test_a_stream_of_nothing() -> None:
-    assert EventParser().feed(b"") == []
