@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 SERVED = ("scripted", "lora-v1", "lora-v2", "lora-v3")
 
 
-async def test_a_request_names_the_adapter_of_its_version(qwen: Qwen) -> None:
+async def test_request_names_adapter_of_its_version(qwen: Qwen) -> None:
     async with qwen.server("hello", models=SERVED) as server:
         async with make_engine(server.url, adapter="lora") as engine:
             versions = []
@@ -32,14 +32,14 @@ async def test_a_request_names_the_adapter_of_its_version(qwen: Qwen) -> None:
     assert completion.model == engine.model == "scripted"
 
 
-async def test_without_one_each_version_has_the_models_name(qwen: Qwen) -> None:
+async def test_request_without_adapter_names_the_model(qwen: Qwen) -> None:
     async with qwen.server("hello") as server, make_engine(server.url) as engine:
         engine.set_policy_version(4)
         await ask(engine)
     assert server.requests[0].body["model"] == "scripted"
 
 
-async def test_a_stream_keeps_the_adapter_that_it_named(qwen: Qwen) -> None:
+async def test_stream_keeps_its_adapter(qwen: Qwen) -> None:
     """vLLM answers a request with one adapter to its end, whatever is announced meanwhile."""
     async with qwen.server("a b c d e f g h", piece=2, models=SERVED) as server:
         async with make_engine(server.url, adapter="lora") as engine:
@@ -60,10 +60,10 @@ async def test_a_stream_keeps_the_adapter_that_it_named(qwen: Qwen) -> None:
     stream=st.booleans(),
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_every_token_carries_the_version_that_its_request_named(
+async def test_tokens_carry_the_version_of_their_request(
     qwen: Qwen, faults: list[VLLMFault], announced: list[int], stream: bool
 ) -> None:
-    """Whatever breaks off and is gone on with by another version."""
+    """Also where a reply breaks off and another version continues it."""
     text = "one reply of several tokens, whoever samples them"
     versions = sorted(announced)
     async with qwen.server(text, faults=faults, models=SERVED) as server:
@@ -82,7 +82,7 @@ async def test_every_token_carries_the_version_that_its_request_named(
     assert set(found) <= set(versions)
 
 
-async def test_a_reply_that_broke_off_goes_on_with_the_newest(qwen: Qwen) -> None:
+async def test_broken_reply_continues_with_newest_adapter(qwen: Qwen) -> None:
     text = "a reply of several tokens, broken off once"
     async with qwen.server(text, faults=["abort"], after=12, piece=12, models=SERVED) as server:
         async with make_engine(server.url, adapter="lora") as engine:
@@ -99,7 +99,7 @@ async def test_a_reply_that_broke_off_goes_on_with_the_newest(qwen: Qwen) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_adapter_that_was_unloaded_for_a_newer_one_is_replaced(
+async def test_unloaded_adapter_is_replaced_by_newer_one(
     qwen: Qwen, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     async with qwen.server("hello", models=("scripted", "lora-v2")) as server:
@@ -118,7 +118,7 @@ async def test_an_adapter_that_was_unloaded_for_a_newer_one_is_replaced(
     assert set(sampled_of(completion).versions.tolist()) == {2}
 
 
-async def test_an_adapter_that_is_nowhere_is_one_sentence_after_a_bounded_number_of_attempts(
+async def test_missing_adapter_is_an_error_after_bounded_attempts(
     qwen: Qwen,
 ) -> None:
     async with qwen.server("hello", models=("scripted", "lora-v2")) as server:
@@ -132,7 +132,7 @@ async def test_an_adapter_that_is_nowhere_is_one_sentence_after_a_bounded_number
     assert len(server.requests) == 3
 
 
-async def test_a_base_model_that_is_gone_is_no_adapters_fault(qwen: Qwen) -> None:
+async def test_missing_base_model_is_not_an_adapter_error(qwen: Qwen) -> None:
     async with qwen.server("hello", then="404") as server:
         async with make_engine(server.url, adapter="lora") as engine:
             with pytest.raises(EngineRefused, match="no such model or path"):
@@ -140,7 +140,7 @@ async def test_a_base_model_that_is_gone_is_no_adapters_fault(qwen: Qwen) -> Non
     assert len(server.requests) == 1
 
 
-async def test_the_check_passes_before_the_first_adapter_and_asks_the_newest_one(qwen: Qwen) -> None:
+async def test_check_probes_the_newest_adapter(qwen: Qwen) -> None:
     async with qwen.server(models=("scripted",)) as server:
         async with make_engine(server.url, adapter="lora") as engine:
             await engine.check()
@@ -155,13 +155,13 @@ async def test_the_check_passes_before_the_first_adapter_and_asks_the_newest_one
     assert {probe["model"] for probe in server.probes} == {"lora-v2"}
 
 
-def test_an_empty_name_is_no_adapter() -> None:
+def test_empty_adapter_name_is_rejected() -> None:
     with pytest.raises(ValueError, match="adapter"):
         make_engine("http://h", adapter="")
 
 
 @pytest.mark.engine
-async def test_a_real_server_refuses_an_unknown_adapter_so(token_server: TokenServer) -> None:
+async def test_real_server_rejects_unknown_adapter(token_server: TokenServer) -> None:
     settings = {"model": token_server.model, "adapter": "lora", "max_retries": 0}
     async with make_engine(token_server.url, **settings) as engine:
         await engine.check()

@@ -21,9 +21,7 @@ from .conftest import Qwen, ask, make_engine
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_good_server_passes_and_costs_few_tokens(
-    qwen: Qwen, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_check_accepts_good_server_for_few_tokens(qwen: Qwen, caplog: pytest.LogCaptureFixture) -> None:
     async with qwen.server() as server, make_engine(server.url, temperature=0.7) as engine:
         await engine.check()
         assert list(engine.notes()) == []
@@ -32,9 +30,7 @@ async def test_a_good_server_passes_and_costs_few_tokens(
     assert caplog.records == []
 
 
-async def test_a_server_that_sends_each_token_by_itself_is_a_warning(
-    qwen: Qwen, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_check_warns_about_single_token_events(qwen: Qwen, caplog: pytest.LogCaptureFixture) -> None:
     async with qwen.server(piece=1) as server:
         async with make_engine(server.url, stream_interval=1) as engine:
             await engine.check()
@@ -61,7 +57,7 @@ async def test_a_server_that_sends_each_token_by_itself_is_a_warning(
         ({"probe": "500"}, EngineUnavailable, "fails"),
     ],
 )
-async def test_each_thing_that_is_wrong_is_one_sentence(
+async def test_check_reports_each_defect_of_a_server(
     qwen: Qwen, settings: dict[str, Any], kind: type[EngineError], words: str
 ) -> None:
     async with qwen.server(**settings) as server, make_engine(server.url) as engine:
@@ -72,15 +68,13 @@ async def test_each_thing_that_is_wrong_is_one_sentence(
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
-async def test_raw_logprobs_are_an_error_where_they_are_not_those_of_the_draws(
-    qwen: Qwen, settings: dict[str, Any]
-) -> None:
+async def test_check_rejects_raw_logprobs_that_differ(qwen: Qwen, settings: dict[str, Any]) -> None:
     async with qwen.server(processed=False) as server, make_engine(server.url, **settings) as engine:
         with pytest.raises(EngineError, match="--logprobs-mode processed_logprobs"):
             await engine.check()
 
 
-async def test_raw_logprobs_are_a_warning_where_they_are_the_same(
+async def test_check_warns_about_equivalent_raw_logprobs(
     qwen: Qwen, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -89,7 +83,7 @@ async def test_raw_logprobs_are_a_warning_where_they_are_the_same(
     assert "no difference with these settings" in caplog.text
 
 
-async def test_every_server_is_checked(qwen: Qwen) -> None:
+async def test_check_covers_every_server(qwen: Qwen) -> None:
     async with qwen.server() as good, qwen.server(models=("other",)) as bad:
         async with make_engine(good.url, bad.url) as engine:
             with pytest.raises(EngineRefused, match=bad.url):
@@ -100,7 +94,7 @@ async def test_every_server_is_checked(qwen: Qwen) -> None:
                 await engine.check()
 
 
-async def test_the_shortest_context_counts(qwen: Qwen) -> None:
+async def test_context_is_the_shortest_of_all_servers(qwen: Qwen) -> None:
     async with qwen.server(max_model_len=900) as one, qwen.server(max_model_len=400) as two:
         async with make_engine(one.url, two.url) as engine:
             assert engine.context is None
@@ -109,13 +103,13 @@ async def test_the_shortest_context_counts(qwen: Qwen) -> None:
     assert one.requests[0].body["max_tokens"] < 400
 
 
-async def test_another_kind_of_server_is_told_apart(qwen: Qwen) -> None:
+async def test_check_rejects_another_kind_of_server(qwen: Qwen) -> None:
     async with ScriptedProvider() as provider, make_engine(provider.url) as engine:
         with pytest.raises(EngineProtocolError, match="max_model_len"):
             await engine.check()
 
 
-async def test_the_tokenizer_is_the_servers_directory_unless_set(qwen: Qwen, tmp_path: Path) -> None:
+async def test_tokenizer_defaults_to_directory_of_the_server(qwen: Qwen, tmp_path: Path) -> None:
     async with qwen.server(root=str(tmp_path / "elsewhere")) as server:
         async with make_engine(server.url, tokenizer=str(qwen.path)) as engine:
             await ask(engine)
@@ -124,7 +118,7 @@ async def test_the_tokenizer_is_the_servers_directory_unless_set(qwen: Qwen, tmp
                 await engine.check()
 
 
-async def test_calls_at_once_load_the_tokenizer_once(qwen: Qwen, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_calls_load_the_tokenizer_once(qwen: Qwen, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
 
     def load(tokenizer: str, **options: Any) -> Renderer:
@@ -152,7 +146,7 @@ async def test_calls_at_once_load_the_tokenizer_once(qwen: Qwen, monkeypatch: py
         ("differs", (THINKING,), "leaves the thinking of earlier replies in the prompt as it was sampled"),
     ],
 )
-async def test_what_the_chat_format_does_not_give_is_noted(
+async def test_limits_of_the_chat_format_are_noted(
     qwen: Qwen,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -173,14 +167,14 @@ async def test_what_the_chat_format_does_not_give_is_noted(
     assert note in caplog.messages
 
 
-def test_without_the_extra_the_command_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     [component] = vllm.swe_engines()
     with pytest.raises(ConfigError, match=r"pip install 'swe-core\[vllm\]'"):
         component.create(VLLMConfig(url="http://h", model="m"))
 
 
-def test_the_component_makes_the_engine() -> None:
+def test_component_creates_the_engine() -> None:
     [component] = vllm.swe_engines()
     engine = component.create(VLLMConfig(url="http://h:8000/v1,http://i", model="m"))
     assert (component.name, engine.model, engine.limits_context) == ("vllm", "m", True)

@@ -73,13 +73,10 @@ def heard_by(request: ChatRequest) -> Callable[[int], Awaitable[None]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_turn_keeps_the_ids_and_logprobs_that_the_server_sampled(qwen: Qwen, stream: bool) -> None:
+async def test_turn_keeps_sampled_ids_and_logprobs(qwen: Qwen, stream: bool) -> None:
     text = "Hello there, träveller!\n" * 5 + "Bye."
     request, ear = chat(), Ear()
-    async with (
-        qwen.server(text, between=heard_by(request)) as server,
-        make_engine(server.url) as engine,
-    ):
+    async with qwen.server(text, between=heard_by(request)) as server, make_engine(server.url) as engine:
         completion = await engine.complete(request, session(), ear if stream else None)
     turn, [asked] = sampled_of(completion), server.requests
     assert asked.prompt == turn.prompt_ids.tolist() == qwen.renderer.render(HELLO, None)
@@ -87,10 +84,8 @@ async def test_a_turn_keeps_the_ids_and_logprobs_that_the_server_sampled(qwen: Q
     assert turn.logprobs.tolist() == [logprob_of(token) for token in asked.sent]
     assert completion.message == {"role": "assistant", "content": text}
     assert completion.finish_reason == "stop"
-    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (
-        len(asked.prompt),
-        len(asked.sent),
-    )
+    used = completion.usage
+    assert (used.prompt_tokens, used.completion_tokens) == (len(asked.prompt), len(asked.sent))
     assert (turn.extends, turn.cause, turn.rendered) == (None, "start", "full")
     if stream:
         assert ear.text() == completion.message["content"]
@@ -98,7 +93,7 @@ async def test_a_turn_keeps_the_ids_and_logprobs_that_the_server_sampled(qwen: Q
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_tool_conversation_is_one_chain_of_exact_ids(qwen: Qwen, stream: bool) -> None:
+async def test_tool_conversation_is_one_chain_of_exact_ids(qwen: Qwen, stream: bool) -> None:
     async with qwen.server(CALL, "Done.") as server, make_engine(server.url) as engine:
         first, heard = await ask(engine, tools=TOOLS, stream=stream)
         result: Message = {"role": "tool", "content": "README.md"}
@@ -121,8 +116,8 @@ async def test_a_tool_conversation_is_one_chain_of_exact_ids(qwen: Qwen, stream:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_agent_that_takes_one_call_at_a_time_is_told_the_first(qwen: Qwen, stream: bool) -> None:
-    """All that was sampled stays, and the conversation goes on from it."""
+async def test_agent_without_parallel_calls_gets_the_first(qwen: Qwen, stream: bool) -> None:
+    """All sampled tokens stay, and the conversation continues from them."""
     both = CALL + CALL.partition("</think>")[2].replace("ls", "pwd")
     async with qwen.server(both, both, "Done.") as server, make_engine(server.url) as engine:
         every, _ = await ask(engine, tools=TOOLS, stream=stream, parallel_tool_calls=True)
@@ -141,7 +136,7 @@ async def test_an_agent_that_takes_one_call_at_a_time_is_told_the_first(qwen: Qw
     assert server.requests[2].prompt[: len(all_ids(first.sampled))] == all_ids(first.sampled)
 
 
-async def test_the_host_owns_the_sampling(qwen: Qwen) -> None:
+async def test_host_settings_override_sampling_of_the_agent(qwen: Qwen) -> None:
     async with qwen.server("ok") as server:
         async with make_engine(server.url, temperature=0.5, top_k=20) as engine:
             await ask(engine, temperature=0.0, top_p=0.1, seed=1, frequency_penalty=2, stop="END")
@@ -169,8 +164,8 @@ async def test_the_host_owns_the_sampling(qwen: Qwen) -> None:
     assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
 
 
-async def test_a_fixed_seed_gives_each_call_its_own_draws_again(qwen: Qwen) -> None:
-    """Two groups of a task are two rollouts of the same attempt."""
+async def test_fixed_seed_repeats_the_draws_of_each_call(qwen: Qwen) -> None:
+    """Two groups of a task have rollouts with the same attempt."""
     seeds = []
     for _ in range(2):
         async with qwen.server("ok") as server, make_engine(server.url, seed=7) as engine:
@@ -194,7 +189,7 @@ async def test_max_tokens_is_the_smallest_limit(qwen: Qwen) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_reply_that_is_cut_says_so_and_is_gone_on_with(qwen: Qwen, stream: bool) -> None:
+async def test_cut_reply_says_so_and_is_continued(qwen: Qwen, stream: bool) -> None:
     async with qwen.server("one two three four five", "six") as server, make_engine(server.url) as engine:
         cut, _ = await ask(engine, max_tokens=3, stream=stream)
         more: Message = {"role": "user", "content": "go on"}
@@ -204,7 +199,7 @@ async def test_a_reply_that_is_cut_says_so_and_is_gone_on_with(qwen: Qwen, strea
     assert sampled_of(second).prompt_ids[0] == qwen.stop
 
 
-async def test_a_prompt_that_fills_the_context_is_an_overflow(qwen: Qwen) -> None:
+async def test_prompt_that_fills_the_context_overflows(qwen: Qwen) -> None:
     size = len(qwen.renderer.render(HELLO, None))
     async with qwen.server("ok", max_model_len=size) as server, make_engine(server.url) as engine:
         with pytest.raises(ContextOverflow) as caught:
@@ -222,10 +217,7 @@ async def test_a_prompt_that_fills_the_context_is_an_overflow(qwen: Qwen) -> Non
     ("fault", "stream"),
     [("abort", True), ("drop", True), ("drop-at-end", True), ("error-event", True), ("abort", False)],
 )
-async def test_a_broken_stream_is_gone_on_with_and_loses_no_token(
-    qwen: Qwen, fault: VLLMFault, stream: bool
-) -> None:
-    """So is a whole reply that was aborted."""
+async def test_broken_stream_continues_without_token_loss(qwen: Qwen, fault: VLLMFault, stream: bool) -> None:
     text = "a reply of several tokens, broken off three times"
     async with (
         qwen.server(text, faults=[fault] * 3, after=2) as server,
@@ -254,7 +246,7 @@ FAULTS: list[VLLMFault] = ["abort", "drop", "error-event", "429", "500", "refuse
     stream=st.booleans(),
 )
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_whatever_breaks_no_token_is_lost_or_drawn_twice(
+async def test_no_failure_loses_or_repeats_a_token(
     qwen: Qwen, faults: list[VLLMFault], after: int, piece: int, stream: bool
 ) -> None:
     text = "one reply of some tokens"
@@ -275,7 +267,7 @@ async def test_whatever_breaks_no_token_is_lost_or_drawn_twice(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", ["429", "500", "refuse", "error-in-reply", "empty"])
-async def test_what_may_pass_is_tried_again(qwen: Qwen, fault: VLLMFault, stream: bool) -> None:
+async def test_transient_server_failure_is_retried(qwen: Qwen, fault: VLLMFault, stream: bool) -> None:
     async with qwen.server("fine", faults=[fault, fault]) as server, make_engine(server.url) as engine:
         completion, ear = await ask(engine, stream=stream)
     assert completion.message["content"] == "fine"
@@ -302,7 +294,7 @@ async def test_what_may_pass_is_tried_again(qwen: Qwen, fault: VLLMFault, stream
         ("wrong-prompt", EngineProtocolError, "other prompt ids"),
     ],
 )
-async def test_every_failure_is_typed_and_says_what_it_is(
+async def test_server_failure_has_a_type_and_a_message(
     qwen: Qwen, fault: VLLMFault, kind: type[EngineError], words: str, stream: bool
 ) -> None:
     async with qwen.server("fine text", then=fault) as server, make_engine(server.url) as engine:
@@ -313,7 +305,7 @@ async def test_every_failure_is_typed_and_says_what_it_is(
     assert KEY not in str(caught.value)
 
 
-async def test_a_garbage_event_is_a_protocol_error_and_what_was_sampled_is_known(qwen: Qwen) -> None:
+async def test_garbage_event_keeps_what_was_sampled(qwen: Qwen) -> None:
     async with qwen.server("some text", then="garbage") as server, make_engine(server.url) as engine:
         request = chat()
         with pytest.raises(EngineProtocolError, match="invalid JSON"):
@@ -333,8 +325,7 @@ async def test_missing_logprobs_are_nan(qwen: Qwen, fault: VLLMFault, stream: bo
     assert all(map(math.isnan, turn.logprobs.tolist()))
 
 
-async def test_too_many_missing_logprobs_make_the_engine_unfit(qwen: Qwen) -> None:
-    """Nothing would be trained, and nobody told."""
+async def test_missing_logprobs_beyond_the_limit_make_engine_unfit(qwen: Qwen) -> None:
     faults: list[VLLMFault] = ["ok", "null-logprobs"]
     async with qwen.server([7] * 63 + [qwen.stop], faults=faults) as server:
         async with make_engine(server.url, max_missing_logprobs=0.4) as engine:
@@ -350,7 +341,7 @@ async def test_too_many_missing_logprobs_make_the_engine_unfit(qwen: Qwen) -> No
             assert engine.unfit is None
 
 
-async def test_a_stop_token_alone_is_an_honest_empty_reply(qwen: Qwen) -> None:
+async def test_lone_stop_token_is_an_empty_reply(qwen: Qwen) -> None:
     async with qwen.server("") as server, make_engine(server.url) as engine:
         completion, _ = await ask(engine)
     assert completion.message == {"role": "assistant", "content": ""}
@@ -358,7 +349,7 @@ async def test_a_stop_token_alone_is_an_honest_empty_reply(qwen: Qwen) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_cancelled_call_aborts_the_request_and_its_tokens_are_known(qwen: Qwen, stream: bool) -> None:
+async def test_cancelled_call_aborts_request_and_keeps_tokens(qwen: Qwen, stream: bool) -> None:
     async with qwen.server("many tokens in here", then="stall", after=4) as server:
         async with make_engine(server.url) as engine:
             request = chat()
@@ -373,7 +364,7 @@ async def test_a_cancelled_call_aborts_the_request_and_its_tokens_are_known(qwen
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_token_whose_version_is_uncertain_carries_the_older_one(qwen: Qwen, stream: bool) -> None:
+async def test_token_of_uncertain_version_carries_the_older(qwen: Qwen, stream: bool) -> None:
     """The ids of the first event after an announcement may have been sampled before it."""
     request = chat()
     heard = heard_by(request)
@@ -396,8 +387,8 @@ async def test_a_token_whose_version_is_uncertain_carries_the_older_one(qwen: Qw
     assert set(sampled_of(after).versions.tolist()) == {2}
 
 
-async def test_what_came_before_an_announcement_was_read_late_and_carries_the_older_version() -> None:
-    """The event loop was busy elsewhere when it came."""
+async def test_late_read_tokens_carry_the_older_version() -> None:
+    """The event loop is busy elsewhere when the event arrives."""
     protocol = BaseProtocol(asyncio.get_running_loop())
     protocol.connection_made(asyncio.Transport())
     content = aiohttp.StreamReader(protocol, 2**16)
@@ -432,26 +423,22 @@ async def test_what_came_before_an_announcement_was_read_late_and_carries_the_ol
 
 
 @pytest.mark.parametrize(
-    ("odd", "why"),
+    ("chunk", "event", "why"),
     [
-        (b'{"choices":[{"index":1,"token_ids":[9],"logprobs":null}]}', "a choice with the index 1"),
-        (b'{"choices":[{"token_ids":[9],"finish_reason":"\xff"}]}', "invalid JSON|Invalid UTF-8"),
-        (b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "invalid JSON"),
+        (Chunk(), b'{"choices":[{"index":1,"token_ids":[9],"logprobs":null}]}', "a choice with the index 1"),
+        (Chunk(), b'{"choices":[{"token_ids":[9],"finish_reason":"\xff"}]}', "invalid JSON|Invalid UTF-8"),
+        (Chunk(), b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "invalid JSON"),
+        (Chunk(finish="stop"), b'{"choices":[{"token_ids":[9]}]}', "more of a reply that had ended"),
     ],
+    ids=["index", "finish reason", "nested", "after the end"],
 )
-def test_an_odd_event_is_a_sentence(odd: bytes, why: str) -> None:
+def test_malformed_event_is_an_error(chunk: Chunk, event: bytes, why: str) -> None:
     replies = Replies(ErrorTranslator("vLLM server", "http://h", "", "m", "KEY", None))
     with pytest.raises(EngineProtocolError, match=why):
-        replies.add(Chunk(), odd, None)
+        replies.add(chunk, event, None)
 
 
-def test_nothing_follows_the_end_of_a_reply() -> None:
-    replies = Replies(ErrorTranslator("vLLM server", "http://h", "", "m", "KEY", None))
-    with pytest.raises(EngineProtocolError, match="more of a reply that had ended"):
-        replies.add(Chunk(finish="stop"), b'{"choices":[{"token_ids":[9],"logprobs":null}]}', None)
-
-
-async def test_what_comes_at_once_keeps_the_version_that_it_was_asked_for(qwen: Qwen) -> None:
+async def test_reply_in_one_piece_keeps_its_version(qwen: Qwen) -> None:
     def while_it_is_sampled(prompt: Any) -> list[int]:
         engine.set_policy_version(5)
         return [*qwen.encode("text"), qwen.stop]
@@ -474,13 +461,13 @@ async def test_what_comes_at_once_keeps_the_version_that_it_was_asked_for(qwen: 
         ({"stop": [""]}, "stop is .*none of them empty"),
     ],
 )
-async def test_what_would_bend_the_distribution_is_refused(qwen: Qwen, body: Any, words: str) -> None:
+async def test_request_that_changes_the_distribution_is_rejected(qwen: Qwen, body: Any, words: str) -> None:
     async with qwen.server() as server, make_engine(server.url) as engine:
         with pytest.raises(RequestRefused, match=words):
             await ask(engine, tools=TOOLS, **body)
 
 
-async def test_without_tool_choice_no_tools_are_offered(qwen: Qwen) -> None:
+async def test_tool_choice_none_hides_the_tools(qwen: Qwen) -> None:
     async with qwen.server("x") as server, make_engine(server.url) as engine:
         neutral = {"response_format": {"type": "text"}, "logit_bias": {}}
         await ask(engine, tools=TOOLS, tool_choice="none", **neutral)
@@ -488,7 +475,7 @@ async def test_without_tool_choice_no_tools_are_offered(qwen: Qwen) -> None:
     assert server.requests[0].prompt == server.requests[1].prompt
 
 
-async def test_the_visible_text_ends_at_a_stop_text(qwen: Qwen) -> None:
+async def test_text_ends_at_a_stop_text(qwen: Qwen) -> None:
     async with (
         qwen.server("first line\nOBSERVE second line of it") as server,
         make_engine(server.url) as engine,
@@ -501,7 +488,7 @@ async def test_the_visible_text_ends_at_a_stop_text(qwen: Qwen) -> None:
 
 @pytest.mark.parametrize(("fault", "stream"), [("drop", True), ("abort", True), ("abort", False)])
 @pytest.mark.parametrize(("after", "requests"), [(2, 2), (3, 1), (4, 1)], ids=["in it", "at it", "behind it"])
-async def test_a_stop_text_counts_where_the_reply_breaks_off(
+async def test_stop_text_is_found_across_a_broken_reply(
     qwen: Qwen, fault: VLLMFault, stream: bool, after: int, requests: int
 ) -> None:
     parts = ["say ", "OBS", "ERVE", " a long story that"]
@@ -520,7 +507,7 @@ async def test_a_stop_text_counts_where_the_reply_breaks_off(
     assert sampled_of(completion).completion_ids.tolist() == ids[: max(before, stopped)]
 
 
-async def test_rollouts_do_not_see_each_other_and_end_frees_them(qwen: Qwen) -> None:
+async def test_rollouts_are_isolated_and_freed_at_their_end(qwen: Qwen) -> None:
     async with qwen.server("hi") as server, make_engine(server.url) as engine:
         first, _ = await ask(engine, rollout="a")
         history = [*HELLO, said(first), {"role": "user", "content": "more"}]
@@ -544,7 +531,7 @@ async def test_rollouts_spread_over_servers_and_stay(qwen: Qwen) -> None:
             assert len(one.requests) == 5
 
 
-async def test_a_rollout_leaves_a_server_that_fails_for_good(qwen: Qwen) -> None:
+async def test_rollout_leaves_failed_server(qwen: Qwen) -> None:
     async with qwen.server(then="500") as bad, qwen.server("from the other") as good:
         async with make_engine(bad.url, good.url) as engine:
             completion, _ = await ask(engine, rollout="r1")
@@ -560,7 +547,7 @@ async def test_a_rollout_leaves_a_server_that_fails_for_good(qwen: Qwen) -> None
             assert (len(bad.requests), len(worse.requests)) == (3, 3)
 
 
-async def test_two_calls_of_a_rollout_leave_a_server_together(qwen: Qwen) -> None:
+async def test_concurrent_calls_leave_failed_server_together(qwen: Qwen) -> None:
     async with qwen.server(then="500") as bad, qwen.server("good") as good:
         async with make_engine(bad.url, good.url) as engine:
             async with anyio.create_task_group() as tasks:
@@ -572,14 +559,14 @@ async def test_two_calls_of_a_rollout_leave_a_server_together(qwen: Qwen) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_server_that_stays_silent_is_given_up(qwen: Qwen, stream: bool) -> None:
+async def test_silent_server_times_out(qwen: Qwen, stream: bool) -> None:
     async with qwen.server(then="hang") as server:
         async with make_engine(server.url, timeout=0.5, max_retries=1) as engine:
             with pytest.raises(EngineUnavailable, match=r"sent nothing in time \(tried 2 times\)"):
                 await ask(engine, stream=stream)
 
 
-async def test_a_cancelled_whole_reply_aborts_the_request(qwen: Qwen) -> None:
+async def test_cancelled_call_without_tokens_aborts_request(qwen: Qwen) -> None:
     async with qwen.server(then="hang") as server, make_engine(server.url) as engine:
         await engine.check()
         async with anyio.create_task_group() as tasks:
@@ -593,12 +580,9 @@ async def test_a_cancelled_whole_reply_aborts_the_request(qwen: Qwen) -> None:
         assert server.requests[0].disconnected
 
 
-async def test_a_long_prompt_is_sent_and_compared(qwen: Qwen) -> None:
+async def test_long_prompt_is_sent_and_compared(qwen: Qwen) -> None:
     long: list[Message] = [{"role": "user", "content": "word " * 60_000}]
-    async with (
-        qwen.server("ok", max_model_len=200_000) as server,
-        make_engine(server.url) as engine,
-    ):
+    async with qwen.server("ok", max_model_len=200_000) as server, make_engine(server.url) as engine:
         completion, _ = await ask(engine, long, stream=True)
     assert len(server.requests[0].prompt) > 60_000
     assert sampled_of(completion).prompt_ids.tolist() == server.requests[0].prompt
@@ -613,12 +597,12 @@ async def test_a_long_prompt_is_sent_and_compared(qwen: Qwen) -> None:
         ({"url": "ftp://host"}, "not a base URL"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
+def test_unusable_settings_are_rejected(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_engine("http://h", **settings)
 
 
-async def test_a_server_that_is_not_there_is_said(qwen: Qwen) -> None:
+async def test_unreachable_server_is_an_error(qwen: Qwen) -> None:
     with refusing_url() as url:
         async with make_engine(url) as engine:
             with pytest.raises(EngineUnavailable, match="cannot be reached"):

@@ -1,4 +1,4 @@
-"""Forced turns: a script says them, the model goes on from them, and nothing of them is trained."""
+"""Forced turns: a script gives them, the model continues from them, and they are not trained."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def forced_texts(qwen: Qwen, file: Path, *sessions: EngineSession) -> list
     return [body and body["choice"][0] for body in bodies]
 
 
-async def test_a_script_is_looked_up_by_task_and_attempt(qwen: Qwen, tmp_path: Path) -> None:
+async def test_script_is_looked_up_by_task_and_attempt(qwen: Qwen, tmp_path: Path) -> None:
     file = script(
         tmp_path,
         {
@@ -80,9 +80,7 @@ async def test_a_script_is_looked_up_by_task_and_attempt(qwen: Qwen, tmp_path: P
     ]
 
 
-async def test_a_forced_reply_that_breaks_off_is_not_forced_anew_behind_its_beginning(
-    qwen: Qwen, tmp_path: Path
-) -> None:
+async def test_broken_forced_reply_is_not_forced_again(qwen: Qwen, tmp_path: Path) -> None:
     file = script(tmp_path, {"*": {"*": ["some longer text to say"]}})
     async with qwen.server("some longer text to say", faults=["abort"]) as server:
         async with forced(server.url, file) as engine:
@@ -94,7 +92,7 @@ async def test_a_forced_reply_that_breaks_off_is_not_forced_anew_behind_its_begi
     assert request.progress.sampled.dropped == "forced"
 
 
-async def test_a_forced_reply_of_which_nothing_came_is_asked_for_again(qwen: Qwen, tmp_path: Path) -> None:
+async def test_forced_reply_without_tokens_is_retried(qwen: Qwen, tmp_path: Path) -> None:
     file = script(tmp_path, {"*": {"*": ["text"]}})
     async with qwen.server("text", faults=["500"]) as server, forced(server.url, file) as engine:
         completion = await engine.complete(chat(), WHO)
@@ -104,10 +102,10 @@ async def test_a_forced_reply_of_which_nothing_came_is_asked_for_again(qwen: Qwe
 
 @pytest.mark.engine
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_model_goes_on_from_forced_turns_and_trains_its_own_alone(
+async def test_forced_turns_are_context_and_not_trained(
     token_server: TokenServer, tmp_path: Path, stream: bool
 ) -> None:
-    """Forced, free, forced, free: what was forced is said to the letter, and context of what follows."""
+    """Forced, free, forced, free: forced text is exact, and context of what follows."""
     file = script(tmp_path, {"task-1": {"*": [CALL, None, "Done: naïve ☃."]}})
     settings: dict[str, Any] = {"model": token_server.model, "max_tokens": 200, "seed": 3}
     book, tokens, replies = TokenLog(), [], []
@@ -175,18 +173,15 @@ async def ask(engine: ForcedEngine, messages: list[Message], stream: bool) -> Co
         ({"t": {"0": [""]}}, "at least 1 character"),
     ],
 )
-def test_a_script_that_is_none_is_said(tmp_path: Path, content: object, words: str) -> None:
+def test_invalid_script_is_an_error(tmp_path: Path, content: object, words: str) -> None:
     with pytest.raises(ConfigError, match="is not task → attempt → replies") as caught:
         forced("http://h", script(tmp_path, content))
     assert words in str(caught.value)
-
-
-def test_a_script_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         forced("http://h", tmp_path / "none")
 
 
-def test_the_module_is_a_plugin(tmp_path: Path) -> None:
+def test_forced_engine_is_a_plugin(tmp_path: Path) -> None:
     from swe_testing.serving.forced import ForcedConfig, ForcedEngine
 
     plugins = PluginSet(extra=["swe_testing.serving.forced"])
@@ -197,8 +192,8 @@ def test_the_module_is_a_plugin(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-def test_a_run_whose_first_call_is_forced(token_server: TokenServer, tmp_path: Path) -> None:
-    """The whole command: the agent obeys a call that this model would never make."""
+def test_run_executes_a_forced_call(token_server: TokenServer, tmp_path: Path) -> None:
+    """The whole command: the agent executes a call that this model does not make by itself."""
     if (obstacle := why_not(find_bwrap())) is not None:
         pytest.skip(obstacle)
     command = {"name": "bash", "arguments": {"command": "echo 'forced & \"quoted\"' > forced.txt"}}

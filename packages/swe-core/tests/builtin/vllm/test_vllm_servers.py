@@ -29,7 +29,7 @@ def three() -> Servers:
     return Servers(clients)
 
 
-def test_a_new_rollout_joins_the_server_with_the_fewest(clock: Clock) -> None:
+def test_new_rollout_joins_least_loaded_server(clock: Clock) -> None:
     servers = three()
     joined = [servers.join() for _ in range(6)]
     assert [server.client for server in joined] == ["a", "b", "c", "a", "b", "c"]
@@ -37,7 +37,7 @@ def test_a_new_rollout_joins_the_server_with_the_fewest(clock: Clock) -> None:
     assert servers.join() is joined[1]
 
 
-def test_a_server_that_failed_is_avoided_for_a_while(clock: Clock) -> None:
+def test_failed_server_is_avoided_for_a_while(clock: Clock) -> None:
     servers = three()
     first = servers.join()
     other = servers.move(first, [first])
@@ -48,7 +48,7 @@ def test_a_server_that_failed_is_avoided_for_a_while(clock: Clock) -> None:
     assert servers.join() is first
 
 
-def test_where_all_failed_one_is_asked_all_the_same(clock: Clock) -> None:
+def test_failed_servers_are_used_when_no_other_is_left(clock: Clock) -> None:
     servers = three()
     server, failed = servers.join(), []
     for _ in range(2):

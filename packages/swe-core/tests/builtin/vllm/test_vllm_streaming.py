@@ -1,4 +1,4 @@
-"""What the agent is told while a reply is sampled: always the beginning of the whole message."""
+"""What is streamed while a reply is sampled: always the beginning of the whole message."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ pytestmark = pytest.mark.anyio
 
 
 class Letters(Renderer):
-    """One id a character; what stands before the first "|" is reasoning. `takes_back` is a text that a
-    longer completion is read otherwise by; `splits` says that ids can be read in parts."""
+    """One id per character; the text before the first "|" is reasoning.
+
+    Args:
+        takes_back: Text after which a completion reads differently.
+        splits: Whether ids can be decoded in parts.
+    """
 
     name = "letters"
     how = "bridge"
@@ -83,7 +87,7 @@ stop_texts = st.sampled_from([(), ("xx",), ("a", "bxb")])
 
 
 @given(texts, st.lists(st.integers(1, 12), min_size=1, max_size=4), stop_texts)
-async def test_the_pieces_are_the_message(text: str, sizes: list[int], stops: Sequence[str]) -> None:
+async def test_pieces_join_to_the_message(text: str, sizes: list[int], stops: Sequence[str]) -> None:
     message, ear = await stream(Letters(), text, sizes, stops)
     told = join(ear.heard)
     assert (told["content"] or "") == message["content"]
@@ -91,20 +95,20 @@ async def test_the_pieces_are_the_message(text: str, sizes: list[int], stops: Se
 
 
 @pytest.mark.parametrize("text", ["|Observation: it", "Observa", "|A word. Observation: it"])
-async def test_the_beginning_of_a_stop_text_is_held_back_wherever_it_stands(text: str) -> None:
+async def test_start_of_a_stop_text_is_held_back(text: str) -> None:
     message, ear = await stream(Letters(), text, stops=["Observation:"])
     assert ear.text() == message["content"]
     assert ear.text("reasoning_content") == message.get("reasoning_content", "")
 
 
-async def test_pieces_come_before_the_end() -> None:
+async def test_pieces_arrive_before_the_end() -> None:
     _, ear = await stream(Letters(), "thinking it over|and saying it at length")
     assert len(ear.heard) > 3
     assert "reasoning_content" in ear.heard[0]
 
 
-async def test_a_piece_that_nobody_reads_before_the_end_is_all_that_there_is() -> None:
-    """Who comes late, or reads rarely, makes no work in between."""
+async def test_unread_pieces_become_one_at_the_end() -> None:
+    """A reader that is late or slow causes no work in between."""
     emitted: list[Delta] = []
 
     async def keep(delta: Delta) -> None:
@@ -123,8 +127,8 @@ async def test_a_piece_that_nobody_reads_before_the_end_is_all_that_there_is() -
     assert renderer.parsed == 0
 
 
-async def test_a_piece_that_is_read_before_the_end_has_the_text_so_far() -> None:
-    """As where a budget of time cuts the call."""
+async def test_piece_has_the_text_so_far() -> None:
+    """As when the wall budget cuts the call."""
     emitted: list[Delta] = []
 
     async def keep(delta: Delta) -> None:
@@ -138,12 +142,12 @@ async def test_a_piece_that_is_read_before_the_end_has_the_text_so_far() -> None
     assert join(emitted)["content"] == "and the te"
 
 
-async def test_reading_a_long_reply_again_and_again_stays_near_linear() -> None:
+async def test_repeated_reads_of_a_long_reply_are_near_linear() -> None:
     renderer = Letters()
     await stream(renderer, "|" + "a" * 20_000)
     assert renderer.parsed < 25 * 20_000
 
 
-async def test_a_renderer_that_takes_text_back_is_an_error() -> None:
+async def test_renderer_that_retracts_text_is_an_error() -> None:
     with pytest.raises(EngineError, match="'letters' took back reasoning_content"):
         await stream(Letters(takes_back="!"), "some reasoning that goes out, and then!")
