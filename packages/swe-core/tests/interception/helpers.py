@@ -62,7 +62,7 @@ async def stream(client: AsyncOpenAI, **more: Any) -> tuple[str, str | None, Any
 
 
 class Plugin(Engine):
-    """An engine as a plugin might write one: does not stream, or raises, or records who asked."""
+    """An engine that does not stream: returns or raises `reply`, and records the rollouts it ended."""
 
     model = "plugin"
 
@@ -95,8 +95,7 @@ def sampled(text: str, **more: Any) -> Sampled:
 
 
 class Typist(Engine):
-    """Owns its tokens, one a letter, and types a reply letter by letter: as many as `let` allows it. It has
-    everything said so far in `request.progress`."""
+    """Owns its tokens, one per letter, and streams a reply letter by letter, as many as `let` allows."""
 
     model = "typist"
     limits_context = True

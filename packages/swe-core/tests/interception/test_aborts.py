@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize(("stream", "fault"), [(False, "hang"), (True, "hang"), (True, "hang-in-stream")])
-async def test_a_client_that_leaves_aborts_the_generation(
+async def test_client_disconnect_aborts_the_generation(
     server: InterceptionServer, stream: bool, fault: Fault
 ) -> None:
     turns: list[Turn] = []
@@ -57,7 +57,7 @@ async def test_a_client_that_leaves_aborts_the_generation(
 
 
 @pytest.mark.parametrize(("stream", "fault"), [(False, "hang"), (True, "hang"), (True, "hang-in-stream")])
-async def test_leaving_a_session_aborts_what_is_in_flight(
+async def test_leaving_a_session_aborts_calls_in_flight(
     server: InterceptionServer, stream: bool, fault: Fault
 ) -> None:
     turns: list[Turn] = []
@@ -86,8 +86,8 @@ async def test_leaving_a_session_aborts_what_is_in_flight(
         assert OVER in response.text
 
 
-async def test_a_body_that_is_complete_only_after_the_rollout_ended(server: InterceptionServer) -> None:
-    """The token was good when the request began; the engine must not be asked all the same."""
+async def test_body_completed_after_the_rollout_is_rejected(server: InterceptionServer) -> None:
+    """The token is valid when the request begins; the engine is not called."""
     engine = Plugin(Completion(message={"role": "assistant", "content": "too late"}))
     body = json.dumps({"messages": HELLO}).encode()
     host, port = server.url.removeprefix("http://").split(":")
@@ -109,7 +109,7 @@ async def test_a_body_that_is_complete_only_after_the_rollout_ended(server: Inte
     assert gate.turns == 0
 
 
-async def test_nothing_is_left_behind_by_clients_that_misbehave(
+async def test_misbehaving_clients_leave_nothing_behind(
     server: InterceptionServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Forty rollouts with clients that leave at any moment, over a provider that fails in many ways."""
@@ -150,10 +150,10 @@ async def test_nothing_is_left_behind_by_clients_that_misbehave(
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-async def test_a_reply_that_is_whole_although_everybody_left_is_not_trained(
+async def test_reply_finished_after_all_clients_left_is_not_trained(
     server: InterceptionServer,
 ) -> None:
-    """Nobody saw it, and who asks again gets another one."""
+    """A repeated request gets another reply."""
 
     class Stubborn(Typist):
         async def complete(

@@ -1,4 +1,4 @@
-"""Budgets: what the agent is told, what the engine may do, and what is written down."""
+"""Budgets: what the agent gets, what the engine may sample, and what is recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _body(number: int, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_calls_over_the_turns_budget_get_the_length_answer(
+async def test_calls_over_the_turns_budget_get_finish_reason_length(
     server: InterceptionServer, stream: bool
 ) -> None:
     engine, turns = Typist(), list[Turn]()
@@ -47,7 +47,7 @@ async def test_calls_over_the_turns_budget_get_the_length_answer(
     assert len(engine.asked) == gate.turns == len(turns) == 2
 
 
-async def test_what_is_left_of_the_completion_tokens_bounds_each_call(server: InterceptionServer) -> None:
+async def test_remaining_completion_tokens_bound_each_call(server: InterceptionServer) -> None:
     engine, turns = Typist(), list[Turn]()
     async with server.session(engine, who(), turns.append, Budgets(completion_tokens=10, context=99)) as gate:
         async with by_hand(server, gate) as http:
@@ -60,8 +60,8 @@ async def test_what_is_left_of_the_completion_tokens_bounds_each_call(server: In
     assert [turn.finish_reason for turn in turns] == ["stop", "length", "length"]
 
 
-async def test_a_reply_that_the_budget_cut_is_the_budgets_end(server: InterceptionServer) -> None:
-    """The agent may well end by itself upon it, and ask no further."""
+async def test_reply_cut_by_the_budget_ends_the_rollout(server: InterceptionServer) -> None:
+    """The agent may exit without a further request."""
     async with server.session(Typist(), who(), lambda _: None, Budgets(completion_tokens=2)) as gate:
         async with by_hand(server, gate) as http:
             await http.post("/chat/completions", json=_body(0))
@@ -69,7 +69,7 @@ async def test_a_reply_that_the_budget_cut_is_the_budgets_end(server: Intercepti
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_wall_cuts_a_call_and_what_was_said_stays(server: InterceptionServer, stream: bool) -> None:
+async def test_wall_budget_cuts_a_call_and_keeps_its_text(server: InterceptionServer, stream: bool) -> None:
     engine, turns = Typist(letters=2), list[Turn]()
     async with server.session(engine, who(), turns.append, Budgets(wall=1.5)) as gate:
         gate.start()
@@ -93,7 +93,7 @@ async def test_the_wall_cuts_a_call_and_what_was_said_stays(server: Interception
     assert (ledger.sampled, ledger.trained, ledger.dropped) == (2, 0, {"wall": 2})
 
 
-async def test_the_wall_ends_an_agent_that_asks_nothing(server: InterceptionServer) -> None:
+async def test_wall_budget_ends_a_silent_agent(server: InterceptionServer) -> None:
     async with server.session(Typist(), who(), lambda _: None, Budgets(wall=0.01)) as gate:
         gate.start()
         with anyio.fail_after(120):
@@ -101,7 +101,7 @@ async def test_the_wall_ends_an_agent_that_asks_nothing(server: InterceptionServ
     assert gate.ended_by == "wall"
 
 
-async def test_an_overflow_is_told_with_openais_code_and_may_be_recovered_from(
+async def test_overflow_has_the_openai_code_and_is_recoverable(
     server: InterceptionServer,
 ) -> None:
     engine = Plugin(ContextOverflow(9000, 8192))
@@ -117,7 +117,7 @@ async def test_an_overflow_is_told_with_openais_code_and_may_be_recovered_from(
     assert "maximum context length is 8192 tokens" in error["message"]
 
 
-async def test_the_agents_own_limit_in_the_last_turn_is_no_budgets_end(server: InterceptionServer) -> None:
+async def test_limit_of_the_agent_does_not_end_the_rollout(server: InterceptionServer) -> None:
     async with server.session(Typist(), who(), lambda _: None, Budgets(turns=1, completion_tokens=9)) as gate:
         async with by_hand(server, gate) as http:
             reply = await http.post("/chat/completions", json=_body(0, max_tokens=2))
@@ -125,7 +125,7 @@ async def test_the_agents_own_limit_in_the_last_turn_is_no_budgets_end(server: I
     assert gate.ended_by is None
 
 
-async def test_what_an_aborted_call_sampled_is_used_up(server: InterceptionServer) -> None:
+async def test_tokens_of_an_aborted_call_use_the_budget(server: InterceptionServer) -> None:
     engine, turns = Typist(letters=4), list[Turn]()
     async with server.session(engine, who(), turns.append, Budgets(completion_tokens=10)) as gate:
         async with by_hand(server, gate) as http:
@@ -140,7 +140,7 @@ async def test_what_an_aborted_call_sampled_is_used_up(server: InterceptionServe
     assert engine.asked[1].max_tokens == 10 - turns[0].usage.completion_tokens
 
 
-async def test_calls_at_the_same_time_keep_the_completion_tokens_together(server: InterceptionServer) -> None:
+async def test_concurrent_calls_share_the_completion_tokens(server: InterceptionServer) -> None:
     engine, finished = Typist(letters=0), list[str]()
     async with server.session(engine, who(), lambda _: None, Budgets(completion_tokens=10)) as gate:
         async with by_hand(server, gate) as http, anyio.create_task_group() as group:
@@ -169,10 +169,10 @@ async def test_calls_at_the_same_time_keep_the_completion_tokens_together(server
     budget=st.integers(1, 100),
     calls=st.lists(st.tuples(st.none() | st.integers(1, 60), st.floats(0, 1), st.integers(0, 5))),
 )
-def test_no_order_of_calls_gets_beyond_the_completion_tokens(
+def test_no_order_of_calls_exceeds_the_completion_tokens(
     budget: int, calls: list[tuple[int | None, float, int]]
 ) -> None:
-    """Each wants so much, samples a part of what it is granted, and ends after some more calls have begun."""
+    """Each call samples part of its grant and ends after some later calls have begun."""
     allowance, used, running = Allowance(Budgets(completion_tokens=budget)), 0, list[tuple[int, float]]()
     for wanted, part, at_once in calls:
         granted = allowance.begin(wanted)

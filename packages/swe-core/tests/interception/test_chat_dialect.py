@@ -64,7 +64,7 @@ def test_messages_become_canonical(given: dict[str, Any], canonical: dict[str, A
 
 
 @pytest.mark.parametrize(("given", "text"), [({"a": 1}, '{"a":1}'), (None, "{}"), ("{bad", "{bad")])
-def test_arguments_are_text(given: Any, text: str) -> None:
+def test_arguments_become_text(given: Any, text: str) -> None:
     (message,) = _parse({"role": "assistant", "tool_calls": [_call(given)]}).messages
     assert message["tool_calls"][0]["function"]["arguments"] == text
 
@@ -87,7 +87,7 @@ def test_arguments_are_text(given: Any, text: str) -> None:
         ),
     ],
 )
-def test_what_no_engine_reads_is_refused(message: dict[str, Any], sentence: str) -> None:
+def test_unsupported_content_is_rejected(message: dict[str, Any], sentence: str) -> None:
     if sentence == "^$":  # an empty value says that there is none
         assert "tool_calls" not in _parse(message).messages[0]
         return
@@ -111,7 +111,7 @@ def test_what_no_engine_reads_is_refused(message: dict[str, Any], sentence: str)
         ({"logit_bias": [1]}, "'logit_bias' is a list; send an object"),
     ],
 )
-def test_what_would_be_ignored_is_refused(field: dict[str, Any], sentence: str) -> None:
+def test_unsupported_field_is_rejected(field: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadRequest, match=sentence):
         _parse({"role": "user", "content": ""}, **field)
 
@@ -129,7 +129,7 @@ def test_what_would_be_ignored_is_refused(field: dict[str, Any], sentence: str) 
          "reasoning_effort": "high", "verbosity": "low", "prompt_cache_key": "k", "prediction": None},
     ],
 )  # fmt: skip
-def test_what_agents_send_by_themselves_passes(fields: dict[str, Any]) -> None:
+def test_common_agent_fields_are_accepted(fields: dict[str, Any]) -> None:
     assert _parse({"role": "user", "content": ""}, **fields).body.items() >= fields.items()
 
 
@@ -143,12 +143,12 @@ def test_what_agents_send_by_themselves_passes(fields: dict[str, Any]) -> None:
         ({"max_tokens": 5, "max_completion_tokens": 7}, 5),
     ],
 )
-def test_the_two_names_of_the_limit(limits: dict[str, Any], wanted: int | None) -> None:
+def test_both_names_of_the_token_limit_are_read(limits: dict[str, Any], wanted: int | None) -> None:
     assert _parse({"role": "user", "content": ""}, **limits).max_tokens == wanted
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "5", True])
-def test_a_limit_that_is_none_is_refused(value: Any) -> None:
+def test_invalid_token_limit_is_rejected(value: Any) -> None:
     with pytest.raises(BadRequest, match="'max_tokens' is"):
         _parse({"role": "user", "content": ""}, max_tokens=value)
 
@@ -168,14 +168,14 @@ def _nested(levels: int) -> Any:
         lambda value: {"messages": [{"role": "assistant", "tool_calls": [_call(value)]}]},
     ],
 )
-def test_a_request_that_no_record_could_hold_is_refused(place: Callable[[Any], dict[str, Any]]) -> None:
+def test_too_deep_request_is_rejected(place: Callable[[Any], dict[str, Any]]) -> None:
     """orjson reads 1024 levels and writes 254."""
     body = {"messages": [{"role": "user", "content": "hi"}], **place(_nested(200))}
     with pytest.raises(BadRequest, match="nested more than 128 levels deep"):
         ChatCompletions().parse(orjson.dumps(body))
 
 
-def test_the_deepest_request_is_recorded() -> None:
+def test_deepest_allowed_request_is_accepted() -> None:
     _parse({"role": "user", "content": "hi"}, extra=_nested(127))
     with pytest.raises(BadRequest):
         _parse({"role": "user", "content": "hi"}, extra=_nested(128))

@@ -30,8 +30,8 @@ QUEUE = int(Path("/proc/sys/net/core/somaxconn").read_text())
 """Connections not yet accepted that the kernel keeps for one listener."""
 
 
-async def test_a_tool_task_with_the_sdk_streaming_and_not(server: InterceptionServer) -> None:
-    """A whole little agent: it calls a tool, sees its result and ends; every request can be read back."""
+async def test_sdk_completes_a_tool_task(server: InterceptionServer) -> None:
+    """A small agent calls a tool, reads its result and exits; every request can be read back."""
     script = [call_tool("bash", {"command": "ls"}), say("a.py is there"), call_tool("bash", {}), say("bye")]
     turns: list[Turn] = []
     async with ScriptedProvider(script) as provider, relay(provider) as engine:
@@ -67,7 +67,7 @@ async def test_a_tool_task_with_the_sdk_streaming_and_not(server: InterceptionSe
         assert there["tools"] == here["tools"]
 
 
-async def test_two_servers_in_a_chain(server: InterceptionServer, tmp_path: Any) -> None:
+async def test_two_chained_servers_relay_replies(server: InterceptionServer, tmp_path: Any) -> None:
     """The engine `openai` relays to another interception server, which answers from a recording."""
     file = tmp_path / "r.jsonl"
     message = {"role": "assistant", "content": "from the far end, in several pieces"}
@@ -91,7 +91,7 @@ async def test_two_servers_in_a_chain(server: InterceptionServer, tmp_path: Any)
     assert gate.usage == Usage(prompt_tokens=14, completion_tokens=18)
 
 
-async def test_pieces_that_come_at_once_are_one_event_and_the_end_waits_for_nothing(
+async def test_simultaneous_pieces_are_one_event(
     server: InterceptionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "_PACE", 3600.0)
@@ -105,8 +105,8 @@ async def test_pieces_that_come_at_once_are_one_event_and_the_end_waits_for_noth
     assert len(events) <= 3  # the first piece, what follows, the reason for the end
 
 
-async def test_pieces_that_say_nothing_do_not_keep_a_stream_silent() -> None:
-    """Such as white space, which is held back."""
+async def test_empty_pieces_do_not_suppress_keepalives() -> None:
+    """White space, for example, is held back."""
     heard = anyio.Event()
 
     class Blank(Plugin):
@@ -131,7 +131,7 @@ async def test_pieces_that_say_nothing_do_not_keep_a_stream_silent() -> None:
     assert heard.is_set()
 
 
-async def test_an_engine_that_cannot_stream_is_streamed_as_one_piece(server: InterceptionServer) -> None:
+async def test_engine_without_streaming_is_streamed_as_one_piece(server: InterceptionServer) -> None:
     message = call_tool("bash", {"command": "ls"}).message
     engine = Plugin(Completion(message=message, finish_reason="tool_calls"))
     async with server.session(engine, who(), lambda _: None) as gate:
@@ -150,7 +150,7 @@ async def test_an_engine_that_cannot_stream_is_streamed_as_one_piece(server: Int
     assert engine.ended == ["r1"]
 
 
-async def test_pieces_arrive_while_the_engine_still_generates(server: InterceptionServer) -> None:
+async def test_pieces_arrive_during_generation(server: InterceptionServer) -> None:
     async with ScriptedProvider([say("first part, and more")], then="hang-in-stream") as provider:
         async with relay(provider) as engine:
             async with server.session(engine, who(), lambda _: None) as gate, sdk(server, gate) as client:
@@ -162,8 +162,8 @@ async def test_pieces_arrive_while_the_engine_still_generates(server: Intercepti
                 await stream.close()
 
 
-async def test_half_a_surrogate_pair_is_replaced(server: InterceptionServer) -> None:
-    """JavaScript agents cut texts in the middle of an emoji; the request is honest all the same."""
+async def test_lone_surrogate_is_replaced(server: InterceptionServer) -> None:
+    """JavaScript agents may cut text in the middle of an emoji."""
     turns: list[Turn] = []
     engine = Plugin(Completion(message={"role": "assistant", "content": "ok"}))
     body = rb'{"messages": [{"role": "user", "content": "cut \ud83d"}]}'
@@ -172,7 +172,7 @@ async def test_half_a_surrogate_pair_is_replaced(server: InterceptionServer) -> 
     assert turns[0].messages[0]["content"] == "cut ?"
 
 
-async def test_many_rollouts_at_once_see_only_their_own(server: InterceptionServer, tmp_path: Any) -> None:
+async def test_concurrent_rollouts_are_isolated(server: InterceptionServer, tmp_path: Any) -> None:
     file = tmp_path / "r.jsonl"
     replies = [[{"role": "assistant", "content": f"task {t} call {c}"} for c in range(3)] for t in range(30)]
     file.write_text(
@@ -199,7 +199,7 @@ async def test_many_rollouts_at_once_see_only_their_own(server: InterceptionServ
         assert [turn.reply for turn in recorded[number]] == mine
 
 
-async def test_a_wave_of_agents_connects_before_the_first_is_accepted(server: InterceptionServer) -> None:
+async def test_backlog_holds_a_wave_of_connections(server: InterceptionServer) -> None:
     """Past the backlog the kernel drops connections and, with syncookies, resets some a second later."""
     port = int(server.url.rpartition(":")[2])
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Replies that the agent never had: dropped in memory and on disk, unless a call shows that it had them."""
+"""Undelivered replies: dropped in memory and on disk, unless a later call continues them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .helpers import HELLO, by_hand, sampled, who
 
 pytestmark = pytest.mark.anyio
 HUGE = 16 * 1024 * 1024
-"""Characters of a reply that no socket takes in while nobody reads."""
+"""Characters of a reply that fills every socket buffer while the client does not read."""
 
 
 class Saying(Engine):
@@ -58,7 +58,7 @@ class Saying(Engine):
 
 
 class Silent(Saying):
-    """Says nothing before the end."""
+    """Sends no piece before the end."""
 
     async def complete(
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
@@ -102,7 +102,7 @@ async def rollout(path: Path, server: InterceptionServer, engine: Engine) -> Asy
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """The connection breaks before the last event of a stream, so many times."""
+    """Break the connection before the last event of a stream, `times` times."""
     end, left = EventStream.end, times
 
     async def breaking(self: EventStream, data: bytes) -> web.StreamResponse:
@@ -116,7 +116,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
 
 
 async def ask(http: httpx.AsyncClient, *said: str, **headers: str) -> str:
-    """Ask for a stream after the replies `said`; what was heard of the reply."""
+    """Request a stream after the replies `said` and return the text received."""
     messages: list[Any] = [*HELLO]
     for text in said:
         messages += [{"role": "assistant", "content": text}, *HELLO]
@@ -133,10 +133,10 @@ async def ask(http: httpx.AsyncClient, *said: str, **headers: str) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_before_the_reply_is_out(
+async def test_disconnect_before_delivery_drops_the_reply(
     server: InterceptionServer, tmp_path: Path, stream: bool
 ) -> None:
-    """It has got some of it, for it hung up only after the call had ended."""
+    """The client has part of the reply: it disconnects after the call has ended."""
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps({"messages": HELLO, "stream": stream}).encode()
     engine = Silent(HUGE)
@@ -155,7 +155,7 @@ async def test_a_client_that_leaves_before_the_reply_is_out(
     assert kept.chains == []
 
 
-async def test_a_stream_that_lacks_its_last_event_only_is_dropped_unless_the_agent_goes_on_from_it(
+async def test_unterminated_reply_is_dropped_unless_continued(
     server: InterceptionServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch, 2)
@@ -167,10 +167,10 @@ async def test_a_stream_that_lacks_its_last_event_only_is_dropped_unless_the_age
     assert chain.turns == (0,)
 
 
-async def test_the_next_reply_takes_the_place_of_one_that_the_agent_never_had(
+async def test_next_reply_replaces_undelivered_one(
     server: InterceptionServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the first of two continuations was lost, the second is no branch."""
+    """The second continuation is not a branch if the first was lost."""
     async with rollout(tmp_path, server, Saying()) as kept, by_hand(server, kept.gate) as http:
         await ask(http)
         broken(monkeypatch, 1)
@@ -185,7 +185,7 @@ async def test_the_next_reply_takes_the_place_of_one_that_the_agent_never_had(
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-stainless-retry-count": "1"}])
-async def test_a_retry_that_gets_it_delivers_it(
+async def test_retry_delivers_the_reply(
     server: InterceptionServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
 ) -> None:
     broken(monkeypatch, 1)
@@ -196,7 +196,7 @@ async def test_a_retry_that_gets_it_delivers_it(
     assert (kept.ledger.trained, kept.ledger.dropped) == (3, {})
 
 
-async def test_what_cannot_be_recorded_fails_the_rollout(
+async def test_unrecordable_delivery_fails_the_rollout(
     server: InterceptionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(indices: object) -> None:

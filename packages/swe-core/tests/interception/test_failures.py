@@ -1,4 +1,4 @@
-"""Engines that fail, and what the agent and the host learn of it."""
+"""Engines that fail: what the agent and the host get."""
 
 from __future__ import annotations
 
@@ -23,9 +23,20 @@ from .helpers import HELLO, KEY, Plugin, by_hand, relay, sampled, sdk, stream, w
 pytestmark = pytest.mark.anyio
 
 
+def requests_of(client: Any) -> list[httpx.Request]:
+    """Collect each request that the SDK client sends from now on."""
+    sent: list[httpx.Request] = []
+
+    async def keep(request: httpx.Request) -> None:
+        sent.append(request)
+
+    client._client.event_hooks["request"].append(keep)
+    return sent
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", ["500", "429", "401", "404", "html", "drop"])
-async def test_a_failed_engine_is_asked_once_however_often_the_sdk_asks(
+async def test_failed_engine_is_asked_once(
     server: InterceptionServer,
     openai: ModuleType,
     fault: Fault,
@@ -35,16 +46,10 @@ async def test_a_failed_engine_is_asked_once_however_often_the_sdk_asks(
     """The engine makes its own retries; the SDK, with its default of two more, makes none on top."""
     caplog.set_level(logging.DEBUG)
     turns: list[Turn] = []
-    posts = 0
-
-    async def count(request: httpx.Request) -> None:
-        nonlocal posts
-        posts += 1
-
     async with ScriptedProvider(then=fault) as provider, relay(provider) as engine:
         async with server.session(engine, who(), turns.append) as gate:
             async with sdk(server, gate) as client:
-                client._client.event_hooks["request"].append(count)
+                posts = requests_of(client)
                 for _ in range(2):
                     with pytest.raises(openai.APIStatusError) as caught:
                         await client.chat.completions.create(model="m", messages=HELLO, stream=stream)
@@ -52,7 +57,7 @@ async def test_a_failed_engine_is_asked_once_however_often_the_sdk_asks(
                     assert provider.url not in str(caught.value)
             with anyio.fail_after(120):
                 failure = await gate.failed()
-    assert posts == 2
+    assert len(posts) == 2
     assert len(provider.requests) == (3 if fault in ("500", "429", "drop") else 1)
     assert failure is gate.failure
     assert gate.turns == len(turns) == 1
@@ -62,10 +67,10 @@ async def test_a_failed_engine_is_asked_once_however_often_the_sdk_asks(
         assert KEY not in text
 
 
-async def test_a_refused_request_is_told_and_the_rollout_goes_on(
+async def test_rejected_request_does_not_end_the_rollout(
     server: InterceptionServer, openai: ModuleType
 ) -> None:
-    """A context that is too long is for the agent to mend: it is told the provider's own words."""
+    """The agent gets the provider's own words, so that it can shorten its context."""
     turns: list[Turn] = []
     async with ScriptedProvider([say("shorter")], faults=["400"]) as provider, relay(provider) as engine:
         async with server.session(engine, who(), turns.append) as gate, sdk(server, gate) as client:
@@ -82,7 +87,7 @@ async def test_a_refused_request_is_told_and_the_rollout_goes_on(
     ("fault", "sentence"),
     [("broken-stream", "in the middle of a reply"), ("error-event", "the model crashed")],
 )
-async def test_a_failure_after_the_first_piece_is_an_error_event(
+async def test_failure_after_the_first_piece_is_an_error_event(
     server: InterceptionServer, openai: ModuleType, fault: Fault, sentence: str
 ) -> None:
     reply = say("a reply of several pieces")
@@ -95,7 +100,7 @@ async def test_a_failure_after_the_first_piece_is_an_error_event(
     assert len(provider.requests) == 1
 
 
-async def test_a_slow_engine_is_covered_by_keepalives_and_may_still_fail() -> None:
+async def test_keepalives_cover_a_slow_engine() -> None:
     async with ScriptedProvider(then="hang") as provider, InterceptionServer(keepalive=0.05) as server:
         async with relay(provider, timeout=0.8, max_retries=0) as engine:
             async with server.session(engine, who(), lambda _: None) as gate:
@@ -110,7 +115,7 @@ async def test_a_slow_engine_is_covered_by_keepalives_and_may_still_fail() -> No
     assert "sent nothing for 0.8 s" in str(gate.failure)
 
 
-async def test_an_engine_that_raises_anything_fails_its_rollout_only(
+async def test_engine_exception_fails_its_own_rollout_only(
     server: InterceptionServer, openai: ModuleType
 ) -> None:
     good = Plugin(Completion(message={"role": "assistant", "content": "fine"}))
@@ -128,7 +133,7 @@ async def test_an_engine_that_raises_anything_fails_its_rollout_only(
     assert good_gate.failure is None
 
 
-async def test_a_call_that_cannot_be_recorded_fails_the_rollout(server: InterceptionServer) -> None:
+async def test_unrecordable_call_fails_the_rollout(server: InterceptionServer) -> None:
     def full(turn: Turn) -> None:
         raise OSError(28, "No space left on device")
 
@@ -141,7 +146,7 @@ async def test_a_call_that_cannot_be_recorded_fails_the_rollout(server: Intercep
     assert "No space left" in str(gate.failure)
 
 
-async def test_the_engines_end_is_told_even_if_the_rollout_raises(server: InterceptionServer) -> None:
+async def test_engine_end_is_called_when_the_rollout_raises(server: InterceptionServer) -> None:
     engine = Plugin(EngineRefused("no"))
     with pytest.raises(RuntimeError, match="the agent crashed"):
         async with server.session(engine, who(), lambda _: None):
@@ -149,7 +154,7 @@ async def test_the_engines_end_is_told_even_if_the_rollout_raises(server: Interc
     assert engine.ended == ["r1"]
 
 
-async def test_whatever_an_engines_end_raises_is_the_engines_failure(server: InterceptionServer) -> None:
+async def test_error_in_engine_end_is_an_engine_error(server: InterceptionServer) -> None:
     class Broken(Plugin):
         async def end(self, session: EngineSession) -> None:
             raise KeyError("gone")
@@ -159,13 +164,13 @@ async def test_whatever_an_engines_end_raises_is_the_engines_failure(server: Int
             pass
 
 
-async def test_a_server_that_is_not_open_has_no_url() -> None:
+async def test_closed_server_has_no_url() -> None:
     server = InterceptionServer()
     with pytest.raises(RuntimeError, match="not open"):
         _ = server.url
 
 
-async def test_tokens_that_do_not_fit_fail_the_rollout_and_reach_nobody(server: InterceptionServer) -> None:
+async def test_inconsistent_tokens_fail_the_rollout(server: InterceptionServer) -> None:
     """A turn that extends one which was never recorded: its prompt is unknown."""
     turns: list[Turn] = []
     tokens = sampled("lost", extends=sampled("never recorded"), cause=None)
@@ -180,7 +185,7 @@ async def test_tokens_that_do_not_fit_fail_the_rollout_and_reach_nobody(server: 
     assert turn.tokens is None
 
 
-async def test_what_a_failed_call_sampled_is_counted(server: InterceptionServer) -> None:
+async def test_tokens_of_a_failed_call_are_counted(server: InterceptionServer) -> None:
     class Breaks(Plugin):
         async def complete(
             self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
@@ -199,15 +204,15 @@ async def test_what_a_failed_call_sampled_is_counted(server: InterceptionServer)
     assert (ledger.sampled, ledger.trained) == (3, 0)
 
 
-async def test_an_engine_that_returns_nothing_has_failed(server: InterceptionServer) -> None:
+async def test_engine_that_returns_none_fails(server: InterceptionServer) -> None:
     engine = Plugin(None)
     async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
         assert (await http.post("/chat/completions", json={"messages": HELLO})).status_code == 424
     assert "returned None instead of a Completion" in str(gate.failure)
 
 
-async def test_the_first_keepalive_comes_after_a_second() -> None:
-    """Whatever the pace of the others is."""
+async def test_first_keepalive_comes_after_one_second() -> None:
+    """At any interval of the later ones."""
     async with ScriptedProvider(then="hang") as provider, InterceptionServer(keepalive=10_000) as server:
         async with relay(provider) as engine, server.session(engine, who(), lambda _: None) as gate:
             async with by_hand(server, gate) as http:
@@ -217,23 +222,17 @@ async def test_the_first_keepalive_comes_after_a_second() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_no_route_expects_is_told_in_the_dialect_and_asked_once(
+async def test_unexpected_error_is_reported_in_the_dialect_once(
     server: InterceptionServer, openai: ModuleType, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
-    """Here a reply that cannot be written down: half of a surrogate pair."""
-    posts = 0
-
-    async def count(request: httpx.Request) -> None:
-        nonlocal posts
-        posts += 1
-
+    """The reply has a lone surrogate, which cannot be encoded."""
     engine = Plugin(Completion({"role": "assistant", "content": "\ud800"}))
     async with server.session(engine, who(), lambda _: None) as gate, sdk(server, gate) as client:
-        client._client.event_hooks["request"].append(count)
+        posts = requests_of(client)
         with pytest.raises(openai.InternalServerError, match=ENDPOINT_FAILED) as caught:
             await client.chat.completions.create(model="m", messages=HELLO, stream=stream)
     assert caught.value.type == "server_error"
-    assert posts == 1
+    assert len(posts) == 1
     (record,) = (record for record in caplog.records if record.levelno == logging.ERROR)
     assert record.exc_info is not None
     assert gate.token not in caplog.text
@@ -241,10 +240,10 @@ async def test_what_no_route_expects_is_told_in_the_dialect_and_asked_once(
     assert b'route="/rollout/{id}/v1/chat/completions",status="500"} 1.0' in server._metrics.text()
 
 
-async def test_a_stream_that_cannot_go_on_is_broken_off(
+async def test_unencodable_piece_breaks_the_stream(
     server: InterceptionServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its HTTP status is out, and another one in the middle of the events would be heard as an event."""
+    """The HTTP status is sent already; a second one would look like an event."""
     heard = anyio.Event()
 
     class Halves(Plugin):
@@ -281,10 +280,8 @@ async def test_a_stream_that_cannot_go_on_is_broken_off(
 @pytest.mark.parametrize(
     "piece", [{"tool_calls": "none"}, {"tool_calls": [{"function": {"arguments": 1}}]}, "text"]
 )
-async def test_a_malformed_piece_ends_its_own_rollout_only_also_when_time_runs_out(
-    server: InterceptionServer, piece: Any
-) -> None:
-    """The pieces so far are joined to what the agent is given then."""
+async def test_malformed_piece_fails_its_own_rollout_only(server: InterceptionServer, piece: Any) -> None:
+    """Also when the wall budget joins the pieces sent so far."""
 
     class Malformed(Plugin):
         async def complete(

@@ -1,5 +1,4 @@
-"""Bodies of megabytes: refused before they are read where they cannot fit, bounded where they may, and no
-other rollout waits for them."""
+"""Bodies of megabytes: rejected unread if they cannot fit, else bounded; they block no other rollout."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ LARGE = 300_000
 
 
 class Short(Plugin):
-    """Its context is so short that a body may have no more than the least."""
+    """An engine whose short context allows only the smallest body limit."""
 
     @property
     def context(self) -> int:
@@ -48,7 +47,7 @@ class Short(Plugin):
 
 
 class Partial:
-    """A client whose request does not end before it is told to."""
+    """A client whose request ends when `end` is called."""
 
     def __init__(self, stream: anyio.abc.SocketStream, rest: bytes) -> None:
         self._stream, self._rest = stream, rest
@@ -79,7 +78,7 @@ def asking(size: int) -> bytes:
     return SMALL.ljust(size)
 
 
-async def test_a_body_that_cannot_fit_the_context_is_refused_before_it_is_sent(
+async def test_body_beyond_the_context_is_rejected_unread(
     server: InterceptionServer,
 ) -> None:
     async with server.session(Short(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
@@ -96,8 +95,8 @@ async def test_a_body_that_cannot_fit_the_context_is_refused_before_it_is_sent(
         assert (gate.turns, gate.ended_by) == (1, None)  # the agent got further
 
 
-async def test_no_length_is_needed_to_refuse_a_body(server: InterceptionServer) -> None:
-    """Nor is the length of a compressed one believed. Parsing, it would be told that it is no JSON."""
+async def test_body_without_length_is_rejected(server: InterceptionServer) -> None:
+    """The declared length of a compressed body does not count either."""
 
     async def chunked() -> AsyncIterator[bytes]:
         for _ in range(3):
@@ -119,14 +118,14 @@ async def test_no_length_is_needed_to_refuse_a_body(server: InterceptionServer) 
     assert gate.refusals == 2
 
 
-async def test_an_ended_rollout_is_not_told_of_its_context(server: InterceptionServer) -> None:
+async def test_ended_rollout_rejects_before_the_context_check(server: InterceptionServer) -> None:
     async with server.session(Short(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
         gate.submit()
         assert (await http.post(PATH, content=SPACES * 2)).status_code == 410
     assert (gate.refusals, gate.ended_by) == (0, None)
 
 
-async def test_arguments_of_a_tool_are_no_prompt(server: InterceptionServer) -> None:
+async def test_tool_arguments_do_not_count_as_prompt(server: InterceptionServer) -> None:
     async with server.session(Short(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
         assert (await http.post("/tools/none", content=SPACES * 2)).status_code == 404
         many = b'{"a":[' + b"[]," * MAX_VALUES + b"[]]}"
@@ -146,7 +145,7 @@ async def test_arguments_of_a_tool_are_no_prompt(server: InterceptionServer) -> 
     ],
     ids=["messages", "lists", "numbers", "members", "nested"],
 )
-async def test_a_body_of_too_many_values_is_not_parsed(
+async def test_body_with_too_many_values_is_not_parsed(
     server: InterceptionServer, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
     monkeypatch.setattr(chat, "_load", lambda raw: pytest.fail("it is parsed"))
@@ -157,15 +156,15 @@ async def test_a_body_of_too_many_values_is_not_parsed(
     assert gate.refusals == 1
 
 
-async def test_texts_may_have_any_characters(server: InterceptionServer) -> None:
+async def test_text_may_contain_json_punctuation(server: InterceptionServer) -> None:
     text = '[{"\\,' * MAX_VALUES
     async with server.session(Typist("a"), who(), lambda _: None) as gate, by_hand(server, gate) as http:
         reply = await http.post(PATH, json={"messages": [{"role": "user", "content": text}]})
     assert reply.status_code == 200
 
 
-async def test_arguments_of_calls_have_as_few_values(server: InterceptionServer) -> None:
-    """They are JSON in a text, which is parsed to compare and to print them."""
+async def test_call_arguments_with_too_many_values_are_rejected(server: InterceptionServer) -> None:
+    """Arguments are JSON in a string, which is parsed to compare and to print them."""
     function = {"name": "bash", "arguments": "[" + "[]," * (MAX_VALUES // 3) + "[]]"}
     call = {"id": "1", "type": "function", "function": function}
     messages = [*HELLO, {"role": "assistant", "tool_calls": [call, call]}]
@@ -189,13 +188,13 @@ def _values(value: Any) -> int:
 
 
 @given(json_values, st.booleans(), st.integers(min_value=1, max_value=20))
-def test_values_are_counted_and_texts_are_not(value: Any, escaped: bool, piece: int) -> None:
+def test_value_count_ignores_text(value: Any, escaped: bool, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bodies, "_PIECE", piece)
         assert values(json.dumps(value, ensure_ascii=escaped).encode()) == _values(value)
 
 
-def test_the_slow_parser_only_sees_halves_of_surrogate_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_parser_only_gets_lone_surrogates(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
     real = json.loads
     monkeypatch.setattr(chat.json, "loads", lambda raw: seen.append(raw) or real(raw))
@@ -209,10 +208,10 @@ def test_the_slow_parser_only_sees_halves_of_surrogate_pairs(monkeypatch: pytest
     assert seen == [half]
 
 
-async def test_others_are_answered_while_large_bodies_are_parsed(
+async def test_parsing_a_large_body_does_not_block_others(
     server: InterceptionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large one, too, waits for no more than the one that is parsed."""
+    """Another large body waits for the parser; small ones do not."""
     parsing, free, real = threading.Event(), threading.Event(), chat.ChatCompletions.parse
 
     def parse(dialect: chat.ChatCompletions, raw: bytes) -> ParsedRequest:
@@ -245,7 +244,7 @@ async def test_others_are_answered_while_large_bodies_are_parsed(
         assert statuses == {"hostile": 200, "large": 200}
 
 
-async def test_the_bytes_that_a_rollout_has_in_flight_are_bounded() -> None:
+async def test_bytes_in_flight_of_a_rollout_are_bounded() -> None:
     engine = Typist("a", letters=0)
     async with InterceptionServer(max_body=1000) as server, AsyncExitStack() as stack:
         gate = await stack.enter_async_context(server.session(engine, who(), lambda _: None))
@@ -269,7 +268,7 @@ async def test_the_bytes_that_a_rollout_has_in_flight_are_bounded() -> None:
         assert statuses == [200, 200, 200]
 
 
-async def test_a_compressed_body_counts_as_the_largest() -> None:
+async def test_compressed_body_reserves_the_largest_size() -> None:
     body = gzip.compress(asking(900))
     async with InterceptionServer(max_body=1000) as server:
         async with server.session(Plugin(OK), who(), lambda _: None) as gate:
@@ -281,7 +280,7 @@ async def test_a_compressed_body_counts_as_the_largest() -> None:
                 assert (await request.answer()).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_small_bodies_do_not_wait_for_large_ones_that_do_not_come(
+async def test_small_bodies_do_not_wait_for_stalled_large_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bodies, "_SMALL", 100)
@@ -305,7 +304,7 @@ async def test_small_bodies_do_not_wait_for_large_ones_that_do_not_come(
         assert (await fifth.answer()).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_large_body_that_does_not_come_is_given_up(
+async def test_stalled_large_body_times_out(
     server: InterceptionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "_SMALL", 100)
@@ -320,7 +319,7 @@ async def test_a_large_body_that_does_not_come_is_given_up(
     assert "did not come within" in gate.refusal
 
 
-async def test_a_large_body_that_pauses_is_given_up_before_its_time(
+async def test_silent_large_body_times_out_early(
     server: InterceptionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "_SMALL", 100)
@@ -331,8 +330,8 @@ async def test_a_large_body_that_pauses_is_given_up_before_its_time(
     assert "nothing of the body came for 0.01 s" in gate.refusal
 
 
-async def test_a_rollout_takes_the_room_of_one_large_body_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else two of its connections that send nothing more would take half of the room that all have."""
+async def test_rollout_reserves_room_for_one_large_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two silent connections of one rollout would otherwise hold half of the room of all."""
     monkeypatch.setattr(bodies, "_SMALL", 100)
     async with InterceptionServer(max_body=1000) as server:
         async with server.session(Plugin(OK), who(), lambda _: None) as gate:
@@ -350,7 +349,7 @@ async def test_a_rollout_takes_the_room_of_one_large_body_at_a_time(monkeypatch:
             assert [reply[:13] for reply in replies] == [b"HTTP/1.1 200 "] * 2
 
 
-async def test_arguments_of_many_values_are_refused_in_a_small_body_too(server: InterceptionServer) -> None:
+async def test_small_body_with_too_many_argument_values_is_rejected(server: InterceptionServer) -> None:
     """Comparing two such calls would hold the event loop for half a second."""
     call = {
         "id": "c",
@@ -367,7 +366,7 @@ async def test_arguments_of_many_values_are_refused_in_a_small_body_too(server: 
             assert "the arguments of all 'tool_calls' have more than 20000 values" in reply.text
 
 
-async def test_who_waits_for_room_goes_in_its_turn() -> None:
+async def test_room_is_granted_in_order() -> None:
     room, order = Room(10), list[int]()
     await room.take(8)
 

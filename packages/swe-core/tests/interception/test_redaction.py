@@ -1,4 +1,4 @@
-"""No reply that leaves the host has a secret in it, whole or streamed, wherever the pieces are cut."""
+"""No reply has a secret in it, whole or streamed, wherever the pieces are cut."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ FIELDS = (
 
 
 @pytest.mark.parametrize("where", FIELDS)
-def test_a_secret_in_two_pieces_is_in_none(where: str) -> None:
+def test_secret_split_over_two_pieces_is_redacted(where: str) -> None:
     for at in range(len(CANARY) + 1):
         given = list(cut_at(at, where))
         texts = "".join(_texts(given))
@@ -96,7 +96,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _by_field(deltas: Sequence[Delta]) -> str:
-    """What a client has that joins all texts of a field, those of calls by their index."""
+    """Return the text of a client that joins each field, calls by their index."""
     found: dict[tuple[Any, ...], str] = {}
 
     def take(value: Any, place: tuple[Any, ...]) -> None:
@@ -123,7 +123,7 @@ SETS = st.sampled_from([("abcabcab",), ("ab/cabca",), ("abcabcab", "abcabcabX", 
 
 
 @given(TEXTS, TEXTS, TEXTS, st.integers(1, 12), SETS)
-def test_the_pieces_of_a_reply_join_to_the_reply(
+def test_redacted_pieces_join_to_the_redacted_reply(
     content: list[str], reasoning: list[str], arguments: list[str], size: int, secrets: tuple[str, ...]
 ) -> None:
     """Secrets that overlap, begin alike, and stand beside their beginnings."""
@@ -148,8 +148,8 @@ def _overlaps_itself(secret: str) -> bool:
     return any(secret.startswith(secret[begin:]) for begin in range(1, len(secret)))
 
 
-def test_ordinary_text_does_not_wait() -> None:
-    """Also where it ends as a secret begins: it goes out before whatever comes next."""
+def test_ordinary_text_is_not_held_back() -> None:
+    """Text that ends as a secret begins is sent before the next field."""
     pieces = RedactedPieces(redactor_of(CANARY))
     assert list(pieces.add([{"reasoning_content": "It is this"}])) == [{"reasoning_content": "It is thi"}]
     assert list(pieces.add([{"content": "Yes."}])) == [{"reasoning_content": "s"}, {"content": "Yes."}]
@@ -159,7 +159,7 @@ def test_ordinary_text_does_not_wait() -> None:
     assert list(pieces.rest()) == []
 
 
-def test_what_is_held_at_the_end_goes_out() -> None:
+def test_held_text_is_released_at_the_end() -> None:
     assert join(shown([{"content": CANARY[:-1]}], redactor_of(CANARY)))["content"] == CANARY[:-1]
 
 
@@ -197,7 +197,7 @@ async def knowing(request: pytest.FixtureRequest) -> AsyncIterator[InterceptionS
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_reply_that_echoes_the_key(knowing: InterceptionServer, stream: bool) -> None:
+async def test_reply_that_echoes_the_key_is_redacted(knowing: InterceptionServer, stream: bool) -> None:
     engine, turns = Echo(), list[Turn]()
     async with knowing.session(engine, who(), turns.append) as gate, by_hand(knowing, gate) as client:
         sent = await client.post("/chat/completions", json={"messages": HELLO, "stream": stream})
@@ -221,7 +221,7 @@ async def test_a_reply_that_echoes_the_key(knowing: InterceptionServer, stream: 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_refusal_that_quotes_the_key(knowing: InterceptionServer, stream: bool) -> None:
+async def test_rejection_that_quotes_the_key_is_redacted(knowing: InterceptionServer, stream: bool) -> None:
     engine, turns = Plugin(RequestRefused(f"no such request for {CANARY}", 400)), list[Turn]()
     async with knowing.session(engine, who(), turns.append) as gate, by_hand(knowing, gate) as client:
         sent = await client.post("/chat/completions", json={"messages": HELLO, "stream": stream})
@@ -230,8 +230,8 @@ async def test_a_refusal_that_quotes_the_key(knowing: InterceptionServer, stream
     assert CANARY not in sent.text
 
 
-def test_a_key_that_is_the_beginning_of_another_is_hidden_at_the_end() -> None:
-    """Its first letters went out as another field began, and the rest waited for the longer key."""
+def test_key_that_is_a_prefix_of_another_is_redacted() -> None:
+    """Its first letters are sent as another field begins; the rest waits for the longer key."""
     redactor = Redactor()
     for secret in ("sk-live-0123456789", "sk-live-0123456789-org"):
         redactor.add(secret)

@@ -1,4 +1,4 @@
-"""What the server refuses: wrong tokens, wrong paths, wrong bodies."""
+"""What the server rejects: wrong tokens, wrong paths, wrong bodies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/models"])
-async def test_wrong_tokens_and_unknown_rollouts_look_the_same(
+async def test_wrong_token_looks_like_unknown_rollout(
     server: InterceptionServer, openai: ModuleType, path: str
 ) -> None:
     engine = Plugin(Completion(message={"role": "assistant", "content": "secret"}))
@@ -57,7 +57,7 @@ async def test_wrong_tokens_and_unknown_rollouts_look_the_same(
     assert engine.ended == ["two", "one"]
 
 
-async def test_a_left_rollout_is_unknown(server: InterceptionServer) -> None:
+async def test_finished_rollout_is_unknown(server: InterceptionServer) -> None:
     engine = Plugin(Completion(message={"role": "assistant", "content": "x"}))
     async with server.session(engine, who(), lambda _: None) as gate:
         with pytest.raises(ValueError, match="'r1' is registered already"):
@@ -69,7 +69,7 @@ async def test_a_left_rollout_is_unknown(server: InterceptionServer) -> None:
         assert again.token != gate.token
 
 
-async def test_healthz_and_unknown_paths(server: InterceptionServer) -> None:
+async def test_healthz_and_unknown_paths_are_answered(server: InterceptionServer) -> None:
     async with httpx.AsyncClient(base_url=server.url) as client:
         assert (await client.get("/healthz")).json() == {"status": "ok"}
         for method, path, status in [("GET", "/nothing", 404), ("DELETE", "/healthz", 405)]:
@@ -105,7 +105,7 @@ async def test_healthz_and_unknown_paths(server: InterceptionServer) -> None:
         (b'{"messages": [{"role": "user"}], "function_call": "auto"}', "'function_call' is deprecated"),
     ],
 )
-async def test_a_bad_body_is_a_400_that_says_why(
+async def test_invalid_body_is_a_400_with_a_reason(
     server: InterceptionServer, body: bytes, sentence: str
 ) -> None:
     engine = Plugin(EngineError("must not be asked"))
@@ -120,7 +120,7 @@ async def test_a_bad_body_is_a_400_that_says_why(
     assert sentence in gate.refusal
 
 
-async def test_a_body_over_the_cap_is_a_413(server: InterceptionServer) -> None:
+async def test_body_over_the_limit_is_a_413(server: InterceptionServer) -> None:
     engine = Plugin(Completion(message={"role": "assistant", "content": "ok"}))
     async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
         big = b'{"messages": [{"role": "user", "content": "' + b"x" * MAX_BODY + b'"}]}'
@@ -140,7 +140,7 @@ async def test_a_body_over_the_cap_is_a_413(server: InterceptionServer) -> None:
             assert (await http.post("/chat/completions", content=fits)).status_code == 200
 
 
-async def test_a_body_that_is_not_encoded_as_it_says_is_a_400(
+async def test_wrongly_encoded_body_is_a_400(
     server: InterceptionServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = Plugin(EngineError("must not be asked"))
@@ -160,7 +160,7 @@ async def test_a_body_that_is_not_encoded_as_it_says_is_a_400(
         b"\x00\x01\r\n\r\n",
     ],
 )
-async def test_what_is_no_http_leaves_no_traceback(
+async def test_invalid_http_leaves_no_traceback(
     server: InterceptionServer, caplog: pytest.LogCaptureFixture, request_: bytes
 ) -> None:
     port = int(server.url.rpartition(":")[2])

@@ -1,4 +1,4 @@
-"""Requests that are sent again: they get the same reply, and nothing is sampled twice."""
+"""Repeated requests: they get the same reply, and nothing is sampled twice."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def _text(response: httpx.Response) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_repeat_joins_the_call_in_flight_and_hears_it_from_its_start(
-    server: InterceptionServer, stream: bool
-) -> None:
+async def test_repeated_request_joins_the_call_in_flight(server: InterceptionServer, stream: bool) -> None:
     engine, turns, replies = Typist(letters=3), list[Turn](), list[httpx.Response]()
     body = {"messages": HELLO, "stream": stream}
     async with server.session(engine, who(), turns.append) as gate, by_hand(server, gate) as http:
@@ -78,7 +76,7 @@ async def test_one_of_two_listeners_may_leave(server: InterceptionServer) -> Non
     assert engine.aborted == 0
 
 
-async def test_a_repeat_after_one_that_was_aborted_asks_again(server: InterceptionServer) -> None:
+async def test_repeat_after_an_abort_asks_again(server: InterceptionServer) -> None:
     engine, turns = Typist(letters=2), list[Turn]()
     body = {"messages": HELLO, "stream": True}
     async with server.session(engine, who(), turns.append) as gate, by_hand(server, gate) as http:
@@ -102,10 +100,10 @@ async def test_a_repeat_after_one_that_was_aborted_asks_again(server: Intercepti
     ("headers", "again"),
     [({}, True), ({"x-stainless-retry-count": "0"}, True), ({"x-stainless-retry-count": "2"}, False)],
 )
-async def test_a_delivered_reply_is_given_again_only_where_the_client_says_that_it_retries(
+async def test_delivered_reply_is_replayed_for_declared_retries_only(
     server: InterceptionServer, stream: bool, headers: Any, again: bool
 ) -> None:
-    """An agent that cannot use a reply asks the same again, at once, and needs another one."""
+    """An agent that cannot use a reply sends the same request again and needs another reply."""
     engine, turns = Typist(), list[Turn]()
     async with server.session(engine, who(), turns.append) as gate, by_hand(server, gate) as http:
         body = {"messages": HELLO, "stream": stream}
@@ -116,7 +114,7 @@ async def test_a_delivered_reply_is_given_again_only_where_the_client_says_that_
     assert len(engine.asked) == len(turns) == 2 + again
 
 
-async def test_a_refused_request_asks_again(server: InterceptionServer) -> None:
+async def test_repeat_after_a_rejection_asks_again(server: InterceptionServer) -> None:
     class Refusing(Plugin):
         async def complete(
             self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
@@ -148,7 +146,7 @@ async def test_only_the_latest_finished_calls_are_kept() -> None:
     assert calls.find(keys[1], retried=True) is None
 
 
-async def test_a_reply_that_did_not_go_out_whole_is_given_again() -> None:
+async def test_undelivered_reply_is_replayed() -> None:
     calls, call = Calls(), Call()
     calls.add(b"key", call)
     call.end(Completion({"role": "assistant", "content": "said"}))
@@ -158,8 +156,8 @@ async def test_a_reply_that_did_not_go_out_whole_is_given_again() -> None:
     assert calls.find(b"key", retried=True) is call
 
 
-async def test_a_call_that_everybody_left_is_joined_no_more() -> None:
-    """Its generation is being cancelled, so whoever asks now must not wait for it."""
+async def test_abandoned_call_is_not_joined() -> None:
+    """Its generation is being cancelled, so a new request must not wait for it."""
     calls, call = Calls(), Call()
     calls.add(b"key", call)
     with call.listen(), call.listen():

@@ -1,4 +1,4 @@
-"""Host tools, the exit, and the metrics: what of the host is reached from a sandbox, and what is not."""
+"""Host tools, the exit route and the metrics: what a sandbox reaches of the host."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def _read(wanted: Range) -> str:
 READ = HostTool("read_docs", "Reads the documentation.", Range, _read)
 
 
-async def test_a_tool_is_listed_and_called(server: InterceptionServer) -> None:
+async def test_host_tool_is_listed_and_called(server: InterceptionServer) -> None:
     async with server.session(Typist(), who(), lambda _: None) as gate, by_hand(server, gate) as http:
         gate.tools.offer([READ])
         (listed,) = (await http.get("/tools")).json()["tools"]
@@ -60,7 +60,7 @@ async def test_a_tool_is_listed_and_called(server: InterceptionServer) -> None:
         (b"", "Invalid JSON"),
     ],
 )
-async def test_arguments_that_do_not_fit_are_named(
+async def test_invalid_tool_arguments_are_named(
     server: InterceptionServer, content: bytes, sentence: str
 ) -> None:
     async with server.session(Typist(), who(), lambda _: None) as gate, by_hand(server, gate) as http:
@@ -72,7 +72,7 @@ async def test_arguments_that_do_not_fit_are_named(
 
 @pytest.mark.parametrize("verb", ["reset", "step", "grade", "state", "close", "read_docs"])
 async def test_only_registered_tools_exist(server: InterceptionServer, verb: str) -> None:
-    """Of this rollout: those of another are not there either."""
+    """Tools of another rollout do not exist either."""
     async with (
         server.session(Typist(), who("other"), lambda _: None) as other,
         server.session(Typist(), who(), lambda _: None) as gate,
@@ -84,7 +84,7 @@ async def test_only_registered_tools_exist(server: InterceptionServer, verb: str
     assert (reply.status_code, outside.status_code) == (404, 404)
 
 
-async def test_a_tool_that_raises_tells_nothing_of_the_host(
+async def test_tool_error_reveals_nothing_of_the_host(
     server: InterceptionServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with server.session(Typist(), who(), lambda _: None) as gate, by_hand(server, gate) as http:
@@ -98,7 +98,7 @@ async def test_a_tool_that_raises_tells_nothing_of_the_host(
     assert "the host tool 'read_docs' failed" in caplog.text
 
 
-async def test_leaving_a_session_ends_its_tools(server: InterceptionServer) -> None:
+async def test_leaving_a_session_cancels_its_tools(server: InterceptionServer) -> None:
     begun, ended, replies = anyio.Event(), anyio.Event(), list[httpx.Response]()
 
     async def wait(_: Range) -> str:
@@ -124,12 +124,12 @@ async def test_leaving_a_session_ends_its_tools(server: InterceptionServer) -> N
 
 
 @pytest.mark.parametrize(("names", "sentence"), [(["a", "a"], "two host tools 'a'"), (["a/b"], "unusable")])
-def test_names_of_tools_are_unique_and_fit_a_path(names: list[str], sentence: str) -> None:
+def test_tool_names_are_unique_and_fit_a_path(names: list[str], sentence: str) -> None:
     with pytest.raises(AgentError, match=sentence):
         Tools().offer([HostTool(name, "", Range, _read) for name in names])
 
 
-async def test_after_its_exit_an_agent_is_answered_no_more(server: InterceptionServer) -> None:
+async def test_calls_after_exit_are_rejected(server: InterceptionServer) -> None:
     engine = Typist()
     async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
         assert not gate.submitted
@@ -144,7 +144,7 @@ async def test_after_its_exit_an_agent_is_answered_no_more(server: InterceptionS
 
 
 @pytest.mark.parametrize("path", ["/v1/tools", "/v1/tools/read_docs", "/exit"])
-async def test_each_route_wants_the_rollouts_token(server: InterceptionServer, path: str) -> None:
+async def test_every_route_requires_the_token_of_the_rollout(server: InterceptionServer, path: str) -> None:
     async with server.session(Typist(), who(), lambda _: None) as gate, httpx.AsyncClient() as http:
         for token in ("wrong", server.token, "x" * 43):
             reply = await http.request(
@@ -156,7 +156,7 @@ async def test_each_route_wants_the_rollouts_token(server: InterceptionServer, p
         assert not gate.submitted
 
 
-async def test_metrics_want_the_servers_own_token(server: InterceptionServer) -> None:
+async def test_metrics_require_the_token_of_the_server(server: InterceptionServer) -> None:
     async with server.session(Typist(), who(), lambda _: None) as gate, httpx.AsyncClient() as http:
         for token in ("wrong", gate.token):
             reply = await http.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {token}"})
@@ -164,7 +164,7 @@ async def test_metrics_want_the_servers_own_token(server: InterceptionServer) ->
             assert "swe_" not in reply.text
 
 
-async def test_metrics_count_what_happened(server: InterceptionServer) -> None:
+async def test_metrics_count_requests_and_tokens(server: InterceptionServer) -> None:
     async with server.session(Typist(), who(), lambda _: None) as gate, by_hand(server, gate) as http:
         for retries in ("0", "1"):
             headers = {"x-stainless-retry-count": retries}
@@ -190,7 +190,7 @@ async def test_metrics_count_what_happened(server: InterceptionServer) -> None:
     assert {key: found[key] for key in expected} == expected
 
 
-async def test_a_taken_port_is_one_sentence(server: InterceptionServer) -> None:
+async def test_occupied_port_is_a_config_error(server: InterceptionServer) -> None:
     port = int(server.url.rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"cannot listen on port {port} .*set server.port"):
         async with InterceptionServer(port=port):
