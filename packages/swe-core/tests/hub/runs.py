@@ -7,16 +7,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 
-from swe_core.api.engine import Sampled, Usage
+from swe_core.api.engine import Usage
 from swe_core.api.grader import Grade
 from swe_core.api.records import Failure, Rollout, Turn
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.tokens.token_log import TokenLog
 from swe_testing.hf.repos import Repo
+
+from ..token_turns import make_sampled
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -65,11 +66,11 @@ def add(
     asked = {"role": "user", "content": text}
     result = {"role": "tool", "tool_call_id": "c1", "content": "a.py"}
     tools = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
-    one = _sampled([1, 2, 3], [4, 5], None)
+    one = make_sampled([1, 2, 3], [4, 5], None)
     turns = [
         (one, {"kept": 0, "messages": [asked], "params": {"model": "m", "tools": tools}, "reply": first}),
         (
-            _sampled([6], [7, 8, 9], one),
+            make_sampled([6], [7, 8, 9], one),
             {
                 "kept": 1,
                 "messages": [first, result],
@@ -96,15 +97,3 @@ def rows_of(repo: Repo) -> list[dict[str, Any]]:
 def ids_of(repo: Repo) -> list[str]:
     """The id of every row, sorted."""
     return sorted(row["id"] for row in rows_of(repo))
-
-
-def _sampled(prompt: list[int], completion: list[int], extends: Sampled | None) -> Sampled:
-    return Sampled(
-        extends,
-        np.array(prompt, np.int32),
-        np.array(completion, np.int32),
-        np.full(len(completion), -0.5, np.float32),
-        np.zeros(len(completion), np.int32),
-        "bridge" if extends else "full",
-        None if extends else "start",
-    )

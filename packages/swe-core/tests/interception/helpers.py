@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
-import numpy as np
 
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
 from swe_core.builtin.openai import OpenAIConfig
@@ -16,6 +15,8 @@ from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
 from swe_testing.provider import ScriptedProvider
+
+from ..token_turns import make_sampled
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -82,16 +83,8 @@ class Plugin(Engine):
 
 
 def sampled(text: str, **more: Any) -> Sampled:
-    """The tokens of a reply: one id a character."""
-    ids = np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int32)
-    nothing = np.zeros(0, np.int32)
-    given = {"extends": None, "prompt_ids": nothing, "cause": "start", **more}
-    return Sampled(
-        completion_ids=ids,
-        logprobs=np.full(len(ids), -0.5, np.float32),
-        versions=np.zeros(len(ids), np.int32),
-        **given,
-    )
+    """Return the tokens of a reply: one id per character."""
+    return make_sampled([], list(text.encode("ascii")), **more)
 
 
 class Typist(Engine):

@@ -50,7 +50,7 @@ class Saying(Engine):
         text = "abc" + "d" * len(self.said)
         turns = sum(message["role"] == "assistant" for message in request.messages)
         base = self.said[turns - 1] if turns else None
-        self.said.append(sampled(text, extends=base, cause=None if base else "start"))
+        self.said.append(sampled(text, extends=base))
         if emit is not None:
             await emit({"content": text[:1]})
         content = text * self.size

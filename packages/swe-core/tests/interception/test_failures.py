@@ -173,7 +173,7 @@ async def test_closed_server_has_no_url() -> None:
 async def test_inconsistent_tokens_fail_the_rollout(server: InterceptionServer) -> None:
     """A turn that extends one which was never recorded: its prompt is unknown."""
     turns: list[Turn] = []
-    tokens = sampled("lost", extends=sampled("never recorded"), cause=None)
+    tokens = sampled("lost", extends=sampled("never recorded"))
     reply = Completion({"role": "assistant", "content": "lost"}, sampled=tokens)
     async with server.session(Plugin(reply), who(), turns.append) as gate, by_hand(server, gate) as http:
         response = await http.post("/chat/completions", json={"messages": HELLO})

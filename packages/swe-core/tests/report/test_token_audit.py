@@ -6,40 +6,30 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from swe_core.api.engine import Sampled, Usage
+from swe_core.api.engine import Usage
 from swe_core.api.records import Ledger
 from swe_core.cli.report import report
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.tokens.token_log import TokenLog
 from swe_testing.records import make_rollout, make_run, make_turn
 
+from ..token_turns import make_sampled
+
 
 def add_rollout(run: RunDirectory, name: str, ledger: Ledger | None, **fields: Any) -> None:
     run.append(make_rollout(name, id=name, turns=3, ledger=ledger, **{"usage": Usage(), **fields}))
-
-
-def sampled(prompt: int, completion: int, extends: Sampled | None = None) -> Sampled:
-    return Sampled(
-        extends,
-        np.arange(prompt, dtype=np.int32),
-        np.arange(completion, dtype=np.int32),
-        np.full(completion, -1, np.float32),
-        np.zeros(completion, np.int32),
-        "bridge" if extends else "full",
-        None if extends else "start",
-    )
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """Two rollouts with tokens, one of them without a verdict: 1,000 + 20 + 3 tokens, and 5."""
     run = make_run(tmp_path / "run", 2)
-    first = sampled(4, 1000)
-    calls = {"one": [first, sampled(2, 20, first), sampled(2, 3, first)], "two": [sampled(1, 5)]}
+    first = make_sampled(range(4), range(1000))
+    more = [make_sampled(range(2), range(count), first) for count in (20, 3)]
+    calls = {"one": [first, *more], "two": [make_sampled([0], range(5))]}
     for name, turns in calls.items():
         book, folder = TokenLog(), run.folder(name)
         for index, call in enumerate(turns):

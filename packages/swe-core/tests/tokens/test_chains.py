@@ -1,5 +1,7 @@
-"""Chains, whatever tree of turns they come from: each sampled id is trained once, after exactly the prompt
-that the engine was given; from memory, from disk, and where an engine does not say what it extends."""
+"""Chains of any tree of turns: each sampled id is trained once, after exactly the prompt of its turn.
+
+From memory, from disk, and for engines that do not say which turn they extend.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ from swe_core.tokens.chains import Step, build_chains, chains_of, recount
 from swe_core.tokens.token_log import TokenLog
 from swe_testing.records import make_turn
 
+from ..token_turns import make_sampled
+
 LOADED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""A machine that does other things too must not fail a test."""
+"""For busy machines: no deadline, no health check of the speed."""
 REWRITES: tuple[ForkCause, ...] = ("rewritten", "template", "retokenised", "truncated")
 
 
@@ -42,15 +46,14 @@ class Call:
 
     @property
     def whole(self) -> Sampled:
-        """As an engine gives it that does not know what it extends."""
+        """The same turn from an engine that does not say which turn it extends."""
         ids = np.array(self.prompt, np.int32)
         return replace(self.sampled, extends=None, prompt_ids=ids, cause="unknown")
 
 
 @st.composite
 def sessions(draw: st.DrawFn, empty: bool = True) -> list[Call]:
-    """A rollout's turns: any turn may be continued, again and again, by any later one; any may be asked
-    again, rewritten, dropped.
+    """Draw the turns of a rollout: any may be continued, repeated, rewritten or dropped.
 
     Args:
         empty: Whether a completion may be empty. One that is not begins with an id that no other has.
@@ -83,14 +86,14 @@ def sessions(draw: st.DrawFn, empty: bool = True) -> list[Call]:
         logprob = st.one_of(st.floats(-40, 0, width=32), st.just(float("nan")))
         call = Call(
             prompt,
-            Sampled(
+            make_sampled(
+                new if extends is not None else prompt,
+                completion,
                 extends,
-                np.array(new if extends is not None else prompt, np.int32),
-                np.array(completion, np.int32),
-                np.array(draw(st.lists(logprob, min_size=count, max_size=count)), np.float32),
-                np.array(sorted(draw(st.lists(small, min_size=count, max_size=count))), np.int32),
-                draw(st.sampled_from(["bridge", "template", "full"])),
-                cause,
+                logprobs=draw(st.lists(logprob, min_size=count, max_size=count)),
+                versions=sorted(draw(st.lists(small, min_size=count, max_size=count))),
+                rendered=draw(st.sampled_from(["bridge", "template", "full"])),
+                cause=cause,
             ),
             draw(st.sampled_from([None, None, None, "aborted", "failed"])),
         )
@@ -121,8 +124,8 @@ def same(one: Chain, other: Chain) -> bool:
 
 @LOADED
 @given(sessions())
-def test_a_row_is_what_the_engine_saw_and_sampled(calls: list[Call]) -> None:
-    """Each turn's completion stands after its very prompt; the mask covers what can be trained of it."""
+def test_chain_is_what_the_engine_saw_and_sampled(calls: list[Call]) -> None:
+    """Each completion follows its exact prompt; the mask covers its trainable ids."""
     chains = record(calls)[0].chains()
     for chain in chains:
         assert chain.input_ids.dtype == chain.versions.dtype == np.int32
@@ -148,7 +151,7 @@ def test_a_row_is_what_the_engine_saw_and_sampled(calls: list[Call]) -> None:
 
 @LOADED
 @given(sessions())
-def test_the_ledger_balances(calls: list[Call]) -> None:
+def test_ledger_balances_for_any_session(calls: list[Call]) -> None:
     book, _ = record(calls)
     ledger = book.ledger()
     assert ledger is not None
@@ -167,8 +170,8 @@ def test_the_ledger_balances(calls: list[Call]) -> None:
 
 @LOADED
 @given(sessions(), st.sampled_from([None, "error", "cancelled"]))
-def test_what_is_on_disk_gives_the_same(calls: list[Call], no_reward: str | None) -> None:
-    """The same chains and the same ledger; and the causes of forks stand with the turns that made them."""
+def test_chains_and_ledger_are_the_same_from_disk(calls: list[Call], no_reward: str | None) -> None:
+    """The turn that starts a chain has its cause."""
     book, records = record(calls)
     turns = on_disk(records)
     chains = chains_of(turns)
@@ -183,10 +186,10 @@ def test_what_is_on_disk_gives_the_same(calls: list[Call], no_reward: str | None
 
 @LOADED
 @given(sessions(), st.sets(st.integers(0, 13)))
-def test_replies_that_the_agent_never_had_are_dropped_alike_in_memory_and_on_disk(
+def test_undelivered_replies_are_dropped_in_memory_and_on_disk(
     calls: list[Call], undelivered: set[int]
 ) -> None:
-    """Those that a turn continues were had, even where that turn itself is dropped."""
+    """A reply that a later turn continues was delivered, even if that turn is dropped."""
     book, records = record(calls)
     asked = sorted(index for index in undelivered if index < len(calls) and calls[index].dropped is None)
     lost = book.drop_undelivered(asked)
@@ -206,8 +209,8 @@ def test_replies_that_the_agent_never_had_are_dropped_alike_in_memory_and_on_dis
 
 @LOADED
 @given(sessions(empty=False))
-def test_an_engine_that_does_not_say_what_it_extends_gives_the_same_chains(calls: list[Call]) -> None:
-    """What a prompt begins with is found by its ids."""
+def test_chains_are_the_same_for_whole_prompts(calls: list[Call]) -> None:
+    """The extended turn is found by comparing ids."""
     known, found = record(calls)[0].chains(), record(calls, third_party=True)[0].chains()
     assert len(known) == len(found)
     assert all(map(same, known, found))
@@ -218,8 +221,8 @@ def test_an_engine_that_does_not_say_what_it_extends_gives_the_same_chains(calls
 
 @LOADED
 @given(sessions())
-def test_a_file_of_turns_grows_linearly(calls: list[Call]) -> None:
-    """Nothing that a base holds is written again, by the engine's own word or by comparison."""
+def test_turns_on_disk_grow_linearly(calls: list[Call]) -> None:
+    """No id of a base is written again."""
     for index, tokens in enumerate(record(calls)[1]):
         assert len(tokens.prompt) == len(calls[index].sampled.prompt_ids)
     for index, tokens in enumerate(record(calls, third_party=True)[1]):
@@ -248,7 +251,7 @@ def shape(*steps: Step) -> list[tuple[tuple[int, ...], str]]:
     return [(chain.turns, chain.cause) for chain in build_chains(steps)]
 
 
-def test_turns_that_follow_each_other_are_one_row() -> None:
+def test_consecutive_turns_are_one_chain() -> None:
     (chain,) = build_chains([step(0, None, [1, 2], [3]), step(1, 0, [4], [5, 6])])
     assert chain.input_ids.tolist() == [1, 2, 3, 4, 5, 6]
     assert chain.completion_mask.tolist() == [False, False, True, False, True, True]
@@ -257,8 +260,8 @@ def test_turns_that_follow_each_other_are_one_row() -> None:
 
 
 @pytest.mark.parametrize("compactions", [0, 1, 3])
-def test_each_compaction_makes_two_chains_more(compactions: int) -> None:
-    """The request for a summary, and the conversation that goes on from it."""
+def test_each_compaction_adds_two_chains(compactions: int) -> None:
+    """One is the request for a summary, the other continues from it."""
     steps = [step(0, None, [1], [2]), step(1, 0, [3], [4])]
     for _ in range(compactions):
         at = len(steps)
@@ -270,7 +273,7 @@ def test_each_compaction_makes_two_chains_more(compactions: int) -> None:
     assert len(build_chains(steps)) == 1 + 2 * compactions
 
 
-def test_sub_agents_interleave() -> None:
+def test_interleaved_sub_agents_have_their_own_chains() -> None:
     assert shape(
         step(0, None, [1], [2]),
         step(1, None, [7], [8]),
@@ -282,8 +285,8 @@ def test_sub_agents_interleave() -> None:
     ) == [((0, 2, 5), "start"), ((1, 3, 6), "start"), ((4,), "start")]
 
 
-def test_a_second_reply_to_the_same_history_is_a_branch() -> None:
-    """Its chain has the history as context: no id of that is trained twice."""
+def test_second_reply_to_a_history_is_a_branch() -> None:
+    """Its chain has the history as context and trains no id twice."""
     first, second = build_chains([step(0, None, [1], [2]), step(1, 0, [3], [4]), step(2, 0, [3], [5])])
     assert (first.turns, first.cause) == ((0, 1), "start")
     assert (second.turns, second.cause) == ((2,), "branch")
@@ -291,13 +294,13 @@ def test_a_second_reply_to_the_same_history_is_a_branch() -> None:
     assert second.completion_mask.tolist() == [False, False, False, True]
 
 
-def test_a_retry_after_an_abort_continues_the_chain() -> None:
+def test_retry_after_an_abort_continues_the_chain() -> None:
     assert shape(step(0, None, [1], [2]), step(1, 0, [3], [4], dropped="aborted"), step(2, 0, [3], [5])) == [
         ((0, 2), "start")
     ]
 
 
-def test_a_turn_that_continues_a_dropped_one_has_it_as_context() -> None:
+def test_dropped_turn_is_context_of_its_continuation() -> None:
     (chain,) = build_chains(
         [step(0, None, [1], [2]), step(1, 0, [3], [4], dropped="aborted"), step(2, 1, [5], [6])]
     )
@@ -306,8 +309,8 @@ def test_a_turn_that_continues_a_dropped_one_has_it_as_context() -> None:
     assert chain.completion_mask.tolist() == [False, True, False, False, False, True]
 
 
-def test_a_dropped_first_turn_begins_no_chain() -> None:
-    """A retry of it does; so does what continues it, once: a second such turn is a branch."""
+def test_dropped_first_turn_starts_no_chain() -> None:
+    """Its retry starts one, as does its first continuation; a second continuation is a branch."""
     aborted = step(0, None, [1], [2], dropped="aborted")
     assert shape(aborted, step(1, None, [1], [3])) == [((1,), "start")]
     assert shape(aborted, step(1, 0, [3], [4]), step(2, 0, [5], [6])) == [((1,), "start"), ((2,), "branch")]
@@ -321,6 +324,6 @@ def test_a_dropped_first_turn_begins_no_chain() -> None:
         ([step(1, 0, [1], [2])], "turn 1 continues turn 0, which must come before it"),
     ],
 )
-def test_turns_that_do_not_fit_are_refused(steps: list[Step], words: str) -> None:
+def test_inconsistent_turns_are_rejected(steps: list[Step], words: str) -> None:
     with pytest.raises(LedgerError, match=words):
         build_chains(steps)

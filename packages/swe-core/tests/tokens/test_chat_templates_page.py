@@ -34,7 +34,7 @@ def table(generator: ModuleType) -> list:
 
 
 @pytest.mark.slow
-def test_the_page_is_what_the_code_does(generator: ModuleType, table: list) -> None:
+def test_page_matches_the_code(generator: ModuleType, table: list) -> None:
     written = generator.PAGE.read_text(encoding="utf-8")
     if generator.VERSIONS not in written:
         pytest.skip(f"the page was written with other versions of the libraries than {generator.VERSIONS}")
@@ -42,24 +42,24 @@ def test_the_page_is_what_the_code_does(generator: ModuleType, table: list) -> N
 
 
 @pytest.mark.slow
-def test_every_template_is_there(generator: ModuleType, table: list) -> None:
+def test_page_has_every_template(generator: ModuleType, table: list) -> None:
     assert {row.template for row in table} == {name for name, _ in generator.templates()}
     assert all(set(row.outcomes) == set(generator.CONVERSATIONS) for row in table)
 
 
 @pytest.mark.slow
-def test_what_is_proven_never_forks(table: list) -> None:
+def test_proven_templates_never_fork(table: list) -> None:
     """Nor on conversations that the proof did not see."""
     assert [row for row in table if "proven" in row.renderer and "forks" in row.outcomes.values()] == []
 
 
 @pytest.mark.slow
-def test_what_is_recognised_prints_what_the_template_prints(table: list) -> None:
+def test_recognised_families_print_as_the_template(table: list) -> None:
     assert [row for row in table if not {*row.differs} <= {THINKING}] == []
 
 
 @pytest.mark.slow
-def test_names_and_outcomes_agree(table: list) -> None:
+def test_renderer_names_match_outcomes(table: list) -> None:
     for row in table:
         found = set(row.outcomes.values())
         assert "bridged" not in found or row.renderer.startswith("renderers/"), row
@@ -78,7 +78,7 @@ def test_names_and_outcomes_agree(table: list) -> None:
         pytest.param("gptoss", "template", {"kept", "forks"}, marks=pytest.mark.slow),
     ],
 )
-def test_templates_that_are_well_known(
+def test_well_known_templates_have_expected_outcomes(
     generator: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     template: str,

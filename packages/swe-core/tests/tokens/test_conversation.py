@@ -1,4 +1,4 @@
-"""Conversation: which turn a history continues, and that the prompt's ids are what the renderer says."""
+"""Conversation: which turn a history extends, and the ids of its prompt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import anyio
-import numpy as np
 import orjson
 import pytest
 from hypothesis import given
@@ -21,14 +20,18 @@ from swe_core.tokens.counting import counted
 from swe_core.tokens.renderer import TAIL, Parsed, Renderer, Tools
 from swe_testing.waiting import until
 
+from ..token_turns import make_sampled
+
 STOP, THINK, AB, LONG = 1, 2, 3, 4
 ROLES = {"system": 10, "user": 11, "assistant": 12, "tool": 13}
 TOOLS = [{"type": "function", "function": {"name": "bash"}}]
 
 
 class Toy(Renderer):
-    """A format of one id a character. A render leaves the reasoning out, as many templates do, and knows
-    one id for "ab"; it cannot prove what follows a message that holds "?"."""
+    """A format of one id per character, and one for "ab".
+
+    A full render leaves the reasoning out, as many templates do. It cannot extend by a message with "?".
+    """
 
     name = "toy"
     how = "bridge"
@@ -75,16 +78,7 @@ def say(role: str, content: str, **more: str) -> Message:
 
 
 def sampled(prompt: Prompt, ids: Sequence[int]) -> Sampled:
-    size = len(ids)
-    return Sampled(
-        prompt.extends,
-        prompt.new_ids,
-        np.array(ids, np.int32),
-        np.zeros(size, np.float32),
-        np.zeros(size, np.int32),
-        prompt.rendered,
-        prompt.cause,
-    )
+    return make_sampled(prompt.new_ids, ids, prompt.extends, rendered=prompt.rendered, cause=prompt.cause)
 
 
 def all_ids(turn: Sampled | None) -> list[int]:
@@ -149,7 +143,7 @@ class Talk:
 USER = say("user", "fix it")
 
 
-def test_a_turn_extends_the_one_before_by_its_new_messages_alone() -> None:
+def test_turn_extends_the_previous_by_new_messages_only() -> None:
     talk = Talk()
     _, first, reply = talk.ask([USER], "run", thought="long thought")
     prompt, _, _ = talk.ask([USER, {"role": "assistant", "content": " run\n"}, say("tool", "done")])
@@ -160,7 +154,7 @@ def test_a_turn_extends_the_one_before_by_its_new_messages_alone() -> None:
     assert reply["reasoning_content"] == "long thought"
 
 
-def test_the_first_turn_and_a_sub_agents_first_turn_start_chains() -> None:
+def test_first_turn_of_each_agent_starts_a_chain() -> None:
     talk = Talk()
     first, _, _ = talk.ask([USER])
     other, _, _ = talk.ask([say("system", "you review"), USER])
@@ -170,7 +164,7 @@ def test_the_first_turn_and_a_sub_agents_first_turn_start_chains() -> None:
     assert few_shot.cause == "rewritten"  # it stands where our own reply stood
 
 
-def test_turns_of_two_agents_interleave() -> None:
+def test_interleaved_agents_keep_their_chains() -> None:
     talk = Talk()
     main, helper = [say("user", "main")], [say("user", "helper")]
     for number in range(3):
@@ -181,7 +175,7 @@ def test_turns_of_two_agents_interleave() -> None:
     assert talk.renderer.rendered == 2
 
 
-def test_a_history_that_was_extended_before_is_extended_again() -> None:
+def test_extended_history_can_be_extended_again() -> None:
     talk = Talk()
     _, first, reply = talk.ask([USER])
     branches = [talk.ask([USER, reply, say("tool", text)])[1] for text in ("a", "a", "bb")]
@@ -192,7 +186,7 @@ def test_a_history_that_was_extended_before_is_extended_again() -> None:
         assert prompt.extends in branches
 
 
-def test_a_rewritten_message_forks() -> None:
+def test_rewritten_message_forks() -> None:
     talk = Talk()
     history = [say("system", "s"), USER]
     _, _, reply = talk.ask(history, "first")
@@ -217,7 +211,7 @@ def test_changed_tools_fork() -> None:
     assert talk.ask(history, tools=same)[0].cause is None
 
 
-def test_another_reply_after_ours_is_rendered_and_still_extends_where_it_begins_with_our_ids() -> None:
+def test_foreign_reply_is_rendered_and_extends_matching_ids() -> None:
     talk = Talk()
     _, first, reply = talk.ask([USER])
     foreign = [USER, reply, say("tool", "x"), say("assistant", "not ours"), say("tool", "y")]
@@ -239,7 +233,7 @@ def test_another_reply_after_ours_is_rendered_and_still_extends_where_it_begins_
         ({}, {"cut": True}, None, True),
     ],
 )
-def test_where_the_renderer_cannot_extend_a_full_render_says_why(
+def test_full_render_has_a_cause(
     settings: dict[str, Any], reply: dict[str, Any], cause: str | None, extended: bool
 ) -> None:
     talk = Talk(Toy(**settings))
@@ -250,7 +244,7 @@ def test_where_the_renderer_cannot_extend_a_full_render_says_why(
     assert prompt.rendered == ("full" if settings else "bridge")
 
 
-def test_reasoning_tells_siblings_apart_and_the_latest_counts_without_it() -> None:
+def test_reasoning_distinguishes_sibling_turns() -> None:
     talk = Talk()
     _, one, said_one = talk.ask([USER], "run", thought="one")
     _, two, said_two = talk.ask([USER], "run", thought="two")
@@ -288,9 +282,7 @@ def call(id_: str, arguments: str, thought: str = "") -> Message:
         "arguments before reasoning",
     ],
 )
-def test_a_history_continues_the_turn_that_it_holds_and_not_its_twin(
-    one: Message, other: Message, sent_back: Message
-) -> None:
+def test_history_extends_the_turn_it_holds(one: Message, other: Message, sent_back: Message) -> None:
     talk = Talk()
     first, second = talk.say([USER], one), talk.say([USER], other)
     history = [USER, sent_back, say("tool", "x")]
@@ -338,7 +330,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "bash", "arguments":
     ],
 )
 @pytest.mark.anyio
-async def test_long_messages_hold_up_nobody_else(
+async def test_long_messages_do_not_block_the_event_loop(
     new: list[Message], extends: bool, done: list[tuple[str, bool]]
 ) -> None:
     talk = Talk(Placed(extends=extends))
@@ -351,7 +343,7 @@ async def test_long_messages_hold_up_nobody_else(
 
 
 @pytest.mark.anyio
-async def test_long_tools_hold_up_nobody_else() -> None:
+async def test_long_tools_do_not_block_the_event_loop() -> None:
     talk = Talk(Placed())
     tools = [{"type": "function", "function": {"name": LENGTHY}}]
     prompt_ids(await talk.conversation.prepare([USER], tools))
@@ -374,7 +366,7 @@ class Counted(Placed):
 
 
 @pytest.mark.anyio
-async def test_a_long_prompt_that_cannot_fit_is_given_up() -> None:
+async def test_prompt_beyond_the_context_is_abandoned() -> None:
     talk = Talk(Counted())
     with pytest.raises(ContextOverflow, match=r"is 5000 tokens.* or more"):
         await talk.conversation.prepare([USER, say("tool", LENGTHY)], TOOLS, 5000)
@@ -382,7 +374,7 @@ async def test_a_long_prompt_that_cannot_fit_is_given_up() -> None:
 
 
 @pytest.mark.anyio
-async def test_huge_prompts_leave_threads_to_the_others() -> None:
+async def test_huge_prompts_leave_threads_to_others() -> None:
     renderer, huge = Counted(), anyio.CapacityLimiter(1)
     rollouts = [Conversation(renderer, huge) for _ in range(3)]
     async with anyio.create_task_group() as group:
@@ -398,15 +390,15 @@ async def test_huge_prompts_leave_threads_to_the_others() -> None:
     assert sorted(renderer.begun) == ["x", "y"]
 
 
-def test_a_history_that_ends_with_our_reply_is_rendered() -> None:
+def test_history_that_ends_with_a_reply_is_rendered() -> None:
     talk = Talk()
     _, _, reply = talk.ask([USER])
     prompt, _, _ = talk.ask([USER, reply])
     assert prompt.rendered == "full"
 
 
-def test_a_prompt_made_before_another_turn_was_added_is_still_right() -> None:
-    """Two calls in flight at once: the ids of the one must not stand in the other's text."""
+def test_concurrent_prompts_keep_their_own_ids() -> None:
+    """Two calls in flight at once keep their ids apart."""
     talk = Talk()
     _, first, reply = talk.ask([USER])
     slow = talk.prepare([USER, reply, say("tool", "slow")], TOOLS)
@@ -435,9 +427,8 @@ steps = st.lists(
 
 
 @given(steps, st.booleans(), st.booleans())
-def test_any_tree_of_turns_has_true_prompts(steps: list[Any], extends: bool, closes: bool) -> None:
-    """Whatever is said, retried, branched and rewritten: a prompt is its chain's ids and what the renderer
-    says of the rest, and it extends a turn only where the histories agree."""
+def test_any_tree_of_turns_has_correct_prompts(steps: list[Any], extends: bool, closes: bool) -> None:
+    """A prompt is the ids of its chain and the rendered rest; it extends a turn whose history agrees."""
     renderer = Toy(extends=extends, closes=closes)
     talk = Talk(renderer)
     histories: list[list[Message]] = [[]]
@@ -472,8 +463,8 @@ def test_any_tree_of_turns_has_true_prompts(steps: list[Any], extends: bool, clo
             assert prompt.new_ids.tolist() == renderer.extend([12], completion, new, tools)
 
 
-def test_a_long_conversation_keeps_its_ids_once() -> None:
-    """The text of the ids is shared along a chain: memory grows with the ids, not with turns × ids."""
+def test_long_conversation_stores_its_ids_once() -> None:
+    """Turns share the text of their ids: memory grows with the ids, not with turns × ids."""
     talk = Talk()
     history: list[Message] = [USER]
     for number in range(50):
@@ -486,8 +477,8 @@ def test_a_long_conversation_keeps_its_ids_once() -> None:
     assert talk.renderer.rendered == 1
 
 
-def test_a_message_that_was_said_before_gets_no_key_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn costs what its new messages cost: clients send equal messages, not the same ones."""
+def test_known_message_is_not_keyed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn costs what its new messages cost, although clients send copies of the old ones."""
     talk, keyed = Talk(), []
     monkeypatch.setattr(
         "swe_core.tokens.conversation.message_key",
@@ -502,7 +493,7 @@ def test_a_message_that_was_said_before_gets_no_key_again(monkeypatch: pytest.Mo
     assert talk.renderer.rendered == 1
 
 
-def test_agents_that_are_told_the_same_after_another_beginning_keep_their_own_chains() -> None:
+def test_agents_with_equal_later_messages_keep_their_chains() -> None:
     talk = Talk()
     turns = []
     for name in ("first", "second"):

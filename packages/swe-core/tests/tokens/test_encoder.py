@@ -1,4 +1,4 @@
-"""Encoder: the same ids as the tokenizer itself gives, in every format, and no more than can fit."""
+"""Encoder: the ids of the tokenizer in every format, and no more than the limit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from swe_core.tokens.probe_messages import PROBES, TOOLS, result, user
 from swe_core.tokens.template_renderer import TemplateRenderer
 from swe_testing.tokenizer import family_tokens, make_tokenizer
 
-from .test_families import MADE, each
+from .test_family_renderer import MADE, each
 
 
 @settings(deadline=None)  # the first one trains the tokenizer
 @given(st.text(max_size=200), st.booleans())
-def test_any_text_has_the_same_ids(text: str, special: bool) -> None:
+def test_encoder_gives_the_ids_of_the_tokenizer(text: str, special: bool) -> None:
     tokenizer = make_tokenizer(("<think>", "</think>"))
     encoder = Encoder(tokenizer)
     for _ in range(2):  # the second time it may be kept
@@ -34,7 +34,7 @@ def test_any_text_has_the_same_ids(text: str, special: bool) -> None:
 
 
 @pytest.mark.parametrize("family", each(MADE))
-def test_formats_give_the_same_ids(family: str) -> None:
+def test_encoder_gives_the_same_ids_in_every_format(family: str) -> None:
     tokenizer = make_tokenizer(family_tokens(family))
     config = config_from_name(family)
     assert config is not None
@@ -70,17 +70,17 @@ class Watched(Encoder):
         return super()._encode(text, add_special_tokens)
 
 
-def test_a_text_that_cannot_fit_is_not_tokenised_whole() -> None:
+def test_text_beyond_the_limit_is_not_tokenised_whole() -> None:
     encoder = Watched()
     with pytest.raises(ContextOverflow, match=r"is 1000 tokens.* tokens or more") as caught, at_most(1000):
         encoder.encode("wörd " * 1_000_000)
     assert caught.value.prompt_tokens > 1000
     assert sum(encoder.sizes) < 200_000
-    encoder.encode("wörd " * 100_000)  # nobody asks here how many fit
+    encoder.encode("wörd " * 100_000)  # without a limit
     assert encoder.sizes[-1] == 500_000
 
 
-def test_texts_are_counted_together() -> None:
+def test_limit_counts_all_texts_together() -> None:
     encoder = Watched()
     with pytest.raises(ContextOverflow), at_most(1000):
         list(map(encoder.encode, ["wörd " * 500] * 20))
@@ -88,7 +88,7 @@ def test_texts_are_counted_together() -> None:
 
 
 @pytest.mark.parametrize("text", ["wörd " * 5_000, " " * 70_000, "x" * 20_000, "\n" * 5_000, "🎉" * 3_000])
-def test_a_text_that_fits_has_all_its_ids(text: str) -> None:
+def test_text_within_the_limit_has_all_its_ids(text: str) -> None:
     encoder = Watched()
     ids = encoder.encode(text)
     for limit in (len(ids), len(ids) - 1):  # which of the two fits is not for the count to say
@@ -97,7 +97,7 @@ def test_a_text_that_fits_has_all_its_ids(text: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "hy3"])
-def test_formats_stop_at_what_cannot_fit(family: str) -> None:
+def test_format_stops_at_the_limit(family: str) -> None:
     """With places and without."""
     renderer = FamilyRenderer(make_tokenizer(family_tokens(family)), family)
     renderer.render([user("word " * 100_000)], None)
@@ -105,7 +105,7 @@ def test_formats_stop_at_what_cannot_fit(family: str) -> None:
         renderer.render([user("word " * 100_000)], None)
 
 
-def test_templates_stop_at_what_cannot_fit() -> None:
+def test_template_stops_at_the_limit() -> None:
     template = "{% for m in messages %}<think>{{ m.content }}</think>{% endfor %}"
     renderer = TemplateRenderer(make_tokenizer(("<think>", "</think>")), template)
     renderer.render([user("word " * 100_000)], None)

@@ -1,4 +1,4 @@
-"""FamilyRenderer: every chat format of `renderers` that needs no download, and what it does to any ids."""
+"""FamilyRenderer: every chat format of `renderers` that needs no download, on any ids."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def prompts(draw: st.DrawFn, family: str) -> list[int]:
 @pytest.mark.parametrize("family", each(MADE))
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_the_tail_of_a_prompt_is_as_good_as_all_of_it(family: str, data: st.DataObject) -> None:
+def test_prompt_tail_suffices_to_extend_and_parse(family: str, data: st.DataObject) -> None:
     renderer = made(family)
     prompt, completion = data.draw(prompts(family)), data.draw(completions(family))
     messages = data.draw(st.sampled_from(NEXT))
@@ -114,7 +114,7 @@ def test_the_tail_of_a_prompt_is_as_good_as_all_of_it(family: str, data: st.Data
 @pytest.mark.parametrize("family", each({*MADE} - WHOLE))
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_text_once_seen_stays(family: str, data: st.DataObject) -> None:
+def test_streamed_text_is_never_retracted(family: str, data: st.DataObject) -> None:
     renderer = made(family)
     tail, completion = data.draw(prompts(family))[-TAIL:], data.draw(completions(family))
     seen = [renderer.parse(completion[:n], tail, TOOLS, ended=False) for n in range(len(completion) + 1)]
@@ -127,7 +127,7 @@ def test_text_once_seen_stays(family: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("family", each({*MADE} - WHOLE))
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_what_is_read_while_it_grows_is_the_beginning_of_the_whole(family: str, data: st.DataObject) -> None:
+def test_partial_reading_is_a_prefix_of_the_whole(family: str, data: st.DataObject) -> None:
     renderer = made(family)
     tail, completion = data.draw(prompts(family))[-TAIL:], data.draw(completions(family))
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
@@ -146,18 +146,18 @@ def test_what_is_read_while_it_grows_is_the_beginning_of_the_whole(family: str, 
         assert after[1].startswith(before[1])
 
 
-def test_all_families_stream_but_those_in_which_text_may_turn_into_a_call() -> None:
+def test_all_families_but_known_ones_stream() -> None:
     assert {family for family in MADE if not made(family).streams} == WHOLE
 
 
-def test_thinking_in_plain_text_does_not_stream() -> None:
+def test_thinking_marked_in_plain_text_does_not_stream() -> None:
     """The first characters of a marker would be taken for text."""
     special = [token for token in family_tokens("deepseek-v3") if "think" not in token]
     assert not FamilyRenderer(make_tokenizer(special), "deepseek-v3").streams
     assert made("deepseek-v3").streams
 
 
-def test_a_bridge_that_disagrees_with_its_own_format_is_not_used() -> None:
+def test_bridge_that_disagrees_with_its_format_is_not_used() -> None:
     """In renderers 0.1.12 these two leave out the line's end after `</assistant>`."""
     assert {family for family in MADE if made(family).how == "full"} == {"laguna-m.1", "laguna-xs.2"}
     tokenizer = tokenizer_of("laguna-m.1")
@@ -220,7 +220,7 @@ REPLIES: dict[str, tuple[str, str, str | None, tuple[tuple[str, str, None], ...]
 
 
 @pytest.mark.parametrize(("sampled", "content", "reasoning", "calls"), REPLIES.values(), ids=REPLIES)
-def test_replies_of_qwen3(
+def test_qwen3_replies_are_parsed(
     sampled: str, content: str, reasoning: str | None, calls: tuple[tuple[str, str, None], ...]
 ) -> None:
     renderer = made("qwen3")
@@ -229,14 +229,14 @@ def test_replies_of_qwen3(
     assert (parsed.content, parsed.reasoning, parsed.calls) == (content, reasoning, calls)
 
 
-def test_an_unfinished_call_is_no_text_yet() -> None:
+def test_unfinished_call_is_not_text() -> None:
     renderer = made("qwen3")
     ids = tokenizer_of("qwen3").encode('Look: \n<tool_call>\n{"name": "ba')
     assert renderer.parse(ids, [], None, ended=False).content == "Look:"
 
 
 @pytest.mark.parametrize(("completion", "closed"), [("Done.<|im_end|>", ""), ("Do", "<|im_end|>")])
-def test_what_follows_a_reply_of_qwen3(completion: str, closed: str) -> None:
+def test_qwen3_reply_is_extended(completion: str, closed: str) -> None:
     renderer = made("qwen3")
     ids = tokenizer_of("qwen3").encode(completion)
     more = renderer.extend(renderer.render([user("Go.")], None), ids, [user("Naïve 🎉?")], None)
@@ -245,13 +245,13 @@ def test_what_follows_a_reply_of_qwen3(completion: str, closed: str) -> None:
     )
 
 
-def test_ids_after_the_stop_token_are_not_dropped_in_silence() -> None:
+def test_family_does_not_extend_ids_after_the_stop_token() -> None:
     renderer = made("qwen3")
     ids = tokenizer_of("qwen3").encode("Done.<|im_end|> and more")
     assert renderer.extend(renderer.render([user("Go.")], None), ids, [user("Go on.")], None) is None
 
 
-def test_results_name_their_tools_where_the_format_prints_names() -> None:
+def test_tool_results_carry_names_where_the_format_prints_them() -> None:
     renderer = made("gemma4")
     tokenizer = tokenizer_of("gemma4")
     prompt = renderer.render([user("Go.")], TOOLS)
@@ -263,17 +263,17 @@ def test_results_name_their_tools_where_the_format_prints_names() -> None:
     assert renderer.extend(prompt, tokenizer.encode(calls), both[:1], TOOLS) is None
 
 
-def test_a_tokenizer_without_the_tokens_is_told_so_in_a_sentence() -> None:
+def test_tokenizer_without_the_tokens_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"'qwen3' .* does not fit .*<\|im_start\|>.* not found"):
         FamilyRenderer(make_tokenizer(), "qwen3")
 
 
-def test_an_option_that_the_format_lacks_is_told() -> None:
+def test_unknown_format_option_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"enable_thinkin.*Allowed: enable_thinking"):
         FamilyRenderer(tokenizer_of("qwen3"), "qwen3", {"enable_thinkin": False})
 
 
-def test_an_option_about_thinking_in_the_history_wins() -> None:
+def test_option_for_thinking_in_history_wins() -> None:
     tokenizer = tokenizer_of("glm-5")
     sampled = tokenizer.encode("</think>Done.<|user|>")
     for clear, extends in ((True, False), (False, True)):

@@ -15,15 +15,14 @@ def step(index: int, base: int | None, completion: int, dropped: str | None = No
     logprobs = np.full(completion, -1, np.float32)
     logprobs[2:3] = np.nan  # the third has none
     prompt, ids, versions = np.array([1]), np.full(completion, 7), np.zeros(completion)
-    if base is None:
-        return Step(index, None, prompt, ids, logprobs, versions, "full", "start", dropped)
-    return Step(index, base, prompt, ids, logprobs, versions, "bridge", None, dropped)
+    rendered, cause = ("full", "start") if base is None else ("bridge", None)
+    return Step(index, base, prompt, ids, logprobs, versions, rendered, cause, dropped)
 
 
 STEPS = [step(0, None, 2), step(1, 0, 3), step(2, 1, 4, "aborted"), step(3, 0, 1)]
 
 
-def test_every_token_is_trained_or_dropped_for_a_reason() -> None:
+def test_every_token_is_trained_or_dropped_with_a_reason() -> None:
     assert prove(10, STEPS, build_chains(STEPS)) == Ledger(
         sampled=10,
         trained=5,
@@ -35,20 +34,20 @@ def test_every_token_is_trained_or_dropped_for_a_reason() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["error", "cancelled"])
-def test_a_rollout_without_a_verdict_trains_nothing(outcome: str) -> None:
+def test_rollout_without_verdict_trains_nothing(outcome: str) -> None:
     ledger = prove(10, STEPS, build_chains(STEPS), outcome)
     assert ledger.trained == 0
     assert ledger.dropped == {"no_logprobs": 1, "aborted": 4, outcome: 5}
 
 
 @pytest.mark.parametrize(("sampled", "missing"), [(11, r"\+1"), (9, "-1")])
-def test_a_ledger_that_does_not_balance_raises_with_the_numbers(sampled: int, missing: str) -> None:
+def test_unbalanced_ledger_raises_with_the_numbers(sampled: int, missing: str) -> None:
     words = f"{sampled} sampled, but 5 trained and 1 no_logprobs, 4 aborted dropped, {missing} unaccounted"
     with pytest.raises(LedgerError, match=words):
         prove(sampled, STEPS, build_chains(STEPS))
 
 
-def test_a_token_in_no_chain_or_in_two_raises() -> None:
+def test_token_in_no_chain_or_in_two_raises() -> None:
     first, second = build_chains(STEPS)
     for wrong in ([first], [first, second, second]):
         with pytest.raises(LedgerError, match="does not balance"):

@@ -44,23 +44,20 @@ def known_as(family: str, directory: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(MODEL_RENDERER_MAP, directory, family)
 
 
-def test_a_copy_of_qwen3_is_recognised_by_its_ids(tmp_path: Path) -> None:
-    made = load_renderer(model(tmp_path, shipped("qwen3")))
+@pytest.mark.parametrize(
+    ("options", "closed"),
+    [({}, False), ({"enable_thinking": True}, False), ({"enable_thinking": False}, True)],
+)
+def test_qwen3_copy_is_recognised_by_its_ids(tmp_path: Path, options: dict[str, bool], closed: bool) -> None:
+    made = load_renderer(model(tmp_path, shipped("qwen3")), template_kwargs=options)
     assert (made.name, made.how, made.streams) == ("renderers/qwen3", "bridge", True)
-
-
-@pytest.mark.parametrize("option", [True, False])
-def test_with_thinking_off_too(tmp_path: Path, option: bool) -> None:
-    made = load_renderer(model(tmp_path, shipped("qwen3")), template_kwargs={"enable_thinking": option})
-    assert made.name == "renderers/qwen3"
-    prompt = made.text(made.render([user("Hello.")], None))
-    assert ("<think>" in prompt) is not option
+    assert ("<think>" in made.text(made.render([user("Hello.")], None))) is closed
 
 
 @pytest.mark.parametrize(
     ("template", "renderer"), [("qwen3_training", "template (proven)"), ("qwen3", "renderers/qwen3")]
 )
-def test_a_family_whose_bridge_is_not_trusted_gives_way_to_a_proven_template(
+def test_untrusted_bridge_gives_way_to_proven_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, renderer: str
 ) -> None:
     without_trl(monkeypatch)
@@ -81,7 +78,7 @@ def said(made: Renderer) -> str:
     ("template", "name", "true"),
     [("qwen3_5_think", "renderers/qwen3.5", "True"), ("qwen3_6", "renderers/qwen3.6", "true")],
 )
-def test_families_that_print_values_otherwise_are_told_apart(
+def test_families_with_other_value_formats_are_distinguished(
     tmp_path: Path, template: str, name: str, true: str, options: dict[str, bool]
 ) -> None:
     directory = model(tmp_path, shipped(template), *family_tokens("qwen3.6"))
@@ -91,9 +88,7 @@ def test_families_that_print_values_otherwise_are_told_apart(
 
 
 @pytest.mark.parametrize("template", ["qwen3_5_think_training", "qwen3_5_nothink_training"])
-def test_a_family_that_prints_values_otherwise_does_not_take_a_template_s_place(
-    tmp_path: Path, template: str
-) -> None:
+def test_family_with_other_value_format_is_not_chosen(tmp_path: Path, template: str) -> None:
     """Qwen3.8's format prints all else of these two as they do with thinking off."""
     directory = model(tmp_path, shipped(template), *family_tokens("qwen3.8"))
     made = load_renderer(directory, template_kwargs={"enable_thinking": False})
@@ -109,7 +104,7 @@ def test_a_family_that_prints_values_otherwise_does_not_take_a_template_s_place(
         ("nemotron-3.5", "nemotron_3_ultra", "nemotron-3.5"),  # which prints all as nemotron-3-ultra does
     ],
 )
-def test_a_family_known_by_name_is_compared_with_the_template(
+def test_family_known_by_name_is_compared_with_the_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str, template: str, found: str
 ) -> None:
     directory = model(tmp_path, shipped(template), *family_tokens(known), *family_tokens(found))
@@ -117,10 +112,10 @@ def test_a_family_known_by_name_is_compared_with_the_template(
     assert load_renderer(directory).name == f"renderers/{found}"
 
 
-def test_a_known_family_stands_where_no_renderer_extends_as_well(
+def test_known_family_is_kept_if_its_first_prompt_matches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If only its first prompt is the template's, and what differs is said."""
+    """The renderer lists the differences."""
     changed = shipped("qwen3").replace("<tool_response>\\n", "<tool_response>")
     directory = model(tmp_path / "results", changed)
     known_as("qwen3", directory, monkeypatch)
@@ -139,31 +134,27 @@ def test_a_known_family_stands_where_no_renderer_extends_as_well(
 
 
 @pytest.mark.parametrize("options", [{}, {"enable_thinking": False}], ids=str)
-def test_what_a_family_that_was_asked_for_prints_otherwise_is_known(
-    tmp_path: Path, options: dict[str, bool]
-) -> None:
+def test_requested_family_lists_its_differences(tmp_path: Path, options: dict[str, bool]) -> None:
     directory = model(tmp_path, shipped("qwen3_6"), *family_tokens("qwen3.6"))
     made = load_renderer(directory, renderer="qwen3.5", template_kwargs=options)
     assert (made.name, made.differs) == ("renderers/qwen3.5", ("booleans and nulls in calls", THINKING))
 
 
-def test_thinking_that_the_template_keeps_is_no_difference(tmp_path: Path) -> None:
+def test_thinking_kept_by_the_template_is_no_difference(tmp_path: Path) -> None:
     directory = model(tmp_path, shipped("qwen3_6"), *family_tokens("qwen3.6"))
     for keeps in (True, False):  # False: each prompt after a new user message is rendered afresh
         made = load_renderer(directory, template_kwargs={"preserve_thinking": keeps})
         assert (made.name, made.differs) == ("renderers/qwen3.6", ())
 
 
-def test_a_model_is_known_by_its_exact_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_is_known_by_its_exact_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = model(tmp_path, None)
     known_as("qwen3", directory, monkeypatch)
     assert load_renderer(directory).name == "renderers/qwen3"
 
 
-def test_no_vocabulary_is_fetched_to_recognise_a_family(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The format of gpt-oss loads one of its own over the network."""
+def test_recognition_downloads_no_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The format of gpt-oss would load its own vocabulary over the network."""
     from swe_core.tokens import comparison
 
     tried = []
@@ -176,21 +167,19 @@ def test_no_vocabulary_is_fetched_to_recognise_a_family(
     assert "gpt-oss" not in tried
 
 
-def test_a_changed_template_is_not_taken_for_the_family(tmp_path: Path) -> None:
+def test_changed_template_is_not_the_family(tmp_path: Path) -> None:
     changed = shipped("qwen3").replace("<tool_response>\\n", "<tool_response>")
     assert changed != shipped("qwen3")
     made = load_renderer(model(tmp_path, changed))
     assert (made.name, made.how) == ("template", "full")
 
 
-def test_a_template_that_leaves_the_past_alone_is_proven(tmp_path: Path) -> None:
+def test_prefix_preserving_template_is_proven(tmp_path: Path) -> None:
     made = load_renderer(model(tmp_path, shipped("qwen3_training")))
     assert (made.name, made.how) == ("template (proven)", "template")
 
 
-def test_trl_s_training_variant_takes_the_place_of_what_is_not_proven(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trl_training_template_replaces_unproven_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = model(tmp_path, shipped("qwen3"))
     made = load_renderer(directory, renderer="template")
     assert (made.name, made.how) == ("training template (proven)", "template")
@@ -201,9 +190,7 @@ def test_trl_s_training_variant_takes_the_place_of_what_is_not_proven(
     assert not calls_are_found(made)
 
 
-def test_named_parsers_take_the_place_of_what_trl_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_named_parser_replaces_that_of_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_trl(monkeypatch)
     made = load_renderer(model(tmp_path, shipped("qwen3")), renderer="template", tool_parser="qwen3")
     assert calls_are_found(made)
@@ -216,12 +203,12 @@ def calls_are_found(made: Renderer) -> bool:
     return found.calls == (("bash", "{}", None),)
 
 
-def test_trl_is_not_imported_where_it_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trl_is_not_imported_needlessly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trl.chat_template_utils", None)
     assert load_renderer(model(tmp_path, shipped("qwen3"))).how == "bridge"
 
 
-def test_a_template_from_a_file(tmp_path: Path) -> None:
+def test_template_is_read_from_a_file(tmp_path: Path) -> None:
     directory = model(tmp_path / "model", shipped("qwen3"))
     file = tmp_path / "chat.jinja"
     file.write_text(shipped("qwen3_training"))
@@ -230,32 +217,32 @@ def test_a_template_from_a_file(tmp_path: Path) -> None:
         load_renderer(directory, chat_template=tmp_path / "no.jinja")
 
 
-def test_a_family_by_name(tmp_path: Path) -> None:
+def test_family_is_chosen_by_name(tmp_path: Path) -> None:
     assert load_renderer(model(tmp_path, None), renderer="qwen3").name == "renderers/qwen3"
 
 
 @pytest.mark.parametrize(
     ("renderer", "near"), [("qwen-3", "qwen3"), ("GLM4.5", "glm-4.5"), ("gptoss", "gpt-oss")]
 )
-def test_an_unknown_family_names_its_neighbours(tmp_path: Path, renderer: str, near: str) -> None:
+def test_unknown_family_suggests_close_names(tmp_path: Path, renderer: str, near: str) -> None:
     with pytest.raises(ConfigError, match=rf"'{renderer}' is not known: .*{near}"):
         load_renderer(str(tmp_path), renderer=renderer)
 
 
-def test_a_tokenizer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tokenizer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name in (str(tmp_path / "nothing"), "no-such-owner/no-such-model", str(tmp_path)):
         with pytest.raises(ConfigError, match=f"'{name}' cannot be loaded: pass a directory .* Hub"):
             load_renderer(name)
 
 
-def test_a_tokenizer_without_a_template(tmp_path: Path) -> None:
+def test_tokenizer_without_template_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no chat template: pass a file"):
         load_renderer(model(tmp_path, None))
 
 
-def test_no_space_is_cleaned_up(tmp_path: Path) -> None:
-    """Or text that was streamed would change: "do" and " n't" would come out as "don't"."""
+def test_tokenization_spaces_are_not_cleaned_up(tmp_path: Path) -> None:
+    """Streamed text must not change: "do" and " n't" stay apart."""
     special = family_tokens("qwen3")
     saved = make_tokenizer(special, chat_template=shipped("qwen3"), eos_token="<|im_end|>")
     saved.save_pretrained(tmp_path)

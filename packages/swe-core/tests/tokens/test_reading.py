@@ -1,4 +1,4 @@
-"""Reader: a reply that grows is read in parts, and says the same as if it were read whole."""
+"""Reader: a growing reply is read in parts, with the same result as if read whole."""
 
 from __future__ import annotations
 
@@ -66,32 +66,32 @@ def readings(renderer: Counting, text: str, step: int = 1) -> tuple[list[tuple[s
 
 
 @pytest.mark.parametrize("step", [1, 3, 64])
-def test_the_last_reading_is_the_whole_reply(renderer: Counting, step: int) -> None:
+def test_last_reading_is_the_whole_reply(renderer: Counting, step: int) -> None:
     seen, whole = readings(renderer, THOUGHT + TEXT, step)
     assert seen[-1] == (whole.reasoning, whole.content)
 
 
-def test_each_id_shows_as_soon_as_its_character_is_whole(renderer: Counting) -> None:
+def test_id_shows_as_soon_as_its_character_is_complete(renderer: Counting) -> None:
     seen, _ = readings(renderer, TEXT)
     ids = renderer._tokenizer.encode(TEXT, add_special_tokens=False)
     for end, (_, content) in enumerate(seen, 1):
         assert content == renderer.parse(ids[:end], [], None, ended=False).content
 
 
-def test_a_long_text_is_decoded_once(renderer: Counting) -> None:
+def test_long_text_is_decoded_once(renderer: Counting) -> None:
     seen, _ = readings(renderer, THOUGHT + TEXT * 100)
     assert renderer.parsed < 500
     assert renderer.decoded < 2 * len(seen)
 
 
-def test_what_a_call_says_is_read_at_its_end(renderer: Counting) -> None:
+def test_call_is_read_at_its_end(renderer: Counting) -> None:
     text = "On it.\n" + CALL.replace("ls", "ls " * 1000)
     seen, whole = readings(renderer, text)
     assert seen[-1] == ("", whole.content) == ("", "On it.")
     assert renderer.parsed + renderer.decoded < len(renderer._tokenizer.encode(text)) + 100
 
 
-def test_ids_that_cannot_be_decoded_in_parts_are_parsed_whole_and_rarely(renderer: Counting) -> None:
+def test_undivided_ids_are_parsed_whole_and_rarely(renderer: Counting) -> None:
     renderer.splits = False
     seen, whole = readings(renderer, TEXT * 100)
     assert whole.content.startswith(seen[-1][1])
@@ -99,8 +99,8 @@ def test_ids_that_cannot_be_decoded_in_parts_are_parsed_whole_and_rarely(rendere
     assert renderer.parsed < 25 * len(seen)
 
 
-def test_the_end_of_a_reply_is_no_text_of_a_template_either() -> None:
-    """Where all of a reply is text, special tokens included."""
+def test_stop_token_is_not_text_of_a_template() -> None:
+    """In a template all of a reply is text, special tokens included."""
     renderer = TemplateRenderer(tokenizer(), TEMPLATE)  # type: ignore[arg-type]  # cached as object: transformers loads late
     ids = renderer.render([{"role": "user", "content": "Some words."}], None)
     sampled = ids[ids.index(next(iter(renderer.stop_ids))) - 3 :][:4]
@@ -113,8 +113,8 @@ def test_the_end_of_a_reply_is_no_text_of_a_template_either() -> None:
     assert seen == ("", renderer.parse(sampled, [], None).content)
 
 
-def test_text_of_a_tokenizer_that_takes_characters_back_does_not_stream() -> None:
-    """Where a run of bytes ends in none, the characters that it began with are gone."""
+def test_tokenizer_that_retracts_characters_does_not_stream() -> None:
+    """An incomplete run of bytes replaces the characters before it."""
     letters = {f"<0x{byte:02X}>": byte for byte in range(256)}
     model = models.BPE({**letters, "a": 256, "<end>": 257}, [], byte_fallback=True)
     fast = Tokenizer(model)

@@ -1,4 +1,4 @@
-"""TemplateRenderer: what is proven of a chat template, and prompts that are extended on that ground."""
+"""TemplateRenderer: proofs about chat templates, and the prompts extended on their ground."""
 
 from __future__ import annotations
 
@@ -88,21 +88,21 @@ NOT_PROVEN = {
 
 
 @pytest.mark.parametrize("source", PROVEN.values(), ids=PROVEN)
-def test_templates_that_leave_the_past_alone_are_proven(source: str) -> None:
+def test_prefix_preserving_templates_are_proven(source: str) -> None:
     assert prove_prefix_preserving(ChatTemplate(tokenizer(), source, {}))
     made = renderer(source)
     assert (made.how, made.name) == ("template", "template (proven)")
 
 
 @pytest.mark.parametrize("source", NOT_PROVEN.values(), ids=NOT_PROVEN)
-def test_templates_that_change_the_past_are_not(source: str) -> None:
+def test_templates_that_change_the_past_are_not_proven(source: str) -> None:
     made = renderer(source)
     assert (made.how, made.name) == ("full", "template")
     prompt = tokenizer().encode("<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n")
     assert made.extend(prompt, tokenizer().encode("Hi.<|im_end|>"), [user("Go on.")], None) is None
 
 
-def test_nothing_is_proven_with_a_tokenizer_that_tells_no_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_proven_without_token_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.PreTrainedTokenizerFast.is_fast", False)
     assert renderer(chat()).how == "full"
 
@@ -118,10 +118,10 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=3
     tools=st.sampled_from([None, TOOLS]),
     kind=st.sampled_from(["user", "tool", "both"]),
 )
-def test_an_extended_prompt_is_the_whole_one(
+def test_extended_prompt_equals_the_whole_prompt(
     source: str, said: str, given_: str, tools: list | None, kind: str
 ) -> None:
-    """Ids for ids, whatever is said."""
+    """Id by id, for any text."""
     made = _made(source)
     answers = [result("call00001", given_), result("call00002", given_)] if kind != "user" else []
     messages = answers + ([user(given_)] if kind != "tool" else [])
@@ -141,7 +141,7 @@ def _made(source: str) -> TemplateRenderer:
     return renderer(source)
 
 
-def test_a_cut_reply_is_closed() -> None:
+def test_cut_reply_is_closed() -> None:
     made = renderer(chat())
     prompt = made.render([user("Hello.")], None)
     more = made.extend(prompt, tokenizer().encode("I am cut he"), [user("Go on.")], None)
@@ -151,13 +151,13 @@ def test_a_cut_reply_is_closed() -> None:
 
 
 @pytest.mark.parametrize("sampled", ["Done.<|im_end|> and more", "<|im_end|><|im_end|> x"])
-def test_ids_after_the_end_are_not_extended(sampled: str) -> None:
+def test_template_does_not_extend_ids_after_the_end(sampled: str) -> None:
     made = renderer(chat())
     prompt = made.render([user("Hello.")], None)
     assert made.extend(prompt, tokenizer().encode(sampled), [user("Go on.")], None) is None
 
 
-def test_a_token_that_swallows_the_space_after_it() -> None:
+def test_token_that_absorbs_following_space_is_extended() -> None:
     """Phi's `<|end|>` takes the line's end along: text cut there would give other ids."""
     source = (files("trl") / "chat_templates" / "phi3.jinja").read_text(encoding="utf-8")
     phi = make_tokenizer(
@@ -177,7 +177,7 @@ def test_a_token_that_swallows_the_space_after_it() -> None:
     )
 
 
-def test_results_of_templates_that_print_names() -> None:
+def test_tool_results_carry_names_where_the_template_prints_them() -> None:
     """The name is that of the call, which is known where the reply's calls are."""
     body = BODY.replace(
         "{{ m.content }}",
@@ -194,7 +194,7 @@ def test_results_of_templates_that_print_names() -> None:
     assert made.extend(prompt, tokenizer().encode("Hm.<|im_end|>"), [result("1", "text")], None) is None
 
 
-def test_a_refusal_has_the_words_of_the_template() -> None:
+def test_template_exception_is_a_rejection_with_its_words() -> None:
     made = renderer(chat("{{ raise_exception('no system messages') if m.role == 'system' }}" + BODY))
     with pytest.raises(RequestRefused, match="no system messages"):
         made.render([system("Be terse."), user("Hello.")], None)
@@ -211,7 +211,7 @@ def test_a_refusal_has_the_words_of_the_template() -> None:
         ("{{ '' + c.function.arguments }}", '{"a":', '{"a":'),
     ],
 )
-def test_arguments_as_the_template_takes_them(arguments: str, given_: str, printed: str) -> None:
+def test_arguments_have_the_type_that_the_template_takes(arguments: str, given_: str, printed: str) -> None:
     body = BODY.replace(CALLS, "{% for c in m.tool_calls or [] %}(" + arguments + "){% endfor %}")
     text = ChatTemplate(tokenizer(), chat(body), {}).text(
         [user("Hi."), reply("", None, ("1", "a", given_))], None
@@ -219,7 +219,7 @@ def test_arguments_as_the_template_takes_them(arguments: str, given_: str, print
     assert printed in text
 
 
-def test_content_as_parts_where_the_template_prints_only_parts() -> None:
+def test_content_is_split_where_the_template_wants_parts() -> None:
     body = BODY.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
     assert "Hello." in ChatTemplate(tokenizer(), chat(body), {}).text([user("Hello.")], None)
     assert "Hello." in ChatTemplate(tokenizer(), chat(), {}).text([user("Hello.")], None)
@@ -251,7 +251,7 @@ def trl_parser() -> Callable[..., Parsed]:
         (f"On it.\n{CALL}", "On it.", None, (("bash", '{"é": 1}', None),)),
     ],
 )
-def test_replies_are_parsed(
+def test_template_replies_are_parsed(
     parser: Callable[[], Callable[..., Parsed]],
     sampled: str,
     content: str,
@@ -267,7 +267,7 @@ def test_replies_are_parsed(
 
 
 @pytest.mark.parametrize("parser", [trl_parser, lambda: named_parser(tokenizer(), "qwen3", None)])
-def test_calls_that_are_no_json_stay_text(parser: Callable[[], Callable[..., Parsed]]) -> None:
+def test_malformed_calls_stay_text(parser: Callable[[], Callable[..., Parsed]]) -> None:
     broken = '<tool_call>\n{"name": "bash", "argu\n</tool_call>'
     made = renderer(chat(), parser=parser())
     parsed = made.parse(tokenizer().encode(broken), made.render([user("Hello.")], None), TOOLS)
@@ -276,9 +276,7 @@ def test_calls_that_are_no_json_stay_text(parser: Callable[[], Callable[..., Par
 
 @pytest.mark.parametrize("parser", [trl_parser, lambda: named_parser(tokenizer(), "qwen3", None)])
 @pytest.mark.parametrize("broken", [CALL.replace("bash", "\\ud800"), CALL.replace("1", "1e999")])
-def test_calls_that_cannot_be_told_as_they_are_reach_no_agent(
-    parser: Callable[[], Callable[..., Parsed]], broken: str
-) -> None:
+def test_unrepresentable_calls_stay_text(parser: Callable[[], Callable[..., Parsed]], broken: str) -> None:
     made = renderer(chat(), parser=parser())
     parsed = made.parse(tokenizer().encode(broken), made.render([user("Hello.")], None), TOOLS)
     orjson.dumps([parsed.content, parsed.calls])
@@ -286,21 +284,21 @@ def test_calls_that_cannot_be_told_as_they_are_reach_no_agent(
     assert broken in parsed.content or "1e999" in parsed.calls[0][1]
 
 
-def test_thinking_that_the_prompt_opened() -> None:
+def test_thinking_opened_by_the_prompt_is_parsed() -> None:
     made = renderer(PROVEN["thinking opened by the prompt"], parser=named_parser(tokenizer(), None, "think"))
     prompt = made.render([user("Hello.")], None)
     parsed = made.parse(tokenizer().encode("Why?\n</think>\nDone.<|im_end|>"), prompt, None)
     assert (parsed.content, parsed.reasoning) == ("Done.", "Why?")
 
 
-def test_an_unknown_parser() -> None:
+def test_unknown_parser_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"'hermes'.*qwen3"):
         named_parser(tokenizer(), "hermes", None)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.deferred(lambda: st.lists(st.integers(0, len(tokenizer()) - 1), max_size=12)))
-def test_plain_text_once_seen_stays(completion: list[int]) -> None:
+def test_template_never_retracts_plain_text(completion: list[int]) -> None:
     made = _made(chat())
     assert made.streams
     whole = made.parse(completion, [], None)
@@ -309,6 +307,6 @@ def test_plain_text_once_seen_stays(completion: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_probes_end_where_a_prompt_is_due(name: str) -> None:
+def test_probes_end_before_a_reply(name: str) -> None:
     conversation: list[Message] = PROBES[name]
     assert conversation[-1]["role"] in ("user", "tool")
