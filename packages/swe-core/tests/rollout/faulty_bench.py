@@ -1,4 +1,4 @@
-"""A runner of rollouts whose collaborators are all in this process and fail at a call that a test names."""
+"""A runner of rollouts with in-process collaborators that fail at a call named by the test."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ..interception.helpers import sampled
 Kind = Literal["raises", "odd", "cancelled", "wrong", "hangs"]
 BROKEN = "the plugin is broken"
 _LOGGED = ("dialect.", "observer.", "reply.", "tool.")
-"""What these raise is logged, and a worker of pytest-xdist cannot send a log that is no UTF-8."""
+"""Errors at these points are logged, and pytest-xdist cannot send a log that is not UTF-8."""
 BAD = "bad-0"
 """The rollout that is disturbed."""
 
@@ -51,7 +51,7 @@ class Odd(Exception):
 
 @dataclass
 class Faults:
-    """Where every collaborator asks, with the rollout that it works for, what is to happen to a call of it.
+    """Decides for each call of a collaborator whether it fails.
 
     Attributes:
         seen: The calls that were made for the rollout `BAD`, by their points.
@@ -90,7 +90,7 @@ class Faults:
         raise RuntimeError(BROKEN + ("" if point.startswith(_LOGGED) else "\ud800"))
 
     async def wait(self, point: str, rollout: str, result: Any = None) -> Any:
-        """The same of what is awaited. It hangs whoever cancels it."""
+        """Do the same for an awaited call. It ignores cancellation while it hangs."""
         if self.kind != "hangs" or self.point != point:
             return self.call(point, rollout, result)
         if self._falls_on(point, rollout):
@@ -100,7 +100,7 @@ class Faults:
 
 
 class Typing(Engine):
-    """Owns its tokens, streams three pieces, and goes on where its last reply ended."""
+    """Owns its tokens, streams two pieces, and extends its last reply."""
 
     model = "typing"
 
@@ -114,7 +114,7 @@ class Typing(Engine):
         name, faults = session.rollout_id, self._faults
         text = f"{name} says {len(request.messages)}"
         last = self._last.get(name)
-        tokens = sampled(text, **({"extends": last, "cause": None} if last else {}))
+        tokens = sampled(text, extends=last)
         request.progress.sampled = self._last[name] = tokens
         for piece in (text[:3], text[3:]) if emit else ():
             await emit(faults.call("engine.piece", name, {"content": piece}))
@@ -261,7 +261,7 @@ class Agent(AgentSpec):
 
 
 class Told(Reply):
-    """A reply in the agent's dialect, none of whose parts is sure to be made."""
+    """A reply in the agent's dialect, each of whose parts may fail."""
 
     def __init__(self, faults: Faults, name: str, reply: Reply) -> None:
         self._faults = faults
@@ -303,8 +303,7 @@ class Onlooker:
 
 
 async def run_three(path: Path, faults: Faults, patch: pytest.MonkeyPatch) -> RunDirectory:
-    """Run three rollouts through the runner, of which `BAD` is disturbed while the others wait for their
-    second call."""
+    """Run three rollouts; `BAD` is disturbed while the others wait for their second call."""
 
     async def prepare(sandbox: Sandbox, task: Task, *, hide: bool) -> None:
         await sandbox.exec(["git"])

@@ -1,4 +1,4 @@
-"""A runner of two rollouts and everything that it runs them with, to be looked at and led astray."""
+"""A runner of two rollouts whose collaborators a test can inspect and disturb."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ time.sleep(float(sys.argv[1]))
 
 
 class Talker(AgentSpec):
-    """Runs `script`, which makes one LLM call; at `staying` tasks it then stays for ever."""
+    """Runs `script`, which makes one LLM call; at `staying` tasks it then never exits."""
 
     name = "talker"
 
@@ -70,11 +70,13 @@ class Talker(AgentSpec):
 
 
 class CountedProvider:
-    """Local sandboxes; `alive` are the labels of those that are open, `closes` whether they close well.
+    """Local sandboxes.
 
     Attributes:
-        flavors: What the next ones are of; then of none.
-        on_open: Called with each new one; what it raises is why that one did not open.
+        alive: Labels of the open ones.
+        closes: Whether they close without an error.
+        flavors: Flavors of the next ones.
+        on_open: Called with each new one; an error it raises prevents the opening.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,8 @@ def ids(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 class Shaky(Engine):
-    """Replies with the rollout's id, what it was asked and a number, in pieces; no two replies are the same.
+    """Replies in pieces with the rollout's id, the request and a number, so that all replies differ.
+
     Its tokens are the bytes of the text.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Whatever a collaborator of a rollout does at any of its calls, that rollout alone bears it, and says so."""
+"""A failure of a collaborator, at any of its calls, affects and is reported by its own rollout only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 ENGINES = ("engine.", "reply.", "dialect.", "folder.")
 GOES_ON = ("observer.", "tool.")
-"""What these raise is logged, or told to the agent."""
+"""Errors at these points are logged or reported to the agent."""
 POINTS = [
     "agent.command", "agent.env", "agent.failure", "agent.files", "agent.parse_event", "agent.stdin",
     "agent.tools", "dialect.reply", "engine.complete", "engine.end", "engine.piece", "folder.add_turn",
@@ -53,7 +53,7 @@ async def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[
     return _undisturbed[0]
 
 
-async def test_the_undisturbed_run_is_what_the_others_are_compared_with(
+async def test_undisturbed_run_resolves_and_covers_every_point(
     undisturbed: tuple[dict[str, Any], Counter[str]],
 ) -> None:
     records, seen = undisturbed
@@ -84,7 +84,7 @@ def expected(point: str, kind: Kind, phase: str) -> str:
     ("point", "kind"),
     [pytest.param(point, kind, marks=() if kind == "raises" else pytest.mark.slow) for point, kind in CASES],
 )
-async def test_a_failure_ends_its_own_rollout_only(
+async def test_failure_ends_its_own_rollout_only(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -114,14 +114,14 @@ async def test_a_failure_ends_its_own_rollout_only(
 
 
 @pytest.mark.parametrize("point", SHIELDED)
-async def test_what_hangs_is_left_to_itself(
+async def test_hanging_collaborator_is_abandoned(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     undisturbed: tuple[dict[str, Any], Counter[str]],
     point: str,
 ) -> None:
-    """Though it ignores that it is cancelled, or is shielded from it."""
+    """Also if it ignores cancellation or is shielded from it."""
     monkeypatch.setattr(detached, "CLOSING", 0.05)
     monkeypatch.setattr(state, "SANDBOX_CLOSING", 0.05)
     before, seen = undisturbed

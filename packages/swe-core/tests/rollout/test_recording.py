@@ -58,9 +58,7 @@ async def _converse(server: InterceptionServer, engine: Engine, who: EngineSessi
     return turns
 
 
-async def test_a_recording_answers_as_the_provider_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_recording_replays_the_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     file = tmp_path / "recording.jsonl"
     replies = [
@@ -85,7 +83,7 @@ async def test_a_recording_answers_as_the_provider_did(
     ]
 
 
-async def test_replies_are_recorded_in_the_order_of_the_calls(tmp_path: Path) -> None:
+async def test_replies_are_recorded_in_order_of_the_calls(tmp_path: Path) -> None:
     """The first call is answered last; its reply is still the first one."""
     file = tmp_path / "recording.jsonl"
     slow_is_asked, fast_is_done = anyio.Event(), anyio.Event()
@@ -111,7 +109,7 @@ def _two_replies() -> dict[str, Any]:
     return {"task_id": "t", "replies": replies}
 
 
-async def test_calls_that_failed_are_not_recorded(tmp_path: Path) -> None:
+async def test_failed_calls_are_not_recorded(tmp_path: Path) -> None:
     file = tmp_path / "recording.jsonl"
     inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", GOOD)))
     async with RecordingEngine(inner, file, Redactor()) as engine:
@@ -124,7 +122,7 @@ async def test_calls_that_failed_are_not_recorded(tmp_path: Path) -> None:
     assert len(line.replies) == 1
 
 
-async def test_many_sessions_end_at_once_and_no_line_is_torn(tmp_path: Path) -> None:
+async def test_concurrent_sessions_write_whole_lines(tmp_path: Path) -> None:
     file = tmp_path / "recording.jsonl"
     text = "x" * 200_000
     source = _write(tmp_path / "in.jsonl", _line(text))
@@ -143,14 +141,14 @@ async def test_many_sessions_end_at_once_and_no_line_is_torn(tmp_path: Path) -> 
     assert {line.replies[0].message["content"] for line in lines} == {text}
 
 
-async def test_a_recording_that_cannot_be_written_is_told_before_the_run(tmp_path: Path) -> None:
+async def test_unwritable_recording_is_rejected_before_the_run(tmp_path: Path) -> None:
     inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", GOOD)))
     with pytest.raises(ConfigError, match=r"nowhere.*cannot be written.*name a file"):
         await RecordingEngine(inner, tmp_path / "nowhere" / "r.jsonl", Redactor()).__aenter__()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-async def test_a_full_disk_is_an_engine_error(tmp_path: Path) -> None:
+async def test_full_disk_is_an_engine_error(tmp_path: Path) -> None:
     inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", GOOD)))
     async with RecordingEngine(inner, Path("/dev/full"), Redactor()) as engine:
         await engine.complete(REQUEST, _who())
@@ -167,7 +165,9 @@ async def test_a_full_disk_is_an_engine_error(tmp_path: Path) -> None:
         (0, "mini", "any, newer"),
     ],
 )
-async def test_the_most_exact_line_wins(tmp_path: Path, attempt: int, agent: str, expected: str) -> None:
+async def test_most_specific_line_is_replayed(
+    tmp_path: Path, attempt: int, agent: str, expected: str
+) -> None:
     file = _write(
         tmp_path / "r.jsonl",
         _line("both", attempt=1, agent="pi"),
@@ -185,7 +185,7 @@ async def test_the_most_exact_line_wins(tmp_path: Path, attempt: int, agent: str
     assert "hand-written" in engine.notes()
 
 
-async def test_streamed_replies_come_in_pieces(tmp_path: Path) -> None:
+async def test_replayed_stream_comes_in_pieces(tmp_path: Path) -> None:
     text = "word " * 30
     engine = ReplayEngine(ReplayConfig(file=_write(tmp_path / "r.jsonl", _line(text))))
     pieces: list[str] = []
@@ -198,7 +198,7 @@ async def test_streamed_replies_come_in_pieces(tmp_path: Path) -> None:
     assert len(pieces) > 3
 
 
-async def test_sessions_are_apart_and_forgotten_when_they_end(tmp_path: Path) -> None:
+async def test_replay_sessions_are_separate_and_forgotten_at_their_end(tmp_path: Path) -> None:
     engine = ReplayEngine(ReplayConfig(file=_write(tmp_path / "r.jsonl", _two_replies())))
 
     async def ask(rollout: str) -> Any:
@@ -209,7 +209,7 @@ async def test_sessions_are_apart_and_forgotten_when_they_end(tmp_path: Path) ->
     assert await ask("a") == "first"
 
 
-async def test_no_line_and_no_more_replies_are_sentences(tmp_path: Path) -> None:
+async def test_replay_without_a_reply_is_an_error(tmp_path: Path) -> None:
     engine = ReplayEngine(ReplayConfig(file=_write(tmp_path / "r.jsonl", GOOD)))
     with pytest.raises(EngineRefused, match=r"r\.jsonl' has no replies for the task 'u' .*--record"):
         await engine.complete(REQUEST, _who(task="u"))
@@ -232,7 +232,7 @@ async def test_no_line_and_no_more_replies_are_sentences(tmp_path: Path) -> None
         ('{"task_id": "t", "attempt": "1", "replies": []}', "attempt: .*integer"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
+def test_invalid_line_of_a_recording_is_named(tmp_path: Path, line: str, problem: str) -> None:
     file = tmp_path / "r.jsonl"
     file.write_text(json.dumps(GOOD) + "\n\n" + line + "\n")
     with pytest.raises(ConfigError, match=rf"line 3 of the recording '.*r\.jsonl' .*({problem})"):
@@ -240,6 +240,6 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize("file", [None, Path("/nowhere/r.jsonl"), Path("/")])
-def test_no_file_is_a_sentence(file: Path | None) -> None:
+def test_missing_recording_is_an_error(file: Path | None) -> None:
     with pytest.raises(ConfigError, match=r"pass --recording FILE|cannot be read .*name an existing"):
         ReplayEngine(ReplayConfig(file=file))

@@ -1,4 +1,4 @@
-"""What the interception server stands: hundreds of rollouts, bad days of clients and engine, and a kill."""
+"""The interception server under load: hundreds of rollouts, faulty clients and engines, and a kill."""
 
 from __future__ import annotations
 
@@ -136,8 +136,7 @@ class Agent:
             messages.append({"role": "assistant", "content": await self.ask(body)})
 
     async def ask(self, body: bytes, hold: int | None = None, patience: float = 1.0, **headers: str) -> str:
-        """A text that is this rollout's own; leaves when its patience ends, for the engine may stall. Says
-        that it retries where it has got the reply whole."""
+        """Return a text of this rollout; disconnect when `patience` seconds are over."""
         reply = Reply()
         headers = RETRY if body in self.whole else headers
         with anyio.move_on_after(patience):
@@ -156,8 +155,8 @@ class Agent:
         assert (reply.status, reply.whole) == (status, False)
 
 
-async def nobody_is_left(before: set[asyncio.Task[Any]]) -> None:
-    """Wait until the tasks of closing connections have ended; no other may be there."""
+async def until_tasks_ended(before: set[asyncio.Task[Any]]) -> None:
+    """Wait until no task is left besides `before`; closing connections take a while."""
     await until(lambda: not asyncio.all_tasks() - before)
 
 
@@ -196,14 +195,13 @@ async def run_agents(
 @pytest.mark.parametrize(
     ("rollouts", "days"), [(60, WORSE_DAYS), pytest.param(500, BAD_DAYS, marks=pytest.mark.slow)]
 )
-async def test_rollouts_on_bad_days(
+async def test_rollouts_stay_consistent_under_faults(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     rollouts: int,
     days: dict[str, int],
 ) -> None:
-    """No task is left, every ledger balances to the engine's own count and again from disk, nobody hears
-    another, and no retry is sampled again once its reply was delivered."""
+    """Ledgers balance with the engine's count, rollouts are isolated, no delivered reply is sampled twice."""
     random, seen = Random(1), Counter[str]()
     names, before = list(map(str, range(rollouts))), asyncio.all_tasks()
     run = make_run(tmp_path / "run", rollouts)
@@ -211,7 +209,7 @@ async def test_rollouts_on_bad_days(
     async with engine, InterceptionServer(max_body=MAX_BODY) as server, connections() as http:
         gates, agents = await run_agents(run, http, server, engine, names, seen, leaving=0.1)
         metrics = server._metrics.text().decode()
-    await nobody_is_left(before)
+    await until_tasks_ended(before)
 
     total, recorded_turns = Ledger(sampled=0, trained=0), 0
     for name in names:
@@ -256,10 +254,10 @@ VLLM_DAYS: dict[VLLMFault, int] = {
 
 
 @pytest.mark.parametrize("rollouts", [12, pytest.param(60, marks=pytest.mark.slow)])
-async def test_the_engine_vllm_on_bad_days(
+async def test_vllm_rollouts_stay_consistent_under_faults(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, rollouts: int
 ) -> None:
-    """Ledgers balance, and every turn's ids are, in one piece, ids that the server was sent and sampled."""
+    """Ledgers balance, and the ids of each turn are those that the server received and sampled."""
     pytest.importorskip("renderers")
     from swe_core.builtin.vllm import VLLMConfig, engine
     from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
@@ -286,7 +284,7 @@ async def test_the_engine_vllm_on_bad_days(
         policy = engine.VLLMEngine(VLLMConfig(url=vllm.url, **settings))
         async with policy, InterceptionServer(max_body=MAX_BODY) as server, connections() as http:
             gates, agents = await run_agents(run, http, server, policy, names, seen)
-    await nobody_is_left(before)
+    await until_tasks_ended(before)
 
     known = {(*asked.prompt, *asked.sent) for asked in vllm.requests}
     total: Counter[str] = Counter()
@@ -316,11 +314,10 @@ def acknowledged(agents: Sequence[Agent]) -> int:
 
 
 @pytest.mark.parametrize(("rollouts", "replies"), [(20, 80), pytest.param(50, 300, marks=pytest.mark.slow)])
-async def test_what_was_acknowledged_before_a_kill_is_on_disk(
+async def test_acknowledged_turns_survive_a_kill(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], rollouts: int, replies: int
 ) -> None:
-    """SIGKILL in the middle of bad days: each reply that a client saw whole is in its rollout's turns with
-    the request that it answered, no sampled reply is there twice, and what is there balances."""
+    """After a SIGKILL each reply that a client received whole is on disk once, with its request."""
     script, path = Path(__file__).with_name("shaky_server.py"), tmp_path / "run"
     argv = [sys.executable, str(script), str(path), str(rollouts), "7"]
     seen, agents = Counter[str](), list[Agent]()

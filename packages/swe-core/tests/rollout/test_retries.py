@@ -1,8 +1,8 @@
-"""A rollout whose sandbox failed is run again: what is kept of it, what is counted, and what is not tried."""
+"""Rollouts that are run again after a sandbox failure: what is kept, counted and retried."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -26,16 +26,10 @@ from swe_core.rollout.run_directory import FOLDERS, RunDirectory
 from swe_core.system.redaction import redact, redaction_scope
 from swe_core.tokens.chains import chains_of
 
-from .runner_bench import Bench, open_bench
+from .runner_bench import Bench
 
 pytestmark = pytest.mark.anyio
 GONE = "its host is gone"
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with open_bench(tmp_path / "run") as bench:
-        yield bench
 
 
 def again(request: RolloutRequest, times: int) -> RolloutRequest:
@@ -80,13 +74,13 @@ WHOLE = {"turns.jsonl", "patch.diff", "grade.json", "test.log"}
         ("grade", set(), None, 0),
     ],
 )
-async def test_the_next_try_counts(
+async def test_retried_rollout_counts_its_last_attempt(
     bench: Bench, where: str, lost: set[str], folder: str | None, turns: int
 ) -> None:
     fail(bench, where)
     rollout = (await bench.runner.run(again(bench.first, 1))).rollout
     assert (rollout.outcome, rollout.reward, rollout.failure) == ("resolved", 1.0, None)
-    assert bench.run.rollouts() == [rollout], "one record, whatever it took"
+    assert bench.run.rollouts() == [rollout], "one record in all"
     (given_up,) = rollout.retried
     assert (given_up.folder, given_up.turns) == (folder, turns)
     assert given_up.failure.boundary == "sandbox"
@@ -95,12 +89,12 @@ async def test_the_next_try_counts(
     assert files(bench, rollout) == WHOLE | lost
     names = [name for _, name in bench.witness.seen]
     assert names.count("started") == names.count("finished") == 1
-    assert names.count("open") == (1 if where == "grade" else 2), "the patch was safe already"
+    assert names.count("open") == (1 if where == "grade" else 2), "the patch was exported already"
     assert rollout.turns == 1
     bench.accounted()
 
 
-async def test_what_a_lost_try_sampled_is_dropped_and_not_trained(bench: Bench) -> None:
+async def test_tokens_of_a_lost_attempt_are_dropped(bench: Bench) -> None:
     fail(bench, "export", times=2)
     rollout = (await bench.runner.run(again(bench.first, 3))).rollout
     assert [one.folder for one in rollout.retried] == ["retried-1", "retried-2"]
@@ -117,7 +111,7 @@ async def test_what_a_lost_try_sampled_is_dropped_and_not_trained(bench: Bench) 
     bench.accounted()
 
 
-async def test_a_lost_try_that_is_not_on_disk_any_more_is_not_balanced(bench: Bench) -> None:
+async def test_lost_attempt_missing_on_disk_is_unbalanced(bench: Bench) -> None:
     fail(bench, "export")
     rollout = (await bench.runner.run(again(bench.first, 1))).rollout
     (bench.run.path / FOLDERS / rollout.id / "retried-1" / "turns.jsonl").unlink()
@@ -125,7 +119,7 @@ async def test_a_lost_try_that_is_not_on_disk_any_more_is_not_balanced(bench: Be
         bench.accounted()
 
 
-async def test_after_so_many_tries_it_is_an_error(bench: Bench) -> None:
+async def test_rollout_errors_after_its_last_retry(bench: Bench) -> None:
     fail(bench, "export", times=9)
     rollout = (await bench.runner.run(again(bench.first, 2))).rollout
     assert (rollout.outcome, rollout.reward) == ("error", None)
@@ -138,7 +132,7 @@ async def test_after_so_many_tries_it_is_an_error(bench: Bench) -> None:
     bench.accounted()
 
 
-async def test_nobody_asked_for_another_try(bench: Bench) -> None:
+async def test_rollout_without_retries_errors_at_once(bench: Bench) -> None:
     fail(bench, "export")
     rollout = (await bench.runner.run(bench.first)).rollout
     assert (rollout.outcome, rollout.retried) == ("error", ())
@@ -158,7 +152,7 @@ async def test_nobody_asked_for_another_try(bench: Bench) -> None:
         pytest.param("grade", SandboxBroken("by the tests"), 1, marks=pytest.mark.slow),
     ],
 )
-async def test_which_errors_another_sandbox_may_mend(
+async def test_only_sandbox_errors_are_retried(
     bench: Bench, where: str, error: Exception, tries: int
 ) -> None:
     fail(bench, where, times=9, error=error)
@@ -167,7 +161,7 @@ async def test_which_errors_another_sandbox_may_mend(
     assert len(rollout.retried) == tries - 1
 
 
-async def test_a_patch_that_is_safe_is_not_made_again_when_its_sandbox_cannot_be_closed(bench: Bench) -> None:
+async def test_exported_patch_survives_failed_sandbox_close(bench: Bench) -> None:
     bench.provider.closes = False
 
     def opened(sandbox: Sandbox) -> None:
@@ -182,8 +176,8 @@ async def test_a_patch_that_is_safe_is_not_made_again_when_its_sandbox_cannot_be
 
 
 @pytest.mark.parametrize("why", ["stale", pytest.param(None, marks=pytest.mark.slow)])
-async def test_cancelled_in_a_later_try(bench: Bench, why: str | None) -> None:
-    """The record has both tries, and every token its own reason."""
+async def test_cancellation_in_a_later_attempt_keeps_both(bench: Bench, why: str | None) -> None:
+    """The record has both attempts, and every dropped token a reason."""
     fail(bench, "export")
     scope = anyio.CancelScope()
 
@@ -203,7 +197,7 @@ async def test_cancelled_in_a_later_try(bench: Bench, why: str | None) -> None:
     bench.accounted()
 
 
-async def test_no_token_of_any_try_stays_known(bench: Bench) -> None:
+async def test_access_tokens_of_all_attempts_are_forgotten(bench: Bench) -> None:
     fail(bench, "export")
     tokens: set[str] = set()
     bench.witness.on_turn = lambda rollout_id: tokens.update(bench.run.redactor.known())
@@ -212,7 +206,7 @@ async def test_no_token_of_any_try_stays_known(bench: Bench) -> None:
     assert bench.run.redactor.known() == set()
 
 
-async def test_a_provider_s_passing_secret_is_known_until_the_rollout_is_recorded(bench: Bench) -> None:
+async def test_temporary_secret_is_redacted_until_the_record(bench: Bench) -> None:
     fail(bench, "export")
     failing, opened = bench.provider.on_open, 0
 
@@ -231,10 +225,8 @@ async def test_a_provider_s_passing_secret_is_known_until_the_rollout_is_recorde
         assert redactor.known() == set()
 
 
-async def test_a_try_that_cannot_be_set_aside_ends_the_run_and_is_run_again_later(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A full disk, say: that is no fault of the rollout."""
+async def test_unarchivable_attempt_ends_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, for example, is not a fault of the rollout."""
 
     rename = Path.rename
 
@@ -249,13 +241,13 @@ async def test_a_try_that_cannot_be_set_aside_ends_the_run_and_is_run_again_late
         with pytest.raises(SweError, match=r"cannot write to the run directory .*No space left"):
             await bench.runner.run(again(bench.first, 1))
     (rollout,) = bench.run.rollouts()
-    assert rollout.outcome == "cancelled", "so that it is run again when the run is gone on with"
+    assert rollout.outcome == "cancelled", "a resumed run repeats it"
     left = RunDirectory.resume(bench.run.path, bench.run.redactor, ["cancelled"])
     assert left.finished() == {}
     assert list((left.path / FOLDERS).iterdir()) == []
 
 
-async def test_what_was_run_again_stays_finished_when_the_run_is_gone_on_with(bench: Bench) -> None:
+async def test_retried_rollout_stays_finished_on_resume(bench: Bench) -> None:
     fail(bench, "export")
     rollout = (await bench.runner.run(again(bench.first, 1))).rollout
     before = files(bench, rollout)
@@ -279,10 +271,10 @@ async def test_what_was_run_again_stays_finished_when_the_run_is_gone_on_with(be
         pytest.param([], {("agent", None): 2, ("grade", None): 1}, marks=pytest.mark.slow),
     ],
 )
-async def test_how_long_sandboxes_stood_open_is_said_by_purpose_and_flavor(
+async def test_sandbox_time_is_summed_by_purpose_and_flavor(
     bench: Bench, flavors: list[str], used: dict[tuple[str, str | None], int]
 ) -> None:
-    """Of lost tries too, for they are billed as well; a sandbox that did not open cost nothing."""
+    """Lost attempts count, since they are billed; a sandbox that did not open does not."""
     bench.provider.flavors = flavors
     fail(bench, "export")
     rollout = (await bench.runner.run(again(bench.first, 1))).rollout
@@ -291,9 +283,7 @@ async def test_how_long_sandboxes_stood_open_is_said_by_purpose_and_flavor(
     assert sum(one.seconds for one in rollout.sandboxes) <= rollout.seconds
 
 
-async def test_the_time_that_opening_takes_is_not_counted(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sandbox_time_excludes_opening(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 0.0
     monkeypatch.setattr("swe_core.rollout.state.monotonic", lambda: clock)
 
@@ -310,7 +300,7 @@ async def test_the_time_that_opening_takes_is_not_counted(
     assert {one.purpose: one.seconds for one in rollout.sandboxes} == {"agent": 8.0, "grade": 0.0}
 
 
-async def test_a_cancelled_rollout_has_used_its_sandbox(bench: Bench) -> None:
+async def test_sandbox_time_includes_cancelled_rollouts(bench: Bench) -> None:
     bench.witness.on_turn = lambda rollout_id: bench.runner.cancel(rollout_id, "stale")
     bench.provider.flavors = ["small"]
     rollout = (await bench.runner.run(bench.first)).rollout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,15 @@ from swe_core.system.redaction import MARK, Redactor
 from swe_testing.records import make_rollout, make_run, make_turn
 
 
-def rollout(name: str) -> Rollout:
-    return make_rollout(id=name)
+def rollout(name: str, **fields: Any) -> Rollout:
+    return make_rollout(id=name, **fields)
+
+
+def turn_tokens(prompt: int, completion: int, logprob: float = -1.0) -> TurnTokens:
+    return TurnTokens(
+        base=None, prompt=[prompt], completion=[completion], logprobs=[logprob], versions=[(0, 1)],
+        rendered="full", cause="start",
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -27,7 +35,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path / "run", new_run_info({"swe-core": "0"}, {}, 2, ["a note"]), redactor)
 
 
-def test_what_was_appended_is_read_back_in_order(run: RunDirectory) -> None:
+def test_appended_rollouts_are_read_in_order(run: RunDirectory) -> None:
     for name in ("b", "a"):
         run.append(rollout(name))
     again = RunDirectory.open(run.path)
@@ -35,27 +43,27 @@ def test_what_was_appended_is_read_back_in_order(run: RunDirectory) -> None:
     assert again.info == run.info
 
 
-def test_an_id_that_is_there_twice_counts_once(run: RunDirectory) -> None:
+def test_repeated_id_counts_once(run: RunDirectory) -> None:
     for name, outcome in (("a", "error"), ("b", "error"), ("a", "unresolved")):
-        run.append(rollout(name).model_copy(update={"outcome": outcome}))
+        run.append(rollout(name, outcome=outcome))
     assert {rollout.id: rollout.outcome for rollout in run.rollouts()} == run.finished()
     assert [rollout.id for rollout in run.rollouts()] == ["a", "b"]
 
 
-def test_a_torn_last_line_is_left_out(run: RunDirectory) -> None:
+def test_torn_last_line_is_skipped(run: RunDirectory) -> None:
     run.append(rollout("a"))
     with (run.path / "rollouts.jsonl").open("ab") as file:
         file.write(b'{"id": "b", "task')
     assert [r.id for r in run.rollouts()] == ["a"]
 
 
-def test_a_damaged_line_is_named(run: RunDirectory) -> None:
+def test_damaged_line_is_named(run: RunDirectory) -> None:
     (run.path / "rollouts.jsonl").write_bytes(b"{}\n")
     with pytest.raises(UsageError, match="line 1 of"):
         run.rollouts()
 
 
-def test_turns_are_read_back_and_a_torn_or_damaged_line_is_told(run: RunDirectory) -> None:
+def test_turns_round_trip_and_damaged_lines_are_named(run: RunDirectory) -> None:
     assert run.turns("a") == []
     folder = run.folder("a")
     turns = [make_turn(0), make_turn(1)]
@@ -70,17 +78,9 @@ def test_turns_are_read_back_and_a_torn_or_damaged_line_is_told(run: RunDirector
         run.turns("a")
 
 
-def test_what_the_agent_never_had_is_read_back_as_dropped(run: RunDirectory) -> None:
+def test_undelivered_turns_are_read_as_dropped(run: RunDirectory) -> None:
     """The line that says so may be missing, torn or damaged."""
-    tokens = TurnTokens(
-        base=None,
-        prompt=[1],
-        completion=[2],
-        logprobs=[-1.0],
-        versions=[(0, 1)],
-        rendered="full",
-        cause="start",
-    )
+    tokens = turn_tokens(1, 2)
     folder = run.folder("a")
     turns = [make_turn(index, tokens=tokens) for index in range(3)]
     for turn in turns:
@@ -99,12 +99,12 @@ def test_what_the_agent_never_had_is_read_back_as_dropped(run: RunDirectory) -> 
         run.turns("a")
 
 
-def test_a_used_directory_is_refused(run: RunDirectory) -> None:
+def test_used_directory_is_rejected(run: RunDirectory) -> None:
     with pytest.raises(UsageError, match="not empty"):
         RunDirectory.create(run.path, run.info, Redactor())
 
 
-def test_a_path_that_is_a_file_is_refused(tmp_path: Path, run: RunDirectory) -> None:
+def test_path_of_a_file_is_rejected(tmp_path: Path, run: RunDirectory) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
         RunDirectory.create(tmp_path / "file", run.info, Redactor())
@@ -116,14 +116,14 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path, run: RunDirectory) -> 
      ('{"format": 1}', "format 1, and .* reads 4 and 5: read it with the version that wrote it"),
      ('{"format": 5}', "damaged")],
 )  # fmt: skip
-def test_what_is_not_a_run_directory(tmp_path: Path, content: str | None, message: str) -> None:
+def test_open_rejects_other_directories(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(UsageError, match=message):
         RunDirectory.open(tmp_path)
 
 
-def test_a_run_of_the_format_before_is_read_and_gone_on_with(run: RunDirectory) -> None:
+def test_previous_format_is_read_and_resumed(run: RunDirectory) -> None:
     file, folder = run.path / "run.json", run.folder("a")
     old = run.info.model_copy(update={"format": 4})
     file.write_text(old.model_dump_json())
@@ -138,32 +138,24 @@ def test_a_run_of_the_format_before_is_read_and_gone_on_with(run: RunDirectory) 
     assert gone_on.turns("a") == turns
 
 
-def test_no_secret_reaches_the_disk_but_the_patch_is_exact(run: RunDirectory) -> None:
+def test_secrets_are_redacted_except_in_the_patch(run: RunDirectory) -> None:
     folder = run.folder("a")
     folder.add_event(AgentEvent(kind="text", text="my token is sekret-token-1"))
     folder.add_output(b"TOKEN=sekret-token-1\n")
     folder.put("test.log", b"sekret-token-1")
     folder.put_patch(b"+sekret-token-1\n")
     folder.close()
-    run.append(rollout("a").model_copy(update={"model": "sekret-token-1"}))
+    run.append(rollout("a", model="sekret-token-1"))
     for root, _, names in os.walk(run.path):
         for name in names:
             data = (Path(root) / name).read_bytes()
             assert (b"sekret" in data) == (name == "patch.diff"), name
 
 
-def test_ids_and_log_probabilities_are_no_text(run: RunDirectory) -> None:
+def test_ids_and_logprobs_are_not_redacted(run: RunDirectory) -> None:
     """Also where a secret is a number."""
     run.redactor.add("12345678")
-    tokens = TurnTokens(
-        base=None,
-        prompt=[112345678],
-        completion=[12345678],
-        logprobs=[-0.12345678],
-        versions=[(0, 1)],
-        rendered="full",
-        cause="start",
-    )
+    tokens = turn_tokens(112345678, 12345678, -0.12345678)
     folder = run.folder("a")
     folder.add_turn(make_turn(0, tokens=tokens, error="what is 12345678?"))
     folder.close()
@@ -173,7 +165,7 @@ def test_ids_and_log_probabilities_are_no_text(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_a_secret_torn_between_two_writes_is_found(run: RunDirectory, size: int) -> None:
+def test_secret_split_over_two_writes_is_redacted(run: RunDirectory, size: int) -> None:
     folder = run.folder("a")
     printed = b"key=sekret-token-1 sekret-token- sekret-token-1\nsek"
     for start in range(0, len(printed), size):
@@ -183,7 +175,7 @@ def test_a_secret_torn_between_two_writes_is_found(run: RunDirectory, size: int)
     assert logged == b"key=[redacted] sekret-token- [redacted]\nsek"
 
 
-def test_a_write_that_fails_leaves_no_half_line(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_partial_line(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     run.append(rollout("a"))
     real = os.write
 
@@ -200,7 +192,7 @@ def test_a_write_that_fails_leaves_no_half_line(run: RunDirectory, monkeypatch: 
     assert [r.id for r in run.rollouts()] == ["a", "c"]
 
 
-def test_a_flood_is_cut_and_says_so(run: RunDirectory) -> None:
+def test_agent_log_is_bounded(run: RunDirectory) -> None:
     folder = run.folder("a")
     for _ in range(40):
         folder.add_output(b"x" * (1024 * 1024))
@@ -210,8 +202,8 @@ def test_a_flood_is_cut_and_says_so(run: RunDirectory) -> None:
     assert b"cut here" in data[-200:]
 
 
-def test_a_run_is_gone_on_with_where_it_was_torn(run: RunDirectory) -> None:
-    """Finished rollouts stay as they are; half a line and what was running are gone, and can be run again."""
+def test_resume_keeps_finished_rollouts_only(run: RunDirectory) -> None:
+    """The partial line and the unfinished rollouts are removed, and can be run again."""
     for name in ("a", "b"):
         run.folder(name).close()
     run.folder("a-torn").put("test.log", b"half")
@@ -227,14 +219,14 @@ def test_a_run_is_gone_on_with_where_it_was_torn(run: RunDirectory) -> None:
     assert file.read_bytes() == whole
     assert sorted(path.name for path in (run.path / "rollouts").iterdir()) == ["a", "b"]
     again.folder("a-torn").close()
-    again.append(rollout("a-torn").model_copy(update={"model": "sekret-token-2"}))
+    again.append(rollout("a-torn", model="sekret-token-2"))
     assert [(r.id, r.model) for r in again.rollouts()] == [("a", "m"), ("b", "m"), ("a-torn", "[redacted]")]
 
 
-def test_what_ended_in_a_way_that_counts_for_nothing_is_taken_back(run: RunDirectory) -> None:
+def test_resume_removes_rollouts_of_given_outcomes(run: RunDirectory) -> None:
     for name, outcome in (("a", "resolved"), ("b", "cancelled"), ("c", "error"), ("d", "unresolved")):
         run.folder(name).close()
-        run.append(rollout(name).model_copy(update={"outcome": outcome}))
+        run.append(rollout(name, outcome=outcome))
     lines = (run.path / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     again = RunDirectory.resume(run.path, Redactor(), ["cancelled"])
     assert again.finished() == {"a": "resolved", "c": "error", "d": "unresolved"}
@@ -244,9 +236,9 @@ def test_what_ended_in_a_way_that_counts_for_nothing_is_taken_back(run: RunDirec
     assert not list(run.path.glob("*.new"))
 
 
-def test_a_full_disk_takes_nothing_back_half(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_on_a_full_disk_changes_nothing(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     run.append(rollout("a"))
-    run.append(rollout("b").model_copy(update={"outcome": "cancelled"}))
+    run.append(rollout("b", outcome="cancelled"))
     before = (run.path / "rollouts.jsonl").read_bytes()
 
     def full(descriptor: int) -> None:
@@ -261,7 +253,7 @@ def test_a_full_disk_takes_nothing_back_half(run: RunDirectory, monkeypatch: pyt
     assert RunDirectory.resume(run.path, Redactor(), ["cancelled"]).finished() == {"a": "resolved"}
 
 
-def test_a_folder_knows_what_it_could_not_write(run: RunDirectory) -> None:
+def test_folder_keeps_its_first_write_error(run: RunDirectory) -> None:
     folder = run.folder("a")
     folder.add_output(b"fine")
     assert folder.failure is None
@@ -274,9 +266,7 @@ def test_a_folder_knows_what_it_could_not_write(run: RunDirectory) -> None:
     folder.close()
 
 
-def test_a_directory_whose_making_was_cut_off_is_as_good_as_an_empty_one(
-    tmp_path: Path, run: RunDirectory
-) -> None:
+def test_partially_created_directory_is_reused(tmp_path: Path, run: RunDirectory) -> None:
     path = tmp_path / "cut"
     (path / "rollouts").mkdir(parents=True)
     (path / "lock").touch()
@@ -291,7 +281,7 @@ def test_a_directory_whose_making_was_cut_off_is_as_good_as_an_empty_one(
     assert not (other / "lock").exists()
 
 
-def test_a_directory_is_locked_by_one(run: RunDirectory, tmp_path: Path) -> None:
+def test_run_directory_has_one_lock_holder(run: RunDirectory, tmp_path: Path) -> None:
     with locked(run.path), pytest.raises(UsageError, match="is in use by another process: wait for it"):
         with locked(run.path):
             pass
@@ -304,7 +294,7 @@ def test_a_directory_is_locked_by_one(run: RunDirectory, tmp_path: Path) -> None
         pass
 
 
-def test_a_run_that_finished_nothing_is_gone_on_with(run: RunDirectory) -> None:
+def test_run_without_finished_rollouts_is_resumed(run: RunDirectory) -> None:
     run.folder("a").close()
     assert RunDirectory.resume(run.path, Redactor()).rollouts() == []
     assert list((run.path / "rollouts").iterdir()) == []
@@ -315,7 +305,7 @@ def test_a_run_that_finished_nothing_is_gone_on_with(run: RunDirectory) -> None:
     [("run.json", "not a run directory"), ("rollouts", "cannot be resumed: No such file"),
      ("rollouts.jsonl", "line 1 of .* is not a finished rollout")],
 )  # fmt: skip
-def test_what_cannot_be_gone_on_with_loses_nothing(run: RunDirectory, damage: str, message: str) -> None:
+def test_failed_resume_loses_nothing(run: RunDirectory, damage: str, message: str) -> None:
     (run.path / "rollouts.jsonl").write_bytes(b"{}\n" if damage == "rollouts.jsonl" else b"")
     folder = run.path / "rollouts"
     if damage == "rollouts":
@@ -329,5 +319,5 @@ def test_what_cannot_be_gone_on_with_loses_nothing(run: RunDirectory, damage: st
     assert (folder / "a").exists() == (damage != "rollouts")
 
 
-def test_a_run_may_not_know_how_many_rollouts_it_will_have(tmp_path: Path) -> None:
+def test_planned_rollouts_may_be_unknown(tmp_path: Path) -> None:
     assert RunDirectory.open(make_run(tmp_path / "training").path).info.planned is None

@@ -1,10 +1,8 @@
-"""The runner: one rollout at a time, ended by whoever drives it, and always recorded."""
+"""The runner: single rollouts, cancelled by their caller, and always recorded."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -18,19 +16,13 @@ from swe_core.errors import EngineUnavailable, SweError
 from swe_core.interception.sse import EventStream
 from swe_core.tokens.chains import chains_of
 
-from .runner_bench import Bench, open_bench
+from .runner_bench import Bench
 from .shaky_server import ids
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with open_bench(tmp_path / "run") as bench:
-        yield bench
-
-
-async def test_a_rollout_is_run_recorded_and_returned(bench: Bench) -> None:
+async def test_rollout_is_recorded_and_returned(bench: Bench) -> None:
     own = bench.first.model_copy(update={"id": "by-the-worker"})
     rollout = (await bench.runner.run(own)).rollout
     assert (rollout.id, rollout.outcome, rollout.reward) == ("by-the-worker", "resolved", 1.0)
@@ -42,8 +34,8 @@ async def test_a_rollout_is_run_recorded_and_returned(bench: Bench) -> None:
     bench.accounted()
 
 
-async def test_a_cancelled_rollout_frees_its_sandbox_and_is_recorded_as_what_it_was(bench: Bench) -> None:
-    """The agent would stay for ever; the other rollout goes on to its own end."""
+async def test_cancelled_rollout_closes_its_sandbox(bench: Bench) -> None:
+    """The agent would never exit; the other rollout continues to its end."""
     bench.agent.staying = {bench.first.task.instance_id}
     open_then: dict[str, list[str]] = {}
 
@@ -72,8 +64,8 @@ async def test_a_cancelled_rollout_frees_its_sandbox_and_is_recorded_as_what_it_
     bench.accounted()
 
 
-async def test_an_engine_that_is_unfit_ends_the_run_with_its_sentence(bench: Bench) -> None:
-    """The rollout that found it out is recorded, and so are those that run."""
+async def test_unfit_engine_ends_the_run(bench: Bench) -> None:
+    """The rollout that detects it is recorded, and so are the running ones."""
     bench.agent.staying = {bench.second.task.instance_id}
 
     def unfit(rollout: Rollout) -> None:
@@ -86,7 +78,7 @@ async def test_an_engine_that_is_unfit_ends_the_run_with_its_sentence(bench: Ben
     assert found == {bench.first.id: "resolved", bench.second.id: "cancelled"}
 
 
-async def test_a_rollout_can_be_cancelled_before_its_sandbox_is_open(bench: Bench) -> None:
+async def test_rollout_is_cancelled_before_its_sandbox_opens(bench: Bench) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(bench.runner.run, bench.first)
         while not bench.witness.seen:
@@ -97,7 +89,7 @@ async def test_a_rollout_can_be_cancelled_before_its_sandbox_is_open(bench: Benc
     assert (rollout.ledger, rollout.turns, rollout.phases.agent) == (None, 0, None)
 
 
-async def test_a_rollout_that_is_graded_is_cancelled_and_the_graders_sandbox_closed(bench: Bench) -> None:
+async def test_rollout_is_cancelled_during_grading(bench: Bench) -> None:
     async def grading() -> None:
         assert bench.provider.alive == [bench.first.task.instance_id]
         bench.runner.cancel(bench.first.id, "stale")
@@ -112,8 +104,8 @@ async def test_a_rollout_that_is_graded_is_cancelled_and_the_graders_sandbox_clo
     bench.accounted()
 
 
-async def test_the_first_reason_counts(bench: Bench) -> None:
-    """Teardown takes a while, and who drives the run may end in the meantime."""
+async def test_first_cancellation_reason_counts(bench: Bench) -> None:
+    """Teardown takes a while, and the run may end in the meantime."""
 
     async def grading() -> None:
         bench.runner.cancel(bench.first.id, "stale")
@@ -182,8 +174,8 @@ async def test_run_returns_the_chains_that_the_disk_gives(
     bench.accounted()
 
 
-async def test_a_cancel_that_comes_too_late_changes_nothing(bench: Bench) -> None:
-    """While it is recorded, and when it is over: the outcome stands, and the caller is not cancelled."""
+async def test_late_cancellation_changes_nothing(bench: Bench) -> None:
+    """While the rollout is recorded, and later: the outcome stands, and the caller is not cancelled."""
     bench.witness.on_finished = lambda rollout: bench.runner.cancel(rollout.id, "stale")
     rollout = (await bench.runner.run(bench.first)).rollout
     bench.runner.cancel(bench.first.id, "stale")
@@ -199,11 +191,10 @@ async def test_a_cancel_that_comes_too_late_changes_nothing(bench: Bench) -> Non
 @pytest.mark.parametrize(
     ("what", "outcome", "why"), [("engine", "cancelled", "stale"), ("sandbox", "error", None)]
 )
-async def test_a_failure_of_the_teardown_leaves_a_balanced_record(
+async def test_failed_teardown_leaves_a_balanced_record(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, what: str, outcome: str, why: str | None
 ) -> None:
-    """What the engine cannot write for a rollout that nobody wants is no matter; a sandbox that cannot be
-    closed is an error, cancelled or not."""
+    """An engine error in a cancelled rollout is ignored; a sandbox that does not close is an error."""
 
     async def failing(session: object) -> None:
         raise EngineUnavailable("the server is gone")
@@ -222,8 +213,8 @@ async def test_a_failure_of_the_teardown_leaves_a_balanced_record(
 
 
 @pytest.mark.parametrize("why", [None, "stale"])
-async def test_cancellation_from_outside_is_recorded_and_goes_on(bench: Bench, why: str | None) -> None:
-    """Ctrl-C, also after a worker's own cancellation: `run` does not return."""
+async def test_outer_cancellation_is_recorded_and_propagates(bench: Bench, why: str | None) -> None:
+    """Ctrl-C, also after a cancellation by the worker: `run` does not return."""
     bench.agent.staying = {bench.first.task.instance_id}
     returned = False
     with anyio.CancelScope() as outside:
@@ -246,9 +237,7 @@ async def test_cancellation_from_outside_is_recorded_and_goes_on(bench: Bench, w
     bench.accounted()
 
 
-async def test_a_run_directory_that_cannot_be_written_is_said(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unwritable_run_directory_is_an_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(rollout: Rollout) -> None:
         raise OSError(28, "No space left on device")
 

@@ -6,10 +6,9 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from swe_core.api.engine import Sampled, Usage
+from swe_core.api.engine import Usage
 from swe_core.api.records import Ledger, Outcome
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import AgentError, LedgerError, SandboxDied
@@ -18,6 +17,8 @@ from swe_core.rollout.state import RolloutState
 from swe_core.system.redaction import Redactor
 from swe_core.tokens.token_log import TokenLog
 from swe_testing.records import make_request, make_task
+
+from ..token_turns import make_sampled
 
 
 class Unbalanced(TokenLog):
@@ -43,11 +44,11 @@ def _notes(book: TokenLog) -> RolloutState:
         ("cancelled", 0, {"cancelled": 3}),
     ],
 )
-def test_without_a_verdict_nothing_is_trained(
+def test_rollout_without_verdict_has_no_trained_tokens(
     outcome: Outcome, trained: int, dropped: dict[str, int]
 ) -> None:
-    book, three = TokenLog(), np.zeros(3, np.int32)
-    book.add(0, Sampled(None, three, three, np.zeros(3, np.float32), three, "full", "start"))
+    book = TokenLog()
+    book.add(0, make_sampled([1], [2, 3, 4]))
     record = _notes(book).record(outcome, datetime.now(UTC), 1.0)
     assert record.outcome == outcome
     assert record.ledger is not None
@@ -55,14 +56,14 @@ def test_without_a_verdict_nothing_is_trained(
     assert record.ended_by == "turns"
 
 
-def test_tokens_that_are_not_accounted_for_are_an_error_of_the_engine() -> None:
+def test_unbalanced_tokens_are_an_engine_error() -> None:
     record = _notes(Unbalanced()).record("resolved", datetime.now(UTC), 1.0)
     assert (record.outcome, record.reward, record.ledger) == ("error", None, None)
     assert record.failure is not None
     assert (record.failure.boundary, record.failure.type) == ("engine", "LedgerError")
 
 
-def test_of_several_failures_the_first_one_counts() -> None:
+def test_first_of_several_failures_counts() -> None:
     notes = _notes(Unbalanced())
     notes.fail(AgentError("it crashed"), "agent")
     record = notes.record("error", datetime.now(UTC), 1.0)
@@ -71,7 +72,7 @@ def test_of_several_failures_the_first_one_counts() -> None:
 
 
 @pytest.mark.parametrize("collected", [False, True])
-def test_a_try_that_is_given_up_leaves_nothing_of_its_own_in_the_record(collected: bool) -> None:
+def test_abandoned_attempt_leaves_no_trace_in_the_record(collected: bool) -> None:
     """But where only its grading failed, all but that stays."""
     notes = _notes(TokenLog())
     notes.phases |= {"agent": 5.0, "grade": 2.0}
