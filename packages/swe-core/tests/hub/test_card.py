@@ -1,4 +1,4 @@
-"""The card: what it says, and what of it is the owner's."""
+"""The data set card: its summary, and the text of its owner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def text_of(run: PushedRun, existing: str | None = None) -> str:
     return text
 
 
-def test_what_it_says(tmp_path: Path) -> None:
+def test_card_summarises_the_runs(tmp_path: Path) -> None:
     text = text_of(pushed(tmp_path))
     assert "3 rollouts of 2 tasks, 1 of 2 resolved (50.0%)" in text
     assert "| demo | owner/model | mini | box | 2 | 3 | 1 of 2 resolved (50.0%) | 1 | 0.1.0 |" in text
@@ -35,7 +35,7 @@ def test_what_it_says(tmp_path: Path) -> None:
     assert data.license is None  # the owner's to state
 
 
-def test_no_path_of_this_machine(tmp_path: Path) -> None:
+def test_card_has_no_local_path(tmp_path: Path) -> None:
     run = PushedRun.of(new_run(tmp_path / "run", run={"tasks": str(tmp_path / "rows.jsonl")}))
     run = run.with_shard([rollout("a-0", model=str(tmp_path / "weights"))])
     run = run.model_copy(update={"notes": (f"see {Path.home()}/x",)})
@@ -44,7 +44,7 @@ def test_no_path_of_this_machine(tmp_path: Path) -> None:
     assert "| rows.jsonl | weights |" in text
 
 
-def test_a_note_of_the_run_keeps_no_home(tmp_path: Path) -> None:
+def test_card_note_has_no_home_directory(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
     run.info = run.info.model_copy(update={"notes": (f"replies of {Path.home()}/r.jsonl | <b>",)})
     text = text_of(PushedRun.of(run))
@@ -52,7 +52,7 @@ def test_a_note_of_the_run_keeps_no_home(tmp_path: Path) -> None:
     assert "- replies of ~/r.jsonl \\| &lt;b>" in text
 
 
-def test_what_the_owner_wrote_stays(tmp_path: Path) -> None:
+def test_card_keeps_text_of_the_owner(tmp_path: Path) -> None:
     run = pushed(tmp_path)
     first = text_of(run)
     theirs = first.replace("tags:", "license: mit\ntags:").replace("None is stated.", "MIT, with thanks.")
@@ -63,7 +63,7 @@ def test_what_the_owner_wrote_stays(tmp_path: Path) -> None:
     assert again.count(BEGIN) == again.count(END) == 1
 
 
-def test_a_readme_without_the_marks_is_the_owners(tmp_path: Path) -> None:
+def test_card_does_not_replace_unmarked_readme(tmp_path: Path) -> None:
     run = pushed(tmp_path)
     assert card("owner/rows", [run], "# Mine\n") is None
     assert card("owner/rows", [run], f"# Mine\n{BEGIN}\n") is None

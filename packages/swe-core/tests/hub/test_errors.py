@@ -26,10 +26,10 @@ from swe_testing.hf import LocalHF
 NAME = "tester/thing"
 
 
-def met(deed: Any) -> Exception:
-    """What a call of the client raises."""
+def raised(call: Any) -> Exception:
+    """Return what a call of the client raises."""
     with pytest.raises(Exception) as caught:  # noqa: PT011  # whatever it is
-        deed()
+        call()
     return caught.value
 
 
@@ -49,9 +49,11 @@ def met(deed: Any) -> Exception:
         (503, "server", "answered 503 ("),
     ],
 )
-def test_what_the_service_answers(threaded_hf: LocalHF, status: int, kind: Kind, said: str) -> None:
+def test_service_status_has_a_kind_and_a_sentence(
+    threaded_hf: LocalHF, status: int, kind: Kind, said: str
+) -> None:
     threaded_hf.faults.plan("hub.info", status)
-    problem = problem_of(met(lambda: HfApi().model_info(NAME)))
+    problem = problem_of(raised(lambda: HfApi().model_info(NAME)))
     assert problem.kind == kind
     assert problem.passes == (kind in ("server", "rate", "changed"))
     sentence = problem.sentence(f"look at {NAME!r}")
@@ -67,27 +69,27 @@ def answer(status: int, **headers: str) -> Any:
     return http.Response(status, headers=headers, request=request)
 
 
-def test_a_token_that_expired_is_no_missing_repository() -> None:
-    """The client calls nearly every 401 about a repository so, whatever the service says of the token."""
-    expired = met(lambda: hf_raise_for_status(answer(401, **{"X-Error-Message": "The token is expired"})))
+def test_expired_token_is_not_a_missing_repository() -> None:
+    """The client raises RepositoryNotFoundError for nearly every 401 about a repository."""
+    expired = raised(lambda: hf_raise_for_status(answer(401, **{"X-Error-Message": "The token is expired"})))
     assert isinstance(expired, RepositoryNotFoundError)
     assert problem_of(expired).kind == "token"
-    absent = met(lambda: hf_raise_for_status(answer(401, **{"X-Error-Code": "RepoNotFound"})))
+    absent = raised(lambda: hf_raise_for_status(answer(401, **{"X-Error-Code": "RepoNotFound"})))
     assert isinstance(absent, RepositoryNotFoundError)
     assert problem_of(absent).kind == "missing"
 
 
-def test_a_name_that_is_taken(threaded_hf: LocalHF) -> None:
+def test_taken_name_is_rejected(threaded_hf: LocalHF) -> None:
     api = HfApi()
     api.create_repo(NAME)
-    problem = problem_of(met(lambda: api.create_repo(NAME)))
+    problem = problem_of(raised(lambda: api.create_repo(NAME)))
     assert (problem.kind, problem.passes) == ("taken", False)
     assert "You already created this model repo" in problem.why
 
 
-def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     api = HfApi(endpoint="http://127.0.0.1:9", token="hf_x")
-    problem = problem_of(met(lambda: api.whoami()), endpoint=api.endpoint)
+    problem = problem_of(raised(lambda: api.whoami()), endpoint=api.endpoint)
     assert (problem.kind, problem.passes) == ("unreachable", True)
     assert "Hugging Face at 'http://127.0.0.1:9' does not answer (" in problem.why
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -95,7 +97,7 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "HF_HUB_OFFLINE" in problem_of(OfflineModeIsEnabled("it is set")).remedy
 
 
-def test_what_the_client_refuses_itself() -> None:
+def test_errors_of_the_client_have_a_sentence() -> None:
     assert problem_of(LocalTokenNotFoundError("none")) == NO_TOKEN
     assert problem_of(HFValidationError("too long")).sentence("push") == (
         "cannot push: that is no name of a repository (too long); name it as OWNER/NAME"
@@ -104,13 +106,13 @@ def test_what_the_client_refuses_itself() -> None:
     assert problem_of(ValueError()).sentence("push") == "cannot push: ValueError"
 
 
-def test_who_knows_better_says_what_to_do() -> None:
+def test_caller_may_override_the_remedy() -> None:
     assert NO_TOKEN.sentence("push", {"no token": "log in", "scope": "no"}).endswith("token; log in")
     assert NO_TOKEN.sentence("push", {"scope": "no"}) == NO_TOKEN.sentence("push")
 
 
 @given(status=st.integers(400, 599), words=st.text(max_size=2000))
-def test_every_answer_is_one_short_sentence(status: int, words: str) -> None:
+def test_any_answer_is_one_short_sentence(status: int, words: str) -> None:
     error = HfHubHTTPError("x", response=answer(status), server_message=words)
     sentence = problem_of(error, endpoint="https://service.invalid").sentence("look")
     assert sentence.startswith("cannot look: ")
@@ -119,12 +121,12 @@ def test_every_answer_is_one_short_sentence(status: int, words: str) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 294, 295, 1000])
-def test_one_long_word_keeps_its_beginning(length: int) -> None:
-    """As a body of JSON without spaces, which begins with the cause."""
+def test_long_word_keeps_its_beginning(length: int) -> None:
+    """A body of JSON without spaces begins with the cause."""
     whole = "cause " + "x" * length
     assert problem_of(ValueError(whole)).why == (whole if length <= 294 else whole[:299] + "…")
 
 
-def test_nothing_heavy_is_imported_before_there_is_an_error() -> None:
+def test_errors_module_imports_no_hub_client() -> None:
     script = "import sys, swe_core.hub.errors; sys.exit('huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

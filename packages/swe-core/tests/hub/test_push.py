@@ -1,4 +1,4 @@
-"""Pushing runs to the local Hub by the real client: once each, whatever happens in between."""
+"""Pushing runs to the local Hub by the real client: each rollout once, despite failures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def refused(run: RunDirectory, to: str = TO, **options: object) -> str:
     return str(caught.value)
 
 
-def test_a_run_is_pushed_once(hf: LocalHF, run: RunDirectory) -> None:
+def test_run_is_pushed_once(hf: LocalHF, run: RunDirectory) -> None:
     done = push_run(run, Push(to=TO))
     assert (done.new, done.finished, done.url) == (3, 3, f"{hf.origin}/datasets/{TO}")
     assert repo(hf).private
@@ -75,9 +75,7 @@ def test_a_run_is_pushed_once(hf: LocalHF, run: RunDirectory) -> None:
     assert len([name for name in repo(hf).files if name.startswith("data/")]) == 2
 
 
-def test_shards_are_of_a_bounded_size(
-    hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_have_a_bounded_size(hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_push, "MAX_ROWS", 2)
     assert push_run(run, Push(to=TO)).new == 3
     assert sorted(name[-13:] for name in repo(hf).files if name.startswith("data/")) == [
@@ -92,7 +90,7 @@ def test_shards_are_of_a_bounded_size(
     assert len([name for name in repo(hf).files if name.startswith("data/")]) == 4
 
 
-def test_what_is_run_again_is_a_row_of_its_own(hf: LocalHF, tmp_path: Path) -> None:
+def test_repeated_rollout_is_a_row_of_its_own(hf: LocalHF, tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
     add(run, error("t-0", "the sandbox died"))
     add(run, rollout("t-1", outcome="cancelled", reward=None))  # by Ctrl-C: it will run again
@@ -106,7 +104,7 @@ def test_what_is_run_again_is_a_row_of_its_own(hf: LocalHF, tmp_path: Path) -> N
     assert found == [("t-0", "error"), ("t-0", "resolved"), ("t-1", "resolved"), ("t-2", "cancelled")]
 
 
-def test_several_runs_are_one_data_set(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
+def test_several_runs_share_a_data_set(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     other = new_run(tmp_path / "other")
     add(other, rollout("t-0"))
     push_run(run, Push(to=TO))
@@ -117,8 +115,8 @@ def test_several_runs_are_one_data_set(hf: LocalHF, run: RunDirectory, tmp_path:
     assert "4 rollouts of 1 tasks" in card
 
 
-def test_what_others_commit_meanwhile_is_kept(hf: LocalHF, run: RunDirectory) -> None:
-    """Both of two that push at the same time: the second is refused, looks again, and loses nothing."""
+def test_concurrent_commit_of_others_is_kept(hf: LocalHF, run: RunDirectory) -> None:
+    """The second of two concurrent pushes is rejected, reads again, and loses nothing."""
     push_run(run, Push(to=TO))
     api = HfApi()
     seen: list[int] = []
@@ -141,14 +139,14 @@ def test_what_others_commit_meanwhile_is_kept(hf: LocalHF, run: RunDirectory) ->
 
 @pytest.mark.parametrize("status", [429, 502])
 @pytest.mark.parametrize("route", ["hub.create", "hub.auth", "hub.info", "hub.preupload", "hub.commit"])
-def test_a_hub_that_fails_once(hf: LocalHF, run: RunDirectory, route: str, status: int) -> None:
+def test_single_hub_failure_is_retried(hf: LocalHF, run: RunDirectory, route: str, status: int) -> None:
     hf.faults.plan(route, status)
     assert push_run(run, Push(to=TO)).new == 3
     assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2"]
 
 
 @pytest.mark.parametrize("route", ["hub.create", "hub.commit"])
-def test_an_answer_that_is_lost_pushes_nothing_twice(
+def test_lost_answer_pushes_nothing_twice(
     hf: LocalHF, run: RunDirectory, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = iter([True])
@@ -159,7 +157,7 @@ def test_an_answer_that_is_lost_pushes_nothing_twice(
     assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2"]
 
 
-def test_a_hub_that_stays_away_is_a_sentence(hf: LocalHF, run: RunDirectory) -> None:
+def test_unavailable_hub_is_an_error(hf: LocalHF, run: RunDirectory) -> None:
     hf.faults.routes, hf.faults.failing, hf.faults.statuses = ("hub.commit",), 1.0, (503,)
     with pytest.raises(
         TryLater, match=r"cannot push to 'tester/rollouts': .* answered 503 .*; try again later"
@@ -170,7 +168,7 @@ def test_a_hub_that_stays_away_is_a_sentence(hf: LocalHF, run: RunDirectory) -> 
     assert push_run(run, Push(to=TO)).new == 3
 
 
-def test_nobody_there(run: RunDirectory, hf: LocalHF, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_an_error(run: RunDirectory, hf: LocalHF, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -178,7 +176,9 @@ def test_nobody_there(run: RunDirectory, hf: LocalHF, monkeypatch: pytest.Monkey
         push_run(run, Push(to=TO))
 
 
-def test_wrong_tokens_and_names(hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_tokens_and_names_are_rejected(
+    hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "give it write access to the contents of your repositories" in refused(run, "somebody/rollouts")
     monkeypatch.setenv("HF_TOKEN", hf.add_token(["repo.content.read"]))
     assert "'repo.write' is missing" in refused(run)
@@ -192,16 +192,16 @@ def test_wrong_tokens_and_names(hf: LocalHF, run: RunDirectory, monkeypatch: pyt
         load_settings(command_line={"push": {"to": "no-owner"}})
 
 
-def test_a_reader_of_what_is_there_already(
+def test_read_only_token_for_existing_data_set_is_rejected(
     hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client is silent where the repository exists and the token may only read it."""
+    """The client does not check the token's scope if the repository exists."""
     push_run(run, Push(to=TO))
     monkeypatch.setenv("HF_TOKEN", hf.add_token(["repo.content.read"]))
     assert "'repo.write' is missing" in refused(run)
 
 
-def test_a_name_that_is_taken(hf: LocalHF, run: RunDirectory) -> None:
+def test_name_of_another_data_set_is_rejected(hf: LocalHF, run: RunDirectory) -> None:
     api = HfApi()
     api.create_repo(TO, repo_type="dataset", private=True)
     api.upload_file(path_or_fileobj=b"1", path_in_repo="data/a.csv", repo_id=TO, repo_type="dataset")
@@ -209,12 +209,12 @@ def test_a_name_that_is_taken(hf: LocalHF, run: RunDirectory) -> None:
     assert "runs" not in str(repo(hf).files)
 
 
-def test_an_empty_one_may_be_used(hf: LocalHF, run: RunDirectory) -> None:
+def test_empty_data_set_may_be_used(hf: LocalHF, run: RunDirectory) -> None:
     HfApi().create_repo(TO, repo_type="dataset", private=True)
     assert push_run(run, Push(to=TO)).new == 3
 
 
-def test_what_is_private_does_not_become_public(hf: LocalHF, run: RunDirectory) -> None:
+def test_private_run_is_not_pushed_to_public_data_set(hf: LocalHF, run: RunDirectory) -> None:
     HfApi().create_repo(TO, repo_type="dataset", private=False)
     assert "is public: name another" in refused(run)
     assert push_run(run, Push(to=TO, private=False)).new == 3
@@ -222,7 +222,7 @@ def test_what_is_private_does_not_become_public(hf: LocalHF, run: RunDirectory) 
     assert not repo(hf, "tester/open").private
 
 
-def test_a_folder_of_runs_that_was_changed(hf: LocalHF, run: RunDirectory) -> None:
+def test_changed_folder_of_runs_is_rejected(hf: LocalHF, run: RunDirectory) -> None:
     push_run(run, Push(to=TO))
     HfApi().upload_file(
         path_or_fileobj=b'{"a":1}', path_in_repo="runs/x.json", repo_id=TO, repo_type="dataset"
@@ -230,7 +230,7 @@ def test_a_folder_of_runs_that_was_changed(hf: LocalHF, run: RunDirectory) -> No
     assert "or its folder 'runs' was changed" in refused(run)
 
 
-def test_the_command(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
+def test_push_command_pushes_and_reports(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     done = call(str(run.path), "--to", TO)
     assert done.output == (
         f"pushed 3 of 3 finished rollouts, 0 were there already: {hf.origin}/datasets/{TO}\n"
@@ -247,8 +247,8 @@ def test_the_command(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
         assert said in str(call(*arguments).exception)
 
 
-def test_the_command_says_what_is_not_pushed_and_why(hf: LocalHF, tmp_path: Path) -> None:
-    """Of a run that was interrupted, and that was to have 8 rollouts."""
+def test_push_command_reports_what_is_not_pushed(hf: LocalHF, tmp_path: Path) -> None:
+    """An interrupted run with 8 planned rollouts."""
     run = new_run(tmp_path / "run", planned=8)
     add(run, rollout("t-0", outcome="cancelled", reward=None))
     first, second = call(str(run.path), "--to", TO).output.splitlines()
@@ -266,18 +266,16 @@ def test_the_command_says_what_is_not_pushed_and_why(hf: LocalHF, tmp_path: Path
     assert second.startswith("not pushed: 1 interrupted, 4 not finished; ")
 
 
-def test_an_open_ended_run_counts_what_it_has_begun(hf: LocalHF, run: RunDirectory) -> None:
-    """As a training does: nobody knows how many rollouts it is going to have."""
+def test_open_ended_run_counts_started_rollouts(hf: LocalHF, run: RunDirectory) -> None:
+    """A training run does not know its number of rollouts."""
     assert run.info.planned is None
     run.folder("t-3").close()
     done = push_run(run, Push(to=TO))
     assert (done.new, done.finished, done.interrupted, done.unfinished) == (3, 3, 0, 1)
 
 
-def test_no_secret_leaves_the_machine(
-    hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every byte that was uploaded, and every row once more as it is read."""
+def test_no_secret_is_uploaded(hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches every uploaded byte, and every row as it is read."""
     monkeypatch.setenv("MY_API_KEY", "sk-of-the-user")
     secrets = ["sk-of-the-user", hf.token, "swe_tok_" + "x" * 43, str(run.path)]
     said = " ".join(secrets[:3])
@@ -304,8 +302,8 @@ push_run(RunDirectory.open(Path(sys.argv[1])), Push(to=sys.argv[2]))
 
 
 @pytest.mark.parametrize("calls", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_killed_in_mid_push(hf: LocalHF, run: RunDirectory, calls: int) -> None:
-    """After so many commits have arrived, wherever the process is then."""
+def test_killed_push_is_completed_by_the_next(hf: LocalHF, run: RunDirectory, calls: int) -> None:
+    """Killed after `calls` commits have arrived."""
     hf.faults.latency = 0.05
     environment = {**os.environ, **hf.environment()}
     child = subprocess.Popen([sys.executable, "-c", KILLED, str(run.path), TO], env=environment)
@@ -319,12 +317,10 @@ def test_killed_in_mid_push(hf: LocalHF, run: RunDirectory, calls: int) -> None:
     assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2"]
 
 
-def test_datasets_reads_it(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
-    """By its name, all shards, as anybody would."""
+def test_datasets_library_reads_the_data_set(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     push_run(run, Push(to=TO))
-    folder = run.folder("u-0")
-    folder.close()
+    run.folder("u-0").close()
     run.append(error("u-0", "the sandbox died"))  # a shard in which most columns are null
     push_run(run, Push(to=TO))
     script = (
@@ -341,8 +337,8 @@ def test_datasets_reads_it(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> No
     assert json.loads(done.stdout) == [4, "bash", ["t-0", "t-1", "t-2", "u-0"], "int32"]
 
 
-def test_without_the_extra(run: RunDirectory) -> None:
-    """One sentence that names the extra, and nothing imported before."""
+def test_missing_extra_is_named(run: RunDirectory) -> None:
+    """The error names the extra."""
     script = (
         "import sys; sys.modules['huggingface_hub'] = None\n"
         "from swe_core.cli import main; sys.argv = ['swe-core', *sys.argv[1:]]; main()"
@@ -362,8 +358,8 @@ def test_without_the_extra(run: RunDirectory) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.booleans()), max_size=20))
-def test_what_is_pushed_is_not_lacked(rows: list[tuple[int, int, bool]]) -> None:
-    """Whatever finishes again and again: after a shard with it nothing lacks it, and the rest is kept."""
+def test_pushed_rollout_is_not_missing(rows: list[tuple[int, int, bool]]) -> None:
+    """A shard with a rollout leaves it not missing, and keeps the others."""
     state = PushedRun(run="r", created_at=rollout("t-0").started_at, tasks="demo", versions={})
     for number, minute, ended in rows:
         one = rollout(f"t-{number}", minute) if ended else error(f"t-{number}", "x", minute)
@@ -375,6 +371,6 @@ def test_what_is_pushed_is_not_lacked(rows: list[tuple[int, int, bool]]) -> None
     assert PushedRun.model_validate_json(state.model_dump_json()) == state
 
 
-def test_errors_are_ours() -> None:
+def test_try_later_is_a_swe_error() -> None:
     assert issubclass(TryLater, SweError)
     assert not issubclass(TryLater, UsageError)

@@ -1,4 +1,4 @@
-"""Pushing beside a run: in the background, in the end, and never in anybody's way."""
+"""Pushing beside a run: in the background and at the end, without delaying the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import cast
 
 import anyio
@@ -23,7 +22,7 @@ from swe_core.rollout.runner import Runner
 from swe_testing.hf import LocalHF
 from swe_testing.waiting import until
 
-from .runs import add, ids_of, new_run, rollout, rows_of
+from .runs import add, ids_of, rollout, rows_of
 
 pytestmark = pytest.mark.anyio
 TO = "tester/rollouts"
@@ -36,17 +35,12 @@ def hf(threaded_hf: LocalHF, monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     return threaded_hf
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return new_run(tmp_path / "run")
-
-
 def ids(hf: LocalHF) -> list[str]:
     return ids_of(hf.hub.repo("dataset", TO))
 
 
 def finish(runner: Runner, number: int) -> None:
-    """As a rollout that ends does it."""
+    """Finish a rollout as the runner does."""
     record = rollout(f"t-{number}", number)
     add(runner.store, record)
     runner._observer.finished(record)
@@ -69,7 +63,7 @@ def runner_of(run: RunDirectory) -> Runner:
     return Runner([], cast(RunContext, None), run, [], 1)
 
 
-async def test_in_the_background_and_in_the_end(
+async def test_rollouts_are_pushed_during_and_after_the_run(
     hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner = runner_of(run)
@@ -83,7 +77,7 @@ async def test_in_the_background_and_in_the_end(
     assert f"pushed 3 rollouts to {hf.origin}/datasets/{TO}" in caplog.text
 
 
-async def test_commits_are_some_time_apart(hf: LocalHF, run: RunDirectory) -> None:
+async def test_commits_keep_an_interval(hf: LocalHF, run: RunDirectory) -> None:
     runner = runner_of(run)
     async with pushing(runner, 3600):
         for number in range(5):
@@ -94,7 +88,7 @@ async def test_commits_are_some_time_apart(hf: LocalHF, run: RunDirectory) -> No
     assert len(ids(hf)) == 5
 
 
-async def test_what_was_finished_before_is_pushed_too(hf: LocalHF, run: RunDirectory) -> None:
+async def test_earlier_rollouts_are_pushed_too(hf: LocalHF, run: RunDirectory) -> None:
     runner = runner_of(run)
     add(run, rollout("t-0"))
     add(run, rollout("t-1", 1))
@@ -105,7 +99,7 @@ async def test_what_was_finished_before_is_pushed_too(hf: LocalHF, run: RunDirec
     assert ids(hf) == ["t-0", "t-1", "t-2", "t-3"]
 
 
-async def test_a_hub_that_stays_away_costs_nothing(
+async def test_unavailable_hub_does_not_fail_the_run(
     hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened = await opened_push(0.01)
@@ -121,7 +115,7 @@ async def test_a_hub_that_stays_away_costs_nothing(
     assert (await anyio.to_thread.run_sync(push_run, run, Push(to=TO))).new == 1
 
 
-async def test_a_hub_that_comes_back(
+async def test_recovered_hub_gets_the_rollouts(
     hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     hf.faults.plan("hub.create", *[503] * 3)
@@ -135,7 +129,7 @@ async def test_a_hub_that_comes_back(
     assert "are not pushed" not in caplog.text
 
 
-async def test_a_token_that_is_revoked_meanwhile(
+async def test_revoked_token_is_logged(
     hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened = await opened_push(0.01)
@@ -147,18 +141,18 @@ async def test_a_token_that_is_revoked_meanwhile(
     assert len(run.rollouts()) == 1
 
 
-async def test_a_wrong_token_is_told_before_the_run(hf: LocalHF, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wrong_token_is_rejected_before_the_run(hf: LocalHF, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", hf.add_token(["repo.content.read"]))
     with pytest.raises(UsageError, match="the Hugging Face token may not do that"):
         await opened_push(1.0)
 
 
-async def test_nothing_is_asked_where_nothing_is_to_be_pushed(hf: LocalHF, run: RunDirectory) -> None:
+async def test_run_without_push_does_not_call_the_hub(hf: LocalHF, run: RunDirectory) -> None:
     assert hub_extensions(Push()) == ()
     assert not hf.calls
 
 
-async def test_what_ends_a_run_is_raised_as_it_is(hf: LocalHF, run: RunDirectory) -> None:
+async def test_error_that_ends_the_run_is_raised_unchanged(hf: LocalHF, run: RunDirectory) -> None:
     opened, runner = await opened_push(3600), runner_of(run)
 
     async def fail() -> None:
@@ -171,8 +165,8 @@ async def test_what_ends_a_run_is_raised_as_it_is(hf: LocalHF, run: RunDirectory
     assert ids(hf) == ["t-0"]
 
 
-async def test_a_run_does_not_wait_for_a_push(hf: LocalHF, run: RunDirectory) -> None:
-    """The event loop goes on while a commit takes its time."""
+async def test_run_does_not_wait_for_a_push(hf: LocalHF, run: RunDirectory) -> None:
+    """The event loop runs during a slow commit."""
     opened = await opened_push(0.001)
     runner = runner_of(run)
     hf.faults.latency = 0.5
@@ -188,7 +182,7 @@ async def test_a_run_does_not_wait_for_a_push(hf: LocalHF, run: RunDirectory) ->
     assert not [thread for thread in threading.enumerate() if thread.name == "push"]
 
 
-async def test_secrets_that_only_the_run_knows(hf: LocalHF, run: RunDirectory) -> None:
+async def test_secrets_known_to_the_run_only_are_redacted(hf: LocalHF, run: RunDirectory) -> None:
     runner = runner_of(run)
     async with pushing(runner, 3600):
         run.redactor.add("of-the-sandbox-alone")

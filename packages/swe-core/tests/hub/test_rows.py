@@ -1,10 +1,9 @@
-"""A rollout as a row: what is in it, of which types, and what is not."""
+"""A rollout as a row: its columns, their types, and what is withheld."""
 
 from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -16,7 +15,7 @@ from swe_core.hub.secrets import push_redactor
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.redaction import MARK
 
-from .runs import add, error, new_run, rollout
+from .runs import add, error, rollout
 
 
 def rows(
@@ -29,8 +28,7 @@ def rows(
     return found
 
 
-def test_a_rollout_is_a_row(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run")
+def test_rollout_is_a_row(run: RunDirectory) -> None:
     record = rollout("t__a-1-0")
     add(run, record)
     (row,) = rows(run)
@@ -64,27 +62,23 @@ def test_a_rollout_is_a_row(tmp_path: Path) -> None:
     assert (chain["turns"], chain["versions"][3], chain["cause"]) == ([0, 1], 0, "start")
 
 
-def test_a_shard_has_its_columns_whatever_it_holds(tmp_path: Path) -> None:
-    """All null in one shard, full in the next: whoever reads both needs the same types."""
-    run = new_run(tmp_path / "run")
-    folder = run.folder("t-0")  # an error before the first call, without a patch
-    folder.close()
+def test_shard_always_has_all_columns(run: RunDirectory) -> None:
+    """Shards with null columns must have the types of the others."""
+    run.folder("t-0").close()  # an error before the first call, without a patch
     run.append(error("t-0", "the sandbox is gone"))
     (row,) = rows(run)
     assert (row["reward"], row["patch"], row["messages"], row["chains"]) == (None, None, None, None)
     assert (row["error"], row["turns"], row["fail_to_pass"]) == ("the sandbox is gone", [], None)
 
 
-def test_an_engine_that_does_not_own_its_tokens(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run")
+def test_row_without_tokens_has_no_chains(run: RunDirectory) -> None:
     add(run, rollout("t-0"), tokens=False)
     (row,) = rows(run)
     assert row["chains"] is None
     assert len(row["messages"]) == 4
 
 
-def test_a_call_that_failed_at_the_end_is_left_out_of_the_conversation(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run")
+def test_failed_last_call_is_not_in_the_conversation(run: RunDirectory) -> None:
     add(run, rollout("t-0"), tokens=False)
     path = run.path / "rollouts" / "t-0" / "turns.jsonl"
     lines = path.read_bytes().splitlines()
@@ -95,8 +89,7 @@ def test_a_call_that_failed_at_the_end_is_left_out_of_the_conversation(tmp_path:
     assert len(row["turns"]) == 2
 
 
-def test_a_call_that_would_be_refused_today_is_a_row_all_the_same(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run")
+def test_call_invalid_today_is_still_a_row(run: RunDirectory) -> None:
     add(run, rollout("t-0"), tokens=False)
     path = run.path / "rollouts" / "t-0" / "turns.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"model":"m"', b'"model":"m","logprobs":true'))
@@ -104,15 +97,13 @@ def test_a_call_that_would_be_refused_today_is_a_row_all_the_same(tmp_path: Path
     assert len(row["messages"]) == 4
 
 
-def test_a_patch_of_other_bytes_than_text(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run")
+def test_patch_that_is_not_utf_8_is_decoded_leniently(run: RunDirectory) -> None:
     add(run, rollout("t-0"), patch=b"-caf\xe9\n")
     assert rows(run)[0]["patch"] == "-caf�\n"
 
 
 @pytest.mark.parametrize("where", ["text", "patch", "record"])
-def test_no_secret_is_in_a_row(tmp_path: Path, where: str) -> None:
-    run = new_run(tmp_path / "run")
+def test_row_has_no_secret(run: RunDirectory, where: str) -> None:
     secrets = ["ssh-secret-of-the-user", "swe_tok_" + "a" * 43, "hf_" + "B" * 34, "known-to-the-run"]
     said = " ".join(secrets)
     record = error("t-0", said) if where == "record" else rollout("t-0")
@@ -124,9 +115,8 @@ def test_no_secret_is_in_a_row(tmp_path: Path, where: str) -> None:
     assert "look" not in MARK
 
 
-def test_ids_that_say_a_secret_are_withheld(tmp_path: Path) -> None:
-    """They cannot be redacted, and decoding them gives the text back."""
-    run = new_run(tmp_path / "run")
+def test_ids_that_spell_a_secret_are_withheld(run: RunDirectory) -> None:
+    """Ids cannot be redacted, and decoding them gives the text back."""
     add(run, rollout("t-0"), text="the key is known-to-the-run")
     add(run, rollout("t-1"), text="no key here")
     told, plain = rows(run, ("known-to-the-run",))
@@ -134,8 +124,7 @@ def test_ids_that_say_a_secret_are_withheld(tmp_path: Path) -> None:
     assert plain["chains"] is not None
 
 
-def test_what_was_redacted_before_is_withheld_too(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run")
+def test_ids_of_redacted_text_are_withheld(run: RunDirectory) -> None:
     run.redactor.add("known-to-the-run")
     add(run, rollout("t-0"), text="the key is known-to-the-run")
     assert rows(run)[0]["chains"] is None
@@ -154,12 +143,11 @@ def test_what_was_redacted_before_is_withheld_too(tmp_path: Path) -> None:
         ("", ""),
     ],
 )
-def test_paths_are_nobodys_business(name: str, public: str) -> None:
+def test_public_name_hides_local_paths(name: str, public: str) -> None:
     assert public_name(name) == public
 
 
-def test_a_models_path_is_not_in_its_row(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run")
+def test_model_path_is_not_in_its_row(run: RunDirectory) -> None:
     add(run, rollout("t-0", model="/home/alice/models/mine"))
     (row,) = rows(run)
     assert row["model"] == "mine"
