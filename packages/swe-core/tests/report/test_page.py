@@ -141,7 +141,7 @@ def figure(page: Element, title: str) -> Element:
 
 
 def points(figure: Element, look: str = "line") -> np.ndarray[Any, Any]:
-    """Where the points of the only such curve are, in the chart's own units: [N, 2]."""
+    """Return the points of the only such curve, in units of the chart, [N, 2]."""
     (group,) = figure.find("g", class_=look)
     if look == "dots":
         return np.array([[float(use.attributes[axis]) for axis in "xy"] for use in group.find("use")])
@@ -150,7 +150,7 @@ def points(figure: Element, look: str = "line") -> np.ndarray[Any, Any]:
 
 
 def assert_drawn(drawn: np.ndarray[Any, Any], x: Any, y: Any) -> None:
-    """That `drawn` is x and y up to scale and place, y upside down, as far as they are written out."""
+    """Assert that `drawn` is x and y up to scale and offset, with y inverted."""
     assert len(drawn) == len(x)
     for place, value, sign in ((drawn[:, 0], np.array(x, float), 1), (drawn[:, 1], np.array(y, float), -1)):
         scale = np.ptp(place) / np.ptp(value)
@@ -165,7 +165,7 @@ def rows_of(page: Element) -> list[list[str]]:
 # What it says.
 
 
-def test_the_facts_of_a_run(tmp_path: Path) -> None:
+def test_page_has_the_facts_of_a_run(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", planned=9, notes=("Not what any model can do.",))
     phases = Phases(open=1.0, agent=100.0, grade=2.5)
     used = [
@@ -222,8 +222,8 @@ def test_the_facts_of_a_run(tmp_path: Path) -> None:
     assert rows_of(page)[5][-1] == "cancelled as stale"
 
 
-def test_a_ledger_that_its_turns_do_not_prove(run: Run) -> None:
-    """Told on the page, on the terminal and by the exit code."""
+def test_page_reports_an_unproven_ledger(run: Run) -> None:
+    """On the page, on the terminal and by the exit code."""
     ledger = Ledger(sampled=10, trained=7, dropped={"forced": 3}, chains=2, forks={"rewritten": 1})
     run.rollouts({"ledger": ledger})
     done = run.report()
@@ -239,14 +239,14 @@ def test_a_ledger_that_its_turns_do_not_prove(run: Run) -> None:
         assert said in text
 
 
-def test_a_ledger_that_balances(run: Run) -> None:
+def test_page_reports_a_balanced_ledger(run: Run) -> None:
     run.rollouts({"ledger": Ledger(sampled=0, trained=0)})
     text = run.read().text
     assert "0 sampled = 0 trained + 0 dropped; balanced, 100.0 % accounted for." in text
     assert "Chains: 0, of which 0 forks" in text
 
 
-def test_json_beside_the_page(run: Run) -> None:
+def test_json_and_page_are_written_together(run: Run) -> None:
     run.rollouts({})
     assert json.loads(run.report("--json").output)["finished"] == 1
     assert run.page.exists()
@@ -255,7 +255,7 @@ def test_json_beside_the_page(run: Run) -> None:
 # What it draws.
 
 
-def test_curves_over_steps_have_the_points_of_the_data(run: Run) -> None:
+def test_curves_over_steps_match_the_data(run: Run) -> None:
     reward = [0.1, 0.4, 0.2, 0.9, 0.7]
     run.metrics(*((step, {"reward": value}) for step, value in zip((1, 2, 5, 6, 9), reward, strict=True)))
     drawn = figure(run.read(), "reward")
@@ -263,7 +263,7 @@ def test_curves_over_steps_have_the_points_of_the_data(run: Run) -> None:
     assert drawn.find("figcaption")[0].text == "last 0.7, lowest 0.1, highest 0.9"
 
 
-def test_curves_over_rollouts_have_the_points_of_the_data(run: Run) -> None:
+def test_curves_over_rollouts_match_the_data(run: Run) -> None:
     """In the order of time, and the rate of those with a verdict alone."""
     outcomes = ["resolved", "error", "unresolved", "unresolved", "resolved", "resolved", "resolved"]
     seconds = [10, 20, 30, 40, 50, 60, 70]
@@ -285,7 +285,7 @@ def test_curves_over_rollouts_have_the_points_of_the_data(run: Run) -> None:
     assert legend[-3:] == ["resolved", "unresolved", "error"]
 
 
-def test_names_stand_in_sections_by_their_prefix_the_important_ones_first(run: Run) -> None:
+def test_metrics_are_grouped_by_prefix_and_ordered(run: Run) -> None:
     names = ("zoo/b", "perf/step_s", "epoch", "perf/mfu", "rollout/resolved_rate", "loss", "zoo/a", "reward")
     run.metrics((1, dict.fromkeys(names, 1.0)))
     sections = {
@@ -301,7 +301,7 @@ def test_names_stand_in_sections_by_their_prefix_the_important_ones_first(run: R
     ]
 
 
-def test_long_noisy_curves_have_their_mean_too(run: Run) -> None:
+def test_long_curves_have_a_rolling_mean(run: Run) -> None:
     values = np.sin(np.arange(300.0))
     run.metrics(*((step, {"loss": value}) for step, value in enumerate(values)))
     drawn = figure(run.read(), "loss")
@@ -312,7 +312,7 @@ def test_long_noisy_curves_have_their_mean_too(run: Run) -> None:
 
 
 @given(st.integers(0, 3000), st.integers(0, 2**32 - 1), st.integers(1, 200))
-def test_thin_keeps_the_ends_and_the_extremes(count: int, seed: int, window: int) -> None:
+def test_thin_keeps_ends_and_extremes(count: int, seed: int, window: int) -> None:
     y = np.random.default_rng(seed).standard_cauchy(count)
     x = np.arange(len(y), dtype=np.float64)
     thin_x, thin_y = thin(x, y)
@@ -331,8 +331,8 @@ def test_thin_keeps_the_ends_and_the_extremes(count: int, seed: int, window: int
 # What comes from a run is text.
 
 
-def test_it_refers_to_nothing_outside_and_runs_nothing(run: Run) -> None:
-    """Whatever tasks are called, failures say and trainers log."""
+def test_page_has_no_external_reference_and_no_script(run: Run) -> None:
+    """With hostile names of tasks, failures and metrics."""
     run.rollouts(
         {"task_id": HOSTILE, "agent": HOSTILE, "sandbox": HOSTILE, "model": HOSTILE, "outcome": "error",
          "failure": Failure(boundary="agent", type=HOSTILE, message=HOSTILE)},
@@ -370,7 +370,7 @@ def test_it_refers_to_nothing_outside_and_runs_nothing(run: Run) -> None:
     assert figure(page, HOSTILE).find("title")[0].text == HOSTILE
 
 
-def test_every_chart_has_a_name_for_those_who_do_not_see_it(run: Run) -> None:
+def test_every_chart_has_an_accessible_name(run: Run) -> None:
     run.rollouts({}, {})
     run.metrics((1, {"reward": 1.0}))
     page = run.read()
@@ -386,21 +386,21 @@ def test_every_chart_has_a_name_for_those_who_do_not_see_it(run: Run) -> None:
 # Runs that are torn, empty, broken or big.
 
 
-def test_a_run_of_which_nothing_is_finished(run: Run) -> None:
+def test_page_of_an_unfinished_run_has_no_charts(run: Run) -> None:
     page = run.read()
     assert "None is finished yet." in page.text
     assert page.find("figure") == []
 
 
-def test_a_run_without_a_verdict_has_no_rate(run: Run) -> None:
+def test_page_without_verdicts_has_no_rate(run: Run) -> None:
     run.rollouts({"outcome": "cancelled"})
     page = run.read()
     assert "Resolved rate –" in page.find("dl")[0].text
     assert figure(page, "Resolved rate").text == "Resolved rate No rollout has a verdict."
 
 
-def test_torn_and_damaged_lines_of_metrics(run: Run) -> None:
-    """The torn last one is a write that a crash cut short; others are told."""
+def test_torn_and_damaged_metrics_lines_are_left_out(run: Run) -> None:
+    """A torn last line is left out silently, damaged lines with a note."""
     run.metrics((1, {"reward": 1.0}), (2, {"reward": 2.0}), end='{"step": 3}\n[]\n{"step": 4, "time": "20')
     page = run.read()
     assert len(points(figure(page, "reward"))) == 2
@@ -411,7 +411,7 @@ def test_torn_and_damaged_lines_of_metrics(run: Run) -> None:
     assert "Optimizer" not in run.read().text
 
 
-def test_values_that_are_not_finite(run: Run) -> None:
+def test_non_finite_values_are_left_out(run: Run) -> None:
     """`NaN` and `Infinity`, which Python writes, and null, which others write."""
     nan = float("nan")
     values = [1.0, nan, 2.0, None, float("inf"), -float("inf"), 1e300, 3.0]
@@ -424,8 +424,8 @@ def test_values_that_are_not_finite(run: Run) -> None:
     assert figure(page, "kl").find("svg") == []
 
 
-def test_a_run_that_went_on_from_a_checkpoint(run: Run) -> None:
-    """What was logged of the lost weights is left out; a later line of the same step counts."""
+def test_metrics_of_lost_steps_are_left_out(run: Run) -> None:
+    """A run resumed from a checkpoint logs some steps again; the later lines count."""
     run.metrics(
         (1, {"loss": 1.0}), (2, {"loss": 2.0, "kl": 0.5}), (3, {"loss": 50.0}),
         (4, {"loss": 50.0, "kl": 9.0}), (3, {"loss": 3.0}), (3, {"loss": 4.0}),
@@ -451,7 +451,7 @@ def test_any_numbers_can_be_drawn(
 
 
 @pytest.mark.slow
-def test_a_big_run_is_bounded(run: Run) -> None:
+def test_page_of_a_big_run_is_bounded(run: Run) -> None:
     message = "x" * 5000
     failure = Failure(boundary="sandbox", type="SandboxDied", message=message)
     run.rollouts(
@@ -478,7 +478,7 @@ def test_a_big_run_is_bounded(run: Run) -> None:
 # The file.
 
 
-def test_the_page_is_replaced_whole(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_replaced_atomically(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.page.write_text("before")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full_disk)
@@ -494,7 +494,7 @@ def full_disk(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_a_page_that_is_a_link_stays_one(run: Run) -> None:
+def test_page_keeps_a_symlink(run: Run) -> None:
     target = run.page.with_name("there.html")
     run.page.symlink_to(target)
     run.read()
@@ -503,7 +503,7 @@ def test_a_page_that_is_a_link_stays_one(run: Run) -> None:
 
 
 @pytest.mark.parametrize("where", ["missing/page.html", "folder", "/", "/dev/null", "run/run.json/page.html"])
-def test_where_no_page_can_be_written(
+def test_unwritable_page_is_an_error(
     run: Run, where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run.page.parent / "folder").mkdir()
@@ -514,7 +514,7 @@ def test_where_no_page_can_be_written(
     )
 
 
-def test_without_the_libraries_of_the_page(
+def test_missing_page_libraries_are_named(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -526,7 +526,7 @@ def test_without_the_libraries_of_the_page(
 
 
 def said(argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What is said of wrong input: one line."""
+    """Run the program with wrong input and return its error, one line."""
     monkeypatch.setattr(sys, "argv", argv)
     with pytest.raises(SystemExit) as end:
         main()

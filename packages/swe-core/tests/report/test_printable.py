@@ -1,4 +1,4 @@
-"""What tasks, agents, repositories and models write cannot act on a terminal, a browser or a spreadsheet."""
+"""Text of tasks, agents, repositories and models is harmless on terminals, in browsers and spreadsheets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NASTY = f"=1+1{ESCAPES}{UNSEEN}[red]<b>"
 
 
 def rollout(attempt: int, outcome: str) -> Rollout:
-    """One whose texts are all nasty."""
+    """A rollout with hostile text in every field."""
     failed = Failure(boundary="agent", type=NASTY, message=NASTY)
     grade = Grade(
         resolved=False,
@@ -83,7 +83,7 @@ def assert_harmless(text: str, of_the_format: str = "\n") -> None:
     assert not set(UNSEEN) & set(text)
 
 
-def test_a_table_for_spreadsheets(run: RunDirectory) -> None:
+def test_csv_is_harmless(run: RunDirectory) -> None:
     text = table(run.rollouts())
     assert_harmless(text, "\r\n")
     for row in csv.DictReader(io.StringIO(text, newline="")):
@@ -103,12 +103,12 @@ def test_a_table_for_spreadsheets(run: RunDirectory) -> None:
         ("a=b, -1 and @me", "a=b, -1 and @me"),
     ],
 )
-def test_a_formula_is_a_text(text: str, cell: str) -> None:
+def test_csv_formulas_become_text(text: str, cell: str) -> None:
     rows = csv.DictReader(io.StringIO(table([make_rollout("t", model=text)]), newline=""))
     assert [row["model"] for row in rows] == [cell]
 
 
-def test_a_page(run: RunDirectory) -> None:
+def test_page_is_harmless(run: RunDirectory) -> None:
     (run.path / "metrics.jsonl").write_text(
         '{"time": "2026-01-01T00:00:00Z", "step": 1, "values": {"loss/\\u001b[2J\\u0008\\u202e": 1.0}}\n'
     )
@@ -119,19 +119,19 @@ def test_a_page(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--all"]])
-def test_a_report(run: RunDirectory, options: list[str]) -> None:
+def test_report_is_harmless(run: RunDirectory, options: list[str]) -> None:
     done = CliRunner().invoke(report, [str(run.path), *options], catch_exceptions=False)
     assert "=1+1 <U+202E>" in done.stdout
     assert_harmless(done.stdout)
 
 
-def test_a_rollout(run: RunDirectory) -> None:
+def test_shown_rollout_is_harmless(run: RunDirectory) -> None:
     done = CliRunner().invoke(show, [str(run.path), "r-0", "--full"], catch_exceptions=False)
     assert "=1+1 <U+202E>" in done.stdout
     assert_harmless(done.stdout)
 
 
-def test_a_console_keeps_its_own_colours() -> None:
+def test_console_keeps_its_own_colours() -> None:
     shown = Table("a", box=None)
     shown.add_row(Text(NASTY, style="red"))
     said = {}
@@ -144,7 +144,7 @@ def test_a_console_keeps_its_own_colours() -> None:
     assert_harmless(re.sub(r"\x1b\[[\d;]*m", "", said[SafeConsole]))
 
 
-def test_a_card(run: RunDirectory) -> None:
+def test_card_is_harmless(run: RunDirectory) -> None:
     named = dict.fromkeys(("models", "agents", "sandboxes"), (NASTY,))
     pushed = PushedRun.of(run).model_copy(update={"tasks": NASTY, **named})
     text = card("me/rows", [pushed], None)

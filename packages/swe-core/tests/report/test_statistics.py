@@ -29,7 +29,7 @@ def task(verdicts: int, resolved: int, name: str = "t") -> TaskResult:
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-def test_pass_at_k_is_the_share_of_all_choices_of_k_attempts_with_a_resolved_one(
+def test_pass_at_k_is_the_share_of_resolved_choices_of_k(
     case: tuple[int, int, int],
 ) -> None:
     n, c, k = case
@@ -47,16 +47,16 @@ def test_pass_at_k_is_unbiased() -> None:
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(3, 1, 0), (3, 1, 4), (3, 4, 1), (3, -1, 1), (0, 0, 1)])
-def test_pass_at_k_of_what_cannot_be(n: int, c: int, k: int) -> None:
+def test_pass_at_k_rejects_impossible_counts(n: int, c: int, k: int) -> None:
     with pytest.raises(ValueError, match="expected 1 <= k <= n"):
         pass_at_k(n, c, k)
 
 
-def test_many_attempts_do_not_overflow() -> None:
+def test_pass_at_k_does_not_overflow() -> None:
     assert pass_at_k(5000, 1, 2500) == pytest.approx(0.5)
 
 
-def test_wilson_is_the_closed_form() -> None:
+def test_wilson_matches_the_closed_form() -> None:
     """The ends are where the score test is just on the edge: |share - p| = z sqrt(p (1 - p) / n)."""
     z = 1.959963984540054
     for share, trials in ((0.5, 100), (0.1, 20), (0.9, 7.5)):
@@ -69,7 +69,7 @@ def test_wilson_is_the_closed_form() -> None:
 
 
 @given(st.floats(0, 1), st.floats(1, 1e6))
-def test_an_interval_has_its_share_inside_and_is_a_share(share: float, trials: float) -> None:
+def test_wilson_interval_contains_its_share(share: float, trials: float) -> None:
     low, high = wilson(share, trials)
     assert 0 <= low <= share <= high <= 1
     wide_low, wide_high = wilson(share, trials / 2)
@@ -78,20 +78,20 @@ def test_an_interval_has_its_share_inside_and_is_a_share(share: float, trials: f
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=50))
-def test_with_one_attempt_a_task_it_is_wilson_over_the_tasks(resolved: list[bool]) -> None:
+def test_one_attempt_per_task_gives_the_wilson_interval(resolved: list[bool]) -> None:
     (one,) = estimates([task(1, int(value), str(number)) for number, value in enumerate(resolved)])
     assert (one.k, one.tasks) == (1, len(resolved))
     assert (one.low, one.high) == pytest.approx(wilson(fmean(resolved), len(resolved)), abs=1e-9)
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30))
-def test_attempts_are_worth_at_least_their_tasks_and_at_most_themselves(resolved: list[int]) -> None:
+def test_effective_trials_lie_between_tasks_and_attempts(resolved: list[int]) -> None:
     values = [count / 4 for count in resolved]
     trials = effective_trials(values, 4 * len(values))
     assert len(values) <= trials <= 4 * len(values)
 
 
-def test_effective_trials_is_the_sample_size_over_the_design_effect() -> None:
+def test_effective_trials_apply_the_design_effect() -> None:
     values = [0.0, 0.5, 1.0, 0.5]
     of_the_mean = np.var(values) / len(values)
     assert effective_trials(values, 1000) == pytest.approx(0.25 / of_the_mean)
@@ -114,16 +114,14 @@ def covered(probabilities: np.ndarray[Any, Any], truth: float, attempts: int, k:
 
 @pytest.mark.parametrize(("attempts", "k"), [(1, 1), (4, 1), (4, 2), (8, 4)])
 @pytest.mark.parametrize("shape", [(0.5, 0.5), (2, 2), (0.3, 2), (50, 50)])
-def test_the_interval_holds_the_truth_as_often_as_it_says(
-    shape: tuple[float, float], attempts: int, k: int
-) -> None:
+def test_interval_has_its_nominal_coverage(shape: tuple[float, float], attempts: int, k: int) -> None:
     """Tasks of all kinds: mostly easy or hopeless, middling, mostly hard, all alike."""
     probabilities = np.random.default_rng(1).beta(*shape, size=100_000)
     truth = float(np.mean(1 - (1 - probabilities) ** k))
     assert covered(probabilities, truth, attempts, k, seed=2) > 0.91
 
 
-def test_resampling_attempts_as_if_they_were_tasks_would_be_too_sure() -> None:
+def test_interval_is_wider_than_that_of_independent_attempts() -> None:
     """What the design effect is for: eight attempts at 25 tasks are not 200 tasks."""
     values: Sequence[float] = [0.0, 1.0] * 12 + [0.5]
     low, high = wilson(fmean(values), effective_trials(values, 8 * 25))
@@ -138,7 +136,7 @@ def test_resampling_attempts_as_if_they_were_tasks_would_be_too_sure() -> None:
         max_size=30,
     )
 )
-def test_every_rollout_counts_once_and_errors_are_in_no_n(drawn: list[tuple[str, str]]) -> None:
+def test_every_rollout_counts_once_and_errors_do_not_count(drawn: list[tuple[str, str]]) -> None:
     rollouts = [make_rollout(name, number, outcome) for number, (name, outcome) in enumerate(drawn)]
     tasks = task_results(rollouts)
     assert [one.task_id for one in tasks] == sorted({name for name, _ in drawn})
@@ -150,7 +148,7 @@ def test_every_rollout_counts_once_and_errors_are_in_no_n(drawn: list[tuple[str,
         assert 0 <= one.low <= one.value <= one.high <= 1
 
 
-def test_which_ks() -> None:
+def test_estimates_choose_k() -> None:
     assert estimates([]) == ()
     assert estimates([task(0, 0)]) == ()
     assert [one.k for one in estimates([task(1, 1)])] == [1]
@@ -159,11 +157,11 @@ def test_which_ks() -> None:
     ]  # fmt: skip
 
 
-def test_a_task_of_many_attempts_weighs_as_much_as_any() -> None:
+def test_tasks_have_equal_weight() -> None:
     (one, *_) = estimates([task(10, 10), task(1, 0)])
     assert one.value == 0.5
 
 
-def test_mean_seconds_are_of_all_attempts() -> None:
+def test_mean_seconds_include_all_attempts() -> None:
     (one,) = task_results([make_rollout("t", seconds=2.0), make_rollout("t", 1, "error", seconds=4.0)])
     assert (one.verdicts, one.resolved, one.errors, one.seconds) == (1, 1, 1, 3.0)

@@ -83,7 +83,7 @@ def run(tmp_path: Path) -> Run:
     )
 
 
-def test_the_text(run: Run) -> None:
+def test_text_report_has_every_section(run: Run) -> None:
     lines = run.lines()
     for line in (
         "task attempts resolved errors cancelled mean seconds",
@@ -107,13 +107,13 @@ def test_the_text(run: Run) -> None:
         assert line in lines
 
 
-def test_one_attempt_a_task_needs_no_table_of_tasks(tmp_path: Path) -> None:
+def test_single_attempts_have_no_table_of_tasks(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", rollout(0, 0, "resolved"), rollout(1, 0, "unresolved"))
     assert "task attempts resolved errors cancelled mean seconds" not in run.lines()
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_a_long_run_is_cut_and_says_how_to_see_it_all(tmp_path: Path, attempts: int) -> None:
+def test_long_report_is_cut_and_names_the_options(tmp_path: Path, attempts: int) -> None:
     tasks = 300
     run = Run(
         tmp_path / "run",
@@ -129,7 +129,7 @@ def test_a_long_run_is_cut_and_says_how_to_see_it_all(tmp_path: Path, attempts: 
     assert not any("--all" in line for line in every)
 
 
-def test_what_ends_a_long_run_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_closing_summary_of_a_long_run_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(tmp_path / "run", *(rollout(task, 0, "resolved") for task in range(2438)))
     assert show(run.directory, as_json=False)
     lines = capsys.readouterr().out.splitlines()
@@ -140,7 +140,7 @@ def test_what_ends_a_long_run_is_short(tmp_path: Path, capsys: pytest.CaptureFix
     assert "By task: `swe-core report` of these records" in lines
 
 
-def test_what_ends_a_run_of_several_attempts(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_closing_summary_has_pass_at_k_and_tampering(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     show(run.directory, as_json=False)
     text = " ".join(capsys.readouterr().out.split())
     assert "pass@1 25.0% (6.0% to 63.5%), pass@4 100.0% (20.7% to 100.0%)" in text
@@ -150,7 +150,7 @@ def test_what_ends_a_run_of_several_attempts(run: Run, capsys: pytest.CaptureFix
     assert "median" not in text
 
 
-def test_everything_as_json(run: Run) -> None:
+def test_json_report_has_every_section(run: Run) -> None:
     done = run.report("--json")
     assert done.exit_code == 0
     found = json.loads(done.output)
@@ -174,7 +174,7 @@ def test_everything_as_json(run: Run) -> None:
     assert first.keys() == Rollout.model_fields.keys()
 
 
-def test_a_table_of_a_row_for_each_rollout(run: Run, tmp_path: Path) -> None:
+def test_csv_has_a_row_per_rollout(run: Run, tmp_path: Path) -> None:
     sheet = tmp_path / "runs.csv"
     done = run.report("--csv", str(sheet))
     assert (done.exit_code, done.output) == (0, f"Table: {sheet}\n")
@@ -195,7 +195,7 @@ def test_a_table_of_a_row_for_each_rollout(run: Run, tmp_path: Path) -> None:
     assert cancelled["cancelled_as"] == "stale"
 
 
-def test_all_of_them_at_once(run: Run, tmp_path: Path) -> None:
+def test_all_formats_are_written_together(run: Run, tmp_path: Path) -> None:
     sheet, page = tmp_path / "run.csv", tmp_path / "run.html"
     done = run.report("--csv", str(sheet), "--html", str(page), "--json")
     assert json.loads(done.output)["finished"] == 12
@@ -203,7 +203,7 @@ def test_all_of_them_at_once(run: Run, tmp_path: Path) -> None:
     assert page.exists()
 
 
-def test_where_no_table_can_be_written(run: Run, tmp_path: Path) -> None:
+def test_unwritable_csv_is_an_error(run: Run, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere" / "run.csv"):
         done = run.report("--csv", str(path))
         assert type(done.exception).__name__ == "UsageError"
@@ -212,7 +212,7 @@ def test_where_no_table_can_be_written(run: Run, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_the_page_has_the_same_numbers(run: Run, tmp_path: Path) -> None:
+def test_page_has_the_numbers_of_the_text(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "run.html"
     assert run.report("--html", str(page)).exit_code == 0
     text = page.read_text()
@@ -222,7 +222,7 @@ def test_the_page_has_the_same_numbers(run: Run, tmp_path: Path) -> None:
     assert "Suspicious code in 2 patches, 1 of them resolved: memory 2, frame access 1." in text
 
 
-def test_a_run_without_a_verdict(tmp_path: Path) -> None:
+def test_report_without_verdicts_has_no_pass_at_k(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", rollout(0, 0, "error"))
     lines = run.lines()
     assert "resolved 0 of 1, errors 1 (sandbox 1)" in lines
@@ -255,7 +255,7 @@ def billed(tmp_path: Path) -> Run:
     )
 
 
-def test_sums_of_sandboxes_and_what_was_run_again(billed: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_report_sums_sandboxes_and_retries(billed: Run, capsys: pytest.CaptureFixture[str]) -> None:
     lines = billed.lines()
     for line in (
         "sandbox flavor opened total s hours",
@@ -271,7 +271,7 @@ def test_sums_of_sandboxes_and_what_was_run_again(billed: Run, capsys: pytest.Ca
     assert "Run again after the sandbox failed: 1 rollout;" in " ".join(capsys.readouterr().out.split())
 
 
-def test_sums_of_sandboxes_as_json(billed: Run) -> None:
+def test_json_report_sums_sandboxes_and_retries(billed: Run) -> None:
     found = json.loads(billed.report("--json").output)
     assert found["sandboxes"] == [
         {"provider": "own", "flavor": None, "sandboxes": 2, "seconds": 3600.0},
@@ -284,7 +284,7 @@ def test_sums_of_sandboxes_as_json(billed: Run) -> None:
     assert found["rollouts"][0]["retried"][0]["failure"]["type"] == "SandboxDied"
 
 
-def test_sandboxes_in_the_table(billed: Run, tmp_path: Path) -> None:
+def test_csv_has_sandboxes_and_retries(billed: Run, tmp_path: Path) -> None:
     sheet = tmp_path / "run.csv"
     assert billed.report("--csv", str(sheet)).exit_code == 0
     names = (
@@ -300,7 +300,7 @@ def test_sandboxes_in_the_table(billed: Run, tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_that_nothing_happened_to_says_nothing_of_it(run: Run) -> None:
+def test_report_omits_unused_sections(run: Run) -> None:
     lines = run.lines()
     assert "sandbox flavor opened total s hours" not in lines
     assert not any("Run again" in line for line in lines)

@@ -46,7 +46,7 @@ def reported(run: RunDirectory, *options: str) -> Result:
     return CliRunner().invoke(report, [str(run.path), *options], env={"COLUMNS": "160"})
 
 
-def test_the_ledger_of_a_run(run: RunDirectory) -> None:
+def test_text_report_has_the_ledger(run: RunDirectory) -> None:
     done = reported(run)
     assert done.exit_code == 0
     lines = [" ".join(line.split()) for line in done.output.splitlines()]
@@ -62,7 +62,7 @@ def test_the_ledger_of_a_run(run: RunDirectory) -> None:
         assert line in lines
 
 
-def test_the_ledger_of_a_run_as_json(run: RunDirectory) -> None:
+def test_json_report_has_the_ledger(run: RunDirectory) -> None:
     done = reported(run, "--json")
     assert done.exit_code == 0
     summary = json.loads(done.output)
@@ -113,9 +113,7 @@ def rewrite_turns(run: RunDirectory, change: str) -> None:
         ("logprob", "turn 2 has 3 sampled ids, 2 logprobs and 3 versions"),
     ],
 )  # fmt: skip
-def test_turns_that_do_not_prove_the_ledger_are_told_loudly(
-    run: RunDirectory, change: str, words: str
-) -> None:
+def test_turns_that_contradict_the_ledger_fail_the_report(run: RunDirectory, change: str, words: str) -> None:
     rewrite_turns(run, change)
     done = reported(run)
     assert done.exit_code == 1
@@ -128,7 +126,7 @@ def test_turns_that_do_not_prove_the_ledger_are_told_loudly(
     assert words in ledger["problems"][0]
 
 
-def test_tokens_without_a_ledger_are_missed(run: RunDirectory) -> None:
+def test_tokens_without_a_ledger_fail_the_report(run: RunDirectory) -> None:
     """And the rest of the run is still shown."""
     lines = (run.path / "rollouts.jsonl").read_text().splitlines()
     broken = {**json.loads(lines[1]), "ledger": None}
@@ -139,7 +137,7 @@ def test_tokens_without_a_ledger_are_missed(run: RunDirectory) -> None:
     assert "1,028 sampled ≠ 1,023 trained + 0 dropped; NOT BALANCED, 99.5 % accounted for" in done.output
 
 
-def test_an_engine_without_tokens_has_no_ledger(tmp_path: Path) -> None:
+def test_report_without_tokens_has_no_ledger(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 1)
     add_rollout(run, "one", None)
     done = reported(run)
@@ -149,9 +147,7 @@ def test_an_engine_without_tokens_has_no_ledger(tmp_path: Path) -> None:
     assert json.loads(reported(run, "--json").output)["ledger"] is None
 
 
-def test_the_table_is_not_cut_on_a_narrow_terminal(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_is_not_cut_on_a_narrow_terminal(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     add_rollout(run, "an__id_that_is_longer_than_forty_columns-1234-0", None)
     output = CliRunner().invoke(report, [str(run.path)]).output
