@@ -39,12 +39,12 @@ def test_join_undoes_cut(message: dict[str, Any], size: int) -> None:
 
 
 @given(messages)
-def test_a_whole_message_is_a_delta(message: dict[str, Any]) -> None:
+def test_whole_message_is_a_delta(message: dict[str, Any]) -> None:
     assert join([whole(message)]) == message
 
 
 @given(st.data())
-def test_pieces_split_anywhere_and_interleaved_join_to_the_whole(data: st.DataObject) -> None:
+def test_interleaved_pieces_join_to_the_whole(data: st.DataObject) -> None:
     """Every text is split at points of its own, and the pieces of different tool calls are mixed."""
     message = data.draw(messages)
     strands: list[list[dict[str, Any]]] = []
@@ -73,12 +73,12 @@ def _split(data: st.DataObject, text: str) -> list[str]:
     return [text[a:b] for a, b in zip([0, *points], [*points, len(text)], strict=True)]
 
 
-def test_no_piece_is_longer_than_asked() -> None:
+def test_cut_bounds_the_length_of_pieces() -> None:
     message = {"role": "assistant", "content": "x" * 10, "tool_calls": []}
     assert [delta.get("content") for delta in cut(message, 4)] == [None, "xxxx", "xxxx", "xx"]
 
 
-def test_a_provider_that_leaves_out_the_index() -> None:
+def test_join_accepts_calls_without_index() -> None:
     deltas = [
         {"tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "1"}}]},
         {"tool_calls": [{"function": {"arguments": "2"}}]},
@@ -88,7 +88,7 @@ def test_a_provider_that_leaves_out_the_index() -> None:
     assert [(call["id"], call["function"]["arguments"]) for call in calls] == [("a", "12"), ("b", "3")]
 
 
-def test_a_provider_that_repeats_name_and_id_in_each_piece() -> None:
+def test_join_accepts_repeated_names_and_ids() -> None:
     piece = {"index": 0, "id": "a", "function": {"name": "bash", "arguments": "x"}}
     assert join([{"tool_calls": [piece]}] * 3)["tool_calls"] == [
         {"type": "function", "id": "a", "function": {"name": "bash", "arguments": "xxx"}}
@@ -96,12 +96,12 @@ def test_a_provider_that_repeats_name_and_id_in_each_piece() -> None:
 
 
 @pytest.mark.parametrize("calls", ["text", [1], [{"function": "f"}], [{"function": {"arguments": {"a": 1}}}]])
-def test_a_tool_call_of_another_shape_is_an_error(calls: object) -> None:
+def test_join_rejects_malformed_calls(calls: object) -> None:
     with pytest.raises(ValueError, match="tool"):
         join([{"tool_calls": calls}])
 
 
-def test_text_in_a_row_is_merged_and_nothing_else() -> None:
+def test_merge_joins_consecutive_text_only() -> None:
     call = {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}
     pieces = [{"content": "a"}, {}, {"content": "b", "reasoning_content": "c"}, call, call, {"content": "d"}]
     found = list(merge(pieces))
@@ -109,12 +109,12 @@ def test_text_in_a_row_is_merged_and_nothing_else() -> None:
     assert join(found) == join(pieces)
 
 
-def test_pieces_of_any_mapping_become_dicts() -> None:
-    """JSON is written of dicts alone."""
+def test_merge_returns_dicts() -> None:
+    """The JSON encoder takes dicts only."""
     pieces = [MappingProxyType({"content": "a"}), MappingProxyType({"tool_calls": []})]
     assert [type(piece) for piece in merge(pieces)] == [dict, dict]
 
 
-def test_what_is_no_text_is_not_merged() -> None:
+def test_merge_keeps_other_pieces() -> None:
     pieces = [{"content": "a"}, {"content": None}, {"role": "assistant", "content": "b"}]
     assert list(merge(pieces)) == pieces

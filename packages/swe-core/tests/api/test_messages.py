@@ -35,7 +35,7 @@ def reply(content: str = "", *calls: tuple[str, str], **more: Any) -> dict[str, 
 
 
 @given(OBJECTS, st.randoms(use_true_random=False))
-def test_how_arguments_are_written_does_not_matter(value: dict[str, Any], random: Any) -> None:
+def test_arguments_are_equal_in_any_notation(value: dict[str, Any], random: Any) -> None:
     keys = list(value)
     random.shuffle(keys)
     rewritten = json.dumps({key: value[key] for key in keys}, indent=random.choice([None, 2]))
@@ -43,7 +43,7 @@ def test_how_arguments_are_written_does_not_matter(value: dict[str, Any], random
 
 
 @given(OBJECTS, OBJECTS)
-def test_other_arguments_are_others(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_different_arguments_differ(one: dict[str, Any], other: dict[str, Any]) -> None:
     """Strings, so that numbers which JavaScript cannot tell apart do not count."""
     one, other = {"v": json.dumps(one)}, {"v": json.dumps(other)}
     assert (same_arguments(json.dumps(one)) == same_arguments(json.dumps(other))) == (one == other)
@@ -62,7 +62,7 @@ def test_other_arguments_are_others(one: dict[str, Any], other: dict[str, Any]) 
         "{}",
     ],
 )
-def test_what_javascript_makes_of_arguments_is_the_same(text: str) -> None:
+def test_arguments_rewritten_by_javascript_are_equal(text: str) -> None:
     script = "process.stdout.write(JSON.stringify(JSON.parse(process.argv[1])))"
     rewritten = subprocess.run(
         [str(NODE), "-e", script, text], capture_output=True, text=True, check=True
@@ -73,24 +73,24 @@ def test_what_javascript_makes_of_arguments_is_the_same(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", '{"a": NaN}', "[1]", '"text"', "null", "{'a': 1}", "Infinity", "[" * 9000]
 )
-def test_malformed_arguments_are_what_clients_send_in_their_place(text: str) -> None:
+def test_malformed_arguments_equal_an_empty_object(text: str) -> None:
     assert same_arguments(text) == same_arguments("{}")
 
 
 @pytest.mark.parametrize("depth", [300, 600, 5000])
-def test_arguments_nested_too_deep_are_still_themselves(depth: int) -> None:
+def test_too_deep_arguments_are_compared(depth: int) -> None:
     one, other = ('{"a":' * depth + end + "}" * depth for end in "12")
     assert same_arguments(one) == same_arguments(one)
     assert same_arguments(one) != same_arguments(other)
 
 
-def test_long_arguments_are_compared_too() -> None:
+def test_long_arguments_are_compared() -> None:
     text = json.dumps({"content": "line\n" * 2000})
     assert same_arguments(text) == same_arguments(text.replace(": ", ":"))
     assert same_arguments(text) != same_arguments(text.replace("line", "lime", 1))
 
 
-def test_ids_reasoning_and_white_space_around_a_reply_do_not_matter() -> None:
+def test_message_key_ignores_ids_reasoning_and_outer_space() -> None:
     said = reply("\n\nLooking.\n", ("bash", '{"command": "ls"}'), reasoning_content="hm")
     sent_back = reply("Looking.", ("bash", '{"command":"ls"}'))
     sent_back["tool_calls"][0]["id"] = "another"
@@ -108,16 +108,16 @@ def test_ids_reasoning_and_white_space_around_a_reply_do_not_matter() -> None:
         {"role": "user", "content": "Looking."},
     ],
 )
-def test_another_reply_is_another(other: dict[str, Any]) -> None:
+def test_message_key_distinguishes_replies(other: dict[str, Any]) -> None:
     assert message_key(reply("Looking.", ("bash", '{"command": "ls"}'))) != message_key(other)
 
 
-def test_white_space_of_others_messages_matters() -> None:
+def test_message_key_keeps_white_space_of_other_roles() -> None:
     one, other = {"role": "user", "content": "a "}, {"role": "user", "content": "a"}
     assert message_key(one) != message_key(other)
 
 
-def test_a_list_of_text_parts_is_its_text() -> None:
+def test_text_parts_become_text() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": " two"}, "!"]
     assert text_of(parts) == "one two!"
     assert text_of(None) == ""
@@ -134,7 +134,7 @@ def test_a_list_of_text_parts_is_its_text() -> None:
         (True, "a boolean"),
     ],
 )
-def test_what_is_not_text_is_refused_by_name(content: object, named: str) -> None:
+def test_content_that_is_not_text_is_rejected(content: object, named: str) -> None:
     with pytest.raises(ValueError, match="text") as caught:
         text_of(content)
     assert named in str(caught.value)

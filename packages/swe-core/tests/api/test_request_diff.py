@@ -42,7 +42,7 @@ def _turns(bodies: list[dict[str, Any]]) -> list[Turn]:
 
 @st.composite
 def _agents(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Requests of agents that take turns: each goes on with a history, whole or cut, its own or another's."""
+    """Requests of alternating agents: each extends a history, whole or cut, its own or another's."""
     bodies: list[dict[str, Any]] = []
     for _ in range(draw(st.integers(1, 12))):
         before = draw(st.sampled_from([{"messages": []}, *bodies]))
@@ -56,7 +56,7 @@ def _agents(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @given(_agents() | st.lists(_body, max_size=6))
-def test_requests_come_back_and_add_as_little_as_possible(bodies: list[dict[str, Any]]) -> None:
+def test_requests_round_trip_and_are_stored_minimally(bodies: list[dict[str, Any]]) -> None:
     turns = _turns(bodies)
     assert list(requests_of(turns)) == bodies
     for index, turn in enumerate(turns):
@@ -66,7 +66,7 @@ def test_requests_come_back_and_add_as_little_as_possible(bodies: list[dict[str,
 
 
 @given(_agents())
-def test_requests_come_back_where_beginnings_were_forgotten(bodies: list[dict[str, Any]]) -> None:
+def test_requests_round_trip_after_forgetting(bodies: list[dict[str, Any]]) -> None:
     with mock.patch.object(module, "_KNOWN", 3):
         assert list(requests_of(_turns(bodies))) == bodies
 
@@ -75,7 +75,7 @@ def _shared(one: list[Any], other: list[Any]) -> int:
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
 
 
-def test_a_growing_conversation_is_stored_once() -> None:
+def test_growing_conversation_is_stored_once() -> None:
     tools = [{"type": "function", "function": {"name": "bash"}}]
     history = [{"role": "user", "content": str(number)} for number in range(50)]
     bodies = [{"messages": history[: end + 1], "tools": tools} for end in range(50)]
@@ -85,7 +85,7 @@ def test_a_growing_conversation_is_stored_once() -> None:
     assert ["tools" in turn.params for turn in turns] == [True] + [False] * 49
 
 
-def test_tools_that_go_away_are_gone() -> None:
+def test_removed_tools_are_recorded() -> None:
     message = {"role": "user", "content": "a"}
     bodies = [{"messages": [message], "tools": [{"type": "other"}]}, {"messages": [message]}]
     turns = _turns(bodies)
@@ -93,7 +93,7 @@ def test_tools_that_go_away_are_gone() -> None:
     assert list(requests_of(turns)) == bodies
 
 
-def test_agents_that_take_turns_are_stored_as_those_that_come_one_after_another() -> None:
+def test_interleaved_agents_are_stored_compactly() -> None:
     each = [list(_talk(agent)) for agent in range(4)]
     one_after_another = [body for bodies in each for body in bodies]
     taking_turns = [body for bodies in zip(*each, strict=True) for body in bodies]
@@ -114,7 +114,7 @@ def _size(bodies: list[dict[str, Any]]) -> int:
     return sum(len(turn.model_dump_json()) for turn in _turns(bodies))
 
 
-def test_a_prompt_that_changes_each_time_does_not_repeat_the_tools_of_its_agent() -> None:
+def test_changing_prompt_does_not_repeat_tools() -> None:
     tools = [[{"type": "function", "function": {"name": name}}] for name in "ab"]
     bodies = [
         {"messages": [{"role": "system", "content": f"it is {time}"}], "tools": tools[time % 2]}
@@ -126,7 +126,7 @@ def test_a_prompt_that_changes_each_time_does_not_repeat_the_tools_of_its_agent(
     assert list(requests_of(turns)) == bodies
 
 
-def test_what_is_known_stays_bounded() -> None:
+def test_known_requests_are_bounded() -> None:
     diff = RequestDiff()
     with mock.patch.object(module, "_KNOWN", 100):
         for index in range(1000):
@@ -134,8 +134,8 @@ def test_what_is_known_stays_bounded() -> None:
             assert len(diff._known) <= 103
 
 
-def test_a_turn_that_names_none_goes_on_from_the_one_before() -> None:
-    """As all did in format 4."""
+def test_turn_without_reference_follows_the_previous() -> None:
+    """Format 4 has no references."""
     messages = [{"role": "user", "content": text} for text in "abc"]
     turns = [make_turn(index, kept=index, messages=[messages[index]]) for index in range(3)]
     assert [body["messages"] for body in requests_of(turns)] == [messages[:1], messages[:2], messages]
@@ -150,7 +150,7 @@ def test_requests_of_rejects_turn_without_its_predecessor() -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [(True, 1), (1, 1.0), (0, False), (0.0, -0.0), (["a"], ["a", None])]
 )
-def test_what_is_equal_in_python_and_another_json_is_kept_apart(one: object, other: object) -> None:
+def test_json_values_equal_in_python_are_kept_apart(one: object, other: object) -> None:
     bodies = [{"messages": [{"role": "user", "content": "x", "hint": {"cache": v}}]} for v in (one, other)]
     assert [orjson.dumps(body) for body in requests_of(_turns(bodies))] == [
         orjson.dumps(body) for body in bodies

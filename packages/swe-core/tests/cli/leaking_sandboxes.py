@@ -1,4 +1,4 @@
-"""A one-file plugin for tests: local sandboxes that fail, and tell their secrets wherever they can.
+"""A one-file plugin for tests: local sandboxes that fail and leak their secrets.
 
 sandbox `leaking`   each sandbox has a token; FAILS says how many of them do not open, ENDS how reaping ends
 agent `telling`     prints its sandbox's token, and changes a file; makes no LLM call

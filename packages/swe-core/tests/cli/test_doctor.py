@@ -1,4 +1,4 @@
-"""`swe-core doctor`: each missing thing with its remedy, no secret, and no check that harms another."""
+"""`swe-core doctor`: missing requirements with remedies, no secret, and isolated checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from swe_core.cli.doctor.endpoint import endpoint
 from swe_core.plugins.manager import PluginSet
 from swe_core.system.redaction import Redactor
 
-SECRET = "sk-a-secret-that-nobody-may-see"
+SECRET = "sk-a-secret-never-to-be-shown"
 SECRETS = {
     "OPENAI_API_KEY": SECRET,
     "HF_TOKEN": f"{SECRET}-hf",
@@ -74,7 +74,7 @@ def asked(name: str, look: Callable[[], Any], used: bool = True) -> PlannedCheck
     return PlannedCheck("a", Check(name, "the test", look), used)
 
 
-def test_it_says_what_is_there() -> None:
+def test_doctor_lists_its_checks() -> None:
     done = examined()
     for line in ("Python", "git", "memory", "processors", "disk for runs", "GPUs", "bubblewrap"):
         assert line in done.output
@@ -82,7 +82,7 @@ def test_it_says_what_is_there() -> None:
     assert "(not chosen)" in done.output  # the engine vllm
 
 
-def test_no_secret_is_ever_shown(file: Callable[[str], str]) -> None:
+def test_doctor_shows_no_secret(file: Callable[[str], str]) -> None:
     path = file(PLUGIN % "missing")
     for options in ((), ("--json",)):
         done = examined(
@@ -93,7 +93,7 @@ def test_no_secret_is_ever_shown(file: Callable[[str], str]) -> None:
         assert SECRET not in done.output
 
 
-def test_what_is_missing_and_needed_is_exit_code_1(file: Callable[[str], str]) -> None:
+def test_missing_requirement_is_exit_code_1(file: Callable[[str], str]) -> None:
     done = examined("-p", file(PLUGIN % "missing"))
     assert done.exit_code == 1
     assert "Buy one. Needed for: the test." in done.output
@@ -101,7 +101,7 @@ def test_what_is_missing_and_needed_is_exit_code_1(file: Callable[[str], str]) -
     assert "\x1b" not in done.output
 
 
-def test_all_is_there(file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_machine_is_exit_code_0(file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bwrap, "why_not", lambda _: None)
     monkeypatch.setattr("swe_core.builtin.local.checks.why_not", lambda _: None)
     text = (PLUGIN % "ok").replace("    raise RuntimeError", "    return Finding('info', 'x') or str")
@@ -110,7 +110,7 @@ def test_all_is_there(file: Callable[[str], str], monkeypatch: pytest.MonkeyPatc
     assert "Nothing is missing for a run with these plugins." in done.output
 
 
-def test_what_a_plugin_lacks_that_is_not_chosen_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unselected_plugin_may_lack_requirements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swe_core.builtin.vllm._missing", lambda: ["renderers"])
     monkeypatch.setattr("swe_core.builtin.local.checks.why_not", lambda _: None)
     done = examined()
@@ -120,7 +120,7 @@ def test_what_a_plugin_lacks_that_is_not_chosen_counts_for_nothing(monkeypatch: 
     assert "Missing: libraries (vllm)" in chosen.output
 
 
-def test_as_json(file: Callable[[str], str]) -> None:
+def test_doctor_writes_json(file: Callable[[str], str]) -> None:
     done = examined("--json", "-p", file(PLUGIN % "missing"))
     assert done.exit_code == 1
     found = json.loads(done.output)
@@ -133,7 +133,7 @@ def test_as_json(file: Callable[[str], str]) -> None:
     }  # fmt: skip
 
 
-def test_a_plugin_that_fails_when_it_is_asked(file: Callable[[str], str]) -> None:
+def test_failing_check_hook_is_reported(file: Callable[[str], str]) -> None:
     path = file("from swe_core import hookimpl\n@hookimpl\ndef swe_checks():\n    return 1 / 0\n")
     done = examined("-p", path)
     assert done.exit_code == 1
@@ -141,16 +141,16 @@ def test_a_plugin_that_fails_when_it_is_asked(file: Callable[[str], str]) -> Non
     assert "Python" in done.output
 
 
-def test_a_plugin_that_gives_something_else(file: Callable[[str], str]) -> None:
+def test_check_hook_of_another_type_is_reported(file: Callable[[str], str]) -> None:
     path = file("from swe_core import hookimpl\n@hookimpl\ndef swe_checks():\n    return ['docker']\n")
     assert "it failed in swe_checks: expected Checks, and one is 'docker'" in examined("-p", path).output
 
 
-def test_an_unknown_plugin_is_wrong_input() -> None:
+def test_unknown_plugin_is_rejected() -> None:
     assert "unknown plugin 'nonsense'" in str(examined("--plugins", "nonsense").exception)
 
 
-def test_a_broken_plugin_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_plugin_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     plugins = PluginSet(allow=())
     plugins.plugins["mini"].error = "it is broken"
     (one,) = (one for one in examination.asked_of(plugins) if one.plugin == "mini")
@@ -158,7 +158,7 @@ def test_a_broken_plugin_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.check.look().text == "it is broken"
 
 
-def test_a_check_that_hangs_is_one_line() -> None:
+def test_hanging_check_is_one_line() -> None:
     held = threading.Event()
     checks = [asked("hangs", held.wait), asked("answers", lambda: Finding("ok", "yes"))]
     hangs, answers = look(checks, Redactor(), patience=1.0)
@@ -167,7 +167,7 @@ def test_a_check_that_hangs_is_one_line() -> None:
     assert answers.finding.text == "yes"
 
 
-def test_one_that_hangs_does_not_keep_the_program(file: Callable[[str], str]) -> None:
+def test_hanging_check_does_not_block_the_exit(file: Callable[[str], str]) -> None:
     path = file(
         "import time\nfrom swe_core import hookimpl\nfrom swe_core.api.checks import Check\n"
         "@hookimpl\ndef swe_checks():\n    return [Check('sleeper', 'x', lambda: time.sleep(1000))]\n"
@@ -183,18 +183,18 @@ def test_one_that_hangs_does_not_keep_the_program(file: Callable[[str], str]) ->
 
 
 @pytest.mark.parametrize("given", [None, "ok", 3, Finding("fine", "")])
-def test_a_check_that_returns_something_else(given: object) -> None:
+def test_check_result_of_another_type_is_reported(given: object) -> None:
     (result,) = look([asked("odd", lambda: given)], Redactor())
     assert result.finding.text == f"its check returned {given!r}, expected a Finding"
     assert result.blocks
 
 
-def test_a_check_that_ends_the_program() -> None:
+def test_check_that_exits_is_reported() -> None:
     (result,) = look([asked("leaves", lambda: sys.exit(3))], Redactor())
     assert result.finding.text == "SystemExit: 3"
 
 
-def test_results_stand_in_the_order_in_which_they_were_asked_for() -> None:
+def test_results_keep_the_order_of_the_checks() -> None:
     first = threading.Event()
     checks = [
         asked("late", lambda: Finding("ok", str(first.wait(10)))),
@@ -203,17 +203,17 @@ def test_results_stand_in_the_order_in_which_they_were_asked_for() -> None:
     assert [result.asked.check.name for result in look(checks, Redactor())] == ["late", "early"]
 
 
-def test_what_is_taken_for_a_secret() -> None:
-    redactor = secrets_of({**SECRETS, "HOME": "/home/somebody"})
-    for value in (*SECRETS.values(), "/home/somebody"):
+def test_secrets_come_from_the_environment() -> None:
+    redactor = secrets_of({**SECRETS, "HOME": "/home/user"})
+    for value in (*SECRETS.values(), "/home/user"):
         assert SECRET not in redactor.text(f"the text {value}")
-    assert redactor.text("/home/somebody") == "/home/somebody"
+    assert redactor.text("/home/user") == "/home/user"
 
 
 # The machine.
 
 
-def test_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_disk_space_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage(2**29))
     found = machine.disk(tmp_path / "not" / "there", "give another place with --out")
@@ -222,19 +222,19 @@ def test_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_place_that_is_a_file(tmp_path: Path) -> None:
+def test_output_path_below_a_file_is_missing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     found = machine.disk(tmp_path / "file" / "runs", "give another place with --out")
     assert (found.state, found.remedy) == ("missing", "Give another place with --out.")
 
 
-def test_no_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_absent_git_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (git,) = (check for check in machine.machine_checks() if check.name == "git")
     assert git.look() == Finding("missing", "there is none that runs", "Install your system's package 'git'.")
 
 
-def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (gpus,) = (check for check in machine.machine_checks() if check.name == "GPUs")
     program = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -247,7 +247,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert gpus.look().state == "info"
 
 
-def test_memory_is_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_that_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     available, total = machine._available_memory()
     assert 0 < available <= total
     monkeypatch.setattr(machine, "_available_memory", lambda: (2**29, 2**34))
@@ -256,7 +256,7 @@ def test_memory_is_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--concurrency 1" in memory.look().remedy
 
 
-def test_no_user_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_user_namespaces_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swe_core.builtin.local.checks.why_not", lambda _: "bubblewrap cannot; allow it")
     done = examined()
     assert done.exit_code == 1
@@ -303,7 +303,7 @@ def models(*names: str) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
-def test_an_engine_says_what_it_serves(server: ThreadingHTTPServer, path: str) -> None:
+def test_endpoint_lists_its_models(server: ThreadingHTTPServer, path: str) -> None:
     Handler.replies = {"/v1/models": models("a", "b")}
     found = endpoint(url(server, path), "OPENAI_API_KEY", "the-key")
     assert found.state == "ok"
@@ -311,7 +311,7 @@ def test_an_engine_says_what_it_serves(server: ThreadingHTTPServer, path: str) -
     assert Handler.keys[-1] == "Bearer the-key"
 
 
-def test_many_models(server: ThreadingHTTPServer) -> None:
+def test_long_model_list_is_cut(server: ThreadingHTTPServer) -> None:
     Handler.replies = {"/v1/models": models(*"abcdefg")}
     assert endpoint(url(server), None, None).text.endswith("serves 'a', 'b', 'c', 'd', 'e', … (7 in all)")
     assert Handler.keys == [None]
@@ -327,7 +327,7 @@ def test_many_models(server: ThreadingHTTPServer) -> None:
         ((302, b""), "answers with status 302 and no list of models", "OpenAI-compatible"),
     ],
 )
-def test_an_engine_that_cannot_be_used(
+def test_unusable_endpoint_is_missing(
     server: ThreadingHTTPServer, reply: tuple[int, bytes], words: str, remedy: str
 ) -> None:
     Handler.replies = {"/v1/models": reply}
@@ -337,7 +337,7 @@ def test_an_engine_that_cannot_be_used(
     assert remedy in found.remedy
 
 
-def test_what_is_secret_in_a_url_is_not_shown() -> None:
+def test_secrets_in_a_url_are_not_shown() -> None:
     found = endpoint("http://me:pass-word@127.0.0.1:9/v1?key=query-word", None, None)
     assert found.text.startswith("http://127.0.0.1:9/v1 does not answer")
     assert "word" not in found.text
@@ -346,15 +346,15 @@ def test_what_is_secret_in_a_url_is_not_shown() -> None:
 @pytest.mark.parametrize(
     "given", ["", "nonsense", "ftp://host/v1", "http://", "http://[::1", "http://h:99999999"]
 )
-def test_what_is_no_url(given: str) -> None:
+def test_invalid_url_is_reported(given: str) -> None:
     assert endpoint(given, None, None).text == "is no http or https URL"
 
 
-def test_the_engine_of_the_command_line(server: ThreadingHTTPServer) -> None:
+def test_engine_url_option_is_checked(server: ThreadingHTTPServer) -> None:
     Handler.replies = {"/v1/models": models("my-model")}
     done = examined("--engine-url", url(server))
     assert "serves 'my-model'" in done.output
     assert Handler.keys == [f"Bearer {SECRET}"]  # as a run would ask it
-    nobody = examined("--engine-url", "http://127.0.0.1:9/v1")
-    assert nobody.exit_code == 1
-    assert "http://127.0.0.1:9/v1 does not answer: ConnectError" in nobody.output
+    absent = examined("--engine-url", "http://127.0.0.1:9/v1")
+    assert absent.exit_code == 1
+    assert "http://127.0.0.1:9/v1 does not answer: ConnectError" in absent.output

@@ -1,4 +1,4 @@
-"""`swe-core run` on sandboxes that fail and tell secrets: what is run again, and what nobody gets to read."""
+"""`swe-core run` on sandboxes that fail and leak secrets: what is run again, and what is redacted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKEN = re.compile(rf"{BEGINNING}[0-9a-f]{{16}}|{ACCOUNT}")
 
 @dataclass
 class Program:
-    """`swe-core`, the directory of its runs, and a short one for scratch files: unix sockets lie below it."""
+    """`swe-core` with a directory for runs, and a short one for scratch files and unix sockets."""
 
     path: Path
     scratch: Path
@@ -57,8 +57,8 @@ class Program:
         """The same in this process, which takes less time."""
         return CliRunner().invoke(cli, args, env={"TMPDIR": str(self.scratch), **env})
 
-    def told(self) -> dict[str, str]:
-        """What the run directory says, file by file."""
+    def written(self) -> dict[str, str]:
+        """Return the text of each file in the run directory."""
         files = (path for path in self.out.rglob("*") if path.is_file())
         return {str(path.relative_to(self.out)): path.read_text(errors="replace") for path in files}
 
@@ -69,18 +69,18 @@ def program(tmp_path: Path) -> Iterator[Program]:
         yield Program(tmp_path, Path(scratch))
 
 
-def test_no_secret_of_a_provider_is_in_anything_that_is_written(program: Program) -> None:
+def test_output_has_no_secret_of_a_provider(program: Program) -> None:
     done = program.run("--sandbox-retries", "1", FAILS="1")
     assert done.returncode == 0, done.stderr
-    told = {**program.told(), "stdout": done.stdout, "stderr": done.stderr}
-    assert [name for name, text in told.items() if TOKEN.search(text)] == []
+    written = {**program.written(), "stdout": done.stdout, "stderr": done.stderr}
+    assert [name for name, text in written.items() if TOKEN.search(text)] == []
     (folder,) = (program.out / "rollouts").iterdir()
     for name, said in {
         "run.json": "The account's token is [redacted].",
         "rollouts.jsonl": "the sandbox with the token [redacted] is gone",
         f"rollouts/{folder.name}/agent.log": "I am in [redacted]",
     }.items():
-        assert said in told[name]
+        assert said in written[name]
     for said in (
         "Note: The account's token is [redacted].",
         "INFO a sandbox with [redacted]",
@@ -96,7 +96,7 @@ def test_no_secret_of_a_provider_is_in_anything_that_is_written(program: Program
     assert said in " ".join(done.stdout.split())
 
 
-def test_an_error_that_ends_the_run_has_none(program: Program) -> None:
+def test_error_that_ends_the_run_has_no_secret(program: Program) -> None:
     done = program.run(ENDS="sentence")
     assert (done.returncode, done.stdout) == (1, "")
     said = "swe-core: error: the service does not take the token [redacted]: get another one\n"
@@ -105,15 +105,15 @@ def test_an_error_that_ends_the_run_has_none(program: Program) -> None:
     assert done.stderr == said
 
 
-def test_a_defect_shows_its_traceback_without_them(program: Program) -> None:
+def test_traceback_of_a_defect_has_no_secret(program: Program) -> None:
     done = program.run(ENDS="defect")
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
     assert done.stderr.endswith("KeyError: '[redacted]'\n")
 
 
-def test_errors_of_sandboxes_are_mended_when_the_run_is_gone_on_with(program: Program) -> None:
-    """The number of tries may be another one then; and a record says what the sandboxes cost."""
+def test_resume_retries_sandbox_errors(program: Program) -> None:
+    """With another number of retries; the record has the time of the sandboxes."""
     first = program.run(FAILS="1")
     assert first.returncode == 1
     (rollout,) = program.rollouts
@@ -123,8 +123,8 @@ def test_errors_of_sandboxes_are_mended_when_the_run_is_gone_on_with(program: Pr
     assert program.inside(*again, FAILS="1").exit_code == 1, (
         "it has ended in an error, and --retry-errors is not given"
     )
-    mended = program.inside(*again, "--retry-errors", FAILS="2")
-    assert mended.exit_code == 0, mended.output
+    resumed = program.inside(*again, "--retry-errors", FAILS="2")
+    assert resumed.exit_code == 0, resumed.output
     (rollout,) = program.rollouts
     assert rollout["outcome"] == "unresolved"
     assert [one["folder"] for one in rollout["retried"]] == ["retried-1", "retried-2"]
@@ -138,7 +138,7 @@ def test_errors_of_sandboxes_are_mended_when_the_run_is_gone_on_with(program: Pr
 
 
 @pytest.mark.parametrize("wrong", ["-1", "one"])
-def test_a_wrong_number_of_tries_is_a_sentence(program: Program, wrong: str) -> None:
+def test_invalid_number_of_retries_is_rejected(program: Program, wrong: str) -> None:
     done = program.inside("run", "--sandbox-retries", wrong)
     assert done.exit_code == 2
     assert "--sandbox-retries" in done.stderr

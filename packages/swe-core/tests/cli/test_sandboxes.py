@@ -78,14 +78,14 @@ def sandboxes(*args: str) -> Result:
     return CliRunner().invoke(cli, ["sandboxes", *args], catch_exceptions=False)
 
 
-def test_there_are_none() -> None:
+def test_empty_list_says_so() -> None:
     done = sandboxes("list")
     assert (done.exit_code, done.stdout) == (0, "There are no sandboxes.\n")
     assert json.loads(sandboxes("list", "--json").stdout) == []
     assert sandboxes("reap").stdout == "Removed 0 sandboxes.\n"
 
 
-def test_what_a_killed_run_left_is_removed_and_what_a_living_one_has_is_not() -> None:
+def test_reap_removes_sandboxes_of_dead_runs_only() -> None:
     state.create([], "mine")
     subprocess.run([sys.executable, "-c", KILLED], check=False)
     found = {entry["id"]: entry for entry in json.loads(sandboxes("list", "--json").stdout)}
@@ -97,8 +97,8 @@ def test_what_a_killed_run_left_is_removed_and_what_a_living_one_has_is_not() ->
     assert sandboxes("reap").stdout == "Removed 0 sandboxes.\n"
 
 
-def test_the_table(own_directory: Path) -> None:
-    """The oldest first; what a service says of a sandbox cannot colour the terminal."""
+def test_list_prints_a_safe_table_oldest_first(own_directory: Path) -> None:
+    """Text of a service cannot colour the terminal."""
     done = sandboxes("list", "-p", str(own_directory / "plugin.py"), "--sandbox", "billed")
     rows = [line.split() for line in done.stdout.splitlines()]
     assert rows[0] == ["sandbox", "run", "age", "image", "flavor", "details"]
@@ -111,16 +111,16 @@ def test_the_table(own_directory: Path) -> None:
     assert "\x1b[31m" not in done.stdout
 
 
-def test_one_is_one(own_directory: Path) -> None:
+def test_reap_counts_in_the_singular(own_directory: Path) -> None:
     done = sandboxes("reap", "-p", str(own_directory / "plugin.py"), "--sandbox", "billed")
     assert done.stdout == "Removed 1 sandbox.\n"
 
 
 @pytest.mark.parametrize("command", ["list", "reap"])
-def test_a_service_that_takes_its_time_is_told_of(
+def test_slow_service_is_announced(
     own_directory: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """The provider waits here until that was said."""
+    """The provider waits until the announcement."""
     echo, said = click.echo, threading.Event()
 
     def heard(*args: Any, **options: Any) -> None:
@@ -136,7 +136,7 @@ def test_a_service_that_takes_its_time_is_told_of(
 
 
 @pytest.mark.parametrize("command", ["list", "reap"])
-def test_wrong_input_is_a_sentence(own_directory: Path, command: str) -> None:
+def test_invalid_sandbox_is_rejected(own_directory: Path, command: str) -> None:
     plugin = ["-p", str(own_directory / "plugin.py")]
     with pytest.raises(SandboxError, match="'there' does not answer"):
         sandboxes(command, *plugin, "--sandbox", "down")

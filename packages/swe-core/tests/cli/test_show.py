@@ -90,7 +90,7 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def test_all_of_it(run: Run) -> None:
+def test_show_prints_every_part(run: Run) -> None:
     text = run.show()
     for said in (
         "task-1-0: unresolved, reward 0\n",
@@ -115,7 +115,7 @@ def test_all_of_it(run: Run) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--turns",), ("--full",)])
-def test_nothing_of_a_sandbox_acts_on_the_terminal(run: Run, options: tuple[str, ...]) -> None:
+def test_show_strips_terminal_controls(run: Run, options: tuple[str, ...]) -> None:
     text = run.show(ID, *options)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
     assert "c3RvbGVu" not in text
@@ -125,13 +125,13 @@ def test_nothing_of_a_sandbox_acts_on_the_terminal(run: Run, options: tuple[str,
     ("option", "has"),
     [("--transcript", "I look."), ("--diff", "+new"), ("--tests", "t.py::d"), ("--turns", "1,234")],
 )
-def test_each_part_alone(run: Run, option: str, has: str) -> None:
+def test_show_prints_a_single_part(run: Run, option: str, has: str) -> None:
     text = run.show(ID, option)
     parts = ("I look.", "+new", "t.py::d", "1,234", "task-1-0: unresolved")
     assert [part for part in parts if part in text] == [has]
 
 
-def test_parts_are_combined(run: Run) -> None:
+def test_show_combines_parts(run: Run) -> None:
     text = run.show(ID, "--diff", "--turns")
     assert "+new" in text
     assert re.search(r"0 +1\.5 +1,234 +56 +2 +stop", text)
@@ -139,14 +139,14 @@ def test_parts_are_combined(run: Run) -> None:
     assert "I look." not in text
 
 
-def test_in_full(run: Run) -> None:
+def test_show_full_is_not_cut(run: Run) -> None:
     text = run.show(ID, "--full")
     assert "line 99" in text
     assert "PASSED  t.py::b" in text
     assert "more lines" not in text
 
 
-def test_an_error_without_anything(run: Run) -> None:
+def test_show_prints_an_error_without_files(run: Run) -> None:
     failure = Failure(boundary="sandbox", type="SandboxDied", message="it is gone")
     run.rollout("dead-0", outcome="error", reward=None, failure=failure)
     text = run.show("dead-0")
@@ -156,14 +156,14 @@ def test_an_error_without_anything(run: Run) -> None:
     assert "The host answered no LLM call." in run.show("dead-0", "--turns")
 
 
-def test_one_that_is_not_finished(run: Run) -> None:
+def test_show_prints_an_unfinished_rollout(run: Run) -> None:
     run.rollout("going-0", finished=False, events=[AgentEvent(kind="text", text="Hello.")])
     text = run.show("going-0")
     assert "going-0: not finished" in text
     assert "Hello." in text
 
 
-def test_a_patch_that_is_no_text(run: Run) -> None:
+def test_show_prints_a_binary_patch(run: Run) -> None:
     run.rollout("odd-0", patch=b"diff --git a/a b/a\r\n+\xff\x00\x1b[31m\r\n" + b"+x\n" * 3000)
     text = run.show("odd-0", "--diff")
     assert "+\ufffd\n" in text
@@ -171,7 +171,7 @@ def test_a_patch_that_is_no_text(run: Run) -> None:
     assert text.count("\n+x") == 998
 
 
-def test_a_long_line_is_not_broken(run: Run) -> None:
+def test_show_does_not_wrap_long_lines(run: Run) -> None:
     run.rollout("wide-0", patch=b"+" + b"y" * 500 + b"\n")
     assert f"\n+{'y' * 500}\n" in run.show("wide-0", "--diff")
 
@@ -184,19 +184,19 @@ def test_a_long_line_is_not_broken(run: Run) -> None:
         ("../..", "there are: "),
     ],
 )
-def test_a_rollout_that_is_not_there(run: Run, name: str, hint: str) -> None:
+def test_show_suggests_close_rollouts(run: Run, name: str, hint: str) -> None:
     for number in range(6):
         run.rollout(f"other-{number}")
     with pytest.raises(UsageError, match=re.escape(f"has no rollout {name!r}; {hint}")):
         run.show(name)
 
 
-def test_a_run_in_which_nothing_has_begun(tmp_path: Path) -> None:
+def test_show_rejects_a_run_without_rollouts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no rollout 'a'; none has begun"):
         Run(tmp_path / "run").show("a")
 
 
-def test_a_damaged_transcript(run: Run) -> None:
+def test_show_names_damaged_transcript_line(run: Run) -> None:
     file = run.directory.path / "rollouts" / ID / "transcript.jsonl"
     file.write_text("{}\n" + file.read_text())
     with pytest.raises(UsageError, match=r"line 1 of .*transcript.jsonl' is not an agent's event"):
@@ -215,7 +215,7 @@ def on_a_terminal(run: Run, **environment: str) -> str:
     return shown.decode()
 
 
-def test_on_a_terminal_it_has_colours_and_goes_through_the_pager(run: Run) -> None:
+def test_show_uses_colours_and_pager_on_a_terminal(run: Run) -> None:
     text = on_a_terminal(run, PAGER="sed s/^/paged:/")
     assert "paged:" in text
     removed, added = (re.search(rf"((?:\x1b\[[0-9;]*m)+){line}", text) for line in (r"-old", r"\+new"))
@@ -227,7 +227,7 @@ def test_on_a_terminal_it_has_colours_and_goes_through_the_pager(run: Run) -> No
     assert "c3RvbGVu" not in left
 
 
-def test_on_a_terminal_without_colours(run: Run) -> None:
+def test_show_respects_no_color(run: Run) -> None:
     text = on_a_terminal(run, NO_COLOR="1")
     assert "+new" in text
     assert not re.search(r"\x1b\[3\d", text)

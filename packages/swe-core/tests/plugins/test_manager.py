@@ -1,4 +1,4 @@
-"""Plugins: discovery, selection, blocking, blame. Distributions here are real metadata on the path."""
+"""Plugins: discovery, selection, blocking and errors, with real metadata of distributions on the path."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def chosen_agent(plugins: PluginSet, name: str | None, default: str) -> str | No
     return None if chosen is None else chosen.name
 
 
-def test_an_installed_plugin_is_listed_with_distribution_version_and_offer(install: Install) -> None:
+def test_installed_plugin_is_listed_with_its_components(install: Install) -> None:
     install("acme-agent", "acme", AGENT.format(name="acme"))
     plugin = PluginSet().plugins["acme"]
     assert (plugin.origin, plugin.version, plugin.error) == ("acme-agent", "1.2.3", None)
     assert [(registered.role, registered.name) for registered in plugin.components] == [("agent", "acme")]
 
 
-def test_a_broken_plugin_is_listed_and_the_rest_work(install: Install) -> None:
+def test_broken_plugin_is_listed_and_others_work(install: Install) -> None:
     install("acme-broken", "broken", "import a_module_that_is_not_there")
     install("acme-agent", "acme", AGENT.format(name="acme"))
     plugins = PluginSet()
@@ -104,7 +104,7 @@ def test_a_broken_plugin_is_listed_and_the_rest_work(install: Install) -> None:
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit('bye')", "1/0", "def ("])
-def test_whatever_an_import_raises_is_recorded(install: Install, code: str) -> None:
+def test_import_error_of_a_plugin_is_recorded(install: Install, code: str) -> None:
     install("acme-broken", "broken", code)
     assert PluginSet().plugins["broken"].error
 
@@ -115,7 +115,7 @@ def test_selecting_a_broken_plugin_quotes_its_error(install: Install) -> None:
         PluginSet(["broken"])
 
 
-def test_selecting_loads_exactly_those(install: Install) -> None:
+def test_selection_loads_selected_plugins_only(install: Install) -> None:
     install("acme-agent", "acme", AGENT.format(name="acme"))
     install("other-agent", "other", AGENT.format(name="other"))
     plugins = PluginSet(["acme"])
@@ -123,16 +123,16 @@ def test_selecting_loads_exactly_those(install: Install) -> None:
     assert chosen_agent(plugins, None, "mini") == "acme"
 
 
-def test_nobody_selected_means_the_default(install: Install) -> None:
+def test_no_selection_means_the_default(install: Install) -> None:
     install("acme-agent", "acme", AGENT.format(name="acme"))
     assert chosen_agent(PluginSet(), None, "nop") == "nop"
 
 
-def test_a_builtin_component_can_be_selected_by_its_name() -> None:
+def test_builtin_component_is_selected_by_name() -> None:
     assert chosen_agent(PluginSet(["oracle"]), None, "mini") == "oracle"
 
 
-def test_two_candidates_for_a_role_name_both_and_the_option_that_decides(install: Install) -> None:
+def test_two_candidates_for_a_role_name_the_option(install: Install) -> None:
     install("acme-agent", "acme", AGENT.format(name="acme"))
     install("other-agent", "other", AGENT.format(name="other"))
     plugins = PluginSet(["acme", "other"])
@@ -141,7 +141,7 @@ def test_two_candidates_for_a_role_name_both_and_the_option_that_decides(install
     assert chosen_agent(plugins, "other", "mini") == "other"
 
 
-def test_two_plugins_with_the_same_component_name_are_a_collision(install: Install) -> None:
+def test_equal_component_names_collide(install: Install) -> None:
     install("acme-agent", "acme", AGENT.format(name="same"))
     install("other-agent", "other", AGENT.format(name="same"))
     with pytest.raises(PluginError, match=r"'acme' and 'other'.*-p no:"):
@@ -149,14 +149,14 @@ def test_two_plugins_with_the_same_component_name_are_a_collision(install: Insta
     assert PluginSet(extra=["no:other"]).find("agent", "same").plugin == "acme"
 
 
-def test_two_distributions_with_one_plugin_name(install: Install) -> None:
+def test_equal_plugin_names_collide(install: Install) -> None:
     install("acme-agent", "acme", AGENT.format(name="acme"))
     install("fake-agent", "acme", AGENT.format(name="acme"))
     with pytest.raises(PluginError, match="taken twice"):
         PluginSet(["acme"])
 
 
-def test_a_plugin_cannot_take_the_name_of_a_builtin(install: Install) -> None:
+def test_plugin_cannot_take_the_name_of_a_builtin(install: Install) -> None:
     install("acme-local", "local", AGENT.format(name="acme"))
     plugins = PluginSet()
     assert plugins.plugins["local"].builtin
@@ -168,12 +168,12 @@ def test_a_plugin_cannot_take_the_name_of_a_builtin(install: Install) -> None:
     ("name", "remedy"),
     [("acme", "pip install swe-agents-acme"), ("orcale", "did you mean 'oracle'")],
 )
-def test_an_unknown_plugin_says_what_to_do(name: str, remedy: str) -> None:
+def test_unknown_plugin_names_a_remedy(name: str, remedy: str) -> None:
     with pytest.raises(PluginError, match=remedy):
         PluginSet([name])
 
 
-def test_a_known_plugin_that_is_not_installed_names_its_distribution(
+def test_missing_known_plugin_names_its_distribution(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
@@ -181,32 +181,32 @@ def test_a_known_plugin_that_is_not_installed_names_its_distribution(
         PluginSet(["docker"])
 
 
-def test_blocking_wins_and_says_so_when_selected_too(install: Install) -> None:
+def test_blocking_precedes_selection(install: Install) -> None:
     install("acme-agent", "acme", AGENT.format(name="acme"))
     assert "acme" not in PluginSet(extra=["no:acme"]).plugins
     with pytest.raises(PluginError, match=r"'acme' is blocked by -p no:acme"):
         PluginSet(["acme"], extra=["no:acme"])
 
 
-def test_blocking_what_is_not_there_is_a_mistake() -> None:
+def test_blocking_an_unknown_plugin_is_an_error() -> None:
     with pytest.raises(PluginError, match=r"no:dokcer: .*did you mean 'docker'"):
         PluginSet(extra=["no:dokcer"])
 
 
-def test_two_broken_distributions_with_one_plugin_name(install: Install) -> None:
+def test_equal_names_of_broken_plugins_collide(install: Install) -> None:
     install("acme-broken", "acme", "import a_module_that_is_not_there")
     install("fake-broken", "acme", "import a_module_that_is_not_there")
     assert "taken twice" in (PluginSet().plugins["acme"].error or "")
 
 
-def test_a_plugin_that_registers_nothing_cannot_be_selected(install: Install) -> None:
+def test_empty_plugin_cannot_be_selected(install: Install) -> None:
     install("acme-empty", "empty", "")
     assert PluginSet().plugins["empty"].error is None
     with pytest.raises(PluginError, match=r"'empty' \(acme-empty 1.2.3\) registers nothing"):
         PluginSet(["empty"])
 
 
-def test_the_allow_list(install: Install) -> None:
+def test_allow_list_limits_plugins(install: Install) -> None:
     install("acme-agent", "acme", AGENT.format(name="acme"))
     assert allow_list({}) is None
     assert allow_list({"SWE_PLUGINS": ""}) == []
@@ -225,7 +225,7 @@ def test_the_allow_list(install: Install) -> None:
         (["other"], [], ["other"], "'acme' is installed but not in SWE_PLUGINS"),
     ],
 )
-def test_asking_for_a_component_that_was_kept_out_says_what_kept_it_out(
+def test_excluded_component_names_what_excludes_it(
     install: Install, select: list[str] | None, extra: list[str], allow: list[str] | None, message: str
 ) -> None:
     install("acme-agent", "acme", AGENT.format(name="acme"))
@@ -234,12 +234,12 @@ def test_asking_for_a_component_that_was_kept_out_says_what_kept_it_out(
         PluginSet(select, extra, allow).find("agent", "acme")
 
 
-def test_a_plugin_that_fills_another_role_is_not_to_be_installed() -> None:
+def test_plugin_of_another_role_is_not_suggested() -> None:
     with pytest.raises(PluginError, match=r"unknown agent 'docker'; there are: mini, nop, oracle"):
         PluginSet().find("agent", "docker")
 
 
-def test_a_component_that_cannot_be_created_is_named(load: Load) -> None:
+def test_failing_component_is_named(load: Load) -> None:
     code = (
         "from swe_core import Component, hookimpl\n"
         "def create(config): raise RuntimeError('no such luck')\n"
@@ -251,7 +251,7 @@ def test_a_component_that_cannot_be_created_is_named(load: Load) -> None:
         ResolvedComponent(registered, Config()).create()
 
 
-def test_a_one_file_plugin_needs_no_packaging_and_is_chosen(load: Load) -> None:
+def test_one_file_plugin_is_chosen(load: Load) -> None:
     plugins = load("my_agent.py", AGENT.format(name="mine"))
     assert chosen_agent(plugins, None, "mini") == "mine"
 
@@ -263,12 +263,12 @@ def test_a_one_file_plugin_needs_no_packaging_and_is_chosen(load: Load) -> None:
         ("not_a_module_at_all", "cannot be loaded: ModuleNotFoundError"),
     ],
 )
-def test_an_extra_plugin_must_load(value: str, message: str) -> None:
+def test_extra_plugin_must_load(value: str, message: str) -> None:
     with pytest.raises(PluginError, match=message):
         PluginSet(extra=[value])
 
 
-def test_an_extra_plugin_must_not_take_a_name(load: Load) -> None:
+def test_extra_plugin_must_not_take_a_name(load: Load) -> None:
     with pytest.raises(PluginError, match="already taken"):
         load("local.py", AGENT.format(name="mine"))
 
@@ -284,12 +284,12 @@ def test_an_extra_plugin_must_not_take_a_name(load: Load) -> None:
         (HOOK + "def swe_agents(nope): return []", "nope"),
     ],
 )
-def test_a_wrong_hook_is_refused_at_registration(load: Load, code: str, message: str) -> None:
+def test_invalid_hook_is_rejected_at_registration(load: Load, code: str, message: str) -> None:
     with pytest.raises(PluginError, match=message):
         load("wrong.py", code)
 
 
-def test_a_notification_may_take_fewer_arguments_and_a_failing_one_is_named(load: Load) -> None:
+def test_notification_may_fail_and_take_fewer_arguments(load: Load) -> None:
     code = (
         "from swe_core import hookimpl\n"
         "seen = []\n"
@@ -304,7 +304,7 @@ def test_a_notification_may_take_fewer_arguments_and_a_failing_one_is_named(load
     assert problems == ["the plugin 'listener' failed in swe_rollout_started: ValueError: no"]
 
 
-def test_an_option_of_an_installed_plugin(install: Install) -> None:
+def test_option_of_an_installed_plugin_is_added(install: Install) -> None:
     install("acme-sync", "sync", OPTION.format(flag="--acme-sync", setting="worker.trl.sync"))
     plugins = PluginSet(allow=["sync"])
     expected = RunOption("--acme-sync", "worker.trl.sync", "How weights are sent.", "HOW")
@@ -315,8 +315,8 @@ def test_an_option_of_an_installed_plugin(install: Install) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--agent", "--help", "--acme-sync"])
-def test_an_option_that_is_there_already_is_left_out_and_said(install: Install, flag: str) -> None:
-    """Of `swe-core run` itself, or of another plugin: the first one stays."""
+def test_existing_option_is_left_out_with_a_note(install: Install, flag: str) -> None:
+    """The option of `swe-core run`, or of the first plugin, stays."""
     install("acme-sync", "aaa", OPTION.format(flag="--acme-sync", setting="worker.a.sync"))
     install("other-sync", "bbb", OPTION.format(flag=flag, setting="worker.b.sync"))
     command = click.Command("run", params=list(run.params))
@@ -339,14 +339,14 @@ def test_an_option_that_is_there_already_is_left_out_and_said(install: Install, 
         (HOOK + "def swe_options(): pass", "returned None, expected an iter"),
     ],
 )
-def test_a_wrong_option_is_its_plugins_error(install: Install, code: str, message: str) -> None:
+def test_invalid_option_is_an_error_of_its_plugin(install: Install, code: str, message: str) -> None:
     install("acme-sync", "sync", code)
     plugin = PluginSet().plugins["sync"]
     assert re.search(message, plugin.error or "")
     assert plugin.options == []
 
 
-def test_plugins_of_one_name_have_no_options_either(install: Install) -> None:
+def test_colliding_plugins_have_no_options(install: Install) -> None:
     install("acme-sync", "sync", OPTION.format(flag="--acme-sync", setting="worker.trl.sync"))
     install("fake-sync", "sync", OPTION.format(flag="--other-sync", setting="worker.trl.sync"))
     plugin = PluginSet().plugins["sync"]
@@ -354,8 +354,8 @@ def test_plugins_of_one_name_have_no_options_either(install: Install) -> None:
     assert plugin.options == []
 
 
-def test_a_worker_says_who_fills_the_roles_that_nobody_chose(tmp_path: Path) -> None:
-    """What the user chose decides, then the worker, then the core."""
+def test_worker_defaults_fill_unchosen_roles(tmp_path: Path) -> None:
+    """The choice of the user comes first, then that of the worker, then the default."""
     file = tmp_path / "training.py"
     file.write_text(WORKER.format(defaults={"agent": "nop", "engine": "vllm"}, settings={}))
     extra = {"extra_plugins": (str(file),)}
@@ -372,8 +372,8 @@ def test_a_worker_says_who_fills_the_roles_that_nobody_chose(tmp_path: Path) -> 
     assert (other.agent.name, other.model_side.name) == ("mini", "replay")
 
 
-def test_a_worker_presets_settings_of_others(tmp_path: Path) -> None:
-    """What the user set decides, then the worker, then the component; a setting beside it changes nothing."""
+def test_worker_presets_settings_of_other_plugins(tmp_path: Path) -> None:
+    """A setting of the user comes first, then the preset, then the default of the component."""
     file = tmp_path / "training.py"
     preset = {"grader": {"swe": {"suspicious": "unresolved"}}}
     file.write_text(WORKER.format(defaults={}, settings=preset))
