@@ -37,7 +37,7 @@ def files(path: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def test_the_same_again_and_nothing_written(finished: Path) -> None:
+def test_regrade_repeats_the_verdict_and_writes_nothing(finished: Path) -> None:
     before = files(finished)
     done = regrade(str(finished))
     assert done.exit_code == 0, done.output
@@ -45,7 +45,7 @@ def test_the_same_again_and_nothing_written(finished: Path) -> None:
     assert files(finished) == before
 
 
-def test_another_patch_is_another_verdict(finished: Path, tmp_path: Path) -> None:
+def test_regrade_of_another_patch_differs(finished: Path, tmp_path: Path) -> None:
     first = json.loads((finished / "rollouts.jsonl").read_text().splitlines()[0])["id"]
     patch = finished / "rollouts" / first / "patch.diff"
     kept = patch.read_bytes()
@@ -60,7 +60,7 @@ def test_another_patch_is_another_verdict(finished: Path, tmp_path: Path) -> Non
     assert {"what": "resolved", "before": "True", "now": "False"} in found["differences"]
 
 
-def test_a_rollout_that_is_not_there(finished: Path) -> None:
+def test_regrade_rejects_unknown_rollout(finished: Path) -> None:
     done = CliRunner().invoke(cli, ["regrade", str(finished), "nobody"])
     assert done.exit_code != 0
     assert "has no graded rollout 'nobody'" in str(done.exception) + done.output
@@ -70,13 +70,13 @@ def test_a_rollout_that_is_not_there(finished: Path) -> None:
     {"resolved": False}, {"image_id": "sha256:1"}, {"fail_to_pass": {"t": "FAILED"}}, {"channel": "log"},
     {"hashes": Hashes(task="1", patch="2", tree="4")},
 ])  # fmt: skip
-def test_each_difference_is_told(change: dict[str, Any]) -> None:
+def test_regrade_reports_each_difference(change: dict[str, Any]) -> None:
     grade = Grade(resolved=True, fail_to_pass={"t": "PASSED"}, hashes=Hashes(task="1", patch="2", tree="3"))
     assert not list(compare(grade, grade.model_copy(update={"test_seconds": 3.0})))
     assert len(list(compare(grade, grade.model_copy(update=change)))) == 1
 
 
-def test_a_run_without_grades_and_a_patch_that_is_gone(finished: Path, tmp_path: Path) -> None:
+def test_regrade_needs_grades_and_patches(finished: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(finished, copy)
     (patch, *_) = (copy / "rollouts").glob("*/patch.diff")

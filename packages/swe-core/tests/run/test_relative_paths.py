@@ -1,4 +1,4 @@
-"""A run whose settings have relative paths is gone on with, and graded again, from anywhere."""
+"""A run whose settings have relative paths is resumed, and graded again, from any directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def said(done: Result) -> str:
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The directory of a run that was interrupted after one of two rollouts, and what was in it."""
+    """The working directory of a run that was interrupted after one of two rollouts."""
     path = tmp_path_factory.mktemp("interrupted") / "path"
     here = path / "here"
     repository = here / "repository"
@@ -65,7 +65,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def started(interrupted: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the run was started, in a state of its own; the process is elsewhere."""
+    """A copy of the directory in which the run started; this process is elsewhere."""
     path, kept = interrupted
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(kept, path, symlinks=True)
@@ -74,7 +74,7 @@ def started(interrupted: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("command", [("run", "--resume"), ("regrade",)], ids=" ".join)
-def test_from_elsewhere(started: Path, command: tuple[str, ...]) -> None:
+def test_resume_and_regrade_work_from_another_directory(started: Path, command: tuple[str, ...]) -> None:
     done = swe_core(*command, "../run")
     assert done.exit_code == 0, said(done)
     assert f"Note: the run '../run' was started in {str(started)!r}: relative paths" in done.stderr
@@ -86,14 +86,14 @@ def test_from_elsewhere(started: Path, command: tuple[str, ...]) -> None:
         assert "1 of 1 graded the same" in done.output
 
 
-def test_nothing_is_said_where_it_was_started(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_in_the_original_directory_has_no_note(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(started)
     done = swe_core("regrade", "../run")
     assert done.exit_code == 0, said(done)
     assert "Note" not in done.stderr
 
 
-def test_where_it_was_started_is_gone(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_original_directory_is_an_error(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = started.rename(started.parent / "moved")
     for command in (("run", "--resume"), ("regrade",)):
         done = swe_core(*command, "../run")
@@ -105,7 +105,7 @@ def test_where_it_was_started_is_gone(started: Path, monkeypatch: pytest.MonkeyP
     assert done.exit_code == 0, said(done)
 
 
-def test_where_one_is_goes_away(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_current_directory_is_an_error(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def into_what_is_gone() -> None:
         gone = started.parent / "gone"
         gone.mkdir()
@@ -128,7 +128,7 @@ def test_where_one_is_goes_away(started: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "where nobody can go here: relative paths in its settings are not found" in done.stderr
 
 
-def test_a_run_directory_of_before_does_not_say_where(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_run_directory_names_no_directory(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = started.parent / "run" / RUN_FILE
     known = json.loads(file.read_text())
     assert known.pop("directory") == str(started)

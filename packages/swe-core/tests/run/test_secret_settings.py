@@ -1,4 +1,4 @@
-"""A secret among the settings is refused wherever it comes from, and no error repeats it."""
+"""A secret among the settings is rejected from any source, and no error repeats it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRET = "sk-of-nobody-at-all"
 
 
 @pytest.mark.parametrize("layer", ["command line", "file", "environment", "recorded"])
-def test_it_is_refused(layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_setting_is_rejected(layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sets, file, recorded = [], None, None
     match layer:
         case "command line":
@@ -34,8 +34,8 @@ def test_it_is_refused(layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert SECRET not in str(caught.value)
 
 
-def test_a_run_with_one_is_not_begun(tmp_path: Path) -> None:
-    """Also where the component is not chosen, so that nobody else reads its settings."""
+def test_run_with_secret_setting_does_not_start(tmp_path: Path) -> None:
+    """Also if the component is not chosen, so that its settings are not read."""
     given = ["--agent", "nop", "--set", f"engine.openai.api_key={SECRET}", "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(cli, ["run", *given])
     assert isinstance(done.exception, ConfigError)
@@ -54,7 +54,7 @@ def test_a_run_with_one_is_not_begun(tmp_path: Path) -> None:
         ["engine.openai=" + json.dumps([{"api_key": SECRET}])],
     ],
 )
-def test_it_is_not_repeated_in_an_error(sets: list[str]) -> None:
+def test_settings_error_has_no_secret(sets: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings(sets=sets)
     assert SECRET not in str(caught.value)
@@ -66,7 +66,7 @@ class Strict(Config):
 
 
 @pytest.mark.parametrize("values", [{"number": {"api_key": SECRET}}, {"servers": [{"api_key": SECRET}]}])
-def test_nor_in_that_of_a_component(values: dict[str, object]) -> None:
+def test_component_error_has_no_secret(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as caught:
         validate(Strict, values, "[agent.strict]")
     assert SECRET not in str(caught.value)

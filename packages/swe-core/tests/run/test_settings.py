@@ -32,12 +32,12 @@ def test_each_layer_overrides_the_one_below(file: Path, monkeypatch: pytest.Monk
     assert settings.sandbox["docker"] == {"x": 1, "y": "2", "z": True}
 
 
-def test_the_allow_list_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allow_list_variable_is_not_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWE_PLUGINS", "pi")
     assert load_settings().run.plugins is None
 
 
-def test_loading_twice_shares_nothing(file: Path) -> None:
+def test_loaded_settings_are_independent(file: Path) -> None:
     assert load_settings(file).run.attempts == 2
     assert load_settings().run.attempts == 1
 
@@ -55,7 +55,7 @@ def test_loading_twice_shares_nothing(file: Path) -> None:
         (["resources.network=some"], "resources.network"),
     ],
 )
-def test_a_wrong_set_is_a_sentence(sets: list[str], message: str) -> None:
+def test_invalid_set_option_is_an_error(sets: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         load_settings(sets=sets)
     assert "\n" not in str(caught.value)
@@ -69,7 +69,7 @@ def test_a_wrong_set_is_a_sentence(sets: list[str], message: str) -> None:
         ("SWE_RUN__ATTEMPTS", "run.attempts.*integer"),
     ],
 )
-def test_a_wrong_variable_is_a_sentence(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_variable_is_an_error(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "x")
     with pytest.raises(ConfigError, match=message):
         load_settings()
@@ -79,19 +79,19 @@ def test_a_wrong_variable_is_a_sentence(name: str, message: str, monkeypatch: py
     ("content", "message"),
     [(b"[run", "not TOML"), (b"\xff\xfe", "not TOML"), (b"[run]\nattempt = 1", "did you mean 'attempts'")],
 )
-def test_a_wrong_file_is_a_sentence(tmp_path: Path, content: bytes, message: str) -> None:
+def test_invalid_settings_file_is_an_error(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "swe.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         load_settings(path)
 
 
-def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
+def test_missing_settings_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the settings file .*No such file"):
         load_settings(tmp_path / "none.toml")
 
 
-def test_settings_go_through_json_unchanged(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_round_trip_through_json(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process elsewhere gets exactly what was recorded, whatever its own environment says."""
     chosen = {
         "plugins": ("pi", "trl"),
@@ -107,7 +107,7 @@ def test_settings_go_through_json_unchanged(file: Path, monkeypatch: pytest.Monk
     assert (again.run.plugins, again.run.extra_plugins) == (("pi", "trl"), ("./mine.py", "no:local"))
 
 
-def test_recorded_settings_stand_in_the_place_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_settings_replace_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     started = load_settings(
         sets=["run.attempts=2", "run.concurrency=2", "limits.agent=10", "worker.trl.lr=1"],
         command_line={"run": {"extra_plugins": ("./mine.py",)}},
@@ -124,6 +124,6 @@ def test_recorded_settings_stand_in_the_place_of_a_file(monkeypatch: pytest.Monk
     assert settings.worker["trl"] == {"lr": 1, "steps": 5}
 
 
-def test_recorded_settings_that_this_version_does_not_know_are_a_sentence() -> None:
+def test_unknown_recorded_settings_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"unknown setting 'run.attempt'; did you mean 'attempts'"):
         load_settings(recorded={"run": {"attempt": 1}})

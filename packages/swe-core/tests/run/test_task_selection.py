@@ -1,4 +1,4 @@
-"""Which tasks are taken of a source: each step, and their order."""
+"""Task selection: each step, and their order."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def names(tasks: list[Task]) -> list[str]:
     return [task.instance_id for task in tasks]
 
 
-def test_all_is_the_default() -> None:
+def test_selection_defaults_to_all_tasks() -> None:
     assert select(*TEN) == TEN
 
 
-def test_filters_must_all_match() -> None:
+def test_selection_filters_must_all_match() -> None:
     assert names(select(*TEN, filter=["repo=o/e*", "instance_id=t[0-5]"])) == ["t0", "t2", "t4"]
     assert names(select(*TEN, filter=["repo=O/E*", "instance_id=t[0-5]"][1:])) == [
         "t0",
@@ -63,17 +63,17 @@ def test_filters_must_all_match() -> None:
     ]
 
 
-def test_a_list_matches_by_one_of_its_values_and_null_never() -> None:
+def test_filter_matches_any_list_value_and_never_null() -> None:
     both = [task("a", fail_to_pass=("x", "y")), task("b", fail_to_pass=("z",), image=None)]
     assert names(select(*both, filter=["fail_to_pass=y"])) == ["a"]
     assert names(select(*both, filter=["image=*"])) == ["a"]
 
 
-def test_tasks_are_taken_in_the_order_they_are_named_in() -> None:
+def test_named_tasks_keep_their_order() -> None:
     assert names(select(*TEN, only=["t7", "t2", "t7"])) == ["t7", "t2"]
 
 
-def test_the_order_of_the_steps() -> None:
+def test_selection_filters_then_shuffles_then_limits() -> None:
     """Filter, then shuffle, then limit: the limit counts what the filter left."""
     assert names(select(*TEN, filter=["repo=o/odd"], limit=2)) == ["t1", "t3"]
     shuffled = names(select(*TEN, filter=["repo=o/odd"], shuffle=1))
@@ -83,14 +83,14 @@ def test_the_order_of_the_steps() -> None:
 
 
 @given(st.integers())
-def test_a_seed_stands_for_one_order(seed: int) -> None:
+def test_seed_determines_the_order(seed: int) -> None:
     first = select(*TEN, shuffle=seed)
     assert first == select(*TEN, shuffle=seed)
     assert sorted(names(first)) == sorted(names(TEN))
 
 
 @pytest.mark.parametrize("suffix", [".toml", ".json"])
-def test_images_are_mapped_by_image_or_instance(tmp_path: Path, suffix: str) -> None:
+def test_image_map_matches_image_or_instance(tmp_path: Path, suffix: str) -> None:
     pairs = {"image-t1": "mine:1", "t2": "mine:2", "image-t2": "by-id-first"}
     text = json.dumps(pairs) if suffix == ".json" else "".join(f'"{k}" = "{v}"\n' for k, v in pairs.items())
     (tmp_path / f"map{suffix}").write_text(text)
@@ -119,14 +119,14 @@ def test_images_are_mapped_by_image_or_instance(tmp_path: Path, suffix: str) -> 
         ("map.json", '{"a/b": "c/d", "a/b": "e/f"}', "the key 'a/b' is there twice; leave one of them out"),
     ],
 )
-def test_a_wrong_image_map_is_one_sentence(tmp_path: Path, name: str, text: str | None, says: str) -> None:
+def test_invalid_image_map_is_an_error(tmp_path: Path, name: str, text: str | None, says: str) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=says):
         select(*TEN, image_map=str(tmp_path / name))
 
 
-def test_an_image_map_may_hold_more_than_a_filter_left(tmp_path: Path) -> None:
+def test_image_map_may_name_unselected_tasks(tmp_path: Path) -> None:
     file = tmp_path / "map.json"
     file.write_text('{"t1": "mine:1", "t2": "mine:2"}')
     mapped = select(*TEN, filter=["instance_id=t1"], image_map=str(file))
@@ -141,30 +141,30 @@ def test_an_image_map_may_hold_more_than_a_filter_left(tmp_path: Path) -> None:
         ({"only": ["t11"]}, "--task 't11': no such task; did you mean 't1"),
     ],
 )
-def test_what_leaves_nothing_is_said(run: dict[str, Any], says: str) -> None:
+def test_selection_without_tasks_is_an_error(run: dict[str, Any], says: str) -> None:
     with pytest.raises(TaskError) as caught:
         select(*TEN, **run)
     assert says in str(caught.value)
 
 
-def test_an_empty_source_is_said() -> None:
+def test_empty_source_is_an_error() -> None:
     with pytest.raises(TaskError, match="the task source 'mine' has no tasks"):
         select()
 
 
 @pytest.mark.parametrize("text", ["repo", "=x", " =x"])
-def test_a_filter_that_is_none_is_refused(text: str) -> None:
+def test_invalid_filter_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="expected COLUMN=GLOB"):
         select(*TEN, filter=[text])
 
 
-def test_a_source_without_splits_refuses_one() -> None:
+def test_source_without_splits_rejects_a_split() -> None:
     settings = load_settings(command_line={"run": {"tasks": "demo", "split": "test"}})
     with pytest.raises(ConfigError, match="the tasks 'demo' takes no --split"):
         selection(settings, PluginSet(allow=[]))
 
 
-def test_a_source_that_filters_gets_the_filters(tmp_path: Path) -> None:
+def test_filtering_source_gets_the_filters(tmp_path: Path) -> None:
     """Rows are matched by their own columns, others by the fields of a task."""
     file = tmp_path / "rows.jsonl"
     file.write_text('{"nothing": 1}')

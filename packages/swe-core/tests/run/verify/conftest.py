@@ -108,7 +108,7 @@ def provider() -> SandboxProvider:
 
 
 class ScriptedGrader:
-    """Answers as told: a patch and how often it came before → a grade, or an error to raise."""
+    """Answers by a function: patch and number of its earlier gradings → a grade, or an error to raise."""
 
     def __init__(self, answer: Callable[[bytes, int], Grade | Exception]) -> None:
         self.answer = answer

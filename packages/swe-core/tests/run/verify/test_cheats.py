@@ -1,4 +1,4 @@
-"""The cheats: each steals from a grader that trusts what it is given, so not being paid means something."""
+"""The cheats: each one resolves with a grader that trusts the graded tree, so that a failure is a proof."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def cases(make_task: Any) -> Task:
     )
 
 
-async def test_the_gullible_grader_asks_for_something(provider: SandboxProvider, functions: Task) -> None:
+async def test_gullible_grader_resolves_the_gold_patch_only(
+    provider: SandboxProvider, functions: Task
+) -> None:
     spec = SandboxSpec(repository=functions.repository, network="none")
     unrelated = new_file("notes.txt", "nothing").encode()
     assert not (await gullible(functions, unrelated, provider, spec)).grade.resolved
@@ -103,7 +105,7 @@ FAST = {
         for cheat in CHEATS
     ],
 )
-async def test_each_cheat_steals(
+async def test_every_cheat_resolves_with_the_gullible_grader(
     provider: SandboxProvider, functions: Task, cases: Task, cheat: Cheat
 ) -> None:
     task = cases if cheat.name == "unittest-patched" else functions
@@ -119,7 +121,7 @@ async def test_each_cheat_steals(
     assert graded.grade.resolved is (cheat.name not in ELSEWHERE), graded.log.decode()
 
 
-async def test_a_pruned_history_has_no_fix(provider: SandboxProvider, functions: Task) -> None:
+async def test_cheat_finds_no_fix_in_pruned_history(provider: SandboxProvider, functions: Task) -> None:
     (cheat,) = chosen("history-at-work")
     stolen = await patch_of(provider, functions, cheat)
     assert stolen is not None
@@ -128,10 +130,10 @@ async def test_a_pruned_history_has_no_fix(provider: SandboxProvider, functions:
 
 
 @pytest.mark.parametrize("name", ["history-at-work", pytest.param("history-at-test", marks=pytest.mark.slow)])
-async def test_a_fix_between_the_base_and_head_is_found(
+async def test_cheat_finds_fix_between_base_and_head(
     provider: SandboxProvider, make_task: Any, repository: Path, tmp_path: Path, name: str
 ) -> None:
-    """The later branch is gone: the fix is a commit that HEAD is made of, and was taken back."""
+    """There is no later branch; HEAD contains the fix and its revert."""
     path = tmp_path / "repository"
     git(tmp_path, "clone", "-q", "--single-branch", "--no-tags", str(repository), str(path))
     git(path, "commit", "-q", "--allow-empty", "-m", "Nothing")
@@ -147,8 +149,8 @@ async def test_a_fix_between_the_base_and_head_is_found(
         assert await patch_of(provider, task, cheat, pruned=True) == b""
 
 
-async def test_what_does_not_fit_the_task_makes_no_patch(provider: SandboxProvider, make_task: Any) -> None:
-    """Gold adds a file, so that no code is known that the tests import; no file of tests is named."""
+async def test_inapplicable_cheat_makes_no_patch(provider: SandboxProvider, make_task: Any) -> None:
+    """The gold patch adds a file and no test file is named, so no imported code is known."""
     blind = make_task(
         patch=new_file("new.py", "x = 1"), test_patch="", fail_to_pass=("a test",), pass_to_pass=()
     )
@@ -156,7 +158,7 @@ async def test_what_does_not_fit_the_task_makes_no_patch(provider: SandboxProvid
         assert await patch_of(provider, blind, chosen(name)[0]) is None
 
 
-async def test_a_recipe_that_fails_says_so(provider: SandboxProvider, functions: Task) -> None:
+async def test_failing_recipe_is_an_error(provider: SandboxProvider, functions: Task) -> None:
     for recipe, said in (
         (Recipe(commands="echo no such thing >&2; false; true"), "its commands.: no such thing"),
         (Recipe(append={".git/HEAD/x": "y"}), r"writing .git/HEAD/x.: .*mkdir"),
@@ -166,7 +168,7 @@ async def test_a_recipe_that_fails_says_so(provider: SandboxProvider, functions:
             await patch_of(provider, functions, cheat)
 
 
-def test_their_names_and_sentences() -> None:
+def test_cheats_have_names_and_descriptions() -> None:
     names = [cheat.name for cheat in CHEATS]
     assert len(names) == len(set(names)) >= 15
     assert set(names) > FAST
@@ -183,7 +185,7 @@ def test_their_names_and_sentences() -> None:
         (" pth, tests-deleted,pth ,", ["pth", "tests-deleted"]),
     ],
 )
-def test_what_an_option_names(text: str, names: list[str]) -> None:
+def test_cheat_option_selects_cheats(text: str, names: list[str]) -> None:
     assert [cheat.name for cheat in chosen(text)] == names
 
 
@@ -195,12 +197,12 @@ def test_what_an_option_names(text: str, names: list[str]) -> None:
         (",", "--cheats names nothing"),
     ],
 )
-def test_a_wrong_option(text: str, said: str) -> None:
+def test_invalid_cheat_option_is_rejected(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         chosen(text)
 
 
-def test_which_files_hold_the_tests(make_task: Any) -> None:
+def test_recipe_finds_the_test_files(make_task: Any) -> None:
     assert files_of_tests(make_task()) == ("tests/test_adder.py",)
     named = make_task(test_patch=new_file("tests/data.txt", "x"))
     assert files_of_tests(named) == ("tests/test_adder.py",)

@@ -1,4 +1,4 @@
-"""The driver: which verdict follows from which grades, what is kept, and what a failure does."""
+"""The driver: verdicts, the cache, and failures."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def one(methods: Methods, task: Task) -> TaskVerdict:
     return verdict
 
 
-async def test_usable(make_task: Any, methods: Any, scripted: Any) -> None:
+async def test_verify_accepts_usable_task(make_task: Any, methods: Any, scripted: Any) -> None:
     grader = scripted(honest)
     task = make_task()
     verdict = await one(methods(grader, TWO, repeat=3), task)
@@ -90,7 +90,7 @@ async def test_usable(make_task: Any, methods: Any, scripted: Any) -> None:
     ],
     ids=["gold fails", "all resolves", "the empty patch resolves", "a conftest resolves"],
 )
-async def test_verdicts(
+async def test_verdict_follows_from_the_grades(
     make_task: Any, methods: Any, scripted: Any, answer: Any, expected: str, reason: str
 ) -> None:
     verdict = await one(methods(scripted(answer), TWO), make_task())
@@ -118,7 +118,9 @@ async def test_verdicts(
     ],
     ids=["gold", "a test of gold", "no fix"],
 )
-async def test_flaky(make_task: Any, methods: Any, scripted: Any, other: Any, reason: str) -> None:
+async def test_verify_detects_flaky_task(
+    make_task: Any, methods: Any, scripted: Any, other: Any, reason: str
+) -> None:
     def answer(patch: bytes, number: int) -> Grade:
         return (other(patch) if number == 2 else None) or honest(patch, number)
 
@@ -127,7 +129,7 @@ async def test_flaky(make_task: Any, methods: Any, scripted: Any, other: Any, re
     assert (verdict.verdict, verdict.reason) == ("flaky", reason)
 
 
-async def test_without_a_gold_patch_nothing_is_proved(make_task: Any, methods: Any, scripted: Any) -> None:
+async def test_task_without_gold_patch_is_broken(make_task: Any, methods: Any, scripted: Any) -> None:
     verdict = await one(methods(scripted(honest), TWO), make_task(patch=" \n"))
     assert (verdict.verdict, verdict.checks) == ("broken_gold", ())
     assert verdict.reason == "the row has no gold patch: nothing shows that it can be resolved"
@@ -142,7 +144,7 @@ async def test_without_a_gold_patch_nothing_is_proved(make_task: Any, methods: A
         (b"no tests ran\n", "FAILED", None),
     ],
 )  # fmt: skip
-async def test_why_a_gold_patch_is_broken(
+async def test_report_says_why_a_gold_patch_is_broken(
     make_task: Any, methods: Any, log: bytes, status: Any, said: str | None
 ) -> None:
     class Failing:
@@ -175,7 +177,7 @@ class Refusing:
         (RuntimeError("a bug of a plugin"), "error"),
     ],
 )
-async def test_no_sandbox(
+async def test_sandbox_failure_is_an_error_of_its_task(
     make_task: Any, methods: Any, scripted: Any, tmp_path: Path, error: Exception, expected: str
 ) -> None:
     cache = VerifyCache(tmp_path)
@@ -193,7 +195,7 @@ async def test_no_sandbox(
         *(pytest.param(e, marks=pytest.mark.slow) for e in (GraderError("no verdict"), SandboxDied("gone"))),
     ],
 )
-async def test_one_task_that_fails_does_not_end_the_others(
+async def test_failing_task_does_not_end_the_others(
     make_task: Any, methods: Any, scripted: Any, error: Exception
 ) -> None:
     grader = scripted(lambda patch, number: error if number == 0 and b"a + b" in patch else honest(patch, 0))
@@ -202,14 +204,12 @@ async def test_one_task_that_fails_does_not_end_the_others(
     assert [verdict.verdict for verdict, _ in found] == ["error", "usable"]
 
 
-async def test_a_cheat_that_fails_is_an_error_and_not_a_proof(
-    make_task: Any, methods: Any, scripted: Any
-) -> None:
+async def test_failing_cheat_proves_nothing(make_task: Any, methods: Any, scripted: Any) -> None:
     grader = scripted(lambda patch, number: GraderError("no") if b"makereport" in patch else honest(patch, 0))
     assert (await one(methods(grader, TWO), make_task())).verdict == "error"
 
 
-async def test_what_is_known_is_not_graded_again(
+async def test_cached_result_is_not_graded_again(
     make_task: Any, methods: Any, scripted: Any, tmp_path: Path
 ) -> None:
     cache, task, grader = VerifyCache(tmp_path), make_task(), scripted(honest)
@@ -233,7 +233,7 @@ async def test_what_is_known_is_not_graded_again(
     assert [known for _, known in await verified(methods(grader), task, cache=cache)] == [False]
 
 
-async def test_the_repository_s_files_are_part_of_what_is_known(
+async def test_cache_key_includes_repository_files(
     make_task: Any, methods: Any, scripted: Any, tmp_path: Path, repository: Path
 ) -> None:
     cache, grader = VerifyCache(tmp_path), scripted(honest)
@@ -247,7 +247,7 @@ async def test_the_repository_s_files_are_part_of_what_is_known(
 
 
 class Counting:
-    """A provider that knows how many of its sandboxes were open at once, and when so many first were."""
+    """A provider that counts how many of its sandboxes are open at once."""
 
     def __init__(self, provider: SandboxProvider, awaited: int = 1) -> None:
         self.provider, self.awaited = provider, awaited
@@ -268,10 +268,10 @@ class Counting:
 
 
 @pytest.mark.parametrize("concurrency", [2, pytest.param(3, marks=pytest.mark.slow)])
-async def test_so_many_sandboxes_at_once(
+async def test_concurrency_bounds_open_sandboxes(
     make_task: Any, methods: Any, provider: SandboxProvider, concurrency: int
 ) -> None:
-    """Of all tasks together: what is open for a cheat waits for the others."""
+    """The limit applies to all tasks together."""
     counting = Counting(provider, concurrency)
 
     class Opening:
@@ -292,7 +292,7 @@ async def test_so_many_sandboxes_at_once(
     assert (counting.most, counting.open_now) == (concurrency, 0)
 
 
-async def test_cancelled_it_keeps_what_is_finished_and_closes_its_sandboxes(
+async def test_cancelled_verify_keeps_results_and_closes_sandboxes(
     make_task: Any, methods: Any, scripted: Any, provider: SandboxProvider
 ) -> None:
     counting, found = Counting(provider), []
@@ -315,7 +315,7 @@ async def test_cancelled_it_keeps_what_is_finished_and_closes_its_sandboxes(
     assert counting.open_now == 0
 
 
-async def test_a_report_that_cannot_be_written_ends_it(make_task: Any, methods: Any, scripted: Any) -> None:
+async def test_unwritable_report_ends_verify(make_task: Any, methods: Any, scripted: Any) -> None:
     def full(*one: object) -> None:
         raise SweError("the disk is full")
 
@@ -323,7 +323,7 @@ async def test_a_report_that_cannot_be_written_ends_it(make_task: Any, methods: 
         await verify_tasks([make_task()], methods(scripted(honest)), concurrency=1, cache=None, done=full)
 
 
-async def test_a_time_out_names_what_did_not_end(
+async def test_timeout_names_what_did_not_end(
     make_task: Any, methods: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Hanging:
@@ -344,7 +344,7 @@ async def test_a_time_out_names_what_did_not_end(
     )
 
 
-def test_nothing_heavy_is_needed_to_read_a_report() -> None:
+def test_reading_a_report_imports_no_driver() -> None:
     """`run --verified` imports the reader, not the driver."""
     import subprocess
     import sys

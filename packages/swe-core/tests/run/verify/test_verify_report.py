@@ -1,4 +1,4 @@
-"""The report: what is written is read, torn and foreign files, and rows that changed since."""
+"""The report: round trips, torn and foreign files, and tasks that changed since."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ A, B, C = task_named("a"), task_named("b"), task_named("c")
 
 @given(verdicts=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(VERDICTS)), min_size=1))
 @settings(max_examples=50)
-def test_the_last_line_of_a_task_counts(
+def test_last_line_of_a_task_counts(
     tmp_path_factory: pytest.TempPathFactory, verdicts: list[tuple[str, Any]]
 ) -> None:
     path = tmp_path_factory.mktemp("report") / "report.jsonl"
@@ -62,7 +62,7 @@ def test_the_last_line_of_a_task_counts(
 
 
 @pytest.mark.parametrize("cut", [1, 30, 200])
-def test_a_torn_last_line_is_left_out_and_then_cut_off(tmp_path: Path, cut: int) -> None:
+def test_torn_last_line_is_skipped_and_truncated(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "report.jsonl"
     report = ReportFile(path)
     report.append(verdict_on(A))
@@ -73,7 +73,7 @@ def test_a_torn_last_line_is_left_out_and_then_cut_off(tmp_path: Path, cut: int)
     assert [task.task_id for task in VerifyReport.read(path).tasks] == ["a", "c"]
 
 
-def test_a_torn_first_line_is_cut_off_too(tmp_path: Path) -> None:
+def test_torn_first_line_is_truncated(tmp_path: Path) -> None:
     path = tmp_path / "report.jsonl"
     ReportFile(path).append(verdict_on(A))
     path.write_bytes(path.read_bytes()[:40])
@@ -92,7 +92,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN.keys())
-def test_another_file_is_neither_read_nor_written_to(tmp_path: Path, content: bytes) -> None:
+def test_foreign_file_is_not_touched(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other"
     path.write_bytes(content)
     for use in (VerifyReport.read, ReportFile):
@@ -101,7 +101,7 @@ def test_another_file_is_neither_read_nor_written_to(tmp_path: Path, content: by
     assert path.read_bytes() == content
 
 
-def test_a_file_without_a_line_end_is_not_cut(tmp_path: Path) -> None:
+def test_file_without_line_end_is_not_truncated(tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_bytes(b"somebody's notes")
     with pytest.raises(UsageError, match="is no report of `tasks verify`: name another file"):
@@ -109,7 +109,7 @@ def test_a_file_without_a_line_end_is_not_cut(tmp_path: Path) -> None:
     assert path.read_bytes() == b"somebody's notes"
 
 
-def test_no_file_an_empty_file_a_directory(tmp_path: Path) -> None:
+def test_missing_and_empty_reports_and_directories(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read the report '.*none': No such file"):
         VerifyReport.read(tmp_path / "none")
     (tmp_path / "empty").touch()
@@ -121,7 +121,7 @@ def test_no_file_an_empty_file_a_directory(tmp_path: Path) -> None:
         ReportFile(tmp_path)
 
 
-def test_rows_that_changed_since_are_refused(tmp_path: Path) -> None:
+def test_changed_tasks_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "report.jsonl"
     report = ReportFile(path)
     for task, verdict in ((A, "usable"), (B, "usable"), (C, "flaky")):
@@ -135,7 +135,7 @@ def test_rows_that_changed_since_are_refused(tmp_path: Path) -> None:
         usable_ids(path, [task_named("a", patch="x"), task_named("b", patch="x")])
 
 
-def test_rows_on_which_no_cheat_was_tried_are_refused(tmp_path: Path) -> None:
+def test_tasks_without_cheats_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "report.jsonl"
     report = ReportFile(path)
     nothing = [
@@ -149,7 +149,7 @@ def test_rows_on_which_no_cheat_was_tried_are_refused(tmp_path: Path) -> None:
         usable_ids(path, [A, B])
 
 
-def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.jsonl"
     report = ReportFile(path)
     report.append(verdict_on(A))
@@ -180,7 +180,7 @@ def tried(*names: str) -> tuple[Check, ...]:
         ({"repeat": 5}, {"repeat": 1, "image_id": "another image"}, "usable"),
     ],
 )
-def test_who_tried_less_does_not_clear_a_task(
+def test_weaker_verification_does_not_clear_a_task(
     tmp_path: Path, before: dict[str, Any], later: dict[str, Any], counts: str
 ) -> None:
     report = ReportFile(tmp_path / "report.jsonl")
@@ -190,8 +190,8 @@ def test_who_tried_less_does_not_clear_a_task(
     assert task.verdict == counts
 
 
-def test_the_gold_patch_bounds_a_test_run(tmp_path: Path) -> None:
-    """Five times the longest of its runs, a minute at least, and never more than the setting."""
+def test_gold_patch_time_bounds_a_test_run(tmp_path: Path) -> None:
+    """Five times the longest run, at least a minute, at most the setting."""
     took = {"quick": (0.5, 2.0), "slow": (20.0, 30.0), "hours": (900.0,), "old": (0.0,)}
     report = tmp_path / "report.jsonl"
     lines = []
