@@ -1,4 +1,4 @@
-"""Work that may never end: it is waited for as long as it is given, else it is as if awaited in place."""
+"""Detached work: awaited as in place, and abandoned after its grace period."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WHAT = "the work"
 
 
 async def stubborn() -> None:
-    """Ends for nobody."""
+    """Ignores every cancellation."""
     while True:
         with suppress(asyncio.CancelledError):
             await anyio.sleep_forever()
 
 
 @pytest.mark.anyio
-async def test_it_returns_and_raises_what_the_work_does() -> None:
+async def test_detached_returns_and_raises_as_the_work() -> None:
     async def four() -> int:
         return 4
 
@@ -38,7 +38,7 @@ async def test_it_returns_and_raises_what_the_work_does() -> None:
 
 
 @pytest.mark.anyio
-async def test_cancelled_it_cancels_the_work_and_waits_for_its_end() -> None:
+async def test_detached_cancellation_waits_for_the_work() -> None:
     said: list[str] = []
 
     async def cleans_up() -> None:
@@ -68,7 +68,7 @@ async def test_cancelled_it_cancels_the_work_and_waits_for_its_end() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_cancellation_out_of_nowhere_is_an_error() -> None:
+async def test_unexpected_cancellation_is_an_error() -> None:
     async def odd() -> None:
         raise asyncio.CancelledError
 
@@ -77,7 +77,7 @@ async def test_a_cancellation_out_of_nowhere_is_an_error() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_closed_is_not_cancelled_with_what_is_around() -> None:
+async def test_closing_is_shielded_from_outer_cancellation() -> None:
     said: list[str] = []
 
     async def close() -> None:
@@ -98,7 +98,7 @@ async def test_what_is_closed_is_not_cancelled_with_what_is_around() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_context_that_does_not_open_says_why() -> None:
+async def test_context_that_fails_to_open_raises() -> None:
     @asynccontextmanager
     async def context() -> AsyncIterator[None]:
         raise SandboxError("no room")
@@ -110,7 +110,7 @@ async def test_a_context_that_does_not_open_says_why() -> None:
 
 
 @pytest.mark.anyio
-async def test_opening_can_be_cancelled_and_what_is_half_open_is_closed() -> None:
+async def test_cancelled_opening_closes_the_context() -> None:
     said: list[str] = []
 
     @asynccontextmanager
@@ -129,7 +129,7 @@ async def test_opening_can_be_cancelled_and_what_is_half_open_is_closed() -> Non
     assert said == ["closed"]
 
 
-def test_what_is_left_keeps_neither_its_caller_nor_the_event_loop(
+def test_abandoned_work_does_not_block_the_event_loop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "CLOSING", 0.01)
@@ -156,7 +156,7 @@ def test_what_is_left_keeps_neither_its_caller_nor_the_event_loop(
     assert said == [what + left for what in ("a call", "a close", "a box")]
 
 
-def test_cancelled_twice_it_is_left_to_itself_and_the_event_loop_ends(
+def test_twice_cancelled_work_is_abandoned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No scope shields from the task's own cancellation, as by a trainer."""

@@ -1,4 +1,4 @@
-"""The process that a run runs in: what is hidden from the garbage collector comes back."""
+"""The event loop of a run: frozen objects, ignored defects, and signals."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def fail(hidden: list[int]) -> None:
         raise ValueError("odd")
 
 
-def test_what_is_loaded_is_hidden_and_comes_back_also_after_a_failure() -> None:
-    """Libraries that count what is left at the exit of the process complain of what does not."""
+def test_frozen_objects_are_restored_also_after_a_failure() -> None:
+    """Some libraries report objects that are still frozen when the process exits."""
     hidden = [gc.get_freeze_count()]
     with pytest.raises(ValueError, match="odd"):
         fail(hidden)
@@ -27,7 +27,7 @@ def test_what_is_loaded_is_hidden_and_comes_back_also_after_a_failure() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_only_the_known_flaw_of_anyio_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_known_anyio_defect_is_silenced(caplog: pytest.LogCaptureFixture) -> None:
     async def flawed() -> None:
         loop = asyncio.get_running_loop()
         cancelled = loop.create_future()
@@ -45,9 +45,7 @@ def test_only_the_known_flaw_of_anyio_is_not_told(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     ("hangup", "ends"), [(signal.SIG_DFL, [signal.SIGHUP]), (signal.SIG_IGN, [])], ids=["as it is", "nohup"]
 )
-def test_what_is_ignored_under_nohup_stays_ignored(
-    hangup: signal.Handlers, ends: list[signal.Signals]
-) -> None:
+def test_ignored_sighup_stays_ignored(hangup: signal.Handlers, ends: list[signal.Signals]) -> None:
     before = signal.signal(signal.SIGHUP, hangup)
     try:
         assert ending_signals() == [signal.SIGINT, signal.SIGTERM, *ends]

@@ -39,9 +39,9 @@ async def connected(steps: int, opened: AbstractAsyncContextManager[str]) -> Non
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("server", [plain, interception])
-def test_a_connection_that_comes_while_it_closes_is_closed(
+def test_connection_during_close_is_closed(
     server: Callable[[], AbstractAsyncContextManager[str]],
 ) -> None:
     for steps in range(5):
         asyncio.run(connected(steps, server()))
-    gc.collect()  # which tells of a socket that nobody closed
+    gc.collect()  # which reports a socket that was not closed

@@ -15,9 +15,7 @@ def can_be_listened_on(port: int) -> bool:
         return True
 
 
-def test_it_is_none_of_those_that_the_kernel_gives_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_port_is_outside_the_ephemeral_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = tmp_path / "range"
     given.write_text("12000\t60999\n")
     monkeypatch.setattr(ports, "_EPHEMERAL", given)
@@ -26,7 +24,7 @@ def test_it_is_none_of_those_that_the_kernel_gives_away(
     assert can_be_listened_on(found[0])
 
 
-def test_it_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taken_port_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         monkeypatch.setattr(ports, "_outside", lambda: taken)
@@ -34,7 +32,7 @@ def test_it_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("given", ["1024 65535", "", None])
-def test_where_the_kernel_gives_all_away(
+def test_port_is_found_if_all_are_ephemeral(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
 ) -> None:
     if given is not None:

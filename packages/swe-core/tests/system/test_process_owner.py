@@ -1,4 +1,4 @@
-"""Ownership of sandboxes: only what a dead process of this host left is abandoned."""
+"""Owners of sandboxes: only those of dead processes on this host are orphaned."""
 
 import subprocess
 import sys
@@ -10,37 +10,37 @@ from swe_core.system import process_owner
 from swe_core.system.process_owner import current_owner, is_orphaned, process_state
 
 
-def test_a_living_owner_is_not_abandoned() -> None:
+def test_live_owner_is_not_orphaned() -> None:
     assert not is_orphaned(current_owner())
 
 
-def test_a_dead_process_is_abandoned() -> None:
+def test_dead_process_is_orphaned() -> None:
     script = "from swe_core.system.process_owner import current_owner; print(current_owner())"
     dead = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert is_orphaned(dead.strip())
 
 
-def test_a_reused_pid_is_abandoned() -> None:
+def test_reused_pid_is_orphaned() -> None:
     host, boot, namespace, pid, started = current_owner().rsplit("/", 4)
     assert is_orphaned(f"{host}/{boot}/{namespace}/{pid}/{int(started) + 1}")
 
 
-def test_an_earlier_boot_is_abandoned() -> None:
+def test_owner_of_an_earlier_boot_is_orphaned() -> None:
     host, _, rest = current_owner().split("/", 2)
     assert is_orphaned(f"{host}/another-boot/{rest}")
 
 
-def test_another_pid_namespace_cannot_be_judged() -> None:
+def test_owner_in_another_pid_namespace_is_not_orphaned() -> None:
     host, boot, _, pid, started = current_owner().rsplit("/", 4)
     assert not is_orphaned(f"{host}/{boot}/1/{pid}/{int(started) + 1}")
 
 
-def test_other_hosts_and_nonsense_are_left_alone() -> None:
+def test_owners_of_other_hosts_and_garbage_are_not_orphaned() -> None:
     assert not is_orphaned("elsewhere/boot/1/1/1")
     assert not is_orphaned("nonsense")
 
 
-def test_the_states() -> None:
+def test_process_state_has_every_value() -> None:
     host, boot, namespace, pid, started = current_owner().rsplit("/", 4)
     assert process_state(current_owner()) == "alive"
     assert process_state(f"{host}/{boot}/{namespace}/{pid}/{int(started) + 1}") == "gone"
@@ -48,7 +48,7 @@ def test_the_states() -> None:
     assert process_state(f"elsewhere/{boot}/{namespace}/{pid}/{started}") == "unknown"
 
 
-def test_a_machine_of_the_same_name_is_another_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_machine_with_the_same_name_is_another_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "machine-id").write_text("0" * 32 + "\n")
     other = current_owner().replace(process_owner._boot_id(), "its-own-boot")
     monkeypatch.setattr(process_owner, "_MACHINE_ID", tmp_path / "machine-id")
@@ -56,8 +56,7 @@ def test_a_machine_of_the_same_name_is_another_one(monkeypatch: pytest.MonkeyPat
     assert "0" * 8 not in current_owner(), "the id itself is confidential"
 
 
-def test_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Living runs were called dead there."""
+def test_process_state_works_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(process_owner, "_PROC", tmp_path / "none")
     assert process_state(current_owner()) == "alive"
     host, boot, namespace, _, started = current_owner().rsplit("/", 4)

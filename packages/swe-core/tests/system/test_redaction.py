@@ -1,4 +1,4 @@
-"""Redactor: every known secret is found, whole or torn, whatever it begins with."""
+"""Redactor: every known secret is found, whole or split."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def redactor_of(secrets: list[str]) -> Redactor:
 
 
 @given(SECRETS, st.lists(LETTERS), st.randoms())
-def test_no_secret_is_left(secrets: list[str], texts: list[str], random: Random) -> None:
+def test_redaction_leaves_no_secret(secrets: list[str], texts: list[str], random: Random) -> None:
     pieces = [*texts, *secrets]
     random.shuffle(pieces)
     text = " ".join(pieces)
@@ -54,14 +54,14 @@ def test_no_secret_is_left(secrets: list[str], texts: list[str], random: Random)
 
 
 @given(SECRETS, LETTERS)
-def test_unfinished_is_the_longest_beginning_of_a_secret_at_the_end(secrets: list[str], text: str) -> None:
+def test_unfinished_is_the_longest_secret_prefix_at_the_end(secrets: list[str], text: str) -> None:
     data = text.encode()
     beginnings = {secret.encode()[:length] for secret in secrets for length in range(len(secret.encode()))}
     longest = max((len(start) for start in beginnings if data.endswith(start)), default=0)
     assert redactor_of(secrets).unfinished(data) == longest
 
 
-def test_a_secret_that_is_forgotten_is_left_and_those_like_it_are_not() -> None:
+def test_discarded_secret_is_not_redacted() -> None:
     redactor = redactor_of(["swe-core-one", "swe-core-two"])
     redactor.discard("swe-core-one")
     redactor.discard("was-never-known")
@@ -71,10 +71,8 @@ def test_a_secret_that_is_forgotten_is_left_and_those_like_it_are_not() -> None:
 
 
 @given(SECRETS, st.lists(LETTERS), st.randoms())
-def test_what_is_split_says_the_same_once_it_is_whole(
-    secrets: list[str], texts: list[str], random: Random
-) -> None:
-    """In pieces of any size no secret goes out, and nothing else is held back for good."""
+def test_split_text_is_redacted_as_a_whole(secrets: list[str], texts: list[str], random: Random) -> None:
+    """In pieces of any size no secret is sent, and all other text is."""
     pieces = [*texts, *secrets]
     random.shuffle(pieces)
     redactor, said, held = redactor_of(secrets), "", ""
@@ -88,7 +86,7 @@ def test_what_is_split_says_the_same_once_it_is_whole(
         assert said == "".join(pieces)
 
 
-def test_a_secret_that_begins_with_another_one_is_replaced_whole() -> None:
+def test_secret_that_extends_another_is_replaced_whole() -> None:
     redactor = redactor_of(["sk-canary", "sk-canary-0815"])
     assert redactor.text("sk-canary-0815 sk-canary-1") == f"{MARK} {MARK}-1"
     assert redactor.split("sk-canary-08") == ("", "sk-canary-08")
@@ -96,7 +94,7 @@ def test_a_secret_that_begins_with_another_one_is_replaced_whole() -> None:
 
 
 @pytest.mark.parametrize("secret", ['sk-"quoted"-1', "sk-back\\slash-1", "sk-sl/ash-123", "sk-schlüssel-1"])
-def test_a_secret_is_found_as_json_writes_it(secret: str) -> None:
+def test_secret_is_found_in_json_escapes(secret: str) -> None:
     redactor = redactor_of([secret])
     for ascii_only in (True, False):
         inside = json.dumps({"command": secret}, ensure_ascii=ascii_only)
@@ -108,20 +106,20 @@ def test_a_secret_is_found_as_json_writes_it(secret: str) -> None:
     assert redactor.text(inside) == inside
 
 
-def test_every_text_of_a_value() -> None:
+def test_redaction_covers_every_text_of_a_value() -> None:
     value = {SECRET: [{"a": f"x {SECRET}"}, (1, SECRET)], "b": None, "c": 12345678}
     redacted = {MARK: [{"a": f"x {MARK}"}, [1, MARK]], "b": None, "c": 12345678}
     assert redactor_of([SECRET, "12345678"]).value(value) == redacted
 
 
-def test_short_secrets_are_left() -> None:
+def test_short_secrets_are_not_redacted() -> None:
     assert redactor_of(["seven77"]).text("seven77") == "seven77"
 
 
 SECRET, OTHER = "sekret-one-1234", "token-two-5678"
 
 
-def test_what_is_hidden_in_a_run_is_known_to_all_of_it() -> None:
+def test_secret_is_known_in_all_contexts_of_a_run() -> None:
     """Contexts inside join the one around them, so that a run and its command line are one."""
     with redaction_scope() as outer:
         with redaction_scope() as redactor:
@@ -133,14 +131,14 @@ def test_what_is_hidden_in_a_run_is_known_to_all_of_it() -> None:
         assert later.text(SECRET) == SECRET
 
 
-def test_outside_a_run_nothing_is_hidden() -> None:
+def test_redact_outside_a_run_has_no_effect() -> None:
     redact(SECRET)
     redact(SECRET, temporary=True)
     with redaction_scope() as redactor:
         assert redactor.known() == set()
 
 
-def test_what_is_passing_is_forgotten_with_its_rollout() -> None:
+def test_temporary_secret_is_forgotten_with_its_rollout() -> None:
     with redaction_scope() as redactor:
         redact(OTHER, temporary=True)
         with scoped_secrets():
@@ -151,8 +149,8 @@ def test_what_is_passing_is_forgotten_with_its_rollout() -> None:
 
 
 @pytest.mark.anyio
-async def test_tasks_and_threads_belong_to_the_run_that_started_them() -> None:
-    """Two runs in one process know nothing of each other, and rollouts forget their own alone."""
+async def test_redaction_scope_follows_tasks_and_threads() -> None:
+    """Two runs in one process are separate, and a rollout forgets its own secrets only."""
     seen: dict[str, set[str]] = {}
 
     async def rollout(redactor: Redactor, secret: str) -> None:
@@ -178,8 +176,8 @@ async def test_tasks_and_threads_belong_to_the_run_that_started_them() -> None:
         assert {one[:5] for one in known} == {secret[:5]}
 
 
-def test_threads_may_add_while_others_read() -> None:
-    """A dictionary that changes while it is gone through raises."""
+def test_secrets_may_be_added_during_reads() -> None:
+    """A dictionary that changes during iteration raises."""
     redactor, over = Redactor(), threading.Event()
 
     def add() -> None:
@@ -206,7 +204,7 @@ def test_threads_may_add_while_others_read() -> None:
      "GITHUB_PAT", "AWS_SECRET_ACCESS_KEY", "client_secret", "credentials", "api-key", "OPENAI_KEY", "apiKey",
      "hf_key", "ssh_key", "api_keys", "passwords", "Authorization"],
 )  # fmt: skip
-def test_a_name_that_says_that_it_holds_a_secret(name: str) -> None:
+def test_secret_names_are_recognised(name: str) -> None:
     assert names_credential(name)
     assert names_credential(f"role.{name}")
 
@@ -217,12 +215,12 @@ def test_a_name_that_says_that_it_holds_a_secret(name: str) -> None:
      "monkey", "cache_key", "secretary", "pad_token", "path", "max_tokens", "pad_token_id", "test_pat",
      "decoder_start_token", "think_end_token", "video_token"],
 )  # fmt: skip
-def test_a_name_that_only_sounds_like_it(name: str) -> None:
+def test_similar_names_are_not_secret(name: str) -> None:
     assert not names_credential(name)
     assert not names_credential(f"role.{name}")
 
 
-def test_settings_that_are_secrets() -> None:
+def test_secret_settings_are_found() -> None:
     settings = {
         "a": {"b": {"api_key": "x", "completion_tokens": 8192, "token": "", "secret": None}, "model": "m"},
         "password": 12345678, "c": ["t"], "servers": [{"api_key": "y"}, {"url": "z"}], "token": ["u"],
@@ -231,7 +229,7 @@ def test_settings_that_are_secrets() -> None:
     assert list(secret_settings(settings)) == ["a.b.api_key", "password", "servers.api_key", "token"]
 
 
-def test_a_log_record_and_its_traceback_are_without_them() -> None:
+def test_log_records_and_tracebacks_are_redacted() -> None:
     stream, redactor = io.StringIO(), Redactor()
     redactor.add(SECRET)
     handler = logging.StreamHandler(stream)
@@ -255,7 +253,7 @@ def test_a_log_record_and_its_traceback_are_without_them() -> None:
         (("1234ZZZZ99", "abcdefgh1234"), "abcdefgh1234ZZZZ99"),
     ],
 )
-def test_secrets_that_overlap_leave_nothing_of_either(secrets: tuple[str, str], text: str) -> None:
+def test_overlapping_secrets_are_redacted(secrets: tuple[str, str], text: str) -> None:
     redactor = Redactor()
     for secret in secrets:
         redactor.add(secret)
@@ -263,7 +261,7 @@ def test_secrets_that_overlap_leave_nothing_of_either(secrets: tuple[str, str], 
     assert redactor.data(f"<{text}>".encode()) == f"<{MARK}>".encode()
 
 
-def test_a_control_character_does_not_part_a_secret_of_a_log() -> None:
+def test_control_characters_do_not_hide_a_secret() -> None:
     redactor = Redactor()
     redactor.add("sk-live-0123456789")
     record = logging.LogRecord("n", logging.INFO, "f", 1, "said sk-live\x1b[0m-0123456789", None, None)

@@ -1,4 +1,4 @@
-"""Seals: when a file is read, and what is set aside. Bundles, repositories and archives test the rest."""
+"""Seals: when a file is read, and what is archived. Other tests cover seals of bundles and repositories."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def _own_seals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("age", "waits"), [(0.0, [0.02]), (0.015, [0.005]), (1.0, []), (-1.0, [])])
-def test_a_file_is_read_when_no_later_write_can_have_its_time(
+def test_seal_waits_until_file_times_are_unambiguous(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, waits: list[float]
 ) -> None:
-    """A clock that was set back is not waited for."""
+    """It does not wait for a clock that was set back."""
     path = tmp_path / "file"
     path.write_text("x")
     slept: list[float] = []
@@ -29,7 +29,7 @@ def test_a_file_is_read_when_no_later_write_can_have_its_time(
     assert slept == pytest.approx(waits, abs=1e-4)
 
 
-def test_nothing_holds_without_a_seal(tmp_path: Path) -> None:
+def test_unsealed_directory_does_not_match(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     assert not Seal(tree).holds()
     tree.mkdir()
@@ -41,7 +41,7 @@ def test_nothing_holds_without_a_seal(tmp_path: Path) -> None:
     assert Seal(tree).holds()
 
 
-def test_what_was_set_aside_is_kept_until_the_next_time(tmp_path: Path) -> None:
+def test_set_aside_directory_is_kept_until_the_next(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     for text in ("first", "second"):
         tree.mkdir()

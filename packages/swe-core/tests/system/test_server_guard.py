@@ -1,4 +1,4 @@
-"""The keeper: no server outlives the process that it was started for."""
+"""The server guard: no server outlives its owner."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ SERVER = ("bash", "-c", "echo $$; sleep 600")
 
 @pytest.fixture
 def watched() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that lives until a test ends it."""
+    """An owner that runs until the test ends it."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
 
 
 def kept(watched: int, *command: str) -> tuple[subprocess.Popen[str], int]:
-    """A keeper whose server runs, and a descriptor that is readable once the server has ended."""
-    keeper = subprocess.Popen(
+    """Start a guard; also return a descriptor that is readable once its server has exited."""
+    guard = subprocess.Popen(
         [*KEEPER, str(watched), *command], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert keeper.stdout is not None
-    return keeper, os.pidfd_open(int(keeper.stdout.readline()))
+    assert guard.stdout is not None
+    return guard, os.pidfd_open(int(guard.stdout.readline()))
 
 
 def gone(server: int) -> bool:
@@ -39,17 +39,17 @@ def gone(server: int) -> bool:
     return ended
 
 
-def test_server_ends_with_the_process_that_it_is_for(watched: subprocess.Popen[bytes]) -> None:
-    keeper, server = kept(watched.pid, *SERVER)
-    with keeper:
+def test_server_ends_with_its_owner(watched: subprocess.Popen[bytes]) -> None:
+    guard, server = kept(watched.pid, *SERVER)
+    with guard:
         watched.kill()
         assert gone(server)
 
 
-def test_server_ends_with_the_keepers_sigterm(watched: subprocess.Popen[bytes]) -> None:
-    keeper, server = kept(watched.pid, *SERVER)
-    with keeper:
-        keeper.terminate()
+def test_server_ends_on_sigterm_of_the_guard(watched: subprocess.Popen[bytes]) -> None:
+    guard, server = kept(watched.pid, *SERVER)
+    with guard:
+        guard.terminate()
         assert gone(server)
     assert watched.poll() is None
 
@@ -67,21 +67,21 @@ server_guard.main()
 """
 
 
-def test_server_ends_with_a_sigterm_that_comes_while_it_starts(watched: subprocess.Popen[bytes]) -> None:
-    """Its pid is known before the keeper has it."""
+def test_server_ends_on_sigterm_during_start(watched: subprocess.Popen[bytes]) -> None:
+    """The signal comes before the guard knows the pid of its server."""
     command = [sys.executable, "-c", TOLD_EARLY, str(watched.pid), "sleep", "600"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as keeper:
-        assert keeper.stdout is not None
-        assert keeper.stdout.read() == b""  # the server has it open as long as it lives
-    assert keeper.returncode == -signal.SIGKILL
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as guard:
+        assert guard.stdout is not None
+        assert guard.stdout.read() == b""  # the server has it open as long as it lives
+    assert guard.returncode == -signal.SIGKILL
 
 
-def test_what_the_server_leaves_behind_ends_too(watched: subprocess.Popen[bytes]) -> None:
+def test_processes_left_by_the_server_end(watched: subprocess.Popen[bytes]) -> None:
     """A server whose workers outlive it, as those of vLLM do when it is killed."""
-    keeper, worker = kept(watched.pid, "bash", "-c", "sleep 600 & echo $!")
-    with keeper:
+    guard, worker = kept(watched.pid, "bash", "-c", "sleep 600 & echo $!")
+    with guard:
         assert gone(worker)
-    assert keeper.returncode == -signal.SIGKILL
+    assert guard.returncode == -signal.SIGKILL
 
 
 def refused(*arguments: str, leads: bool = True) -> str:
@@ -92,7 +92,7 @@ def refused(*arguments: str, leads: bool = True) -> str:
     return done.stderr
 
 
-def test_a_process_that_has_ended_gets_no_server() -> None:
+def test_exited_owner_gets_no_server() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     with suppress(ProcessLookupError):
@@ -101,14 +101,14 @@ def test_a_process_that_has_ended_gets_no_server() -> None:
     assert refused(str(ended.pid), "echo") == f"process {ended.pid} has ended, so 'echo' is not started\n"
 
 
-def test_it_never_ends_the_group_of_who_started_it() -> None:
+def test_guard_spares_the_group_of_its_caller() -> None:
     assert "process group of its own" in refused(str(os.getpid()), "true", leads=False)
 
 
 @pytest.mark.parametrize("arguments", [(), ("12",), ("twelve", "true")])
-def test_usage(arguments: tuple[str, ...]) -> None:
+def test_guard_prints_its_usage(arguments: tuple[str, ...]) -> None:
     assert refused(*arguments).startswith("usage:")
 
 
-def test_a_command_that_is_not_there() -> None:
+def test_guard_reports_missing_command() -> None:
     assert "'/no/such' cannot be started: No such file" in refused(str(os.getpid()), "/no/such")

@@ -1,4 +1,4 @@
-"""What a sandbox wrote cannot act on the terminal that it is shown on."""
+"""Text from a sandbox has no effect on the terminal that shows it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NASTY = st.text(st.sampled_from("\x1b\x9b\x9d\x90\x9c\x07\x00\x08\r\n\t[]0;31mP
 
 
 @given(st.one_of(st.text(), _NASTY))
-def test_nothing_is_left_that_a_terminal_acts_on(text: str) -> None:
+def test_printable_text_has_no_terminal_controls(text: str) -> None:
     left = printable(text)
     assert [char for char in left if unicodedata.category(char) == "Cc" and char not in "\n\t"] == []
     assert not set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c") & set(left)
@@ -26,7 +26,7 @@ def test_nothing_is_left_that_a_terminal_acts_on(text: str) -> None:
 
 
 @given(st.text(st.characters(categories=("L", "N", "P", "S", "Zs"))))
-def test_ordinary_text_stays_as_it_is(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert printable(f"{text}\n\t{text}") == f"{text}\n\t{text}"
 
 
@@ -48,11 +48,11 @@ def test_ordinary_text_stays_as_it_is(text: str) -> None:
         ("naïve → 測試 🎉", "naïve → 測試 🎉"),
     ],
 )  # fmt: skip
-def test_what_becomes_of_sequences(text: str, left: str) -> None:
+def test_escape_sequences_are_removed(text: str, left: str) -> None:
     assert printable(text) == left
 
 
-def test_progress_shows_what_failed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_shows_failures_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     failure = Failure(boundary="sandbox", type="SandboxError", message="it said\n\x1b[2J\x07no")
     rollout = make_rollout(outcome="error", failure=failure)
     console = Console(force_terminal=True, width=200, color_system=None)
@@ -64,6 +64,6 @@ def test_progress_shows_what_failed_on_one_line(capsys: pytest.CaptureFixture[st
     assert "\x1b[2J" not in shown.err + shown.out
 
 
-def test_one_line() -> None:
+def test_one_line_joins_lines() -> None:
     assert one_line("a\n\x1b[1m b\t c\r\n") == "a b c"
     assert one_line("x" * 400) == "x" * 299 + "…"
