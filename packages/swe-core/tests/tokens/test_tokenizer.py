@@ -67,7 +67,7 @@ def both(kind: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: nobody could import it")
-def test_a_renderer_is_loaded_without_torch(tmp_path: Path) -> None:
+def test_renderer_is_loaded_without_torch(tmp_path: Path) -> None:
     family = saved(tmp_path / "family", source=template("qwen3_6"))
     proven = saved(tmp_path / "template", source=template("qwen3_6_training"))
     command = [sys.executable, "-c", NO_TORCH, str(family), str(proven)]
@@ -124,7 +124,7 @@ OTHERWISE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("stated", "model"), OTHERWISE.values(), ids=OTHERWISE)
-def test_what_transformers_may_read_otherwise_is_left_to_it(
+def test_ambiguous_tokenizer_is_left_to_transformers(
     tmp_path: Path, stated: dict[str, Any], model: dict[str, Any]
 ) -> None:
     from swe_core.tokens.tokenizer import FileTokenizer, load_tokenizer
@@ -137,7 +137,7 @@ def test_what_transformers_may_read_otherwise_is_left_to_it(
     assert not isinstance(load_tokenizer(str(directory)), FileTokenizer)
 
 
-def test_a_length_that_the_file_cuts_texts_to_is_not_kept(tmp_path: Path) -> None:
+def test_truncation_length_of_the_file_is_ignored(tmp_path: Path) -> None:
     from swe_core.tokens.tokenizer import load_tokenizer
 
     tokenizer = make_tokenizer(SPECIAL)

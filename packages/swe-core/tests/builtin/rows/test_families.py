@@ -1,4 +1,4 @@
-"""Each data set's rows become the tasks that its own documentation describes; wrong rows are sentences."""
+"""Rows of each data set become the tasks that its documentation describes; invalid rows are errors."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_families_may_be_mixed_in_a_file(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_swe_bench(tmp_path: Path) -> None:
+def test_swe_bench_row_becomes_a_task(tmp_path: Path) -> None:
     (task,) = load(tmp_path, SWE_BENCH)
     assert task.image == "swebench/sweb.eval.x86_64.psf_1776_requests-1:latest"
     assert (task.setup, task.test_command, task.test_files) == (CONDA, "pytest -rA", None)
@@ -192,7 +192,7 @@ def test_swe_bench(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("repo", sorted(TEST_COMMANDS))
-def test_every_repository_of_swe_bench_has_its_command_and_a_reader(tmp_path: Path, repo: str) -> None:
+def test_every_swe_bench_repository_has_command_and_reader(tmp_path: Path, repo: str) -> None:
     (task,) = load(tmp_path, {**SWE_BENCH, **of(repo)})
     assert task.test_command == TEST_COMMANDS[repo]
     log_reader(task.log_parser)
@@ -208,14 +208,14 @@ def test_every_repository_of_swe_bench_has_its_command_and_a_reader(tmp_path: Pa
         ("django/django", "4.2", "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"),
     ],
 )
-def test_a_command_of_swe_bench_may_depend_on_the_version(
+def test_swe_bench_command_may_depend_on_the_version(
     tmp_path: Path, repo: str, version: str, command: str
 ) -> None:
     (task,) = load(tmp_path, {**SWE_BENCH, **of(repo), "version": version})
     assert task.test_command == command
 
 
-def test_django_is_run_by_module_and_in_its_locale(tmp_path: Path) -> None:
+def test_django_runs_modules_in_its_locale(tmp_path: Path) -> None:
     patch = "".join(
         DIFF.replace("x.py", name)
         for name in ("tests/admin_views/tests.py", "tests/forms/data.json", "django/test/x.py")
@@ -228,7 +228,7 @@ def test_django_is_run_by_module_and_in_its_locale(tmp_path: Path) -> None:
     assert task.log_parser == "django"
 
 
-def test_swe_rebench_v1(tmp_path: Path) -> None:
+def test_swe_rebench_v1_row_becomes_a_task(tmp_path: Path) -> None:
     (task,) = load(tmp_path, REBENCH)
     assert task.image == "swerebench/sweb.eval.x86_64.o_1776_r-1"
     assert task.test_command == "pytest --no-header -rA --tb=line"
@@ -238,7 +238,7 @@ def test_swe_rebench_v1(tmp_path: Path) -> None:
     assert load(tmp_path, as_text) == [task]
 
 
-def test_swe_rebench_v2(tmp_path: Path) -> None:
+def test_swe_rebench_v2_row_becomes_a_task(tmp_path: Path) -> None:
     (task,) = load(tmp_path, REBENCH_V2)
     assert (task.image, task.workdir, task.setup) == ("docker.io/swerebenchv2/o-r:1-abc", "/r", "")
     assert task.test_files == ()
@@ -253,7 +253,7 @@ def test_swe_rebench_v2(tmp_path: Path) -> None:
     ]
 
 
-def test_an_evaluation_script_is_taken_apart(tmp_path: Path) -> None:
+def test_evaluation_script_is_split(tmp_path: Path) -> None:
     (task,) = load(tmp_path, EVAL)
     assert task.image == EVAL["image"]
     assert (task.test_command, task.test_files) == ("pytest -rA tests/test_x.py", ())
@@ -273,7 +273,7 @@ def test_an_evaluation_script_is_taken_apart(tmp_path: Path) -> None:
     assert task.log_parser == "swebench:parse_log_sympy"
 
 
-def test_swe_smith(tmp_path: Path) -> None:
+def test_swe_smith_row_becomes_a_task(tmp_path: Path) -> None:
     (task,) = load(tmp_path, SMITH)
     assert (task.bug_patch, task.patch, task.test_patch) == (DIFF, BACK, "")
     assert (task.base_commit, task.image) == ("1fd52536", SMITH["image_name"])
@@ -294,7 +294,7 @@ def test_r2e_gym_names_the_parent_of_the_fix(tmp_path: Path) -> None:
     assert task.base_commit == parent
 
 
-def test_r2e_gym(tmp_path: Path) -> None:
+def test_r2e_gym_row_becomes_a_task(tmp_path: Path) -> None:
     (task,) = load(tmp_path, R2E)
     assert task.instance_id == "sympy__" + "d" * 40
     assert (task.base_commit, task.image) == ("c" * 40, R2E["docker_image"])
@@ -364,7 +364,7 @@ WRONG: Mapping[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_row_is_one_sentence(tmp_path: Path, name: str) -> None:
+def test_invalid_family_row_is_an_error(tmp_path: Path, name: str) -> None:
     good, changes, says = WRONG[name]
     assert says in refusal(tmp_path, {**good, **changes})
 
@@ -379,7 +379,7 @@ odd = st.recursive(
 
 @given(family=st.sampled_from(sorted(GOOD)), data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_an_odd_row_is_a_task_or_a_task_error(family: str, data: st.DataObject) -> None:
+def test_any_row_is_a_task_or_a_task_error(family: str, data: st.DataObject) -> None:
     columns = data.draw(st.dictionaries(st.sampled_from(sorted(GOOD[family])), odd | odd.map(json.dumps)))
     said = ""
     try:
@@ -401,7 +401,7 @@ NOT_NEEDED = {
 
 
 @pytest.mark.parametrize("family", sorted(GOOD))
-def test_a_missing_column_is_one_sentence(tmp_path: Path, family: str) -> None:
+def test_missing_family_column_is_an_error(tmp_path: Path, family: str) -> None:
     """But those that are not needed, or without which the row is one of another data set."""
     for column in GOOD[family].keys() - NOT_NEEDED[family]:
         refusal(tmp_path, {name: value for name, value in GOOD[family].items() if name != column})

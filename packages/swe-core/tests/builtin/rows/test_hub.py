@@ -64,14 +64,14 @@ def tasks(file: Path, split: str | None = None, **more: object) -> list[Task]:
         (("dev", "test"), "dev", "dev"),
     ],
 )
-def test_the_split_is_the_one_named_or_the_only_one_or_test_or_train(
+def test_split_is_named_or_inferred(
     tmp_path: Path, splits: tuple[str, ...], wanted: str | None, found: str
 ) -> None:
     directory = data_set(tmp_path / "d", **{name: [named(name), named(f"{name}-2")] for name in splits})
     assert [task.instance_id for task in tasks(directory, wanted)] == [found, f"{found}-2"]
 
 
-def test_a_directory_reads_like_a_file_of_its_rows(tmp_path: Path) -> None:
+def test_directory_reads_like_a_file_of_its_rows(tmp_path: Path) -> None:
     """Whatever arrow makes of the columns: structs with gaps, lists, lists as JSON."""
     rows = [{**REBENCH, "meta": {"score": 1}}, {**SMITH, "FAIL_TO_PASS": ["tests/test_x.py::a"]}, R2E]
     for number, row in enumerate(rows):
@@ -81,7 +81,7 @@ def test_a_directory_reads_like_a_file_of_its_rows(tmp_path: Path) -> None:
         assert tasks(directory) == tasks(parquet) == tasks(tmp_path / "rows.jsonl")
 
 
-def test_a_wrong_row_is_named_by_its_split_and_number(tmp_path: Path) -> None:
+def test_invalid_row_is_named_by_split_and_number(tmp_path: Path) -> None:
     directory = data_set(tmp_path / "d", test=[named("a"), {**named("b"), "base_commit": "main"}])
     with pytest.raises(TaskError, match=r"d, split test', row 2 \('b'\): the column 'base_commit' is 'main'"):
         tasks(directory)
@@ -89,13 +89,13 @@ def test_a_wrong_row_is_named_by_its_split_and_number(tmp_path: Path) -> None:
         tasks(next(directory.glob("*.parquet")))
 
 
-def test_an_unknown_split_names_the_close_one_and_all(tmp_path: Path) -> None:
+def test_unknown_split_suggests_a_close_name(tmp_path: Path) -> None:
     directory = data_set(tmp_path / "d", test=[named("a")], train=[named("b")])
     with pytest.raises(TaskError, match=r"has no split 'tset': did you mean 'test'\? There are: .*train"):
         tasks(directory, "tset")
 
 
-def test_several_splits_of_other_names_need_a_choice(tmp_path: Path) -> None:
+def test_several_other_splits_need_a_choice(tmp_path: Path) -> None:
     directory = data_set(tmp_path / "d", one=[named("a")], two=[named("b")])
     with pytest.raises(
         TaskError, match=r"has several splits: choose one with --split \((one, two|two, one)\)"
@@ -103,7 +103,7 @@ def test_several_splits_of_other_names_need_a_choice(tmp_path: Path) -> None:
         tasks(directory)
 
 
-def test_a_directory_without_a_data_set_is_refused(tmp_path: Path) -> None:
+def test_directory_without_data_set_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     with pytest.raises(TaskError, match=r"the directory '.*d' "):
         tasks(tmp_path / "d")
@@ -112,21 +112,21 @@ def test_a_directory_without_a_data_set_is_refused(tmp_path: Path) -> None:
         tasks(tmp_path / "d")
 
 
-def test_a_file_has_no_split(tmp_path: Path) -> None:
+def test_file_has_no_split(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(SWE_BENCH))
     with pytest.raises(ConfigError, match=r"--split 'test': the file '.*' has no splits"):
         tasks(file, "test")
 
 
-def test_rows_need_a_file_or_a_data_set_and_not_both(tmp_path: Path) -> None:
+def test_rows_need_either_a_file_or_a_data_set(tmp_path: Path) -> None:
     (component,) = swe_tasks()
     for config in (RowsConfig(), RowsConfig(file=tmp_path, dataset="a/b")):
         with pytest.raises(ConfigError, match="either a file or a data set"):
             component.create(config)
 
 
-def test_a_filter_is_matched_before_a_row_is_read(tmp_path: Path) -> None:
+def test_filter_is_applied_before_a_row_is_read(tmp_path: Path) -> None:
     """So that a data set with rows that cannot be run can be used."""
     rows = [{**named("a"), "language": "python"}, {"instance_id": "broken", "language": "cobol"}]
     file = tmp_path / "rows.jsonl"
@@ -136,7 +136,7 @@ def test_a_filter_is_matched_before_a_row_is_read(tmp_path: Path) -> None:
         tasks(file)
 
 
-def test_tasks_may_name_a_data_set(datasets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_option_accepts_a_data_set(datasets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--tasks OWNER/NAME --split` arrives at the library; what ends like a file is one."""
     asked: list[tuple[str, str | None]] = []
     monkeypatch.setattr(datasets, "get_dataset_split_names", lambda name: ["dev", "test"])
@@ -150,7 +150,7 @@ def test_tasks_may_name_a_data_set(datasets: ModuleType, monkeypatch: pytest.Mon
         selection(load_settings(command_line={"run": {"tasks": "rows/of.jsonl"}}), PluginSet(allow=[]))
 
 
-def test_without_the_library_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(TaskError, match=r"'a/b' is read by .* datasets: pip install 'swe-core\[datasets\]'"):
@@ -196,7 +196,7 @@ def hub() -> Iterator[str]:
         thread.join()
 
 
-def test_an_unknown_data_set_names_the_close_one(tmp_path: Path, hub: str) -> None:
+def test_unknown_data_set_suggests_a_close_name(tmp_path: Path, hub: str) -> None:
     done = listed(tmp_path, "SWE-Gym/SWE-Gymm", HF_ENDPOINT=hub)
     last = done.stderr.strip().split("\n")[-1]
     assert done.returncode == 2, done.stderr
@@ -209,7 +209,7 @@ def test_an_unknown_data_set_names_the_close_one(tmp_path: Path, hub: str) -> No
     [{"HF_ENDPOINT": "http://127.0.0.1:9"}, pytest.param({"HF_HUB_OFFLINE": "1"}, marks=pytest.mark.slow)],
     ids=str,
 )
-def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_unreachable_hub_is_an_error(tmp_path: Path, environment: dict[str, str]) -> None:
     done = listed(tmp_path, "SWE-Gym/SWE-Gym", **environment)
     assert done.returncode == 2, done.stderr
     last = done.stderr.strip().split("\n")[-1]

@@ -1,4 +1,4 @@
-"""The source "swegym": what a row becomes, and the sentence for every way in which it can be wrong."""
+"""The source "swegym": the task of a row, and the error of each invalid row."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def refusal(directory: Path, *rows: object) -> str:
     return str(caught.value)
 
 
-def test_a_row_becomes_a_task(tmp_path: Path) -> None:
+def test_row_becomes_a_task(tmp_path: Path) -> None:
     (task,) = load(tmp_path, row(hints_text="h", version="5.0", created_at="2024", unknown={"any": 1}))
     assert task == Task(
         instance_id="getmoto__moto-1",
@@ -77,28 +77,28 @@ def test_a_row_becomes_a_task(tmp_path: Path) -> None:
     )
 
 
-def test_the_published_image_is_lower_case(tmp_path: Path) -> None:
+def test_published_image_is_lower_case(tmp_path: Path) -> None:
     (task,) = load(tmp_path, row(instance_id="Project-MONAI__MONAI-7", repo="Project-MONAI/MONAI"))
     assert task.image == "xingyaoww/sweb.eval.x86_64.project-monai_s_monai-7"
 
 
-def test_a_row_may_name_its_image_and_then_needs_no_conda(tmp_path: Path) -> None:
+def test_row_may_name_its_image(tmp_path: Path) -> None:
     (task,) = load(tmp_path, row(image_name="registry.example:5000/moto:1"))
     assert (task.image, task.setup) == ("registry.example:5000/moto:1", "")
 
 
 @pytest.mark.parametrize("name", ["GetMoto__Moto-1", "getmoto__moto-1-again", "getmoto__moto", "moto-1"])
-def test_an_id_may_name_the_repository_in_other_letters_or_none(tmp_path: Path, name: str) -> None:
+def test_id_may_spell_the_repository_differently(tmp_path: Path, name: str) -> None:
     (task,) = load(tmp_path, row(instance_id=name))
     assert task.instance_id == name
 
 
-def test_an_id_says_nothing_of_the_repository_where_the_row_has_its_own_image(tmp_path: Path) -> None:
+def test_id_is_free_if_the_row_names_its_image(tmp_path: Path) -> None:
     (task,) = load(tmp_path, row(repo="dask/dask", image_name="mine:1"))
     assert (task.image, task.test_command) == ("mine:1", TEST_COMMANDS["dask/dask"])
 
 
-def test_a_row_may_bring_its_own_environment(tmp_path: Path) -> None:
+def test_row_may_bring_its_own_environment(tmp_path: Path) -> None:
     (tmp_path / "data" / "mine" / ".git").mkdir(parents=True)
     own = {
         "repository": "mine",
@@ -116,7 +116,7 @@ def test_a_row_may_bring_its_own_environment(tmp_path: Path) -> None:
     )
 
 
-def test_a_list_may_be_json_in_a_string(tmp_path: Path) -> None:
+def test_list_may_be_json_in_a_string(tmp_path: Path) -> None:
     ids = ["tests/test_x.py::test_a", "tests/test_x.py::test_ü[a b]"]
     (task,) = load(tmp_path, row(FAIL_TO_PASS=json.dumps(ids), PASS_TO_PASS="[]"))
     assert task.fail_to_pass == tuple(ids)
@@ -134,13 +134,13 @@ def test_optional_columns_may_be_null(tmp_path: Path) -> None:
     assert load(tmp_path, row(**null)) == load(tmp_path, row())
 
 
-def test_a_json_file_holds_a_list_of_rows(tmp_path: Path) -> None:
+def test_json_file_holds_a_list_of_rows(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     file.write_text(json.dumps([row(), row(instance_id="b")], indent=1))
     assert [task.instance_id for task in load_file(file)] == ["getmoto__moto-1", "b"]
 
 
-def test_a_byte_order_mark_blank_lines_and_odd_line_separators_are_no_matter(tmp_path: Path) -> None:
+def test_byte_order_mark_and_blank_lines_are_ignored(tmp_path: Path) -> None:
     file = tmp_path / FILE_NAME
     text = json.dumps(row(problem_statement="one\u2028two\x85three"), ensure_ascii=False)
     file.write_bytes(b"\xef\xbb\xbf\r\n" + text.encode() + b"\r\n   \n")
@@ -149,7 +149,7 @@ def test_a_byte_order_mark_blank_lines_and_odd_line_separators_are_no_matter(tmp
 
 
 @pytest.mark.parametrize("repo", sorted(TEST_COMMANDS))
-def test_every_repository_of_the_data_set_has_its_command(tmp_path: Path, repo: str) -> None:
+def test_every_repository_has_its_command(tmp_path: Path, repo: str) -> None:
     (task,) = load(tmp_path, row(repo=repo, instance_id=f"{repo.replace('/', '__')}-1"))
     assert task.test_command == TEST_COMMANDS[repo]
     assert "pytest" in task.test_command
@@ -160,7 +160,7 @@ def test_every_repository_of_the_data_set_has_its_command(tmp_path: Path, repo: 
     ("version", "command"),
     [("0.920", "pytest -n0 -rA"), ("1.6", "pytest -n0 -rA"), ("1.7", "pytest -rA"), ("1.11", "pytest -rA")],
 )
-def test_mypys_command_depends_on_its_version(tmp_path: Path, version: str, command: str) -> None:
+def test_mypy_command_depends_on_its_version(tmp_path: Path, version: str, command: str) -> None:
     (task,) = load(tmp_path, row(instance_id="python__mypy-1", repo="python/mypy", version=version))
     assert task.test_command == command
 
@@ -219,14 +219,14 @@ WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_column_is_named(tmp_path: Path, name: str) -> None:
+def test_invalid_column_is_named(tmp_path: Path, name: str) -> None:
     columns, expected = WRONG[name]
     message = refusal(tmp_path, row(instance_id="first"), row(**columns))
     assert message.startswith(f"{str(tmp_path / FILE_NAME)!r}, line 2 ('getmoto__moto-1'): ")
     assert expected in message
 
 
-def test_a_missing_commit_is_named_as_such(tmp_path: Path) -> None:
+def test_missing_commit_is_named(tmp_path: Path) -> None:
     expected = (
         "the column 'base_commit' is missing; expected a commit id: 7 to 64 lower-case hexadecimal digits"
     )
@@ -234,18 +234,18 @@ def test_a_missing_commit_is_named_as_such(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(row()))
-def test_a_missing_column_is_named(tmp_path: Path, name: str) -> None:
+def test_missing_column_is_named(tmp_path: Path, name: str) -> None:
     message = refusal(tmp_path, without(name))
     assert f"{FILE_NAME}', line 1" in message
     assert f"the column {name!r} is missing; expected " in message
 
 
 @pytest.mark.parametrize("unsafe", ["", "../up", "a/b", "-x", "a b", "a\n", "é", ".hidden", "x" * 201])
-def test_an_id_that_is_no_safe_file_name_is_refused(tmp_path: Path, unsafe: str) -> None:
+def test_id_that_is_no_safe_file_name_is_rejected(tmp_path: Path, unsafe: str) -> None:
     assert "the column 'instance_id' is" in refusal(tmp_path, row(instance_id=unsafe))
 
 
-def test_an_id_is_taken_once(tmp_path: Path) -> None:
+def test_repeated_id_is_rejected(tmp_path: Path) -> None:
     message = refusal(tmp_path, row(), row(instance_id="b"), row())
     assert "line 3: the instance_id 'getmoto__moto-1' is already taken by line 1" in message
 
@@ -273,9 +273,7 @@ def test_an_id_is_taken_once(tmp_path: Path) -> None:
         ("a.parquet", b"PAR1", "is not a .parquet file that can be read: "),
     ],
 )
-def test_a_file_that_is_none_of_ours_is_refused(
-    tmp_path: Path, name: str, content: bytes, expected: str
-) -> None:
+def test_foreign_file_is_rejected(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TaskError) as caught:
         load_file(tmp_path / name)
@@ -283,7 +281,7 @@ def test_a_file_that_is_none_of_ours_is_refused(
     assert expected in str(caught.value)
 
 
-def test_an_absent_file_is_refused(tmp_path: Path) -> None:
+def test_absent_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"cannot read the tasks in '.*absent\.jsonl': No such file"):
         load_file(tmp_path / "absent.jsonl")
     with pytest.raises(TaskError, match="cannot read the tasks"):
@@ -305,7 +303,7 @@ known_columns = st.sampled_from(
 
 @given(ids=test_ids, as_text=st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_what_passes_validation_keeps_its_test_ids(ids: list[str], as_text: bool) -> None:
+def test_valid_row_keeps_its_test_ids(ids: list[str], as_text: bool) -> None:
     with tempfile.TemporaryDirectory() as directory:
         value = json.dumps(ids) if as_text else ids
         try:
@@ -319,7 +317,7 @@ def test_what_passes_validation_keeps_its_test_ids(ids: list[str], as_text: bool
 
 @given(changes=st.dictionaries(known_columns, json_values, min_size=1, max_size=3))
 @settings(max_examples=300, deadline=None)
-def test_a_mistyped_row_is_a_task_error_and_nothing_else(changes: dict[str, Any]) -> None:
+def test_mistyped_row_is_a_task_error(changes: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         try:
             (task,) = load(Path(directory), row(**changes))
