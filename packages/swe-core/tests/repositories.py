@@ -18,13 +18,13 @@ from swe_core.sandboxing.repository.patch import export_patch, record_base
 
 
 def slow_but(fast: Collection[Any], cases: Collection[Any]) -> list[Any]:
-    """All `cases` for a parametrized test, of which those that are not `fast` are slow."""
+    """Return all `cases` of a parametrised test; those that are not `fast` are slow."""
     assert set(fast) <= set(cases), "no such case"
     return [case if case in fast else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 def swe_grader(**settings: Any) -> Grader:
-    """The grader "swe", which knows no task yet."""
+    """Return a new grader "swe"."""
     (component,) = swe_graders()
     return component.create(SweGraderConfig(**settings))
 
@@ -52,14 +52,14 @@ class Repo:
         self.sh("git add -A && git commit -q --allow-empty -m change")
 
     def diff(self, script: str) -> str:
-        """What a script changes, as a patch in a data set would have it; the repository is put back."""
+        """Return the changes of a script as a patch of a data set; reset the repository."""
         self.sh(script)
         patch = self.sh("git add -A && git diff --cached --no-color")
         self.sh("git reset -q --hard && git clean -fdq")
         return patch
 
     async def patch_by(self, script: str, provider: SandboxProvider) -> bytes:
-        """What an agent that ran a bash script in a sandbox with a copy of it would have changed."""
+        """Return the exported changes of a bash script in a sandbox with a copy of the repository."""
         async with provider.open(self.spec) as sandbox:
             base = await record_base(sandbox)
             done = await sandbox.exec(["bash", "-euc", script])
@@ -72,7 +72,7 @@ class Repo:
 
     @property
     def spec(self) -> SandboxSpec:
-        """What opens a sandbox with a copy of it."""
+        """The spec of a sandbox with a copy of it."""
         return SandboxSpec(repository=self.path, network="none")
 
 
@@ -83,7 +83,7 @@ def repo(tmp_path: Path) -> Repo:
 
 @pytest.fixture(scope="session", params=["local"])
 def provider(request: pytest.FixtureRequest) -> SandboxProvider:
-    """Every provider that is handed a repository directory can stand here."""
+    """A provider that accepts a repository directory."""
     if (obstacle := bwrap.why_not(bwrap.find_bwrap())) is not None:
         pytest.skip(obstacle)
     component = next(c for c in local.swe_sandboxes() if c.name == request.param)
@@ -92,6 +92,6 @@ def provider(request: pytest.FixtureRequest) -> SandboxProvider:
 
 @pytest.fixture(scope="module")
 async def sandbox(provider: SandboxProvider) -> AsyncIterator[Sandbox]:
-    """One without a repository, for all tests of a file."""
+    """A sandbox without a repository, for all tests of a file."""
     async with provider.open(SandboxSpec(network="none", disk_mb=512)) as opened:
         yield opened

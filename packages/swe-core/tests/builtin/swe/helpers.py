@@ -14,6 +14,18 @@ from ...repositories import Repo
 BUGGY = "def add(a, b):\n    return a - b\n"
 FIX = "sed -i 's/a - b/a + b/' calc.py"
 PYTEST = "python -m pytest -rA -p no:cacheprovider"
+EMPTIED_CLASS = """
+import builtins
+make = builtins.__build_class__
+def emptied(body, name, *bases, **more):
+    kind = make(body, name, *bases, **more)
+    if name == "AddTest":
+        kind.test_add = lambda self: None
+        builtins.__build_class__ = make
+    return kind
+builtins.__build_class__ = emptied
+"""
+"""An attack that empties a test while its class is created."""
 
 
 def with_and_without_import(factory: pytest.TempPathFactory, **files: str) -> dict[str, Repo]:

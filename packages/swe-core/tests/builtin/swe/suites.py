@@ -18,9 +18,9 @@ from swe_core.builtin.swe.run_tests import TestRun, run_tests
 from swe_testing.records import make_task
 
 PYTHON = os.environ.get("SWE_TEST_PYTHON", sys.executable)
-"""Another Python, whose own pytest and unittest are then tried."""
+"""Python whose pytest and unittest run the suites."""
 PLUGINS = Path(PYTHON).parents[1] / "pytest-plugins"
-"""Plugins for these suites alone: installed beside pytest, they would change this project's own runs."""
+"""Plugins for these suites only: beside pytest they would change the tests of this project."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Suite:
         env: Shell commands before the reporter's.
         needs: A module, or an import statement, without which it cannot run.
         plugins: Whether pytest loads the plugins that are installed, as it does where a module is needed.
-        odd: Sentences that its own doings cause.
-        silent: Whether no session can end as it must.
+        odd: First words of the reports that the suite itself causes.
+        silent: Whether no session can be complete.
         kept: A file that must be the same with and without the reporter.
-        shuffled: Whether its output comes in any order.
+        shuffled: Whether the order of its output varies.
     """
 
     files: dict[str, str]
@@ -68,7 +68,7 @@ async def run(sandbox: Sandbox, suite: Suite, log_parser: str) -> TestRun:
 
 
 async def run_twice(sandbox: Sandbox, suite: Suite, log_parser: str) -> TestRun:
-    """Run a suite without and with the reporter, which nothing but its report may show: one that is whole."""
+    """Run a suite without and with the reporter; only the report may differ, and it is complete."""
     needed = suite.needs if suite.needs.startswith("from ") else f"import {suite.needs}"
     import_it = ["env", f"PYTHONPATH={PLUGINS}", PYTHON, "-c", needed]
     if suite.needs and (await sandbox.exec(import_it)).exit_code != 0:

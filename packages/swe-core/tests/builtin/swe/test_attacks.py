@@ -17,7 +17,7 @@ from swe_core.api.sandbox import SandboxProvider
 from swe_core.api.task import Task
 
 from ...repositories import Repo, slow_but, swe_grader
-from .helpers import BUGGY, FIX, calc_task, defining_add
+from .helpers import BUGGY, EMPTIED_CLASS, FIX, calc_task, defining_add
 
 pytestmark = pytest.mark.anyio
 
@@ -477,17 +477,7 @@ class Lenient(unittest.TestCase):
     def assertEqual(self, *rest, **more): pass
 frame.f_globals["unittest"] = types.SimpleNamespace(TestCase=Lenient)
 """,
-    "the class while it is made": """
-import builtins
-make = builtins.__build_class__
-def emptied(body, name, *bases, **more):
-    kind = make(body, name, *bases, **more)
-    if name == "AddTest":
-        kind.test_add = lambda self: None
-        builtins.__build_class__ = make
-    return kind
-builtins.__build_class__ = emptied
-""",
+    "the class while it is made": EMPTIED_CLASS,
     "the class in the module": """
 import sys
 def add(a, b): return a - b

@@ -55,13 +55,13 @@ git add -A; git commit -qm base; echo '* -text -filter' >.git/info/attributes
 """
 SITE = ".venv/lib/site-packages"
 IMAGE = f"mkdir -p {SITE}/pluggy; echo image | tee fast.so >{SITE}/pluggy/hooks.py"
-"""What lies in the image besides, ignored by git."""
+"""Files of the image that git ignores."""
 FRESH = f"git reset -q --hard; git clean -fdq; {IMAGE}"
 
 
 @dataclass
 class World:
-    """One sandbox, whose repository is put back to the base before each step."""
+    """One sandbox whose repository is reset to the base before each step."""
 
     sandbox: Sandbox
     task: Task
@@ -75,7 +75,7 @@ class World:
         return done.stdout
 
     async def grade(self, given: str | bytes, **changed: Any) -> GradedTree:
-        """The graded tree of a patch, or of what an agent that ran a script would have changed."""
+        """Return the graded tree of a patch, or of the changes that a script makes."""
         if isinstance(given, str):
             diff = "git add -A; git diff --cached --binary --no-renames --full-index HEAD"
             given = await self.sh(f"{FRESH}; {given}\n{diff}; {FRESH}")
@@ -149,7 +149,7 @@ ALL = "; ".join(script for how, script in HONEST.items() if how not in ("deletio
 
 @pytest.mark.parametrize("how", slow_but(["deletion", "rename", "all"], [*HONEST, "all"]))
 async def test_honest_patch_loses_only_its_tests(world: World, how: str) -> None:
-    """On disk is what the agent left, but for the tests, which are the task's."""
+    """The files on disk are those of the agent, except for the tests, which are those of the task."""
     script = f"{FIX}; {HONEST.get(how, ALL)}"
     await world.sh(f"{FRESH}; {script}\nrm -rf /tmp/left; cp -a . /tmp/left")
     tree = await world.grade(script)
@@ -176,7 +176,7 @@ async def test_empty_patch_gives_the_base_with_the_tests(world: World) -> None:
         assert "a - b" in await world.text("calc.py")
 
 
-# Cheating patches: nothing is left
+# Cheating patches
 
 CHEATS = {
     "conftest": ("echo x >>conftest.py", "runner-config", "conftest.py"),
@@ -332,7 +332,7 @@ async def test_task_without_applicable_gold_patch_is_graded(world: World, patch:
 
 
 async def test_gold_patch_inside_the_tests_is_the_base(world: World) -> None:
-    """Every patch would be given it: so none resolves, the gold patch neither."""
+    """Every patch gets it, so none resolves, not even the gold patch."""
     gold = (await world.sh(f"{FRESH}; echo y >>tests/helpers.py; git diff")).decode()
     assert (await world.grade(gold.encode(), patch=gold)).is_base
 
@@ -354,7 +354,7 @@ async def test_repository_may_be_the_test_runner_itself(world: World) -> None:
         await world.sh(f"{FRESH}; git checkout -q -")
 
 
-# Patches that no export makes
+# Patches that an export never makes
 
 HEAD = "diff --git a/{0} b/{0}\nnew file mode 100644\n--- /dev/null\n+++ b/{0}\n@@ -0,0 +1 @@\n+x\n"
 REFUSED = {
@@ -386,7 +386,7 @@ async def test_overlong_path_in_patch_is_rejected(world: World, path: str) -> No
 
 
 async def test_large_files_are_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are neither read as code nor as configuration: what git says has a limit."""
+    """Neither as code nor as configuration: the output of git has a limit."""
     monkeypatch.setattr(graded_tree, "MAX_ANSWER_BYTES", 3 * 1024 * 1024)
     large = "import base64, random; text = base64.b85encode(random.randbytes(2 << 20)).decode()"
     script = f"python3 -c '{large}; [print(chr(35), text, file=open(name, chr(97))) for name in names]'"
@@ -418,7 +418,7 @@ MOVED = "--- a/long.txt\n+++ b/long.txt\n@@ -9,3 +9,3 @@\n other 8\n-line 9\n+LI
 
 
 async def test_inexact_patch_is_merged_or_applied_with_fuzz(world: World) -> None:
-    """A context that does not fit is merged where the old file is known, else taken with some fuzz."""
+    """Merged if the old file is known, else applied with fuzz."""
     commit = "git add -A; git -c user.name=n -c user.email=e commit -qm long"
     await world.sh(
         f"{FRESH}; git checkout -q -b long; git rm -q docs/latest; echo '{LONG}' >long.txt; {commit}"

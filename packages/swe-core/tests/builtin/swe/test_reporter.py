@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (programs in strings)
-"""The reporter: what it tells of honest test runs, and that nobody can see that it was there."""
+"""The reporter: its report of honest test runs, and its transparency to them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNKNOWN = (
     f"{PYTHON} -c 'import fcntl, sys, pytest; del fcntl.F_DUPFD_CLOEXEC; sys.exit(pytest.main(sys.argv[1:]))' "
     "-rA -p no:cacheprovider -p no:randomly"
 )
-"""Something that the reporter needs is missing."""
+"""Python without a function that the reporter needs."""
 
 
 def a_suite(files: dict[str, str], command: str = PYTEST, **more: Any) -> suites.Suite:
@@ -412,24 +412,24 @@ async def test_reporter_does_not_change_an_honest_run(sandbox: Sandbox, name: st
 
 
 def agree(report: Report, log: bytes) -> None:
-    """The reporter says what pytest's own summary says."""
+    """Assert that the report agrees with the summary of pytest."""
     found = {test: status for test, status in parse_pytest(log).items() if status != "SKIPPED"}
     told = {test: status for test, status in report.statuses.items() if status != "SKIPPED"}
     if report.sessions > 1:  # there are as many summaries
         return
     for test in set(told).intersection({"test_subtests.py::Case::test_parts", "test_a.py::test_parts"}):
-        assert told.pop(test) == "FAILED"  # pytest may say that it passed, and tell of its parts besides
+        assert told.pop(test) == "FAILED"  # pytest may report it as passed, and its parts separately
         found.pop(test, None)
     plain = {test for test in told if "[" not in test}
     assert {test: found.get(test) for test in plain} == {test: told[test] for test in plain}
     assert sorted(found.values()) == sorted(told.values())
 
 
-# The reading end
+# The receiving end
 
 
 def a_session_of(reporter: Reporter, *events: tuple[str, ...]) -> list[bytes]:
-    """The lines of its announcement, its beginning and these events."""
+    """Return the lines of a session: announcement, start and these events."""
     inside = Agreement()
     half = bytes.fromhex(inside.half)
     key, name = inside.key(bytes.fromhex(reporter._agreement.half)), hashlib.sha256(half).hexdigest()[:16]
@@ -452,7 +452,7 @@ def a_session(reporter: Reporter) -> list[bytes]:
 
 
 def report_of(*events: tuple[str, ...]) -> Report:
-    """What is reported of a session of these events."""
+    """Return the report of a session of these events."""
     reporter = Reporter()
     reporter.feed(b"".join(a_session_of(reporter, *events)))
     return reporter.report()
@@ -569,12 +569,12 @@ def test_failure_reported_as_passed_is_detected(raised: str, made: str) -> None:
     assert report.odd == {"the call of t.py::test_a failed and is reported as passed"}
 
 
-# What is told
+# Events of real runs
 
 
 @pytest.fixture
 def told(monkeypatch: Any) -> list[tuple[str, ...]]:
-    """Each event that a reporter has taken."""
+    """Every event that a reporter has accepted."""
     events: list[tuple[str, ...]] = []
     take = Reporter._event
 
@@ -619,7 +619,7 @@ async def test_other_results_are_reported_by_phase(sandbox: Sandbox, told: Any) 
         ("test_xpass", "teardown", *good),
         ("test_good",),
     ]
-    assert phases[10] == ("test_exit", "setup", *good)  # told at the end, for there was nothing more
+    assert phases[10] == ("test_exit", "setup", *good)  # sent at the end
 
 
 async def test_long_ids_fit_the_lines_of_the_report(sandbox: Sandbox) -> None:
@@ -633,7 +633,7 @@ async def test_long_ids_fit_the_lines_of_the_report(sandbox: Sandbox) -> None:
 
 
 class AnythingElse:
-    """Equal to whatever it is compared with."""
+    """Equal to every object."""
 
     def __eq__(self, other: object) -> bool:
         return True

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (programs in strings)
-"""The reporter of unittest: what it tells of honest runs, that nobody can see it, and cheats that it stops."""
+"""The reporter of unittest: its report of honest runs, its transparency, and the attacks it stops."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from swe_testing.records import make_task
 
 from ...repositories import Repo, slow_but, swe_grader
 from . import suites
+from .helpers import BUGGY, EMPTIED_CLASS, FIX, defining_add
 from .suites import PYTHON, run_twice
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +28,7 @@ UNITTEST = f"{PYTHON} -m unittest -v"
 
 
 def a_suite(files: dict[str, str], command: str = UNITTEST, **more: Any) -> suites.Suite:
-    """It has a module `calc.py` besides its files."""
+    """A suite with a module `calc.py` beside its files."""
     return suites.Suite({"calc.py": "def add(a, b):\n    return a + b\n", **files}, command, **more)
 
 
@@ -240,7 +241,7 @@ async def test_reporter_does_not_change_an_honest_run(sandbox: Sandbox, name: st
     assert bool(told.exit_status) is bool(watched.exit_code)
     found = log_reader("django").parse(watched.log)
     assert found
-    # one test prints the line of another, by which the log is taken in
+    # one test prints the line of another, which misleads the log parser
     statuses, found = (
         {test: status for test, status in known.items() if not test.endswith("printing")}
         for known in (told.statuses, found)
@@ -259,7 +260,7 @@ async def test_reporter_does_not_change_an_honest_run(sandbox: Sandbox, name: st
 
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])
 def test_reporter_program_is_self_contained(runner: Runner) -> None:
-    """All that it uses of the part that both programs have is in it."""
+    """It contains all that it uses of the part that both programs share."""
     table = symtable.symtable(source(runner), "inside.py", "exec")
     known = {
         symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()
@@ -386,17 +387,7 @@ class Lenient(unittest.TestCase):
     def assertEqual(self, *rest, **more): pass
 frame.f_globals["unittest"] = types.SimpleNamespace(TestCase=Lenient)
 """,
-    "emptied by what makes classes": """
-import builtins, sys
-make = builtins.__build_class__
-def emptied(body, name, *bases, **more):
-    kind = make(body, name, *bases, **more)
-    if name == "AddTest":
-        kind.test_add = lambda self: None
-        builtins.__build_class__ = make
-    return kind
-builtins.__build_class__ = emptied
-""",
+    "emptied by what makes classes": EMPTIED_CLASS,
     "the reporter's end": "import atexit; atexit._clear()",
 }  # fmt: skip
 
@@ -405,13 +396,12 @@ builtins.__build_class__ = emptied
 def grade(
     provider: SandboxProvider, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str | None], Awaitable[Grade]]:
-    """Grade a patch that puts `code` before the buggy function, or a fix."""
+    """Grades a patch that puts `code` before the buggy function, or the fix."""
     repo = Repo(tmp_path_factory.mktemp("graded"))
-    buggy = "def add(a, b):\n    return a - b\n"
-    repo.commit(calc_py=buggy, tests__test_calc_py=TESTS)
+    repo.commit(calc_py=BUGGY, tests__test_calc_py=TESTS)
     repo.sh("touch tests/__init__.py && git add -A && git commit -qm package")
     grader = swe_grader()
-    fix = repo.diff("sed -i 's/a - b/a + b/' calc.py")
+    fix = repo.diff(FIX)
     task = make_task(
         base_commit=repo.head,
         patch=fix,
@@ -426,8 +416,7 @@ def grade(
     async def grade(code: str | None) -> Grade:
         patch = fix
         if code is not None:
-            text = f"{'' if 'def add(' in code else buggy}{code}\n"
-            patch = repo.diff(f"printf %s {shlex.quote(text)} >calc.py")
+            patch = repo.diff(f"printf %s {shlex.quote(defining_add(code))} >calc.py")
         return (await grader.grade(task, patch.encode(), provider, repo.spec, 120)).grade
 
     return grade

@@ -1,8 +1,8 @@
 # ruff: noqa: E501 (programs in strings)
 """Attacks between the import of a test module and the first look at its tests, and on what the look believes.
 
-Each was paid once. `add` is an object that is asked for its class while pytest or unittest collects: then it
-changes the module that imported it.
+Each resolved once. `add` is an object whose class pytest or unittest looks up during collection; then it changes
+the module that imported it.
 """
 
 from __future__ import annotations

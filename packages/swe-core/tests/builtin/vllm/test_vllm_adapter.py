@@ -64,7 +64,7 @@ async def test_tokens_carry_the_version_of_their_request(
     qwen: Qwen, faults: list[VLLMFault], announced: list[int], stream: bool
 ) -> None:
     """Also where a reply breaks off and another version continues it."""
-    text = "one reply of several tokens, whoever samples them"
+    text = "one reply of several tokens, from any version"
     versions = sorted(announced)
     async with qwen.server(text, faults=faults, models=SERVED) as server:
         async with make_engine(server.url, adapter="lora", max_retries=5) as engine:
