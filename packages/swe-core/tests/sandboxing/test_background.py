@@ -12,8 +12,8 @@ pytestmark = pytest.mark.anyio
 PATIENCE = 60.0
 
 
-async def test_helpers_outlive_the_cancellation_around_and_end_with_the_body() -> None:
-    """Those that ran before, and those that a shielded scope starts once all around waits for it alone."""
+async def test_background_tasks_outlive_outer_cancellation() -> None:
+    """Both earlier tasks and those started in a shielded scope during the cancellation."""
     told: list[str] = []
 
     async def helper(name: str, go_on: anyio.Event) -> None:
@@ -42,14 +42,14 @@ async def test_helpers_outlive_the_cancellation_around_and_end_with_the_body() -
     assert sorted(told[3:]) == ["first ended", "second ended"]
 
 
-async def test_an_error_of_the_body_leaves_as_it_is() -> None:
+async def test_error_of_the_body_propagates_unchanged() -> None:
     with pytest.raises(KeyError, match="mine"):  # noqa: PT012  # the whole body is the test
         async with background_task_group() as tasks:
             tasks.start_soon(anyio.sleep_forever)
             raise KeyError("mine")
 
 
-async def test_an_error_of_a_helper_is_raised_on_leaving() -> None:
+async def test_error_of_a_background_task_is_raised_on_exit() -> None:
     async def fail() -> None:
         raise KeyError("theirs")
 
@@ -60,7 +60,7 @@ async def test_an_error_of_a_helper_is_raised_on_leaving() -> None:
     assert [str(error) for error in raised.value.exceptions] == ["'theirs'"]
 
 
-async def test_cancelled_while_it_opens_it_leaves_no_task() -> None:
+async def test_cancelled_opening_leaves_no_task() -> None:
     before = len(anyio.get_running_tasks())
     with anyio.CancelScope() as scope:
         scope.cancel()

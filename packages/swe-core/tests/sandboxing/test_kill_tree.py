@@ -1,4 +1,4 @@
-"""What core runs inside a sandbox whose tools are busybox's, as those of Alpine's images are."""
+"""Helpers in a sandbox that has the tools of busybox only, as in Alpine images."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ async def sh(sandbox: Sandbox, script: str) -> str:
     return done.text
 
 
-async def test_the_tools_are_busyboxs(sandbox: Sandbox) -> None:
+async def test_image_has_busybox_tools_only(sandbox: Sandbox) -> None:
     assert "BusyBox" in await sh(sandbox, "ls --help 2>&1; command -v bash || :")
     assert "bash" not in await sh(sandbox, "command -v bash || :")
 
 
 @pytest.mark.parametrize("bug", ["", BUG], ids=["commits above the base", "a bug to put in"])
-async def test_a_repository_is_prepared_and_its_patch_taken(
+async def test_repository_is_prepared_and_exported_on_busybox(
     provider: SandboxProvider, spec: SandboxSpec, sandbox: Sandbox, bug: str
 ) -> None:
     commit = (await sh(sandbox, "git rev-parse base")).strip()
@@ -100,7 +100,7 @@ async def test_a_repository_is_prepared_and_its_patch_taken(
         assert await sh(fresh, "cat 'b c' sub/x; readlink l; ls -d a.py 2>/dev/null || :") == "b\0\nx\nb\n"
 
 
-async def test_files_and_archives_arrive(sandbox: Sandbox) -> None:
+async def test_files_and_archives_arrive_on_busybox(sandbox: Sandbox) -> None:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         member = tarfile.TarInfo("f")
@@ -111,7 +111,7 @@ async def test_files_and_archives_arrive(sandbox: Sandbox) -> None:
     assert await sh(sandbox, "cat /tmp/made/here/f; stat -c %a /tmp/made/there/p") == "abc755\n"
 
 
-async def test_a_tree_of_processes_is_killed(sandbox: Sandbox) -> None:
+async def test_process_tree_is_killed_on_busybox(sandbox: Sandbox) -> None:
     """Also one in a session of its own, with an environment of its own."""
     cmdlines = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f; echo; done 2>/dev/null"
     running = f"{cmdlines} | grep '^sleep 60' | wc -l"

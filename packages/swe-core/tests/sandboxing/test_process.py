@@ -1,4 +1,4 @@
-"""The base of providers' processes: what readers, waiters and killers get, whatever feeds it."""
+"""The base class of processes: reading, waiting and killing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from swe_core.sandboxing.process import BUFFERED, FedProcess
 
 pytestmark = pytest.mark.anyio
 PATIENCE = 60.0
-"""Seconds for what happens at once, or never."""
+"""Seconds until a test that hangs fails."""
 
 
 class Scripted(FedProcess):
@@ -65,9 +65,7 @@ async def read(process: FedProcess) -> list[tuple[Stream, bytes]]:
 
 
 @given(count=st.integers(0, 3 * BUFFERED), wanted=st.integers(1, 3 * BUFFERED), code=st.integers(0, 255))
-def test_whoever_stops_reading_has_what_came_first_and_the_command_goes_on(
-    count: int, wanted: int, code: int
-) -> None:
+def test_reader_may_stop_while_the_command_runs(count: int, wanted: int, code: int) -> None:
     chunks = numbered(count)
 
     async def check() -> None:
@@ -86,7 +84,7 @@ def test_whoever_stops_reading_has_what_came_first_and_the_command_goes_on(
     anyio.run(check)
 
 
-async def test_more_than_is_kept_waits_for_its_reader() -> None:
+async def test_output_beyond_the_buffer_waits_for_its_reader() -> None:
     put = 0
 
     async def script(process: Scripted) -> int:
@@ -115,8 +113,8 @@ async def until_killed(process: Scripted) -> int:
     return 137
 
 
-async def test_a_kill_throws_away_what_nobody_reads() -> None:
-    """Or a command that waits for its reader would never be seen to end."""
+async def test_kill_discards_unread_output() -> None:
+    """A command that waits for its reader must not hang."""
     process = Scripted(until_killed)
     async with fed(process):
         await anyio.wait_all_tasks_blocked()
@@ -127,7 +125,7 @@ async def test_a_kill_throws_away_what_nobody_reads() -> None:
         await process.kill()
 
 
-async def test_a_kill_leaves_a_reader_what_there_is() -> None:
+async def test_kill_leaves_buffered_output_to_its_reader() -> None:
     async with fed(Scripted(until_killed)) as process:
         output = process.output()
         got = [await anext(output)]
@@ -137,7 +135,7 @@ async def test_a_kill_leaves_a_reader_what_there_is() -> None:
         assert await process.wait() == 137
 
 
-async def test_an_end_in_an_error_is_told_after_the_output_and_each_time() -> None:
+async def test_error_is_raised_after_the_output_each_time() -> None:
     async def script(process: Scripted) -> int:
         await process.put("stdout", b"last words")
         raise SandboxBroken("it broke")
@@ -152,7 +150,7 @@ async def test_an_end_in_an_error_is_told_after_the_output_and_each_time() -> No
                 await process.wait()
 
 
-async def test_the_output_ends_with_the_command_not_with_the_last_chunk() -> None:
+async def test_output_ends_with_the_command() -> None:
     go_on = anyio.Event()
 
     async def script(process: Scripted) -> int:
@@ -176,7 +174,7 @@ async def test_the_output_ends_with_the_command_not_with_the_last_chunk() -> Non
         assert await process.wait() == 3
 
 
-async def test_it_is_read_once() -> None:
+async def test_output_has_one_reader() -> None:
     async with fed(Scripted(says([("stdout", b"one")]))) as process:
         assert await read(process) == [("stdout", b"one")]
         with pytest.raises(RuntimeError, match="only once"):
@@ -184,7 +182,7 @@ async def test_it_is_read_once() -> None:
         assert await process.wait() == 0
 
 
-async def test_a_sandbox_that_closes_first() -> None:
+async def test_closed_sandbox_ends_the_process() -> None:
     process = Scripted(until_killed)
     async with fed(process):
         await anyio.wait_all_tasks_blocked()
@@ -193,7 +191,7 @@ async def test_a_sandbox_that_closes_first() -> None:
         await process.wait()
 
 
-async def test_a_defect_is_not_hidden_and_nobody_waits_for_ever() -> None:
+async def test_defect_is_raised_and_ends_waiting() -> None:
     async def script(process: Scripted) -> int:
         raise KeyError("mine")
 
@@ -204,7 +202,7 @@ async def test_a_defect_is_not_hidden_and_nobody_waits_for_ever() -> None:
         await process.wait()
 
 
-async def test_output_that_nobody_ever_reads_is_cleared_away_in_silence(
+async def test_unread_output_is_discarded_silently(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     """A stream that is dropped while it is open warns of that."""

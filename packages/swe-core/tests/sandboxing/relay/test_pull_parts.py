@@ -29,7 +29,7 @@ SECRET = bytes(32)
 
 
 @given(bodies=st.lists(st.binary(max_size=300)), cuts=st.lists(st.integers(1, 200)), ticks=st.integers(0, 3))
-def test_frames_come_out_however_bytes_are_cut(bodies: list[bytes], cuts: list[int], ticks: int) -> None:
+def test_frames_are_read_from_any_pieces(bodies: list[bytes], cuts: list[int], ticks: int) -> None:
     log = b"".join(
         b"\n" * ticks + request(number, len(body)) + body for number, body in enumerate(bodies, start=1)
     )
@@ -60,18 +60,18 @@ def test_frames_come_out_however_bytes_are_cut(bodies: list[bytes], cuts: list[i
         b"x" * (MAX_LINE + 1),
     ],
 )
-def test_what_is_no_frame(said: bytes) -> None:
+def test_invalid_frames_are_rejected(said: bytes) -> None:
     """It comes from a sandbox: nothing of it may end up in a request."""
     with pytest.raises(ProtocolError, match="relay inside sent"):
         list(Unpacker().feed(said))
 
 
-def test_headers_between_neighbours() -> None:
+def test_hop_by_hop_headers_are_dropped() -> None:
     given = [("Connection", "keep-alive, X-Mine"), ("x-mine", "1"), ("TE", "trailers"), ("Accept", "a")]
     assert end_to_end([*given, ("Transfer-Encoding", "chunked"), ("Upgrade", "h2c")]) == [("Accept", "a")]
 
 
-def test_proofs() -> None:
+def test_proofs_cover_every_byte_and_side() -> None:
     """Of the same request, neither side's proof is the other's, and each byte counts."""
     asked = Question(SECRET, "/push?at=0&up=0", b"body")
     nonce = asked.headers["X-Relay-Nonce"]
@@ -93,7 +93,7 @@ class Clock:
     answers=st.lists(st.tuples(st.floats(0, 60), st.floats(0, 20)), min_size=20, max_size=20),
     slow=st.booleans(),
 )
-def test_calls_of_a_minute(answers: list[tuple[float, float]], slow: bool) -> None:
+def test_calls_per_minute_are_bounded(answers: list[tuple[float, float]], slow: bool) -> None:
     """20 answers in a minute, however they lie, said in pieces every 0.1 s: with the pulls at most 60."""
     clock = Clock()
     pace = Pace(clock)
@@ -114,7 +114,7 @@ def test_calls_of_a_minute(answers: list[tuple[float, float]], slow: bool) -> No
     assert calls + pulls <= 60
 
 
-def test_pace_of_one_answer() -> None:
+def test_answer_pace_slows_down() -> None:
     """At once, then after 0.5 s, 2 s, 5 s, 5 s; the end at once; then nothing."""
     clock = Clock()
     pace = Pace(clock)
@@ -133,14 +133,14 @@ def test_pace_of_one_answer() -> None:
     assert pace.due() == math.inf
 
 
-def test_pace_forgets_who_is_gone() -> None:
+def test_pace_forgets_closed_connections() -> None:
     pace = Pace(Clock())
     pace.more(1)
     pace.forget(1)
     assert pace.due() == math.inf
 
 
-async def test_outbox_has_room_again() -> None:
+async def test_send_buffer_regains_room() -> None:
     """The endpoint's answers are not read while too much of them waits."""
     outbox = Outbox()
     outbox.append(bytes(ROOM + 1))
@@ -151,7 +151,7 @@ async def test_outbox_has_room_again() -> None:
     assert (outbox.base, outbox.end, len(outbox)) == (1, ROOM + 1, ROOM)
 
 
-async def test_what_the_endpoint_is_asked() -> None:
+async def test_request_reaches_the_endpoint_unchanged() -> None:
     """The path is the agent's to the letter; host and length are ours; neighbours' headers go no further."""
     seen: list[web.BaseRequest] = []
 
@@ -176,8 +176,8 @@ async def test_what_the_endpoint_is_asked() -> None:
     assert answer.headers["X-Other"] == "2"
 
 
-async def test_sandbox_that_dies() -> None:
-    """Who uses it next finds out; the relay itself ends quietly, and says so only to who opens it."""
+async def test_dead_sandbox_ends_the_relay() -> None:
+    """The next user of the sandbox gets the error; the relay itself exits quietly."""
     async with (
         on_this_host("python") as sandbox,
         over(Proxy(dial_host)) as connect,
@@ -193,7 +193,7 @@ async def test_sandbox_that_dies() -> None:
                 pass
 
 
-async def test_calls_that_one_answer_costs() -> None:
+async def test_short_answer_costs_one_push() -> None:
     """A short answer is one push, and no request costs a pull."""
     proxy = Proxy(dial_host)
     async with serving({"/": hello}) as server, reached(server, "python", proxy, Timing()) as (url, _):
@@ -203,8 +203,8 @@ async def test_calls_that_one_answer_costs() -> None:
     assert [call.partition("?")[0] for call in proxy.calls] == ["GET /pull", *["POST /push"] * 5]
 
 
-async def test_a_read_that_is_cancelled_as_data_arrives() -> None:
-    """What the fixture of these tests is for: without it, or a mended anyio, the loop reports an error."""
+async def test_cancelled_read_with_data_is_quiet() -> None:
+    """Without the fixture of these tests, or a fixed anyio, the event loop logs an error."""
     near, far = socket.socketpair(socket.AF_UNIX)
     near.setblocking(False)
     with far:

@@ -66,7 +66,7 @@ async def is_cut_off(port: int) -> None:
 
 
 @pytest.mark.parametrize("language", BOTH)
-async def test_half_closed_connections(short_dir: Path, language: str) -> None:
+async def test_relay_keeps_half_closed_connections(short_dir: Path, language: str) -> None:
     path = short_dir / "s"
     data = bytes(range(256)) * 4000
     async with reversing_server() as endpoint, unix_listener(path, endpoint):
@@ -80,7 +80,7 @@ async def test_half_closed_connections(short_dir: Path, language: str) -> None:
 
 
 @pytest.mark.parametrize("language", BOTH)
-async def test_endpoint_that_is_gone(short_dir: Path, language: str) -> None:
+async def test_unreachable_endpoint_ends_the_client(short_dir: Path, language: str) -> None:
     """The caller's connection ends, now and the next time, and the relay lives."""
     path = short_dir / "s"
     async with reversing_server() as endpoint:
@@ -91,14 +91,14 @@ async def test_endpoint_that_is_gone(short_dir: Path, language: str) -> None:
 
 
 @pytest.mark.parametrize("language", BOTH)
-async def test_host_half_that_is_gone(short_dir: Path, language: str) -> None:
+async def test_program_survives_the_host_half(short_dir: Path, language: str) -> None:
     """The program inside survives the host's half, and its callers are cut off."""
     async with forwarding(language, short_dir / "nobody") as port:
         for _ in range(2):
             await is_cut_off(port)
 
 
-async def test_one_sandbox_cannot_take_all_descriptors(short_dir: Path) -> None:
+async def test_connections_of_a_sandbox_are_bounded(short_dir: Path) -> None:
     """Connections over the limit wait, at no cost to the host, until one ends."""
     async with reversing_server() as endpoint, unix_listener(short_dir / "s", endpoint):
         held = [await anyio.connect_unix(short_dir / "s") for _ in range(MAX_CONNECTIONS)]
@@ -115,7 +115,7 @@ async def test_one_sandbox_cannot_take_all_descriptors(short_dir: Path) -> None:
             await stream.aclose()
 
 
-async def test_socket_path_that_is_too_long(tmp_path: Path) -> None:
+async def test_too_long_socket_path_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 108)
     with pytest.raises(SandboxError, match=r"longer than the 107 bytes.*TMPDIR"):
         async with unix_listener(path, "http://127.0.0.1:9"):
@@ -126,7 +126,7 @@ async def test_socket_path_that_is_too_long(tmp_path: Path) -> None:
     ("endpoint", "address"),
     [("http://127.0.0.1:81", ("127.0.0.1", 81)), ("http://h/", ("h", 80)), ("http://[::1]:5", ("::1", 5))],
 )
-def test_endpoint(endpoint: str, address: tuple[str, int]) -> None:
+def test_endpoint_is_parsed(endpoint: str, address: tuple[str, int]) -> None:
     assert address_of(endpoint) == address
 
 
@@ -134,7 +134,7 @@ def test_endpoint(endpoint: str, address: tuple[str, int]) -> None:
     "endpoint",
     ["", "127.0.0.1:80", "https://127.0.0.1:80", "http://h:80/v1", "http://h:80?a=b", "http://:80"],
 )
-def test_endpoint_that_is_none(endpoint: str) -> None:
+def test_invalid_endpoint_is_rejected(endpoint: str) -> None:
     with pytest.raises(SandboxError, match="expected http://HOST:PORT"):
         address_of(endpoint)
 
@@ -147,7 +147,7 @@ def spec_without_python(tmp_path: Path) -> SandboxSpec:
 
 
 @needs_namespaces
-async def test_sandbox_without_an_interpreter(spec_without_python: SandboxSpec) -> None:
+async def test_sandbox_without_interpreter_is_an_error(spec_without_python: SandboxSpec) -> None:
     async with LocalProvider().open(spec_without_python) as sandbox:
         with pytest.raises(SandboxError, match=r"neither python3 .* nor node.*use an image with either"):
             async with sandbox.reach("http://127.0.0.1:9"):
@@ -156,7 +156,7 @@ async def test_sandbox_without_an_interpreter(spec_without_python: SandboxSpec) 
 
 @needs_namespaces
 @needs_node
-async def test_node_of_the_agents_assets(spec_without_python: SandboxSpec) -> None:
+async def test_node_of_the_agent_runs_the_relay(spec_without_python: SandboxSpec) -> None:
     """An image with neither: the node that the agent brought does it."""
     assert NODE is not None
     node = Asset(name="agent", path=NODE.parents[1], digest="1")

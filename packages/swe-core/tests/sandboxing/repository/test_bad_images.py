@@ -1,4 +1,4 @@
-"""What an image lacks and what a test command prints: a sentence or a verdict, never a wrong one."""
+"""Incomplete images and odd test commands give an error or a correct verdict."""
 
 from __future__ import annotations
 
@@ -59,22 +59,22 @@ class Lacking:
         return self._inner.open(spec.model_copy(update={"assets": (asset,), "env": env}))
 
 
-async def test_an_image_without_the_repository(task: Task, provider: SandboxProvider) -> None:
+async def test_image_without_repository_is_an_error(task: Task, provider: SandboxProvider) -> None:
     with pytest.raises(SandboxError, match=r"'/testbed'.*not the top of a git work tree"):
         await grade(task, provider, SandboxSpec(network="none"))
 
 
-async def test_an_image_without_git(
+async def test_image_without_git_is_an_error(
     task: Task, repo: Repo, provider: SandboxProvider, tmp_path: Path
 ) -> None:
     with pytest.raises(SweError, match="git"):
         await grade(task, Lacking("git", provider, tmp_path / "programs"), repo.spec)
 
 
-async def test_an_image_without_the_test_runner(
+async def test_image_without_test_runner_is_an_error(
     task: Task, repo: Repo, provider: SandboxProvider, tmp_path: Path
 ) -> None:
-    """Whatever the patch, since no patch can help it."""
+    """For any patch."""
     task = task.model_copy(update={"test_command": "pytest -rA"})
     lacking = Lacking("pytest", provider, tmp_path / "programs")
     for patch in ("", "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1,2 @@\n+# more\n def add(a, b):\n"):
@@ -97,10 +97,10 @@ HONEST = {
 
 
 @pytest.mark.parametrize("what", slow_but(["no valid UTF-8"], HONEST))
-async def test_what_a_test_command_prints_decides_nothing(
+async def test_output_of_the_test_command_decides_nothing(
     task: Task, repo: Repo, provider: SandboxProvider, what: str
 ) -> None:
-    """Without files at the command's end: they are named in it."""
+    """The command names its files itself."""
     command = HONEST[what].replace(PYTEST, f"{PYTEST} tests/test_calc.py") + "; (exit $?) #"
     task = task.model_copy(update={"test_command": command})
     right = await grade(task, provider, repo.spec)
@@ -112,8 +112,10 @@ async def test_what_a_test_command_prints_decides_nothing(
 
 
 @pytest.mark.slow
-async def test_a_log_that_is_cut_and_no_reporter(task: Task, repo: Repo, provider: SandboxProvider) -> None:
-    """Nobody knows how the tests ended: an error, and no verdict."""
+async def test_truncated_log_without_reporter_is_an_error(
+    task: Task, repo: Repo, provider: SandboxProvider
+) -> None:
+    """The end of the tests is unknown."""
     command = f"yes | head -c 400000; PYTEST_ADDOPTS= {PYTEST} tests/test_calc.py; yes | head -c 2000000 #"
     with pytest.raises(GraderError, match="printed no pytest results"):
         await grade(task.model_copy(update={"test_command": command}), provider, repo.spec)
@@ -123,12 +125,14 @@ HANGS = {"at once": "", "after 30 MB": "head -c 30000000 /dev/zero; ", "without 
 
 
 @pytest.mark.parametrize("how", slow_but(["at once"], HANGS))
-async def test_a_command_that_hangs(task: Task, repo: Repo, provider: SandboxProvider, how: str) -> None:
+async def test_hanging_command_is_unresolved(
+    task: Task, repo: Repo, provider: SandboxProvider, how: str
+) -> None:
     task = task.model_copy(update={"test_command": f"{HANGS[how]}sleep 600 #"})
     graded = await grade(task, provider, repo.spec, timeout=2)
     assert graded.grade.reason == "the tests did not end within 2 s and were killed"
 
 
-async def test_a_command_that_prints_nothing(task: Task, repo: Repo, provider: SandboxProvider) -> None:
+async def test_silent_command_is_an_error(task: Task, repo: Repo, provider: SandboxProvider) -> None:
     with pytest.raises(GraderError, match=r"'true' printed no pytest results .exit code 0.: nothing printed"):
         await grade(task.model_copy(update={"test_command": "true"}), provider, repo.spec)

@@ -1,4 +1,4 @@
-"""The patch is what the agent changed in the files, whatever else it did, and nothing of its runs."""
+"""The exported patch is what the agent changed in the files, whatever else it did."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ async def recorded(provider: SandboxProvider, repo: Repo) -> AsyncIterator[tuple
         yield sandbox, await record_base(sandbox, timeout=60)
 
 
-async def test_nothing_changed(provider: SandboxProvider, small: Repo) -> None:
+async def test_export_of_an_unchanged_repository_is_empty(provider: SandboxProvider, small: Repo) -> None:
     async with recorded(provider, small) as (sandbox, base):
         assert base.commit == small.head
         assert base.store.startswith(f"{HOME_DIR}/")  # so that it goes away with every sandbox
         assert await export_patch(sandbox, base, timeout=60) == b""
 
 
-async def test_a_dirty_start_is_no_change(provider: SandboxProvider, small: Repo) -> None:
+async def test_initially_dirty_files_are_not_changes(provider: SandboxProvider, small: Repo) -> None:
     small.sh("echo dirty >>a.txt; rm sub/b.py; echo new >untracked; echo staged >s; git add s")
     async with recorded(provider, small) as (sandbox, base):
         assert await export_patch(sandbox, base) == b""
@@ -65,7 +65,7 @@ async def test_a_dirty_start_is_no_change(provider: SandboxProvider, small: Repo
     assert b"deleted file mode 100644" in patch
 
 
-async def test_recording_leaves_the_repository_alone(provider: SandboxProvider, small: Repo) -> None:
+async def test_recording_a_base_changes_nothing(provider: SandboxProvider, small: Repo) -> None:
     small.sh("echo untracked >u")
     async with provider.open(small.spec) as sandbox:
         listing = "git status --porcelain; find . -type f | LC_ALL=C sort | xargs sha256sum"
@@ -114,13 +114,15 @@ FAST_DEEDS = ("plain", "amended", "index flags", "config is garbage", "attribute
 
 
 @pytest.mark.parametrize("deed", slow_but(FAST_DEEDS, DEEDS))
-async def test_what_counts_is_the_files(provider: SandboxProvider, small: Repo, deed: str) -> None:
+async def test_export_compares_files_and_not_history(
+    provider: SandboxProvider, small: Repo, deed: str
+) -> None:
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, f"echo more >>a.txt; {DEEDS[deed]}")
         assert await export_patch(sandbox, base, timeout=60) == EXPECTED
 
 
-async def test_a_dirty_start_survives_garbage_collection(provider: SandboxProvider, small: Repo) -> None:
+async def test_recorded_base_survives_garbage_collection(provider: SandboxProvider, small: Repo) -> None:
     small.sh("echo dirty >>a.txt; echo untracked >u")
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, "echo more >>a.txt; git stash -q; git stash drop -q; git gc -q --prune=now")
@@ -163,7 +165,7 @@ FAST_TRAPS = ("clean filter", "external diff", "worktree config", "hooks", "nest
 
 
 @pytest.mark.parametrize("trap", slow_but(FAST_TRAPS, TRAPS))
-async def test_no_planted_command_runs(provider: SandboxProvider, small: Repo, trap: str) -> None:
+async def test_export_runs_no_planted_command(provider: SandboxProvider, small: Repo, trap: str) -> None:
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, "rm -f /tmp/canary ~/.gitconfig || :")
         await sh(sandbox, f"echo more >>a.txt; {TRAPS[trap]}; rm -f /tmp/canary")
@@ -177,7 +179,7 @@ async def test_no_planted_command_runs(provider: SandboxProvider, small: Repo, t
         assert (await sandbox.exec(["test", "-e", "/tmp/canary"])).exit_code == 0, "the trap is no trap"
 
 
-async def test_nested_repositories_are_files(provider: SandboxProvider, small: Repo) -> None:
+async def test_export_includes_nested_repositories(provider: SandboxProvider, small: Repo) -> None:
     async with recorded(provider, small) as (sandbox, base):
         await sh(
             sandbox,
@@ -191,7 +193,7 @@ async def test_nested_repositories_are_files(provider: SandboxProvider, small: R
     assert b'"b/new/d\\303\\251e per/two"' in patch
 
 
-async def test_files_of_submodules_count(provider: SandboxProvider, small: Repo) -> None:
+async def test_export_includes_files_of_submodules(provider: SandboxProvider, small: Repo) -> None:
     small.sh(
         "git init -q lib; echo x >lib/x; git -C lib add x; "
         "git -C lib -c user.name=n -c user.email=e commit -qm n; git add lib 2>/dev/null; git commit -qm sub"
@@ -204,7 +206,7 @@ async def test_files_of_submodules_count(provider: SandboxProvider, small: Repo)
     assert b"\n+y\n" in patch
 
 
-async def test_ignored_files_count_where_they_are_tracked(provider: SandboxProvider, small: Repo) -> None:
+async def test_export_includes_tracked_ignored_files(provider: SandboxProvider, small: Repo) -> None:
     small.sh("echo '*.log' >.gitignore; echo 1 >kept.log; git add -f .; git commit -qm i; echo 2 >loose.log")
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, "echo 3 >>kept.log; echo 4 >>loose.log; echo 5 >new.log")
@@ -231,7 +233,7 @@ RUINS = {
 
 
 @pytest.mark.parametrize("deed", slow_but(["made it anew", "large sparse file", "large patch"], RUINS))
-async def test_no_patch_is_a_sentence(provider: SandboxProvider, small: Repo, deed: str) -> None:
+async def test_failed_export_is_an_error(provider: SandboxProvider, small: Repo, deed: str) -> None:
     script, sentence = RUINS[deed]
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, script)
@@ -240,14 +242,14 @@ async def test_no_patch_is_a_sentence(provider: SandboxProvider, small: Repo, de
         assert (await sandbox.exec(["true"], cwd="/")).exit_code == 0
 
 
-async def test_a_large_file_that_did_not_change_is_fine(provider: SandboxProvider, small: Repo) -> None:
+async def test_export_accepts_unchanged_large_files(provider: SandboxProvider, small: Repo) -> None:
     small.sh("truncate -s 3M big; git add big; git commit -qm big; echo '*.bin' >.gitignore")
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, "truncate -s 3M ignored.bin; echo more >>a.txt")
         assert await export_patch(sandbox, base, max_bytes=2_000_000) == EXPECTED
 
 
-async def test_an_export_that_never_ends_is_the_agents_doing(provider: SandboxProvider, small: Repo) -> None:
+async def test_endless_export_times_out(provider: SandboxProvider, small: Repo) -> None:
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, "mkfifo .gitignore")  # git waits for someone to write into it
         with pytest.raises(PatchUnavailable, match=r"could not be read within 1\.5 s"):
@@ -261,7 +263,7 @@ NO_BASE = {
 
 
 @pytest.mark.parametrize("case", NO_BASE)
-async def test_no_base_is_a_sentence(provider: SandboxProvider, small: Repo, case: str) -> None:
+async def test_missing_base_is_an_error(provider: SandboxProvider, small: Repo, case: str) -> None:
     script, sentence = NO_BASE[case]
     small.sh(script)
     async with provider.open(small.spec) as sandbox:
@@ -269,7 +271,7 @@ async def test_no_base_is_a_sentence(provider: SandboxProvider, small: Repo, cas
             await record_base(sandbox)
 
 
-async def test_a_directory_inside_a_repository_is_no_base(provider: SandboxProvider, small: Repo) -> None:
+async def test_subdirectory_has_no_base(provider: SandboxProvider, small: Repo) -> None:
     async with provider.open(small.spec) as sandbox:
         root = sandbox.spec.workdir
         sandbox.spec = sandbox.spec.model_copy(update={"workdir": f"{root}/sub"})
@@ -277,7 +279,7 @@ async def test_a_directory_inside_a_repository_is_no_base(provider: SandboxProvi
             await record_base(sandbox)
 
 
-async def test_an_image_without_git_is_a_sentence(provider: SandboxProvider, small: Repo) -> None:
+async def test_export_without_git_is_an_error(provider: SandboxProvider, small: Repo) -> None:
     small.sh("mkdir bin; ln -s /bin/sh bin/sh; ln -s /usr/bin/env bin/env")
     spec = small.spec.model_copy(update={"env": {"PATH": f"{small.spec.workdir}/bin"}})
     async with provider.open(spec) as sandbox:

@@ -1,4 +1,4 @@
-"""Whatever is changed in a repository: the exported patch, applied to a fresh copy, gives the same files."""
+"""Any exported patch, applied to a fresh copy of its repository, gives the same files."""
 
 from __future__ import annotations
 
@@ -157,7 +157,9 @@ def counting(tree: Files, before: Files) -> dict[str, File]:
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 @given(data=st.data())
-def test_round_trip(data: st.DataObject, shared_sandbox: tuple[BlockingPortal, Sandbox]) -> None:
+def test_exported_patch_round_trips(
+    data: st.DataObject, shared_sandbox: tuple[BlockingPortal, Sandbox]
+) -> None:
     before, after = data.draw(changes())
     portal, sandbox = shared_sandbox
     patch, found = portal.call(round_trip, sandbox, before, after)

@@ -1,4 +1,4 @@
-"""The fix cannot be read in a prepared repository, wherever it was, and git works there as before."""
+"""A prepared repository does not have the fix anywhere, and git works in it as before."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def prepared(
 async def refusal(
     provider: SandboxProvider, repo: Repo, match: str | None = None, image: str | None = None, **fields: Any
 ) -> str:
-    """The sentence in which a repository is refused."""
+    """Return the error that rejects a repository."""
     async with provider.open(repo.spec) as sandbox:
         sandbox.spec = sandbox.spec.model_copy(update={"image": image})
         with pytest.raises(SandboxError, match=match) as caught:
@@ -124,7 +124,7 @@ async def refusal(
 
 
 @pytest.mark.parametrize("place", slow_but(["branch", "reflog", "alternate", "all at once"], PLACES))
-async def test_the_fix_is_nowhere(provider: SandboxProvider, aged: Repo, place: str) -> None:
+async def test_prepared_repository_hides_the_fix(provider: SandboxProvider, aged: Repo, place: str) -> None:
     aged.sh(f"fix=$(git rev-parse future); {PLACES[place]}")
     plain = "export GIT_NO_REPLACE_OBJECTS=1;"
     log, state = aged.sh(f"{plain} git log --format='%H %s'"), aged.sh(f"{plain} git status --porcelain")
@@ -149,7 +149,7 @@ async def test_the_fix_is_nowhere(provider: SandboxProvider, aged: Repo, place: 
         assert b"+more" in await export_patch(sandbox, base, timeout=60)
 
 
-async def test_what_is_staged_changed_and_untracked_stays(provider: SandboxProvider, aged: Repo) -> None:
+async def test_prepare_keeps_local_changes(provider: SandboxProvider, aged: Repo) -> None:
     aged.sh("echo staged >s; git add s; echo changed >>a.py; echo new >n; git add -N n; git rm -q sub/b.py")
     aged.sh(":>.git/index.lock")
     show = (
@@ -162,7 +162,7 @@ async def test_what_is_staged_changed_and_untracked_stays(provider: SandboxProvi
         await sh(sandbox, "git commit -q -m mine; git show HEAD:s")
 
 
-async def test_a_detached_head_stays_detached(provider: SandboxProvider, aged: Repo) -> None:
+async def test_prepare_keeps_a_detached_head(provider: SandboxProvider, aged: Repo) -> None:
     aged.sh("git checkout -q --detach HEAD~1")
     head = aged.head
     async with prepared(provider, aged) as (sandbox, base):
@@ -174,7 +174,7 @@ async def test_a_detached_head_stays_detached(provider: SandboxProvider, aged: R
         await sh(sandbox, "git commit -q --allow-empty -m mine; git log -1")
 
 
-async def test_what_has_nothing_to_drop_is_not_packed_again(provider: SandboxProvider, repo: Repo) -> None:
+async def test_prepare_does_not_repack_needlessly(provider: SandboxProvider, repo: Repo) -> None:
     repo.commit(a_py="a\n")
     repo.sh("git gc -q; git commit-graph write --reachable; rm -rf .git/logs; echo b >b; git add b")
     listing = "cd .git/objects; find . -type f ! -path './info/*' | sort"
@@ -190,7 +190,9 @@ KINDS = ("shallow", "sha256", "split index", "chains of deltas", "partial")
 
 
 @pytest.mark.parametrize("kind", slow_but(["shallow"], KINDS))
-async def test_kinds_of_repositories(provider: SandboxProvider, aged: Repo, kind: str) -> None:
+async def test_prepare_accepts_every_kind_of_repository(
+    provider: SandboxProvider, aged: Repo, kind: str
+) -> None:
     make = {
         "shallow": "git clone -q --depth 2 --no-single-branch file://$PWD ../made; cd ../made",
         "sha256": "git init -q -b main --object-format=sha256 ../made; cd ../made; echo 1 >a; git add a;"
@@ -215,7 +217,7 @@ async def test_kinds_of_repositories(provider: SandboxProvider, aged: Repo, kind
 
 
 @pytest.mark.parametrize("where", slow_but(["absorbed"], ["absorbed", "in the work tree"]))
-async def test_submodules_are_cut_as_well(provider: SandboxProvider, aged: Repo, where: str) -> None:
+async def test_prepare_truncates_submodules(provider: SandboxProvider, aged: Repo, where: str) -> None:
     aged.sh(
         "cp -r . ../module; rm -rf .git; git init -q -b main; git config user.name A;"
         "git config user.email a@b;"
@@ -248,7 +250,7 @@ diff --git a/a.py b/a.py
 
 
 @pytest.mark.parametrize("hide", AGENT_OR_GRADER)
-async def test_a_bug_is_put_in_and_the_state_without_it_is_nowhere(
+async def test_prepare_applies_a_bug_and_hides_the_original(
     provider: SandboxProvider, aged: Repo, hide: bool
 ) -> None:
     aged.sh("echo dirty >>sub/b.py; echo u >u")
@@ -268,7 +270,7 @@ async def test_a_bug_is_put_in_and_the_state_without_it_is_nowhere(
     assert found[0] == found[1]
 
 
-async def test_a_bug_that_does_not_fit_is_told(provider: SandboxProvider, aged: Repo) -> None:
+async def test_inapplicable_bug_is_an_error(provider: SandboxProvider, aged: Repo) -> None:
     says = "the bug_patch of the task 't-1' does not apply to its rep"
     for bug in (BUG.replace("-a = 2", "-a = 3"), "no patch"):
         await refusal(provider, aged, says, bug_patch=bug)
@@ -276,7 +278,7 @@ async def test_a_bug_that_does_not_fit_is_told(provider: SandboxProvider, aged: 
 
 @pytest.mark.parametrize("hide", AGENT_OR_GRADER)
 @pytest.mark.parametrize("committed", [True, False])
-async def test_what_is_hidden_is_nowhere_in_the_agents_sandbox_only(
+async def test_hidden_files_are_absent_for_the_agent_only(
     provider: SandboxProvider, aged: Repo, committed: bool, hide: bool
 ) -> None:
     aged.sh(f"mkdir tests; echo {FIX} >'tests/a b.py'; echo {FIX} >run.sh")
@@ -303,7 +305,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("damage", slow_but(list(ODD)[:3], ODD))
-async def test_odd_repositories_are_one_sentence(provider: SandboxProvider, aged: Repo, damage: str) -> None:
+async def test_unusable_repository_is_an_error(provider: SandboxProvider, aged: Repo, damage: str) -> None:
     aged.sh(damage)
     try:
         assert "\n" not in await refusal(provider, aged, ODD[damage])
@@ -324,9 +326,7 @@ HEADS = ("branch", "detached", "shallow", "merged", "short id", "sha256")
 
 
 @pytest.mark.parametrize("kind", slow_but(["merged"], HEADS))
-async def test_what_is_between_the_base_and_head_is_one_commit(
-    provider: SandboxProvider, aged: Repo, kind: str
-) -> None:
+async def test_commits_above_the_base_become_one(provider: SandboxProvider, aged: Repo, kind: str) -> None:
     if kind == "sha256":
         aged.sh("rm -rf .git; git init -q -b main --object-format=sha256; git config user.name A;"
                 "git config user.email a@example.org; git add .; git commit -q -m 1; git tag v1")  # fmt: skip
@@ -355,7 +355,7 @@ async def test_what_is_between_the_base_and_head_is_one_commit(
     assert found[0] == found[1]
 
 
-async def test_what_is_between_is_gone_where_something_is_hidden_too(
+async def test_commits_above_the_base_and_hidden_files_are_gone(
     provider: SandboxProvider, aged: Repo
 ) -> None:
     commit = aged.head
@@ -367,9 +367,7 @@ async def test_what_is_between_is_gone_where_something_is_hidden_too(
 
 
 @pytest.mark.parametrize("other", ["future", "diverged"])
-async def test_a_base_commit_that_head_is_not_made_of_is_told(
-    provider: SandboxProvider, aged: Repo, other: str
-) -> None:
+async def test_unrelated_base_commit_is_an_error(provider: SandboxProvider, aged: Repo, other: str) -> None:
     if other == "diverged":
         aged.sh(
             "git commit -q --allow-empty -m other; git branch -m main away; git branch -m future diverged"
@@ -394,10 +392,10 @@ ABSENT = "c0ffee" * 6
         (f"{ABSENT}^", None),  # the parent of a fix
     ],
 )
-async def test_a_base_commit_that_is_not_there_is_told(
+async def test_missing_base_commit_is_an_error(
     provider: SandboxProvider, aged: Repo, wanted: str, image: str | None
 ) -> None:
-    """As where a row names the image of another one."""
+    """A row may name the image of another one."""
     of = "" if image is None else f" of the image {image!r}"
     assert (await refusal(provider, aged, image=image, base_commit=wanted)).startswith(
         f"the base_commit '{wanted}' of the task 't-1' is not in the repository '/testbed' in the sandbox"
@@ -407,16 +405,14 @@ async def test_a_base_commit_that_is_not_there_is_told(
         assert await sh(sandbox, "git rev-list HEAD") == f"{base.commit}\n"
 
 
-async def test_a_history_with_a_gap_is_not_called_another_repository(
-    provider: SandboxProvider, aged: Repo
-) -> None:
-    """As a graft leaves it when its objects are pruned: HEAD names a parent that is not there."""
+async def test_incomplete_history_is_not_another_repository(provider: SandboxProvider, aged: Repo) -> None:
+    """A pruned graft leaves a HEAD whose parent is missing."""
     aged.sh("rm -f .git/objects/$(git rev-parse HEAD~1 | sed 's|..|&/|')")
     await refusal(provider, aged, "cannot be freed of what came after its base: ", base_commit=ABSENT)
 
 
 @pytest.mark.parametrize("name", slow_but(["HEAD^"], ["main", "HEAD", "v1", "origin/main", "HEAD^"]))
-async def test_a_base_commit_that_is_a_name_is_not_looked_up(
+async def test_base_commit_is_not_resolved_as_a_name(
     provider: SandboxProvider, aged: Repo, name: str
 ) -> None:
     async with prepared(provider, aged, base_commit=name) as (_, base):
@@ -424,10 +420,10 @@ async def test_a_base_commit_that_is_a_name_is_not_looked_up(
 
 
 @pytest.mark.parametrize("where", slow_but(["head"], ["head", "above"]))
-async def test_a_base_commit_can_be_the_parent_of_the_fix(
+async def test_base_commit_may_be_the_parent_of_the_fix(
     provider: SandboxProvider, aged: Repo, where: str
 ) -> None:
-    """As rows of R2E-Gym name it."""
+    """Rows of R2E-Gym name it so."""
     commit, fix = aged.head, aged.sh("git rev-parse future").strip()
     if between := where == "above":
         aged.sh(BETWEEN)
@@ -441,7 +437,7 @@ async def test_a_base_commit_can_be_the_parent_of_the_fix(
 
 
 @pytest.mark.parametrize("kind", slow_but(["shallow"], ["made anew", "shallow"]))
-async def test_a_repository_without_a_history_has_no_base_commit(
+async def test_repository_without_history_has_no_base_commit(
     provider: SandboxProvider, aged: Repo, kind: str
 ) -> None:
     made = "git clone -q --depth 1 file://$PWD ../made"
@@ -456,7 +452,7 @@ async def test_a_repository_without_a_history_has_no_base_commit(
         assert (base.commit, base.unchecked) == (aged.head, "the repository has no history")
 
 
-async def test_a_linked_worktree_and_alternates_elsewhere(provider: SandboxProvider, aged: Repo) -> None:
+async def test_worktree_and_alternates_elsewhere_are_prepared(provider: SandboxProvider, aged: Repo) -> None:
     """As an image may have them: all of its disk is the sandbox's own."""
     async with provider.open(aged.spec) as sandbox:
         await sh(
@@ -477,7 +473,7 @@ async def test_a_linked_worktree_and_alternates_elsewhere(provider: SandboxProvi
         await sh(sandbox, "git -c user.name=a -c user.email=a@b commit -q --allow-empty -m mine; git log -1")
 
 
-async def test_a_git_directory_that_is_not_the_sandboxs_own_is_left_alone(aged: Repo, tmp_path: Path) -> None:
+async def test_git_directory_outside_the_sandbox_is_untouched(aged: Repo, tmp_path: Path) -> None:
     """Without isolation the sandbox sees the user's own repository behind a `.git` file."""
     provider = LocalProvider(unisolated=True)
     provider.__dict__["_obstacle"] = "as on a machine without namespaces"
@@ -490,7 +486,7 @@ async def test_a_git_directory_that_is_not_the_sandboxs_own_is_left_alone(aged: 
     assert aged.sh("git for-each-ref; git reflog --all; find .git -type f | sort | xargs sha256sum") == before
 
 
-async def test_the_time_is_bounded(provider: SandboxProvider, aged: Repo) -> None:
+async def test_prepare_has_a_time_limit(provider: SandboxProvider, aged: Repo) -> None:
     async with provider.open(aged.spec) as sandbox:
         with pytest.raises(SandboxTimeout, match=r"could not be prepared within 0\.001 s"):
             await prepare_repository(sandbox, make_task(), hide=True, timeout=0.001)
