@@ -53,7 +53,7 @@ def test_a_hub_that_is_away_costs_a_run_nothing(
     options = ("--tasks", "demo", "--agent", "oracle", "--limit", "1", "--push-to", TO)
     done = command("run", *options, "--out", str(out), env=hf.environment())
     assert done.code == 0, done.stderr
-    assert "the run goes on, and the push tries again" in done.stderr
+    assert "the run continues, and the push tries again" in done.stderr
     assert f"swe-core push {out} --to {TO}" in done.stderr
     hf.faults.failing = 0.0
     later = command("push", str(out), env=hf.environment())

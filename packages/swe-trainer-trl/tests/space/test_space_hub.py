@@ -523,7 +523,7 @@ def test_the_examples_of_the_documentation_can_be_deployed(
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 4
+    assert len(EXAMPLES) >= 3
 
 
 def test_a_time_that_is_none_is_refused_before_anything_is_made(
