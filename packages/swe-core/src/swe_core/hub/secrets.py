@@ -17,7 +17,6 @@ class PushRedactor(Redactor):
     """Removes the secrets of a run and of this process, and whatever looks like a token."""
 
     def text(self, text: str) -> str:
-        """See `Redactor.text`."""
         return _TOKENS.sub(MARK, super().text(text))
 
 

@@ -55,15 +55,12 @@ class Runner:
 
     @property
     def engine(self) -> Engine | None:
-        """See `RolloutRunner.engine`."""
         return self._context.gate[1] if self._context.gate else None
 
     def observe(self, observer: Observer) -> None:
-        """See `RolloutRunner.observe`."""
         self._observer.add(observer)
 
     async def run_all(self) -> None:
-        """See `RolloutRunner.run_all`."""
         finished = self.store.finished()
         left = [request for request in self.requests if request.id not in finished]
         waiting = iter(left)
@@ -75,7 +72,6 @@ class Runner:
             raise errors.exceptions[0] from None
 
     async def run(self, request: RolloutRequest) -> FinishedRollout:
-        """See `RolloutRunner.run`."""
         with self._writing():
             folder = self.store.folder(request.id)
         finished: list[FinishedRollout] = []

@@ -225,13 +225,10 @@ class TimedProvider:
                 self._spent[flavor] = count + 1, seconds + monotonic() - began
 
     def notes(self) -> Sequence[str]:
-        """See `SandboxProvider.notes`."""
         return self._inner.notes()
 
     async def list(self) -> Sequence[SandboxEntry]:
-        """See `SandboxProvider.list`."""
         return await self._inner.list()
 
     async def reap(self) -> int:
-        """See `SandboxProvider.reap`."""
         return await self._inner.reap()

@@ -92,7 +92,6 @@ class FedProcess(Process):
         await self.wait()
 
     async def wait(self) -> int:
-        """See `Process.wait`."""
         await self._done.wait()
         if isinstance(self._end, SandboxError):
             raise self._end

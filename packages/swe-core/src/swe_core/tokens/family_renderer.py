@@ -85,7 +85,6 @@ class FamilyRenderer(Renderer):
         self.finds_calls = True
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """See `Renderer.render`."""
         if self.family in _NAMED:
             messages = with_tool_names(messages)
         try:
@@ -104,7 +103,6 @@ class FamilyRenderer(Renderer):
     def extend(
         self, tail: Sequence[int], completion: Sequence[int], messages: Sequence[Message], tools: Tools
     ) -> list[int] | None:
-        """See `Renderer.extend`."""
         if self.how == "full":
             return None
         before = [*tail, *completion]
@@ -124,7 +122,6 @@ class FamilyRenderer(Renderer):
     def parse(
         self, completion: Sequence[int], tail: Sequence[int], tools: Tools, *, ended: bool = True
     ) -> Parsed:
-        """See `Renderer.parse`."""
         if not completion:
             return Parsed("")
         found = self._find(completion, tail, tools)
@@ -149,7 +146,6 @@ class FamilyRenderer(Renderer):
         )
 
     def text(self, ids: Sequence[int]) -> str:
-        """See `Renderer.text`."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _bridge_agrees(self) -> bool:

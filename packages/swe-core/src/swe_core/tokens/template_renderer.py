@@ -254,13 +254,11 @@ class TemplateRenderer(Renderer):
         self.finds_calls = parser is not None
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """See `Renderer.render`."""
         return self._template.ids(self._template.text(messages, tools))
 
     def extend(
         self, tail: Sequence[int], completion: Sequence[int], messages: Sequence[Message], tools: Tools
     ) -> list[int] | None:
-        """See `Renderer.extend`."""
         if not self.proven:
             return None
         names = (
@@ -284,7 +282,6 @@ class TemplateRenderer(Renderer):
     def parse(
         self, completion: Sequence[int], tail: Sequence[int], tools: Tools, *, ended: bool = True
     ) -> Parsed:
-        """See `Renderer.parse`."""
         stop = next((n for n, id_ in enumerate(completion) if id_ in self.stop_ids), len(completion))
         found = self._parser(completion[:stop], tail, tools)
         return Parsed(
@@ -292,7 +289,6 @@ class TemplateRenderer(Renderer):
         )
 
     def text(self, ids: Sequence[int]) -> str:
-        """See `Renderer.text`."""
         return str(self._template.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _ending(self) -> int | None:

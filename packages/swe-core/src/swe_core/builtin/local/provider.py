@@ -58,7 +58,6 @@ class LocalProvider:
         return limits.find_parents() if sys.platform == "linux" else None
 
     def notes(self) -> Sequence[str]:
-        """See `SandboxProvider.notes`."""
         if self._obstacle is not None:
             if not self._unisolated:
                 return (self._obstacle,)
@@ -87,7 +86,6 @@ class LocalProvider:
         return found
 
     def check_supported(self, spec: SandboxSpec) -> None:
-        """See `SelectiveProvider.check_supported`."""
         require_room(state.sockets(state.new_name()))
         self._refuse_machine()
 
@@ -102,7 +100,6 @@ class LocalProvider:
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        """See `SandboxProvider.open`."""
         _check(spec)
         self._refuse_machine()  # that a socket has no room is said where one is wanted
         isolated = self._obstacle is None
@@ -183,7 +180,6 @@ class LocalProvider:
         return settings, sandbox, bwrap.command_line(self._bwrap or "", spec, binds, descriptor, rules)
 
     async def list(self) -> Sequence[SandboxEntry]:
-        """See `SandboxProvider.list`."""
         return [
             SandboxEntry(
                 id=kept.name,
@@ -195,7 +191,6 @@ class LocalProvider:
         ]
 
     async def reap(self) -> int:
-        """See `SandboxProvider.reap`."""
         abandoned = [kept for kept in state.kept() if kept.owner == "gone"]
         for kept in abandoned:
             await limits.remove(kept.cgroups)

@@ -41,7 +41,6 @@ class LocalProcess(Process):
         ended.add_done_callback(lambda _: self._changed.set())
 
     async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
-        """See `Process.output`."""
         try:
             while self._pipes and not self._ended.done():
                 self._changed.clear()
@@ -61,11 +60,9 @@ class LocalProcess(Process):
         await self.wait()
 
     async def wait(self) -> int:
-        """See `Process.wait`."""
         return await asyncio.shield(self._ended)
 
     async def kill(self) -> None:
-        """See `Process.kill`."""
         await self._control.kill(self._number)
 
     def close(self) -> None:
@@ -134,7 +131,6 @@ class LocalSandbox(Sandbox):
         env: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
     ) -> Process:
-        """See `Sandbox.start`."""
         request = self._request(argv, cwd or self.spec.workdir, {**self._env, **(env or {})})
         passed: list[int] = []  # the command's ends, closed here once they are sent
         pipes: dict[int, Stream] = {}
@@ -163,7 +159,6 @@ class LocalSandbox(Sandbox):
         return {"argv": list(argv), "cwd": cwd, "env": dict(env)}
 
     async def kill_all(self) -> None:
-        """See `Sandbox.kill_all`."""
         await self._control.kill_all()
 
     async def protect(self, paths: Sequence[str]) -> bool:
@@ -175,7 +170,6 @@ class LocalSandbox(Sandbox):
         return True
 
     def reach(self, endpoint: str) -> AbstractAsyncContextManager[str]:
-        """See `Sandbox.reach`."""
         if self.spec.network == "full":
             return nullcontext(endpoint)  # the host's own network
         return reach_by_socket(self, endpoint, self._socket_dir, SOCKET_DIR)

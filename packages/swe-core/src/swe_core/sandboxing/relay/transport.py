@@ -91,7 +91,6 @@ class HttpTransport:
 
     @asynccontextmanager
     async def pull(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
-        """See `Transport.pull`."""
         try:
             async with self._client.stream("GET", self._url + path, headers=self._all(headers)) as response:
                 await _accepted(response)
@@ -100,7 +99,6 @@ class HttpTransport:
             raise _failed(error) from error
 
     async def push(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        """See `Transport.push`."""
         try:
             async with self._client.stream(
                 "POST", self._url + path, content=body, headers=self._all(headers)
