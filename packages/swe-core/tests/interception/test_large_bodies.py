@@ -260,7 +260,7 @@ async def test_bytes_in_flight_of_a_rollout_are_bounded() -> None:
             group.start_soon(ask, 901)
             await until(lambda: len(engine.asked) == 2)
             group.start_soon(ask, 902)
-            await until(room.waited_for)
+            await until(room._turn.locked)
             assert len(engine.asked) == 2
             engine.let(1)  # the end of one call
             await until(lambda: len(engine.asked) == 3)
@@ -295,7 +295,7 @@ async def test_small_bodies_do_not_wait_for_stalled_large_ones(
         ]
         await until(lambda: server._bodies._large.free == 0)
         fifth = await stack.enter_async_context(partial(server, gates[4], asking(1000), sent=500))
-        await until(server._bodies._large.waited_for)
+        await until(server._bodies._large._turn.locked)
         async with by_hand(server, gates[5]) as http:
             assert (await http.post(PATH, content=SMALL)).status_code == 200
         await fifth.end()

@@ -71,10 +71,6 @@ class Room:
         self.free += size
         self._given.set()
 
-    def waited_for(self) -> bool:
-        """Return whether a request waits."""
-        return self._turn.locked()
-
 
 class Bodies:
     """Read and parse the request bodies of one server.

@@ -18,10 +18,10 @@ from swe_core.tokens.encoder import decodes_in_parts, encoder_for, takes_charact
 from swe_core.tokens.probe_messages import MALFORMED, PROBES, reply, result, user
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
 from swe_core.tokens.wire_messages import (
-    arguments_text,
     asking,
     is_name,
     listed,
+    named_calls,
     settled,
     with_arguments,
     with_tool_names,
@@ -138,11 +138,7 @@ class FamilyRenderer(Renderer):
         return Parsed(
             content=settled(content, ended),
             reasoning=settled(reasoning, ended) or None,
-            calls=tuple(
-                (call.name, arguments_text(call.arguments, call.raw), call.id)
-                for call in found.tool_calls
-                if is_name(call.name)
-            ),
+            calls=named_calls(found.tool_calls),
         )
 
     def text(self, ids: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from renderers.parsers import get_reasoning_parser, get_tool_parser
 
 from swe_core.errors import ConfigError
 from swe_core.tokens.renderer import Parsed, Tools
-from swe_core.tokens.wire_messages import arguments_text, is_name, listed
+from swe_core.tokens.wire_messages import arguments_text, is_name, listed, named_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -73,15 +73,7 @@ def named_parser(
             for call in calls
             if not is_name(call.name)
         ]
-        return Parsed(
-            "\n".join(filter(None, [text, *nameless])),
-            thought,
-            tuple(
-                (call.name, arguments_text(call.arguments, call.raw), call.id)
-                for call in calls
-                if is_name(call.name)
-            ),
-        )
+        return Parsed("\n".join(filter(None, [text, *nameless])), thought, named_calls(calls))
 
     return parse
 

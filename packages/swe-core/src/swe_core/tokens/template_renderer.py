@@ -134,6 +134,15 @@ class ChatTemplate:
             return None
         return Following(ids[cut - 1], list(ids[cut:]))
 
+    @cached_property
+    def ending(self) -> int | None:
+        """Return the token that ends a reply; None where no one token does."""
+        try:
+            follows = self.following(_GOOD_DAY, [user("Go on.")])
+        except RequestRefused:
+            return None
+        return follows.end if follows else None
+
     def prints_tool_names(self) -> bool:
         """Return whether a tool result is printed with its tool's name, which the result itself lacks."""
         answer = result("call00001", _WORD)
@@ -176,18 +185,14 @@ def prove_prefix_preserving(template: ChatTemplate) -> bool:
     with a reply's end and `ChatTemplate.following` of the messages after it. Generation prompts and replies
     stay as they were sampled, however they are printed later.
     """
-    try:
-        first = template.following(_GOOD_DAY, [user("Go on.")])
-    except RequestRefused:
-        return False
-    if first is None:
+    if (end := template.ending) is None:
         return False
     for tools in (None, TOOLS):
         for name, conversation in PROBES.items():
             if name == INLINE_THINKING:
                 continue
             try:
-                if not _preserves(template, conversation, tools, first.end):
+                if not _preserves(template, conversation, tools, end):
                     return False
             except RequestRefused:
                 if name == CHAT:
@@ -243,7 +248,7 @@ class TemplateRenderer(Renderer):
         self._template = ChatTemplate(tokenizer, source, template_kwargs or {})
         self._parser = parser or plain_parser(tokenizer)
         self.proven = prove_prefix_preserving(self._template)
-        self._end = self._ending()
+        self._end = self._template.ending
         self._prints_names = self.proven and self._template.prints_tool_names()
         self.name = f"{kind} (proven)" if self.proven else kind
         self.how: Rendered = "template" if self.proven else "full"
@@ -290,10 +295,3 @@ class TemplateRenderer(Renderer):
 
     def text(self, ids: Sequence[int]) -> str:
         return str(self._template.tokenizer.decode(list(ids), skip_special_tokens=False))
-
-    def _ending(self) -> int | None:
-        try:
-            follows = self._template.following(_GOOD_DAY, [user("Go on.")])
-        except RequestRefused:
-            return None
-        return follows.end if follows else None

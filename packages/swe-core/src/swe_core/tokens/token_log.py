@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -29,11 +29,6 @@ class TokenLog:
         self._index: dict[Sampled, int] = {}
         self._chains = ChainBuilder()
         self._seen = _Seen()
-
-    @property
-    def steps(self) -> Sequence[Step]:
-        """Return the turns so far, in the order in which they were added."""
-        return self._steps
 
     def add(self, index: int, sampled: Sampled, dropped: str | None = None) -> TurnTokens:
         """Add a turn's tokens, each turn once and after the turn that it extends.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from typing import Any, TypeGuard
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from swe_core.api.messages import Message
 from swe_core.tokens.renderer import Tools
+
+if TYPE_CHECKING:
+    from renderers.base import ParsedToolCall
 
 _UNSETTLED = re.compile(r"[\s\ufffd]+\Z")
 
@@ -90,6 +93,13 @@ def asking(names: Sequence[str], messages: Sequence[Message]) -> Message | None:
 def is_name(name: object) -> TypeGuard[str]:
     """Return whether `name` can be a tool's name: text that is not empty and valid in UTF-8."""
     return isinstance(name, str) and bool(name) and _is_utf8(name)
+
+
+def named_calls(calls: Iterable[ParsedToolCall]) -> tuple[tuple[str, str, str | None], ...]:
+    """Return name, arguments as text, and id of each call that has a name."""
+    return tuple(
+        (call.name, arguments_text(call.arguments, call.raw), call.id) for call in calls if is_name(call.name)
+    )
 
 
 def arguments_text(arguments: object, raw: str) -> str:

@@ -10,11 +10,9 @@ from typing import Any, NoReturn
 
 from swe_core.api.task import IMAGE_NAME
 from swe_core.builtin.swe.parsers import SWEBENCH, log_reader
+from swe_core.builtin.swe.swebench_parsers import PYTEST_PARSERS
 from swe_core.errors import TaskError
 from swe_core.system import strict_json
-
-COMMON = ("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch")
-"""Text columns that SWE-Gym, SWE-bench and SWE-rebench have in common."""
 
 CONDA = "source /opt/miniconda3/bin/activate\nconda activate testbed"
 """Shell line that makes the tests of a published image runnable."""
@@ -23,13 +21,6 @@ _INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # also the name 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _DIFF = re.compile(r"^(?:diff --git |--- )", re.MULTILINE)
 _IDS = "a list of test ids, or such a list as JSON in a string"
-
-_PARSER = "parse_log_"
-_AS_PYTEST = frozenset({
-    "pytest", "pytest_options", "pytest_v2", "seaborn", "matplotlib", "astroid", "flask", "marshmallow",
-    "pvlib", "pyvista", "sqlfluff", "xarray", "pydicom", "requests", "pylint", "astropy", "scikit", "sphinx",
-})  # fmt: skip
-"""Parsers of swebench (after `parse_log_`) for logs of pytest, which our own parser reads."""
 
 
 class Row:
@@ -186,10 +177,10 @@ class Row:
         if not isinstance(value, str) or not is_text(value):
             self.wrong(column, value, expected)
         name = value
-        if value.startswith(_PARSER):
-            framework = value.removeprefix(_PARSER)
-            name = "django" if framework == "django" else SWEBENCH + value
-            name = "pytest" if framework in _AS_PYTEST else name
+        if value in PYTEST_PARSERS:  # our own parser reads what these read
+            name = "pytest"
+        elif value.startswith("parse_log_"):
+            name = "django" if value == "parse_log_django" else SWEBENCH + value
         elif value not in ("pytest", "unittest", "django") and not value.startswith(SWEBENCH):
             self.wrong(column, value, expected)
         return self.known_parser(column, name)

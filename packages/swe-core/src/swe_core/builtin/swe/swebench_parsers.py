@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 START = ">>>>> Start Test Output"
 """What swebench's evaluation scripts print before the tests; only what follows it is read."""
 
-_PYTEST = frozenset({
+PYTEST_PARSERS = frozenset({
     "parse_log_pytest", "parse_log_pytest_options", "parse_log_pytest_v2", "parse_log_seaborn",
     "parse_log_matplotlib", "parse_log_astroid", "parse_log_flask", "parse_log_marshmallow",
     "parse_log_pvlib", "parse_log_pyvista", "parse_log_sqlfluff", "parse_log_xarray", "parse_log_pydicom",
@@ -57,7 +57,7 @@ def swebench_reader(name: str) -> LogReader:
         return _call(name, parser, text.partition(START)[2] or text)
 
     def rename(found: Found) -> Found | None:
-        if name not in _PYTEST:
+        if name not in PYTEST_PARSERS:
             return None
         return _call(name, parser, "".join(f"{status} {test}\n" for test, status in found.items()))
 

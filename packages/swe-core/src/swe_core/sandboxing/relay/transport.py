@@ -69,10 +69,6 @@ def http_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=None, limits=limits, cookies=none)
 
 
-def _no_headers() -> Mapping[str, str]:
-    return {}
-
-
 class HttpTransport:
     """A `Transport` over an HTTP proxy that leads to ports inside a sandbox.
 
@@ -83,7 +79,7 @@ class HttpTransport:
     """
 
     def __init__(
-        self, client: httpx.AsyncClient, url: str, headers: Callable[[], Mapping[str, str]] = _no_headers
+        self, client: httpx.AsyncClient, url: str, headers: Callable[[], Mapping[str, str]] = dict
     ) -> None:
         self._client = client
         self._url = url.rstrip("/")
