@@ -75,9 +75,7 @@ class Repository:
         """Add a shard.
 
         Args:
-            run: The run including the shard.
             path: Path of the shard in the repository.
-            rows: Rows of the shard.
 
         Raises:
             TryLater: It is unknown whether the shard was added: call `run` again.

@@ -85,7 +85,6 @@ def shard(run: RunDirectory, name: str, rollouts: Sequence[Rollout], redactor: R
 
     Args:
         name: Name of the run, `swe_core.hub.pushed_run.run_name`.
-        redactor: Removes secrets from the rows.
 
     Raises:
         UsageError: A file of a rollout is damaged.

@@ -49,7 +49,6 @@ class Metrics:
 
     Args:
         metrics: By name, in the order of their first occurrence.
-        last_step: Step of the last line.
         first, last: Time of the first and of the last line.
         unreadable: Damaged lines, which are left out; not those of a torn end.
     """

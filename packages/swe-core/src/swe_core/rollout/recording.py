@@ -84,9 +84,6 @@ class RecordingEngine(Engine):
 
     A line is written by one `write` and synced; a session without a reply writes none. Replies stand in the
     order in which the calls began, the order in which `replay` returns them.
-
-    Args:
-        redactor: Removes secrets from the file.
     """
 
     def __init__(self, inner: Engine, file: Path, redactor: Redactor) -> None:

@@ -25,13 +25,11 @@ class Step:
     """The exact tokens of one turn: `swe_core.api.records.TurnTokens` as arrays.
 
     Args:
-        index: The turn's index.
         base: Index of the turn whose ids (prompt and completion) this prompt begins with.
         prompt: The prompt's ids after those of `base`, int32 [P]; all of them where it is None.
         completion: The sampled ids, int32 [C].
         logprobs: Of each sampled id, float32 [C]; NaN where unknown.
         versions: Policy version that sampled each id, int32 [C].
-        rendered: How the prompt was made.
         cause: Why it extends no turn; None where `base` is set.
         dropped: Why no id of it is trained; None where they are.
 

@@ -46,8 +46,6 @@ class Comparison:
     """Compare a model's chat template with renderers on all turns of `PROBES`, with and without tools.
 
     Args:
-        tokenizer: The model's tokenizer.
-        source: The template.
         kwargs: Its options, such as `enable_thinking`.
     """
 

@@ -37,7 +37,6 @@ class Prompt:
         new_ids: The ids after those of `extends`, int32 [P].
         length: Number of all its ids, those of `extends` included.
         json: All its ids as JSON text without the brackets: b"1,2,3".
-        rendered: How `new_ids` were made.
         cause: Why it extends no turn; None where `extends` is set.
         tail: Its last `TAIL` ids, or all of a shorter one.
         place: Its place in the conversation, for `Conversation.add`.
@@ -58,7 +57,6 @@ class Place:
     """The place of a history in the tree of messages; opaque outside this module.
 
     Args:
-        messages: The history.
         tools: The tools that it is rendered with.
         root: Root of histories with these tools.
         path: Its known messages, each with its node.

@@ -54,7 +54,6 @@ class FamilyRenderer(Renderer):
         family: The format's name in `renderers`, such as "qwen3".
 
     Args:
-        tokenizer: The model's tokenizer.
         template_kwargs: Options of the model's chat template.
 
     Raises:

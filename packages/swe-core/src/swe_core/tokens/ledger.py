@@ -26,8 +26,6 @@ def prove(
 
     Args:
         sampled: Number of sampled tokens, counted on arrival.
-        steps: All turns.
-        chains: Their chains.
         no_reward: Why the rollout has no verdict ("error", "cancelled"): all trainable tokens are dropped for
             this reason. None where it has one.
 

@@ -42,8 +42,6 @@ class ChatTemplate:
     dicts or as text. Probes show which form this template prints.
 
     Args:
-        tokenizer: The model's tokenizer.
-        source: The template.
         kwargs: Its options, such as `enable_thinking`.
     """
 
@@ -228,8 +226,6 @@ class TemplateRenderer(Renderer):
     """A model's own chat template. Prompts are extended where it provably preserves prefixes.
 
     Args:
-        tokenizer: The model's tokenizer.
-        source: The template.
         kind: Its kind, for reports.
         template_kwargs: Its options, such as `enable_thinking`.
         parser: Finds reasoning and calls in replies; with None a reply is text.

@@ -34,7 +34,6 @@ class TokenLog:
         """Add a turn's tokens, each turn once and after the turn that it extends.
 
         Args:
-            index: The turn's index.
             sampled: The tokens. With the cause "unknown" the engine gave the whole prompt, and comparing ids
                 finds its beginning; no turn may name such a turn as its base.
             dropped: Why the reply was not delivered, such as "aborted": none of it is trained. None where it

@@ -148,7 +148,6 @@ class Binds:
     Args:
         spec: Whose assets and repository to show.
         socket_dir: The host directory of relay sockets.
-        program: The supervisor.
     """
 
     def __init__(self, spec: SandboxSpec, socket_dir: Path, program: Path) -> None:

@@ -37,7 +37,6 @@ class Control:
 
     Args:
         end: The host's end of the SOCK_SEQPACKET pair.
-        sandbox_id: For messages.
     """
 
     def __init__(self, end: socket.socket, sandbox_id: str) -> None:

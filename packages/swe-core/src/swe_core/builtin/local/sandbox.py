@@ -24,8 +24,6 @@ class LocalProcess(Process):
     """A command that the supervisor runs; its output comes through pipes of ours.
 
     Args:
-        control: The supervisor.
-        number: The command's number there.
         ended: The exit code to come.
         pipes: The reading ends, non-blocking.
     """
@@ -107,9 +105,6 @@ class LocalSandbox(Sandbox):
 
     Args:
         id: The name of its directory on the host.
-        spec: What was asked for.
-        control: Its supervisor.
-        env: Environment of every command.
         socket_dir: The host directory that is SOCKET_DIR inside.
     """
 

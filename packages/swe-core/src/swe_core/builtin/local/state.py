@@ -93,11 +93,8 @@ class Kept:
     """The directory of a sandbox, whole or half made or half removed.
 
     Args:
-        name: The sandbox's.
-        path: The directory.
         owner: Whether the process that made it lives.
         cgroups: Those that it remembers.
-        created: When it was made.
     """
 
     name: str

@@ -308,7 +308,6 @@ class Command:
     """One command that was started.
 
     Args:
-        subreaper: The subreaper's pid.
         report: Descriptor on which the subreaper reports the end of the command.
     """
 

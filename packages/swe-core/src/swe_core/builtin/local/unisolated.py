@@ -53,11 +53,7 @@ class Paths:
 
 
 class UnisolatedSandbox(LocalSandbox):
-    """A local sandbox in name only.
-
-    Args:
-        paths: What its paths stand for.
-    """
+    """A local sandbox in name only."""
 
     def __init__(
         self,

@@ -17,7 +17,6 @@ class Environment:
         setup: Shell lines that its tests need.
         test_command: None where none is known for the row.
         test_files: As `Task.test_files`.
-        log_parser: Name of a log parser.
     """
 
     image: str | None

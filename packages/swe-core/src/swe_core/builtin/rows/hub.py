@@ -35,7 +35,6 @@ def load_rows(name: str, split: str | None, *, local: bool) -> tuple[str, Iterab
     Args:
         name: OWNER/NAME on the Hub, or a directory.
         split: Default is the only one, else `test`, else `train`.
-        local: Whether `name` is a directory.
 
     Raises:
         TaskError: The library is missing, the Hub cannot be reached, or there is no such data set or split.

@@ -89,7 +89,6 @@ class Protection:
 
     Args:
         trees: The base, and the trees derived from it.
-        task: Names the tests.
     """
 
     def __init__(self, trees: Trees, task: Task) -> None:

@@ -60,7 +60,6 @@ class Report:
         complete: Whether there was at least one session, each has ended, and no event is missing.
         exit_status: The worst exit code of the test runner; None if no session ended.
         statuses: Status of each test. A test that was collected and did not run has none.
-        collected: All ids that were collected.
         remote: Whether the tests of a session ran in other processes, where the reporter does not see what
             they raise.
         odd: Contradictions to an honest run, one sentence each: a replaced part of the test runner, a canary

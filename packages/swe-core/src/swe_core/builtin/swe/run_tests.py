@@ -101,7 +101,6 @@ async def run_tests(
 
     Args:
         files: What is run, relative to the repository.
-        known: See `Reporter`.
 
     Raises:
         SandboxError: The reporter could not be put there.

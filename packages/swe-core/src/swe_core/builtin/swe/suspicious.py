@@ -97,12 +97,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Construct:
-    """One construct.
-
-    Args:
-        kind: What it could serve for.
-        name: What is written there.
-    """
+    """One construct: what it could serve for, and what is written there."""
 
     kind: str
     name: str

@@ -32,7 +32,6 @@ class Discrepancy:
 
     Args:
         key: The same for two runs that do the same.
-        sentence: Describes it.
         forged: Whether it is a contradiction, so that it counts as tampering.
         test: The test that it is about; empty where it is about the whole run.
     """
@@ -54,7 +53,6 @@ class TestOutcome:
 
     Args:
         fail_to_pass: How each of these tests ended.
-        pass_to_pass: The same.
         channel: Where the statuses come from; the log where the reporter knows none of the tests.
         problems: Why the task is not solved, one sentence each; empty if it is solved.
         discrepancies: Evidence against the run.

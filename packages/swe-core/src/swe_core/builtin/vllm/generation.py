@@ -25,8 +25,6 @@ class Generation:
 
     Args:
         limit: Ids at most.
-        stop_ids: Ids that end a reply.
-        progress: Is made to follow.
         stops: Texts that end a reply. A server looks for them only in what it samples itself: those that
             were there before it broke off, or that it broke in two, are found here.
         text: What ids stand for.

@@ -62,7 +62,6 @@ class Requests:
         Args:
             prompt: Its ids as JSON text without the brackets.
             model: The name to sample from.
-            stops: Texts that end a reply.
             constraint: Keys of the body that force the reply; None leaves it free.
             call: What a fixed seed is made different by: each request needs its own draws.
         """

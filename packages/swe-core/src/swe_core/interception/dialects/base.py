@@ -30,9 +30,7 @@ class ParsedRequest:
 
     Args:
         body: The request as a chat-completions body, which is recorded and relayed.
-        messages: The conversation in canonical form.
         tools: The tools in chat-completions form; None where there are none.
-        stream: Whether the client wants events.
         max_tokens: Most tokens that the agent wants; None where it sets no limit.
     """
 
@@ -48,9 +46,7 @@ class Problem:
     """An error for an agent.
 
     Args:
-        status: HTTP status.
         kind: Who caused the error; each dialect has its own word.
-        message: One sentence.
         code: Machine-readable word of every dialect, such as "context_length_exceeded".
     """
 

@@ -57,7 +57,6 @@ async def reach_by_pull(
     When the program inside is killed, it starts again on the same port; requests in flight are disconnected.
 
     Args:
-        sandbox: Runs the program, with `Sandbox.start`.
         endpoint: `http://HOST:PORT` of a server on this host.
         connect: Returns the transport to a control port on 127.0.0.1 inside; called at each start.
         timing: For tests.

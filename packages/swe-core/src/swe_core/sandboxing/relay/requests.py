@@ -38,9 +38,7 @@ class Calls:
     Args:
         endpoint: The only server that gets requests.
         client: Sends them; each connection serves one request.
-        outbox: Takes the answers.
         pace: Gets the progress of the answers.
-        start: Starts a task.
     """
 
     def __init__(

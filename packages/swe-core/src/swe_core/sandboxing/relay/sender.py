@@ -28,8 +28,6 @@ class Pusher:
     program inside ignores what it has.
 
     Args:
-        outbox: The bytes to send.
-        pace: When to send them.
         taken: Returns the offset up to which the program's own log has been read: it may drop what is before.
     """
 

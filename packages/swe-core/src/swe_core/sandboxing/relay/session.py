@@ -31,9 +31,7 @@ async def converse(
     Args:
         transport: Leads to the program's control port.
         secret: Shared with the program; another program cannot answer.
-        timing: Seconds.
         endpoint: The only server that gets requests.
-        client: Sends them.
         opened: Called whenever the program inside has proved its identity.
         failed: Called whenever a pull has failed, before the retry.
 

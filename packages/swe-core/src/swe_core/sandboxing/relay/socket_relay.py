@@ -33,7 +33,6 @@ async def reach_by_socket(
     """Make `endpoint` reachable from inside `sandbox`, through a unix socket in a shared directory.
 
     Args:
-        sandbox: Runs the forwarding program.
         endpoint: `http://HOST:PORT` of a server on this host.
         host_dir: A directory of this host. The sandbox's user must be able to enter it; the socket itself is
             open to every user.
