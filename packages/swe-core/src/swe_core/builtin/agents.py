@@ -31,7 +31,6 @@ class Oracle(AgentSpec):
         return {_patch_path(ctx): (patch if patch.endswith("\n") else f"{patch}\n").encode()}
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        """Return `git apply`."""
         return ("git", "-C", ctx.workdir, "apply", "--whitespace=nowarn", _patch_path(ctx))
 
 
@@ -46,13 +45,11 @@ class Nop(AgentSpec):
     dialect = None
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        """Return `true`."""
         return ("true",)
 
 
 @hookimpl
 def swe_agents() -> Iterable[Component[AgentSpec]]:
-    """Register the agents "oracle" and "nop"."""
     return [
         Component("oracle", lambda config: Oracle(), Config, "applies the gold patch; makes no LLM call"),
         Component("nop", lambda config: Nop(), Config, "does nothing; makes no LLM call"),

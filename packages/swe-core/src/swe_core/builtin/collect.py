@@ -23,5 +23,4 @@ def _create(config: Config) -> RolloutWorker:
 
 @hookimpl
 def swe_workers() -> Iterable[Component[RolloutWorker]]:
-    """Register `collect`."""
     return [Component("collect", _create, summary="run every rollout once, into the run directory")]

@@ -75,6 +75,7 @@ class Repository:
         """Add a shard.
 
         Args:
+            run: The run including the shard.
             path: Path of the shard in the repository.
 
         Raises:

@@ -30,5 +30,4 @@ def _create(config: Config) -> TaskSource:
 
 @hookimpl
 def swe_tasks() -> Iterable[Component[TaskSource]]:
-    """Offer the source "demo"."""
     return [Component("demo", _create, Config, "six small repositories with real bugs; hand-written replies")]

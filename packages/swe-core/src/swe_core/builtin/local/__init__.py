@@ -32,13 +32,11 @@ def _create(config: LocalConfig) -> SandboxProvider:
 
 @hookimpl
 def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:
-    """Register the sandbox "local"."""
     return [Component("local", _create, LocalConfig, "bubblewrap on this machine; needs no root, no image")]
 
 
 @hookimpl
 def swe_checks() -> Iterable[Check]:
-    """Return the checks of what local sandboxes need on this machine."""
     from swe_core.builtin.local.checks import CHECKS
 
     return CHECKS

@@ -32,5 +32,4 @@ def _create(config: MiniConfig) -> AgentSpec:
 
 @hookimpl
 def swe_agents() -> Iterable[Component[AgentSpec]]:
-    """Register the agent "mini"."""
     return [Component("mini", _create, MiniConfig, "a minimal bash-tool loop; needs python3 in the sandbox")]

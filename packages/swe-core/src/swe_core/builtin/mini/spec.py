@@ -20,7 +20,6 @@ class Mini(AgentSpec):
         self._config = config
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
-        """Return the program itself."""
         source = importlib.resources.files("swe_core.builtin.mini").joinpath("mini_agent.py")
         return {_program(ctx): source.read_bytes()}
 
@@ -41,7 +40,6 @@ class Mini(AgentSpec):
         }
 
     def stdin(self, ctx: AgentContext) -> bytes:
-        """Return the prompt."""
         return ctx.prompt.encode()
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:

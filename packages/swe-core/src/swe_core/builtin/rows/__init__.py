@@ -34,7 +34,6 @@ def _create(config: RowsConfig) -> TaskSource:
 
 @hookimpl
 def swe_tasks() -> Iterable[Component[TaskSource]]:
-    """Register the source "rows"."""
     return [
         Component("rows", _create, RowsConfig, "rows of SWE-Gym, SWE-bench and their kin: a file or the Hub")
     ]

@@ -34,5 +34,4 @@ def _create(config: SweGraderConfig) -> Grader:
 
 @hookimpl
 def swe_graders() -> Iterable[Component[Grader]]:
-    """Offer the grader "swe"."""
     return [Component("swe", _create, SweGraderConfig, "the task's own tests, in a fresh sandbox")]
