@@ -59,16 +59,8 @@ def _section(repo_id: str, runs: Collection[PushedRun]) -> str:
     count = outcomes.total()
     rows = [
         [
-            "run",
-            "tasks from",
-            "model",
-            "agent",
-            "sandbox",
-            "tasks",
-            "rollouts",
-            "resolved",
-            "errors",
-            "swe-core",
+            *("run", "tasks from", "model", "agent", "sandbox"),
+            *("tasks", "rollouts", "resolved", "errors", "swe-core"),
         ],
         ["---"] * 5 + ["---:"] * 4 + ["---"],
         *(_line(run) for run in runs),

@@ -62,11 +62,7 @@ class Control:
         Raises:
             SandboxDied: The supervisor ended before it was.
         """
-        fd = sealed(json.dumps(settings).encode())
-        try:
-            await self._send({"op": "setup"}, fd)
-        finally:
-            os.close(fd)
+        await self._send_with({"op": "setup"}, settings)
         await self.ready
 
     async def start(
@@ -74,14 +70,11 @@ class Control:
     ) -> tuple[int, asyncio.Future[int]]:
         """Start a command; returns its number and the future of its exit code."""
         number, ended = self._expect()
-        fd = sealed(json.dumps(request).encode())
         try:
-            await self._send({"op": "start", "id": number}, fd, *streams)
+            await self._send_with({"op": "start", "id": number}, request, *streams)
         except BaseException:
             del self._awaited[number]
             raise
-        finally:
-            os.close(fd)
         return number, ended
 
     async def kill(self, command: int) -> None:
@@ -99,11 +92,7 @@ class Control:
     async def protect(self, paths: Sequence[str]) -> bool:
         """Make these files read-only. Returns whether all of them are."""
         number, done = self._expect()
-        fd = sealed(json.dumps({"paths": list(paths)}).encode())
-        try:
-            await self._send({"op": "protect", "id": number}, fd)
-        finally:
-            os.close(fd)
+        await self._send_with({"op": "protect", "id": number}, {"paths": list(paths)})
         return await done == 0
 
     def died(self) -> SandboxDied:
@@ -118,6 +107,16 @@ class Control:
         future: asyncio.Future[int] = self._loop.create_future()
         self._awaited[number] = future
         return number, future
+
+    async def _send_with(
+        self, message: Mapping[str, object], content: Mapping[str, object], *fds: int
+    ) -> None:
+        """Send a message with its content in a sealed file."""
+        fd = sealed(json.dumps(content).encode())
+        try:
+            await self._send(message, fd, *fds)
+        finally:
+            os.close(fd)
 
     async def _send(self, message: Mapping[str, object], *fds: int) -> None:
         data = json.dumps(message).encode()

@@ -44,17 +44,12 @@ class Parents:
         size = str((spec.memory_mb + spec.disk_mb) * 2**20)
         pids = str(spec.pids + _SUPERVISION)
         quota = str(int(spec.cpus * _PERIOD_US))
+        memory, cpu = "memory.limit_in_bytes", "cpu.cfs_quota_us"
         if self.unified:
-            limits = {self.memory / name / "memory.max": size, self.pids / name / "pids.max": pids}
-            if self.cpu is not None:
-                limits[self.cpu / name / "cpu.max"] = f"{quota} {_PERIOD_US}"
-            return limits
-        limits = {
-            self.memory / name / "memory.limit_in_bytes": size,
-            self.pids / name / "pids.max": pids,
-        }
+            memory, cpu, quota = "memory.max", "cpu.max", f"{quota} {_PERIOD_US}"
+        limits = {self.memory / name / memory: size, self.pids / name / "pids.max": pids}
         if self.cpu is not None:
-            limits[self.cpu / name / "cpu.cfs_quota_us"] = quota
+            limits[self.cpu / name / cpu] = quota
         return limits
 
 

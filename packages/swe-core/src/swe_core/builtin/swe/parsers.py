@@ -31,7 +31,8 @@ def shortened(log: bytes) -> bytes:
     return log
 
 
-def _note(found: dict[str, TestStatus], test: str, status: TestStatus) -> None:
+def note_worst(found: dict[str, TestStatus], test: str, status: TestStatus) -> None:
+    """Note the status of a test; of several, the worst counts."""
     before = found.get(test)
     if before is None or _BADNESS[status] > _BADNESS[before]:
         found[test] = status
@@ -62,12 +63,12 @@ def parse_pytest(log: bytes) -> dict[str, TestStatus]:
             continue
         if status == "SKIPPED":
             rest = re.sub(r"^\[\d+\] ", "", rest)
-            _note(found, re.sub(r"(:\d+)?: .*", r"\1", rest, count=1), status)
+            note_worst(found, re.sub(r"(:\d+)?: .*", r"\1", rest, count=1), status)
             continue
         test = (rest if status == "PASSED" else _without_message(rest)).rstrip()
-        _note(found, test, status)
+        note_worst(found, test, status)
         if status == "XPASS" and " " in test:  # before pytest 8: "XPASS id reason"
-            _note(found, test.split(" ", 1)[0], status)
+            note_worst(found, test.split(" ", 1)[0], status)
     for line in _lines_with(log[:start], b" SKIPPED"):
         if (skipped := _verbosely_skipped(line)) is not None:
             found.setdefault(skipped, "SKIPPED")
@@ -165,7 +166,7 @@ def parse_django(log: bytes) -> dict[str, TestStatus]:
     found, said = _parse_unittest(log)
     for line, test in said:
         if test in found:
-            _note(found, line, found[test])
+            note_worst(found, line, found[test])
     return found
 
 
@@ -179,7 +180,7 @@ def _parse_unittest(log: bytes) -> tuple[dict[str, TestStatus], list[tuple[str, 
         line = line.rstrip()
         if head := _HEAD.match(line):
             if head[3]:  # nearly every line
-                _note(found, dotted(head[1], head[2]), _ENDINGS[head[3]])
+                note_worst(found, dotted(head[1], head[2]), _ENDINGS[head[3]])
                 running = None
                 continue
             # a test whose sub-tests failed ends without a word before Python 3.11: the next one follows
@@ -187,12 +188,12 @@ def _parse_unittest(log: bytes) -> tuple[dict[str, TestStatus], list[tuple[str, 
             running = dotted(head[1], head[2])
             named = line
         elif section := _SECTION.match(line):
-            _note(found, dotted(section[2], section[3]), _ENDINGS[section[1]])
+            note_worst(found, dotted(section[2], section[3]), _ENDINGS[section[1]])
             continue
         elif running is not None and " ... " in line and " ... " not in named:
             said.append((line.split(" ... ", 1)[0].strip(), running))
         if running is not None and (status := _ending(line)) is not None:
-            _note(found, running, status)
+            note_worst(found, running, status)
             running = None
     return found, said
 
@@ -296,7 +297,7 @@ def statuses(parser: str, found: Found, wanted: Iterable[str]) -> dict[str, Test
     for test, status in found.items():
         if "[" in test:
             for name in _other_names(test):
-                _note(other, name, status)
+                note_worst(other, name, status)
     ordered = sorted(found)
     return {
         test: found.get(test) or other.get(test) or _of_cut(test, ordered, found) or "MISSING"

@@ -22,6 +22,7 @@ from swe_core.api.sandbox import HOME_DIR, Sandbox
 from swe_core.api.task import TestStatus
 from swe_core.builtin.swe.agreement import HALF_BYTES, Agreement
 from swe_core.builtin.swe.archive import packed
+from swe_core.builtin.swe.parsers import note_worst
 from swe_core.builtin.swe.test_runners import Runner, program
 
 FD = 9
@@ -33,8 +34,6 @@ MAX_TESTS = 200_000
 MAX_TEXT = 64 * 1024 * 1024
 """Maximum of characters of ids that are kept."""
 _MAX_ODD = 1000
-_WORSE: tuple[TestStatus, ...] = ("PASSED", "XFAIL", "XPASS", "SKIPPED", "FAILED", "ERROR")
-"""From the best to the worst: of several statuses of one test, the worst counts."""
 
 _ANNOUNCED = re.compile(rb"h ([0-9a-f]{%d})" % (2 * HALF_BYTES))
 _LINE = re.compile(rb"([0-9a-f]{32}) (([0-9a-f]{16}) (\d{1,9}) ([a-z])((?: [0-9a-f ]*)?))")
@@ -242,7 +241,7 @@ class Reporter:
 
     def _note(self, test: str, status: TestStatus) -> None:
         if test in self._statuses or self._has_room(test, len(self._statuses)):
-            self._statuses[test] = max(self._statuses.get(test, status), status, key=_WORSE.index)
+            note_worst(self._statuses, test, status)
 
     def _has_room(self, test: str, known: int) -> bool:
         self._text += len(test)
