@@ -149,11 +149,20 @@ def test_equal_component_names_collide(install: Install) -> None:
     assert PluginSet(extra=["no:other"]).find("agent", "same").plugin == "acme"
 
 
-def test_equal_plugin_names_collide(install: Install) -> None:
-    install("acme-agent", "acme", AGENT.format(name="acme"))
-    install("fake-agent", "acme", AGENT.format(name="acme"))
+@pytest.mark.parametrize(
+    "code",
+    [
+        AGENT.format(name="acme"),
+        "import a_module_that_is_not_there",
+        OPTION.format(flag="--acme-sync", setting="worker.trl.sync"),
+    ],
+)
+def test_equal_plugin_names_collide(install: Install, code: str) -> None:
+    install("acme-agent", "acme", code)
+    install("fake-agent", "acme", code)
     with pytest.raises(PluginError, match="taken twice"):
         PluginSet(["acme"])
+    assert PluginSet().plugins["acme"].options == []
 
 
 def test_plugin_cannot_take_the_name_of_a_builtin(install: Install) -> None:
@@ -186,17 +195,6 @@ def test_blocking_precedes_selection(install: Install) -> None:
     assert "acme" not in PluginSet(extra=["no:acme"]).plugins
     with pytest.raises(PluginError, match=r"'acme' is blocked by -p no:acme"):
         PluginSet(["acme"], extra=["no:acme"])
-
-
-def test_blocking_an_unknown_plugin_is_an_error() -> None:
-    with pytest.raises(PluginError, match=r"no:dokcer: .*did you mean 'docker'"):
-        PluginSet(extra=["no:dokcer"])
-
-
-def test_equal_names_of_broken_plugins_collide(install: Install) -> None:
-    install("acme-broken", "acme", "import a_module_that_is_not_there")
-    install("fake-broken", "acme", "import a_module_that_is_not_there")
-    assert "taken twice" in (PluginSet().plugins["acme"].error or "")
 
 
 def test_empty_plugin_cannot_be_selected(install: Install) -> None:
@@ -261,9 +259,10 @@ def test_one_file_plugin_is_chosen(load: Load) -> None:
     [
         ("./not_there.py", "no such file"),
         ("not_a_module_at_all", "cannot be loaded: ModuleNotFoundError"),
+        ("no:dokcer", "no:dokcer: .*did you mean 'docker'"),
     ],
 )
-def test_extra_plugin_must_load(value: str, message: str) -> None:
+def test_unknown_extra_plugin_is_an_error(value: str, message: str) -> None:
     with pytest.raises(PluginError, match=message):
         PluginSet(extra=[value])
 
@@ -343,14 +342,6 @@ def test_invalid_option_is_an_error_of_its_plugin(install: Install, code: str, m
     install("acme-sync", "sync", code)
     plugin = PluginSet().plugins["sync"]
     assert re.search(message, plugin.error or "")
-    assert plugin.options == []
-
-
-def test_colliding_plugins_have_no_options(install: Install) -> None:
-    install("acme-sync", "sync", OPTION.format(flag="--acme-sync", setting="worker.trl.sync"))
-    install("fake-sync", "sync", OPTION.format(flag="--other-sync", setting="worker.trl.sync"))
-    plugin = PluginSet().plugins["sync"]
-    assert "taken twice" in (plugin.error or "")
     assert plugin.options == []
 
 

@@ -246,12 +246,6 @@ def test_page_reports_a_balanced_ledger(run: Run) -> None:
     assert "Chains: 0, of which 0 forks" in text
 
 
-def test_json_and_page_are_written_together(run: Run) -> None:
-    run.rollouts({})
-    assert json.loads(run.report("--json").output)["finished"] == 1
-    assert run.page.exists()
-
-
 # What it draws.
 
 

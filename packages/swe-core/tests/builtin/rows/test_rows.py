@@ -83,19 +83,16 @@ def test_published_image_is_lower_case(tmp_path: Path) -> None:
 
 
 def test_row_may_name_its_image(tmp_path: Path) -> None:
-    (task,) = load(tmp_path, row(image_name="registry.example:5000/moto:1"))
+    """The id is free then: it may name another repository."""
+    (task,) = load(tmp_path, row(repo="dask/dask", image_name="registry.example:5000/moto:1"))
     assert (task.image, task.setup) == ("registry.example:5000/moto:1", "")
+    assert task.test_command == TEST_COMMANDS["dask/dask"]
 
 
 @pytest.mark.parametrize("name", ["GetMoto__Moto-1", "getmoto__moto-1-again", "getmoto__moto", "moto-1"])
 def test_id_may_spell_the_repository_differently(tmp_path: Path, name: str) -> None:
     (task,) = load(tmp_path, row(instance_id=name))
     assert task.instance_id == name
-
-
-def test_id_is_free_if_the_row_names_its_image(tmp_path: Path) -> None:
-    (task,) = load(tmp_path, row(repo="dask/dask", image_name="mine:1"))
-    assert (task.image, task.test_command) == ("mine:1", TEST_COMMANDS["dask/dask"])
 
 
 def test_row_may_bring_its_own_environment(tmp_path: Path) -> None:

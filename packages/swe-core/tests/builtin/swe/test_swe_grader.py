@@ -88,12 +88,19 @@ async def test_useless_patch_names_the_failing_tests(calc: Graders) -> None:
     assert graded.grade.test_exit_code == 1
 
 
-async def test_breaking_patch_names_the_broken_tests(calc: Graders) -> None:
-    graded = await calc.grade_script("echo 'def add(a, b): return 3' >calc.py")
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("def add(a, b): return 3",
+         "1 of 1 PASS_TO_PASS tests no longer pass: 'tests/test_calc.py::test_zero' FAILED"),
+        pytest.param("def", "'tests/test_calc.py::test_add' MISSING", marks=pytest.mark.slow),
+        ("import os; os._exit(0)", "gave no results with this patch (exit code 0)"),
+    ],
+)  # fmt: skip
+async def test_breaking_patch_is_unresolved(calc: Graders, code: str, reason: str) -> None:
+    graded = await calc.grade_script(f"echo '{code}' >calc.py")
     assert not graded.grade.resolved
-    assert "1 of 1 PASS_TO_PASS tests no longer pass: 'tests/test_calc.py::test_zero' FAILED" in (
-        graded.grade.reason
-    )
+    assert reason in graded.grade.reason
 
 
 class Counting:
@@ -255,19 +262,6 @@ async def test_patch_that_breaks_the_run_is_unresolved(calc: Graders) -> None:
     assert not graded.grade.resolved
     assert graded.grade.reason.startswith("the tests gave no results with this patch (exit code 4): ")
     assert b"no_such_module" in graded.log
-
-
-@pytest.mark.slow
-async def test_patch_that_breaks_collection_is_unresolved(calc: Graders) -> None:
-    graded = await calc.grade_script("echo 'def' >calc.py")
-    assert not graded.grade.resolved
-    assert "'tests/test_calc.py::test_add' MISSING" in graded.grade.reason
-
-
-async def test_patch_that_kills_the_run_is_unresolved(calc: Graders) -> None:
-    graded = await calc.grade_script("echo 'import os; os._exit(0)' >calc.py")
-    assert not graded.grade.resolved
-    assert "gave no results with this patch (exit code 0)" in graded.grade.reason
 
 
 BROKEN_TASKS = {
