@@ -30,3 +30,9 @@ def make_sampled(
         np.array([0] * count if versions is None else versions, np.int32),
         **{**how, **fields},
     )
+
+
+def all_ids(turn: Sampled | None) -> list[int]:
+    if turn is None:
+        return []
+    return [*all_ids(turn.extends), *turn.prompt_ids.tolist(), *turn.completion_ids.tolist()]

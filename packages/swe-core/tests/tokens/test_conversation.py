@@ -20,7 +20,7 @@ from swe_core.tokens.counting import counted
 from swe_core.tokens.renderer import TAIL, Parsed, Renderer, Tools
 from swe_testing.waiting import until
 
-from ..token_turns import make_sampled
+from ..token_turns import all_ids, make_sampled
 
 STOP, THINK, AB, LONG = 1, 2, 3, 4
 ROLES = {"system": 10, "user": 11, "assistant": 12, "tool": 13}
@@ -79,12 +79,6 @@ def say(role: str, content: str, **more: str) -> Message:
 
 def sampled(prompt: Prompt, ids: Sequence[int]) -> Sampled:
     return make_sampled(prompt.new_ids, ids, prompt.extends, rendered=prompt.rendered, cause=prompt.cause)
-
-
-def all_ids(turn: Sampled | None) -> list[int]:
-    if turn is None:
-        return []
-    return [*all_ids(turn.extends), *turn.prompt_ids.tolist(), *turn.completion_ids.tolist()]
 
 
 def prompt_ids(prompt: Prompt) -> list[int]:

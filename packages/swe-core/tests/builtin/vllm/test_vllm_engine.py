@@ -37,6 +37,7 @@ from swe_core.errors import (
 from swe_testing.provider import Ear, refusing_url
 from swe_testing.vllm import VLLMFault, logprob_of
 
+from ...token_turns import all_ids
 from .conftest import HELLO, KEY, TOOLS, Qwen, ask, chat, make_engine, said, session
 
 pytestmark = pytest.mark.anyio
@@ -45,12 +46,6 @@ CALL = (
     "<think>\nI look.\n</think>\n\n"
     '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
 )
-
-
-def all_ids(turn: Sampled | None) -> list[int]:
-    if turn is None:
-        return []
-    return [*all_ids(turn.extends), *turn.prompt_ids.tolist(), *turn.completion_ids.tolist()]
 
 
 def sampled_of(completion: Any) -> Sampled:
