@@ -1,9 +1,4 @@
-"""Rollouts as rows of a Parquet file with a fixed schema.
-
-Parquet and not JSON lines: all shards of a data set must have the same columns of the same types, and a
-reader of JSON guesses them from the values. `datasets.load_dataset`, pandas, DuckDB and the Hub's viewer read
-Parquet.
-"""
+"""Rollouts as rows of a Parquet file with a fixed schema (docs/internals/hub.md)."""
 
 from __future__ import annotations
 
@@ -77,7 +72,6 @@ SCHEMA = pa.schema(
         ("record", pa.string()),
     ]
 )
-"""The columns; docs/internals/hub.md describes them."""
 
 
 def shard(run: RunDirectory, name: str, rollouts: Sequence[Rollout], redactor: Redactor) -> bytes:

@@ -1,12 +1,7 @@
 """InterceptionServer: one HTTP server per host process for the LLM calls of all agents.
 
-    POST /rollout/{id}/v1/chat/completions     GET /rollout/{id}/v1/models     and each other dialect's path
-    GET  /rollout/{id}/v1/tools                POST /rollout/{id}/v1/tools/{name}
-    POST /rollout/{id}/exit                    the agent submits its work
-    GET  /healthz                              GET /metrics, with the server's own token
-
-Every rollout has its own id and token. An agent gets one fixed sentence for a failure of the engine: the
-engine's own message names hosts and accounts, and is only recorded.
+docs/internals/gate.md lists its routes. Every rollout has its own id and token. An agent gets one fixed
+sentence for a failure of the engine: the engine's own message names hosts and accounts, and is only recorded.
 """
 
 from __future__ import annotations

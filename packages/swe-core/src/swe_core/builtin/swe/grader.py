@@ -67,14 +67,7 @@ class SweGrader:
     async def grade(
         self, task: Task, patch: bytes, provider: SandboxProvider, spec: SandboxSpec, timeout: float
     ) -> Graded:
-        """Grade `patch`; see `Grader.grade` and docs/internals/grading.md.
-
-        No test runs for an empty patch (a task's FAIL_TO_PASS tests fail without a change, by definition),
-        for one that does not apply, nor for one of which nothing is left. Tests that outlive `timeout` are
-        the patch's doing as long as the sandbox still answers. Where something speaks against the run, or it
-        gave no result at all, the task's reference is run the same way, once for this grader: what the
-        reference does too is the task's own; where it gives no result either, it is an error, no verdict.
-        """
+        """Grade `patch`; see `Grader.grade` and docs/internals/grading.md."""
         if spec != spec.for_grading():
             raise GraderError(
                 "the sandbox of a grader has no network and no assets: open it from SandboxSpec.for_grading()"

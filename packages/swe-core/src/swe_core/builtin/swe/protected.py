@@ -1,32 +1,7 @@
 """Protection: the paths of a repository that a patch cannot change.
 
-Everything here is a pure function of path lists. Each path of the graded tree is taken from one of two trees:
-the patched one, or the reference (base + test patch + gold patch, where there is one that applies).
-*Protected* paths are the reference's, whatever the patch did to them (changed, added, deleted, mode, link, a
-directory in their place):
-
-- `tests`: the files that the test patch touches and that the ids of the tests name; everything below the
-  nearest directory called `test` or `tests` above such a file; such directories that the command names; where
-  the image keeps tests that the agent does not see.
-- `runner-config`: every `conftest.py`; `pytest.ini` and its like and `.coveragerc` in the root and in every
-  directory from there to a test; files that the test command runs or reads (`run_tests.sh`, the noxfile of
-  `nox`, setup.py for `python setup.py test`). Of setup.cfg, tox.ini and pyproject.toml in these places only
-  the runner's sections (`config_sections`).
-- `shadow`: what is new and would be imported in the place of the runner or of Python's own, or at start-up:
-  `sitecustomize`, `usercustomize` anywhere; `pytest`, `_pytest`, `pluggy` and all else that pytest imports,
-  names of the standard library, `*.pth`, where a search path can begin: the root, directories with tests that
-  are no packages, `src` and `lib`, directories that the command names. Installed metadata (`*.egg-info`,
-  `*.dist-info`: entry points), compiled files (`*.pyc`: Python may prefer them to their source), anything
-  below `site-packages`, and whatever lies where the image has files that git ignores (environments, build
-  products): all that is the image's.
-- `attributes`: `.gitattributes`.
-
-Links that the patch makes are kept where they stay inside the repository; one that is absolute, leads out or
-into `.git`, stands in the way of a protected path, or is a commit of another repository, is not made
-(`symlink`; `merge_trees`).
-
-All else is the agent's, product code beside tests included. A file that the gold patch changes below a
-directory of tests is given to every patch: a task whose whole fix lies there cannot be resolved by any.
+Everything here is a pure function of path lists. Protected paths are the reference's, whatever the patch
+did to them; all else is the agent's. "What a patch cannot change" in docs/internals/grading.md lists them.
 """
 
 from __future__ import annotations
@@ -81,7 +56,7 @@ _INSTALLED = re.compile(
     r".*\.(?:egg-info|dist-info|egg-link|egg)|site-packages|dist-packages|\.eggs|__pycache__",
     re.IGNORECASE,
 )
-_COMPILED = (".pyc", ".pyo")
+_COMPILED = (".pyc", ".pyo")  # Python may prefer them to their source
 
 
 class Protection:

@@ -1,11 +1,7 @@
 """The report of a test run about itself, on a stream that the code under test cannot sign.
 
-A program (`reporter/pytest_inside.py`, a pytest plugin, or `reporter/unittest_inside.py`, after the modules
-that `test_runners` puts before each) runs in the test run's process and writes one signed line per event:
-each collected id, the end of each phase of each test, each replaced part of the test runner, the end.
-`Reporter` puts it into a sandbox and reads the stream while the tests run, in bounded memory. It discards
-lines that are not signed with the key of an announced session. A session is announced before any code under
-test is imported, so that a silent session, or a second one, is noticed.
+A program runs in the test run's process and writes one signed line per event; docs/internals/grading.md
+describes it. `Reporter` puts it into a sandbox and reads the stream while the tests run, in bounded memory.
 """
 
 from __future__ import annotations

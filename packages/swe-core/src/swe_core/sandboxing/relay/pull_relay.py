@@ -1,13 +1,8 @@
 """`reach_by_pull`: the relay for sandboxes that cannot reach this host, while this host can reach into them.
 
 A program inside listens for the agent on one port of its loopback and for this host on another. The host
-pulls the agent's requests, sends them to the endpoint, and pushes the answers; docs/internals/relay.md has
-the protocol. A provider supplies a `Transport` to a port inside:
-
-    def reach(self, endpoint):
-        def connect(port):
-            return HttpTransport(self.client, self.url_of(port), self.headers)
-        return reach_by_pull(self, endpoint, connect)
+pulls the agent's requests, sends them to the endpoint, and pushes the answers. A provider supplies a
+`Transport` to a port inside; docs/internals/relay.md has an example and the protocol.
 """
 
 from __future__ import annotations

@@ -68,9 +68,7 @@ class Outbox:
 class Pace:
     """Decide when to send: the end of an answer at once, earlier parts at intervals.
 
-    The first bytes of an answer go after `FIRST`, so that a short answer is one call, the next ones after
-    0.5 s, 2 s, 5 s, 5 s, …. Such calls also take tokens from a bucket: 20 answers a minute are at most 60
-    calls, with those for their ends and for the pulls.
+    docs/internals/relay.md has the schedule. Calls before the end of an answer take tokens from a bucket.
 
     Args:
         clock: Returns seconds.
