@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
+import aiohttp
 import anyio
 import orjson
 import tenacity
@@ -158,6 +159,16 @@ class ErrorTranslator:
             target = self.redact(headers.get("location", "elsewhere"))
             return EngineRefused(f"{self.where} redirects to {target!r} ({status}): pass that URL")
         return self._error(status, self._said(headers, content), _retry_after(headers))
+
+    def lost(self, error: Exception, timeout: float | None = None) -> str:
+        """Return the sentence for an error without a response; `timeout` is the limit, seconds."""
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            return f"{self.where} accepts no connection in time"
+        if isinstance(error, TimeoutError):
+            return f"{self.where} sent nothing {'in time' if timeout is None else f'for {timeout:g} s'}"
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return f"{self.where} cannot be reached ({self.redact(str(error)) or 'connection failed'})"
+        return f"{self.where} broke the connection ({type(error).__name__})"
 
     def in_reply(self, body: Mapping[str, Any]) -> Transient | EngineError:
         """Return the error in a reply with status 200, or in an event of a stream."""

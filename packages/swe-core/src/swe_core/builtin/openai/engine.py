@@ -90,7 +90,7 @@ class OpenAIEngine(Engine):
                 content = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineUnavailable(
-                f"{self._lost(error, _CHECK_TIMEOUT)}: check --engine-url and that it is up"
+                f"{self._refusals.lost(error, _CHECK_TIMEOUT)}: check --engine-url and that it is up"
             ) from None
         if response.status in (403, 404, 405, 429):
             log.info("%s/models answered %d: not checked further", self.url, response.status)
@@ -143,7 +143,7 @@ class OpenAIEngine(Engine):
                 f"the provider at {self.url!r} sent a reply whose encoding is broken"
             ) from None
         except (aiohttp.ClientError, TimeoutError) as error:
-            lost = self._lost(error, self._timeout)
+            lost = self._refusals.lost(error, self._timeout)
             if reply.emitted:
                 raise EngineUnavailable(f"{lost}, in the middle of a reply") from None
             raise Transient(lost) from None
@@ -153,16 +153,6 @@ class OpenAIEngine(Engine):
         if self._session is None:
             raise RuntimeError("the engine is not open: use it as an async context manager")
         return self._session
-
-    def _lost(self, error: Exception, timeout: float) -> str:
-        where = f"the provider at {self.url!r}"
-        if isinstance(error, aiohttp.ConnectionTimeoutError):
-            return f"{where} accepts no connection in time"
-        if isinstance(error, TimeoutError):
-            return f"{where} sent nothing for {timeout:g} s"
-        if isinstance(error, aiohttp.ClientConnectorError):
-            return f"{where} cannot be reached ({self._refusals.redact(str(error)) or 'connection failed'})"
-        return f"{where} broke the connection ({type(error).__name__})"
 
 
 def _proxy(url: str) -> str | None:

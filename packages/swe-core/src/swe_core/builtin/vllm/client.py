@@ -69,7 +69,7 @@ class Client:
             async with self._session.get(f"{self.url}/v1/models", timeout=timeout) as response:
                 content = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise Transient(self._lost(error)) from None
+            raise Transient(self._refusals.lost(error)) from None
         if response.status != 200:
             raise self._refusals.of(response.status, response.headers, content)
         return self._replies.cards(content)
@@ -157,16 +157,7 @@ class Client:
                     raise self._refusals.of(response.status, response.headers, await response.read())
                 yield response
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise Transient(self._lost(error)) from None
-
-    def _lost(self, error: Exception) -> str:
-        if isinstance(error, aiohttp.ConnectionTimeoutError):
-            return f"{self.where} accepts no connection in time"
-        if isinstance(error, TimeoutError):
-            return f"{self.where} sent nothing in time"
-        if isinstance(error, aiohttp.ClientConnectorError):
-            return f"{self.where} cannot be reached ({self._refusals.redact(str(error))})"
-        return f"{self.where} broke the connection ({type(error).__name__})"
+            raise Transient(self._refusals.lost(error)) from None
 
 
 async def _has_read(content: aiohttp.StreamReader, seen: int) -> bool:
