@@ -90,31 +90,22 @@ async def test_rollout_is_cancelled_before_its_sandbox_opens(bench: Bench) -> No
 
 
 async def test_rollout_is_cancelled_during_grading(bench: Bench) -> None:
+    """The first reason counts: teardown takes a while, and the run may end in the meantime."""
+
     async def grading() -> None:
         assert bench.provider.alive == [bench.first.task.instance_id]
-        bench.runner.cancel(bench.first.id, "stale")
-        await anyio.sleep_forever()
-
-    bench.grader.meanwhile = grading
-    rollout = (await bench.runner.run(bench.first)).rollout
-    assert (rollout.outcome, rollout.cancelled_as, rollout.grade) == ("cancelled", "stale", None)
-    assert bench.provider.alive == []
-    assert rollout.ledger is not None
-    assert rollout.ledger.dropped == {"stale": rollout.ledger.sampled}
-    bench.accounted()
-
-
-async def test_first_cancellation_reason_counts(bench: Bench) -> None:
-    """Teardown takes a while, and the run may end in the meantime."""
-
-    async def grading() -> None:
         bench.runner.cancel(bench.first.id, "stale")
         bench.runner.cancel(bench.first.id, "over")
         await anyio.sleep_forever()
 
     bench.grader.meanwhile = grading
     finished = await bench.runner.run(bench.first)
-    assert (finished.rollout.cancelled_as, finished.chains) == ("stale", ())
+    rollout = finished.rollout
+    assert (rollout.outcome, rollout.cancelled_as, rollout.grade) == ("cancelled", "stale", None)
+    assert finished.chains == ()
+    assert bench.provider.alive == []
+    assert rollout.ledger is not None
+    assert rollout.ledger.dropped == {"stale": rollout.ledger.sampled}
     bench.accounted()
 
 
