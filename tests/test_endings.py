@@ -138,10 +138,12 @@ async def test_a_budget_of_more_context_than_the_model_has_is_told(
     assert done.code == 0, done.stderr
     notes = json.loads((done.out / "run.json").read_text())["notes"]
     assert any("budget.context is 32769, but" in note for note in notes) is told
-    assert ("'scripted' has 32768 tokens, and that is what holds" in " ".join(done.stderr.split())) is told
+    assert (
+        "'scripted' has a context of 32768 tokens, which is the limit" in " ".join(done.stderr.split())
+    ) is told
 
 
 def test_an_engine_that_counts_no_prompt_refuses_a_context(ends: Ends) -> None:
     done = ends("submit", "budget.context=1000")
     assert done.code == 2
-    assert "the engine 'replay' does not count a prompt's tokens" in done.stderr
+    assert "the engine 'replay' does not count prompt tokens" in done.stderr

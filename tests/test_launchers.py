@@ -1,4 +1,4 @@
-"""Workers with a process of their own beside the rollouts', and runs that are gone on with."""
+"""Workers with a process of their own beside the rollouts', and resumed runs."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_an_interrupted_run_is_gone_on_with(launched: Launched) -> None:
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of a run of the worker `collect` that did nothing yet."""
-    monkeypatch.chdir(tmp_path)  # where it was started, and is gone on with
+    monkeypatch.chdir(tmp_path)  # where the run starts and resumes
     settings = Settings().model_dump(mode="json")
     return RunDirectory.create(tmp_path / OUT, new_run_info({}, settings, 1, []), Redactor()).path
 
@@ -143,7 +143,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
-        ([], ["the run 'run' cannot be gone on with", "its tasks are others now: 'demo__", "' is new"]),
+        ([], ["the run 'run' cannot be resumed", "its tasks have changed: 'demo__", "' is new"]),
         (["--agent", "nop"], ["the setting 'run.agent' was None when it was started and is 'nop' now"]),
         (["--out", "elsewhere"], ["--resume and --out exclude each other"]),
         (["--config", "swe.toml"], ["--resume and --config exclude each other"]),

@@ -1,4 +1,4 @@
-"""`swe-core run --push-to`, killed and gone on with: each rollout is in the data set, once."""
+"""`swe-core run --push-to`, killed and resumed: each rollout is in the data set, once."""
 
 from __future__ import annotations
 

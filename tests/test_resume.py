@@ -225,7 +225,7 @@ REFUSED: list[tuple[list[str], dict[str, str], str]] = [
     (["--attempts", "4"], {}, "the setting 'run.attempts' was 1 when it was started and is 4 now; only run."),
     (["--set", "limits.grade=5"], {}, "the setting 'limits.grade' was 1800.0 when"),
     ([], {"SWE_RESOURCES__CPUS": "1"}, "the setting 'resources.cpus' was 2.0 when"),
-    ([], {"TEST_COMMAND": "false"}, "its tasks are others now: 'small-"),
+    ([], {"TEST_COMMAND": "false"}, "its tasks have changed: 'small-"),
 ]
 
 

@@ -167,7 +167,7 @@ def test_what_is_wrong_with_a_task_is_named(
     changed = rows(good={"test_command": "python -m pytest -rA -q"})
     run = swe_core("--tasks", str(changed), "--verified", str(report), "--agent", "oracle")
     assert run.code == 2
-    assert "the rows of 'good' are not those that were verified" in run.stderr
+    assert "commands of 'good' have changed since the report" in run.stderr
 
 
 @pytest.mark.slow

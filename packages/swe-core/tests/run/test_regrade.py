@@ -56,7 +56,7 @@ def test_regrade_of_another_patch_differs(finished: Path, tmp_path: Path) -> Non
         patch.write_bytes(kept)
     assert done.exit_code == 1
     (found,) = json.loads(done.stdout)
-    assert found["cause"] == "the kept patch is another one"
+    assert found["cause"] == "the kept patch has changed"
     assert {"what": "resolved", "before": "True", "now": "False"} in found["differences"]
 
 

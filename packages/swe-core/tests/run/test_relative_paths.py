@@ -98,7 +98,7 @@ def test_missing_original_directory_is_an_error(started: Path, monkeypatch: pyte
     for command in (("run", "--resume"), ("regrade",)):
         done = swe_core(*command, "../run")
         assert done.exit_code != 0
-        assert f"was started in {str(started)!r}, where nobody can go here" in done.stderr
+        assert f"was started in {str(started)!r}, which is not accessible here" in done.stderr
         assert "'./extra.py': there is no such file" in said(done)
     monkeypatch.chdir(moved)
     done = swe_core("regrade", "../run")
@@ -121,11 +121,11 @@ def test_missing_current_directory_is_an_error(started: Path, monkeypatch: pytes
     into_what_is_gone()
     done = swe_core("regrade", "../run")
     assert isinstance(done.exception, UsageError)
-    assert "was removed: give the whole path" in said(done)
+    assert "was removed: give the absolute path" in said(done)
     started.rename(started.parent / "moved")
     done = swe_core("regrade", run)
     assert isinstance(done.exception, UsageError), said(done)
-    assert "where nobody can go here: relative paths in its settings are not found" in done.stderr
+    assert "which is not accessible here: relative paths in its settings are not found" in done.stderr
 
 
 def test_older_run_directory_names_no_directory(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def test_secret_setting_is_rejected(layer: str, tmp_path: Path, monkeypatch: pyt
             monkeypatch.setenv("SWE_ENGINE__OPENAI__API_KEY", SECRET)
         case "recorded":
             recorded = {"engine": {"openai": {"api_key": SECRET}}}
-    with pytest.raises(ConfigError, match=r"'engine\.openai\.api_key' is a secret by its name") as caught:
+    with pytest.raises(ConfigError, match=r"'engine\.openai\.api_key' looks like a secret") as caught:
         load_settings(file, sets, recorded=recorded)
     assert SECRET not in str(caught.value)
 

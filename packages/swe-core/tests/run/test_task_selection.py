@@ -16,7 +16,7 @@ from swe_core.api.task import Task
 from swe_core.errors import ConfigError, TaskError
 from swe_core.plugins.manager import PluginSet
 from swe_core.run.settings import load_settings
-from swe_core.run.task_selection import Selection, selection
+from swe_core.run.task_selection import TaskSelection, selection
 from swe_testing.records import make_task
 
 
@@ -40,7 +40,7 @@ TEN = [task(f"t{number}", repo="o/even" if number % 2 == 0 else "o/odd") for num
 def select(*tasks: Task, **run: Any) -> list[Task]:
     settings = load_settings(command_line={"run": run})
     filters = tuple(map(ColumnFilter.parse, settings.run.filter))
-    return Selection("mine", Source(*tasks), settings, filters).tasks()
+    return TaskSelection("mine", Source(*tasks), settings, filters).tasks()
 
 
 def names(tasks: list[Task]) -> list[str]:
@@ -102,13 +102,13 @@ def test_image_map_matches_image_or_instance(tmp_path: Path, suffix: str) -> Non
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("m.toml", "t1 = 1", "what 't1' is mapped to is not the name of a container image"),
+        ("m.toml", "t1 = 1", "the value of 't1' is not the name of a container image"),
         ("m.toml", "a b", "is not TOML"),
         ("m.json", "[]", "holds no table"),
         ("m.json", "{", "is not JSON"),
-        ("m.json", '{"t1": " "}', "what 't1' is mapped to is not the name of a container image"),
-        ("m.json", '{"t1": "two words"}', "what 't1' is mapped to is not the name of a container image"),
-        ("m.json", '{"t1": "-v"}', "what 't1' is mapped to is not the name of a container image"),
+        ("m.json", '{"t1": " "}', "the value of 't1' is not the name of a container image"),
+        ("m.json", '{"t1": "two words"}', "the value of 't1' is not the name of a container image"),
+        ("m.json", '{"t1": "-v"}', "the value of 't1' is not the name of a container image"),
         (
             "m.json",
             '{"t1": "x", "image-t_2": "x"}',
@@ -116,7 +116,7 @@ def test_image_map_matches_image_or_instance(tmp_path: Path, suffix: str) -> Non
         ),
         ("m.json", '{"nothing": "x"}', "or the instance id 'nothing'; the first id is 't0'"),
         ("absent.toml", None, "cannot read the image map"),
-        ("map.json", '{"a/b": "c/d", "a/b": "e/f"}', "the key 'a/b' is there twice; leave one of them out"),
+        ("map.json", '{"a/b": "c/d", "a/b": "e/f"}', "the key 'a/b' appears twice; remove one"),
     ],
 )
 def test_invalid_image_map_is_an_error(tmp_path: Path, name: str, text: str | None, says: str) -> None:

@@ -142,6 +142,6 @@ def run_directory(path: Path) -> AbstractContextManager[RunDirectory]:
     Raises:
         UsageError: `path` is no run directory.
     """
-    from swe_core.run.resume import where_it_was_started
+    from swe_core.run.resume import in_start_directory
 
-    return where_it_was_started(path, lambda sentence: click.echo(f"Note: {printable(sentence)}", err=True))
+    return in_start_directory(path, lambda sentence: click.echo(f"Note: {printable(sentence)}", err=True))

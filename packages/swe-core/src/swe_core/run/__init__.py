@@ -1,1 +1,1 @@
-"""Settings and plugins to a plan, the plan to a run; resume, regrade, verify."""
+"""Plan, run, resume, regrade and verify."""

@@ -1,4 +1,4 @@
-"""Which component fills a role, and with which settings."""
+"""Choose the component that fills a role, and validate its settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swe_core.plugins.manager import PluginSet, RegisteredComponent, Role, allow
 from swe_core.run.settings import RunOptions, Settings, validate
 
 Shared = Mapping[str, tuple[str, Any]]
-"""Settings of a component that are options of the run: setting → (the option's name, its value or None)."""
+"""Component setting → (the run option that sets it, the option's value or None)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +26,31 @@ class ResolvedComponent:
 
     @property
     def name(self) -> str:
-        """The component's name."""
+        """Return the component's name."""
         return self.registered.name
 
     def with_settings(self, shared: Shared) -> ResolvedComponent:
-        """The same component with these options of the run over its settings.
+        """Return this component with the run options in `shared` over its settings.
 
         Raises:
-            ConfigError: It takes no such option, or not this value.
+            ConfigError: The component has no such setting or does not accept the value.
         """
         return ResolvedComponent(
             self.registered, _config(self.registered, self.config.model_dump(exclude_unset=True), shared)
         )
 
     def create(self) -> Any:
-        """Build it; its role says what it is.
+        """Build the component's object.
 
         Raises:
-            SweError: As the plugin raised it.
-            PluginError: The plugin raised anything else.
+            SweError: The plugin raised it.
+            PluginError: The plugin raised any other exception.
         """
         try:
             return self.registered.component.create(self.config)
         except SweError:
             raise
-        except Exception as error:  # the boundary to foreign code
+        except Exception as error:  # plugin code may raise anything
             raise PluginError(
                 f"the {self.registered.role} {self.name!r} of the plugin {self.registered.plugin!r} "
                 f"cannot be created: {sentence(error)}"
@@ -58,16 +58,16 @@ class ResolvedComponent:
 
 
 def load_plugins(run: RunOptions, environment: Mapping[str, str] = os.environ) -> PluginSet:
-    """Load the plugins that a run names, of those that SWE_PLUGINS of `environment` allows.
+    """Load the plugins that `run` names and `SWE_PLUGINS` in `environment` allows.
 
     Raises:
-        PluginError: A plugin that the run names cannot be loaded.
+        PluginError: A plugin that `run` names cannot be loaded.
     """
     return PluginSet(run.plugins, run.extra_plugins, allow_list(environment))
 
 
 def default_component(role: Role, worker: ResolvedComponent) -> str:
-    """Return what fills `role` where the user chooses nothing: the worker's choice or the core's."""
+    """Return the default component of `role`: the worker's default, else the core's."""
     defaults = worker.registered.component.defaults
     return defaults[role] if role in defaults else DEFAULTS[role]
 
@@ -81,14 +81,15 @@ def resolve_component(
     default: str | None = None,
     preset: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> ResolvedComponent:
-    """The component that fills `role`; `explicit` is what its own option says.
+    """Return the component that fills `role`, with validated settings.
 
     Args:
-        preset: By component, settings where the user set none.
+        explicit: Value of the role's own option, such as `--agent`.
+        preset: Component name → default settings, below the user's.
 
     Raises:
-        PluginError: Nothing fills it, or two things do.
-        ConfigError: Its settings are wrong, or it takes no such option.
+        PluginError: No component or more than one fills the role.
+        ConfigError: A setting is wrong, or the component has no setting for a given option.
     """
     registered = plugins.choose(role, explicit, default or DEFAULTS[role])
     if registered is None:
@@ -101,7 +102,7 @@ def resolve_component(
 
 
 def _config(registered: RegisteredComponent, table: Mapping[str, Any], shared: Shared) -> Config:
-    """A component's settings: its own table, and over it the run's options that concern it."""
+    """Return a component's settings: its own table, overridden by run options."""
     values = dict(table)
     for key, (option, value) in shared.items():
         if value is None:

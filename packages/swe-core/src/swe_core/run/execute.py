@@ -1,4 +1,4 @@
-"""Running a plan: open what the rollouts share, drive the worker, close everything."""
+"""Run a plan: open shared resources, drive the worker, close everything."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVER_FILE = "server.json"
-"""Where a run lets its user find the interception server, for as long as it lives."""
+"""File in the run directory with the interception server's address. It exists while the run lasts."""
 BLACK_BOX = "black-box"
 NO_ENGINE = "none"
-"""Stand for an engine's name in the records where there is none."""
+"""Engine names in the records of runs without an engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended.
+    """The result of a run.
 
     Args:
         directory: The run directory, with every finished rollout.
-        cancelled: Whether it was interrupted.
+        cancelled: Whether a signal interrupted the run.
     """
 
     directory: RunDirectory
@@ -70,18 +70,18 @@ class RunResult:
 
 
 class RunExtension(Protocol):
-    """What runs beside the rollouts of a run, such as a push to the Hub or an experiment tracker."""
+    """A task that runs beside the rollouts, such as a push to the Hub or an experiment tracker."""
 
     async def prepare(self) -> None:
-        """Check and open what the extension needs. Called once, before anything of the run is open.
+        """Check and open what the extension needs. Called once, before the run opens anything.
 
         Raises:
-            SweError: The run cannot have the extension, and does not start.
+            SweError: The extension cannot work. The run does not start.
         """
         ...
 
     def running(self, runner: Runner) -> AbstractAsyncContextManager[None]:
-        """Return a context that is open while rollouts run. It may observe `runner`."""
+        """Return a context manager that is open while rollouts run. It may observe `runner`."""
         ...
 
 
@@ -97,21 +97,22 @@ async def execute(
     lock: bool = True,
     extensions: Sequence[RunExtension] = (),
 ) -> RunResult:
-    """Run `plan` into the directory `out`. `ending_signals` cancel it: what was running is recorded.
+    """Run `plan` into the directory `out`.
+
+    `ending_signals` cancel the run. Rollouts that are running then are recorded as cancelled.
 
     Args:
-        observe: Makes the display from the requests that are left, and what is to be known before they run:
-            what the sandboxes do not isolate, what will not hold. What the results mean, which is the
-            engine's notes, is in the run directory; with `resume`, which leaves that as it is, it is here.
-        worker: Drives the run; the plan's, or one that the plan's made for this process.
-        resume: Whether `out` is a run directory that is gone on with. What is finished there is not run
-            again by `Runner.run_all`; a worker that runs rollouts itself knows it of its own.
-        again: With `resume`: rollouts that ended like this are run again.
-        lock: Whether to lock the run directory; False where another process of this run has done so.
-        extensions: What runs beside the rollouts, such as a push to the Hub. The first ends last.
+        observe: Makes the display from the remaining requests and the notes for the user. The engine's notes
+            are among them only with `resume`; a new run writes them to its run directory.
+        worker: Drives the run: the plan's worker, or one that a `Launcher` made for this process.
+        resume: Whether `out` is a run directory to resume. `Runner.run_all` skips its finished rollouts. A
+            worker that starts rollouts itself has to skip them.
+        again: With `resume`, outcomes of rollouts to run again.
+        lock: Whether to lock the run directory; False where another process of this run holds the lock.
+        extensions: Tasks beside the rollouts, such as a push to the Hub. The first ends last.
 
     Raises:
-        SweError: The run could not start, or could not go on.
+        SweError: The run cannot start or cannot continue.
     """
     _raise_descriptor_limit()
     agent = plan.agent
@@ -119,20 +120,18 @@ async def execute(
         redactor = stack.enter_context(redaction_scope())
         provider = cast(SandboxProvider, plan.sandbox.create())
         grader = cast(Grader, plan.grader.create())
-        if resume and lock:  # before anything is done: another process may be in it
+        if resume and lock:  # first of all: another process may use the directory
             stack.enter_context(locked(out))
         for extension in extensions:
             await extension.prepare()
         reaped = await provider.reap()
         if reaped:
-            logger.warning("removed %d sandboxes that a run which lives no more left behind", reaped)
-        check_sandbox_supported(
-            provider, plan.settings
-        )  # the plan has asked, but now it is known what there is
+            logger.warning("removed %d sandboxes of runs that have ended", reaped)
+        check_sandbox_supported(provider, plan.settings)  # again: `reap` may have probed the service
         async with _model_side(plan, redactor) as (gate, black_box, engine_name, model):
             if gate is not None:
                 await gate[1].check()
-            # A bundle may have to be built: host work, in a thread, before the first sandbox is opened.
+            # The first call may build a bundle, which blocks.
             assets = await anyio.to_thread.run_sync(agent.assets)
             first = [*provider.notes(), *_model_notes(gate, black_box, plan.settings.budget)]
             notes = [redactor.text(note) for note in first]
@@ -164,10 +163,11 @@ def create_directory(
     planned: int | None,
     notes: Sequence[str] = (),
 ) -> RunDirectory:
-    """Make the run directory of `plan`.
+    """Create the run directory of `plan`.
 
     Args:
-        planned: Rollouts of the run; None where that is not known before it ends.
+        planned: Number of rollouts; None where it is unknown until the run ends.
+        notes: Sentences that the report shows.
 
     Raises:
         UsageError: `out` exists and is not empty, or cannot be written.
@@ -182,7 +182,7 @@ def create_directory(
 async def _model_side(
     plan: Plan, redactor: Redactor
 ) -> AsyncIterator[tuple[tuple[InterceptionServer, Engine] | None, BlackBox | None, str, str]]:
-    """What answers the agent's LLM calls, with its name and its model's."""
+    """Open what answers LLM calls: (server and engine, black box, engine name, model name)."""
     if plan.model_side is None:
         yield None, None, NO_ENGINE, ""
         return
@@ -194,8 +194,8 @@ async def _model_side(
     engine = cast(Engine, plan.model_side.create())
     if plan.settings.budget.context is not None and not engine.limits_context:
         raise ConfigError(
-            f"the engine {plan.model_side.name!r} does not count a prompt's tokens before it generates, so "
-            "it cannot keep budget.context: leave that out, or choose --engine vllm"
+            f"the engine {plan.model_side.name!r} does not count prompt tokens before it generates and "
+            "cannot keep budget.context: leave budget.context out, or choose --engine vllm"
         )
     if plan.settings.run.record is not None:
         engine = RecordingEngine(engine, plan.settings.run.record, redactor)
@@ -208,14 +208,14 @@ async def _model_side(
 
 @contextmanager
 def _announced(gate: tuple[InterceptionServer, Engine] | None, out: Path) -> Iterator[None]:
-    """Keep `SERVER_FILE` in `out`: the server's URL, the token of its metrics, and our process."""
+    """Keep `SERVER_FILE` in `out` with the server's URL, its metrics token and this process id."""
     if gate is None:
         yield
         return
     path, server = out / SERVER_FILE, gate[0]
     content = {"url": server.url, "metrics_token": server.token, "pid": os.getpid()}
     try:
-        path.unlink(missing_ok=True)  # of a run that was killed and is gone on with
+        path.unlink(missing_ok=True)  # a killed run may have left it
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(orjson.dumps(content) + b"\n")
     except OSError as error:
@@ -231,8 +231,8 @@ def _model_notes(
 ) -> Sequence[str]:
     if black_box is not None:
         return (
-            "Black-box mode: the agent calls the provider itself with a key that it holds, its sandbox "
-            "reaches every address, and no LLM call is recorded.",
+            "Black-box mode: the agent calls the provider with a key of its own, its sandbox reaches every "
+            "address, and no LLM call is recorded.",
         )
     if gate is None:
         return ()
@@ -240,15 +240,15 @@ def _model_notes(
     if asked is None or engine.context is None or asked <= engine.context:
         return ()
     return (
-        f"budget.context is {asked}, but the context of the model {engine.model!r} has {engine.context} "
-        "tokens, and that is what holds: lower it, or serve the model with a longer one",
+        f"budget.context is {asked}, but the model {engine.model!r} has a context of {engine.context} "
+        "tokens, which is the limit: lower budget.context, or serve the model with a longer context",
     )
 
 
 def _requests(
     plan: Plan, agent: AgentSpec, assets: tuple[Asset, ...], engine: str, model: str
 ) -> list[RolloutRequest]:
-    """Every attempt at every task, task by task."""
+    """Return a request for every attempt at every task, task by task."""
     limits = limits_of(plan.settings)
     return [
         RolloutRequest(
@@ -272,7 +272,7 @@ def _requests(
 
 
 async def _until_signalled(worker: RolloutWorker, runner: Runner) -> bool:
-    """Drive the worker to its end, or until a signal cancels it. Returns whether one did."""
+    """Drive the worker until it ends or a signal cancels it. Return whether a signal did."""
     signalled = False
     problem: Exception | None = None
 
@@ -287,7 +287,7 @@ async def _until_signalled(worker: RolloutWorker, runner: Runner) -> bool:
         group.start_soon(watch, group.cancel_scope)
         try:
             await worker.run(runner)
-        except Exception as error:  # carried out of the task group, which would wrap it
+        except Exception as error:  # the task group would wrap it in a group
             problem = error
         group.cancel_scope.cancel()
     if problem is not None:
@@ -296,7 +296,7 @@ async def _until_signalled(worker: RolloutWorker, runner: Runner) -> bool:
 
 
 def _raise_descriptor_limit() -> None:
-    """Sockets and pipes of many rollouts exceed the usual soft limit of 1024; the hard one is ours to use."""
+    """Raise the soft descriptor limit to the hard one: many rollouts need more than the usual 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

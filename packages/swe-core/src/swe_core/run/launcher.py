@@ -1,4 +1,4 @@
-"""Launcher: a worker that has a process of its own."""
+"""Launcher: a worker that runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Launch:
     """A run that is about to start.
 
     Args:
-        settings: All of its settings, the plugins included: a process elsewhere can make the same plan.
-        directory: The run directory, which does not exist or is empty; with `resume`, that of the run.
-        resume: Whether an earlier run in `directory` is gone on with.
+        settings: All settings, including plugins, so that another process can make the same plan.
+        directory: The run directory. Without `resume` it is absent or empty.
+        resume: Whether to resume the run in `directory`.
     """
 
     settings: Settings
@@ -27,17 +27,19 @@ class Launch:
 
 
 class Launcher(ABC):
-    """A worker that has a process of its own beside the rollouts', such as a trainer. It is asked in the
-    main thread, outside any event loop, and runs `swe_core.run.execute.execute` with a `RolloutWorker` of its
-    own wherever it likes."""
+    """A worker with a process of its own beside the rollouts, such as a trainer.
+
+    `launch` is called in the main thread, outside any event loop. It calls `swe_core.run.execute.execute`
+    with a `RolloutWorker` of its own, in a process of its choice.
+    """
 
     @abstractmethod
     def launch(self, launch: Launch) -> bool:
-        """Run to the end. Whatever it started is over when it returns or raises.
+        """Run to the end. Every process that it started has exited when it returns or raises.
 
         Returns:
-            Whether it was interrupted.
+            Whether the run was interrupted.
 
         Raises:
-            SweError: The run could not start, or could not go on.
+            SweError: The run cannot start or cannot continue.
         """

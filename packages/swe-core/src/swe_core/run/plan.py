@@ -1,4 +1,4 @@
-"""From settings and plugins to a plan: which components, with which settings, on which tasks."""
+"""Make a plan from settings and plugins: components, their settings, and tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from swe_core.system.urls import base_url
 
 @dataclass(frozen=True, slots=True)
 class BlackBoxPlan:
-    """Black-box mode: the provider's URL and model, and the key that the user hands to the agent."""
+    """Black-box mode: the provider's URL and model, and the key for the agent."""
 
     url: str
     model: str
@@ -34,7 +34,7 @@ class BlackBoxPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run that can start: every choice made and checked, nothing opened yet."""
+    """A run that is ready to start: every choice is made and checked, nothing is open."""
 
     settings: Settings
     tasks: Sequence[Task]
@@ -43,14 +43,14 @@ class Plan:
     grader: ResolvedComponent
     worker: ResolvedComponent
     model_side: ResolvedComponent | BlackBoxPlan | None
-    """The engine behind the gate, or black-box mode; None for an agent that makes no LLM calls."""
+    """The engine behind the interception server, or black-box mode; None for an agent without LLM calls."""
 
 
 def plan_run(settings: Settings, plugins: PluginSet) -> Plan:
     """Choose the components and read the tasks.
 
     Raises:
-        UsageError: A choice, a setting or a task row is wrong, or the sandboxes would all be refused.
+        UsageError: A choice, a setting or a task row is wrong, or the provider would refuse every sandbox.
     """
     _refuse_unknown_tables(settings, plugins)
     run = settings.run
@@ -85,10 +85,10 @@ def plan_run(settings: Settings, plugins: PluginSet) -> Plan:
 
 
 def grader_of(settings: Settings, plugins: PluginSet) -> ResolvedComponent:
-    """The grader of a run with these settings, which its worker may have a word on.
+    """Return the grader of a run, whose default and preset settings come from its worker.
 
     Raises:
-        UsageError: The choice or a setting is wrong.
+        UsageError: The grader or a setting is wrong.
     """
     worker = resolve_component(settings, plugins, "worker", settings.run.worker).registered.component
     default, preset = worker.defaults.get("grader"), worker.settings.get("grader")
@@ -96,7 +96,7 @@ def grader_of(settings: Settings, plugins: PluginSet) -> ResolvedComponent:
 
 
 def sandbox_spec(task: Task, settings: Settings) -> SandboxSpec:
-    """What a rollout of `task` asks of the provider, without the agent's assets: they are not built yet."""
+    """Return the spec of a rollout's sandbox, without the agent's assets, which are built later."""
     resources = settings.resources.model_dump()
     return SandboxSpec(image=task.image, repository=task.repository, workdir=task.workdir, **resources)
 
@@ -105,9 +105,10 @@ _LEAST_GRADE, _TIMES_GOLD = 60.0, 5.0
 
 
 def limits_of(settings: Settings) -> Callable[[Task], Limits]:
-    """The time budgets of a task. Where `--verified` knows how long the tests take with the gold patch, a
-    test run may take five times as long, and a minute at least: a patch whose tests hang should not hold its
-    place for all of `limits.grade`.
+    """Return a function from a task to its time limits.
+
+    Where the `--verified` report has the duration of the tests with the gold patch, a test run may take five
+    times as long, and at least a minute. A patch whose tests hang then does not use up `limits.grade`.
 
     Raises:
         UsageError: The report cannot be read.
@@ -127,10 +128,10 @@ def limits_of(settings: Settings) -> Callable[[Task], Limits]:
 
 
 def check_sandbox_supported(provider: SandboxProvider, settings: Settings, *, agents: bool = True) -> None:
-    """Refuse sandboxes once that every rollout would find refused; see `SelectiveProvider`.
+    """Ask a `SelectiveProvider` whether it can open the sandboxes of a run.
 
     Args:
-        agents: Whether agents run, too, and not only tests, which have no network.
+        agents: Whether agents run. Tests alone have no network.
 
     Raises:
         ConfigError: The provider refuses what the settings ask for.
@@ -162,7 +163,7 @@ def _engine(
         recording = None if "file" in own else source.recording
         if recording is None and "file" not in own:
             raise ConfigError(
-                f"the engine {RECORDED_ENGINE!r} needs a recording and these tasks bring none: "
+                f"the engine {RECORDED_ENGINE!r} needs a recording and these tasks have none: "
                 "pass --recording FILE"
             )
     shared = {
@@ -177,33 +178,33 @@ def _black_box(settings: Settings) -> BlackBoxPlan:
     run = settings.run
     if settings.resources.network != "full":
         raise ConfigError(
-            "--mode black-box needs --network full: the agent calls the provider itself, from inside its "
-            "sandbox, and then reaches everything else too"
+            "--mode black-box needs --network full: the agent calls the provider from its sandbox, "
+            "which can then reach every address"
         )
     if not run.engine_url or not run.model or not run.agent_key_env:
         raise ConfigError(
             "--mode black-box needs --engine-url URL, --model NAME and --agent-key-env VARIABLE, "
-            "the variable whose key is handed to the agent"
+            "the environment variable with the agent's key"
         )
     if run.record or run.recording or run.engine:
         raise ConfigError(
-            "--mode black-box has no engine: leave out --engine, --record and --recording, "
-            "the host does not see the agent's calls"
+            "--mode black-box has no engine, because the host does not see the agent's LLM calls: "
+            "leave out --engine, --record and --recording"
         )
     kept = settings.budget.model_dump(exclude={"grace"}, exclude_none=True)
     if kept:
         raise ConfigError(
-            f"--mode black-box cannot keep budget.{next(iter(kept))}: the host sees no calls; "
-            "leave it out, limits.agent bounds the agent's time"
+            f"--mode black-box cannot keep budget.{next(iter(kept))}, because the host sees no LLM calls: "
+            "leave it out; limits.agent limits the agent's time"
         )
     key = os.environ.get(run.agent_key_env)
     if not key:
-        raise ConfigError(f"--agent-key-env: the variable {run.agent_key_env!r} is not set or empty")
+        raise ConfigError(f"--agent-key-env: the variable {run.agent_key_env!r} is unset or empty: set it")
     return BlackBoxPlan(base_url(run.engine_url), run.model, SecretStr(key))
 
 
 def _refuse_unknown_tables(settings: Settings, plugins: PluginSet) -> None:
-    """A mistyped `[sandbox.dokcer]` would be ignored in silence. Plugins that are not loaded may be named."""
+    """Refuse tables of unknown components, such as `[sandbox.dokcer]`, except those of unloaded plugins."""
     for role in HOOKS:
         offered = {registered.name for registered in plugins.components(role)}
         for name in getattr(settings, role):

@@ -1,4 +1,4 @@
-"""Whether a run's verdicts can be reached again: its kept patches, graded with its own settings."""
+"""Grade a run's kept patches again with its own settings, and compare the verdicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from swe_core.run.task_selection import selection
 
 
 class Difference(BaseModel):
-    """Something of a grade that is another one now."""
+    """One value of a grade that differs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -31,10 +31,9 @@ class Difference(BaseModel):
 
 
 class Regraded(BaseModel):
-    """One rollout graded again.
+    """One rollout, graded again.
 
-    `cause` says where differences come from: the task, the image or the test files are others now, or none of
-    them is and the tests are flaky.
+    `cause` explains the differences: a changed task, image or test file, else flaky tests.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -47,15 +46,15 @@ class Regraded(BaseModel):
 
     @property
     def same(self) -> bool:
-        """Whether the same verdict was reached from the same things."""
+        """Return whether the same inputs gave the same verdict."""
         return self.error is None and not self.differences
 
 
 def chosen(run: RunDirectory, name: str | None) -> list[Rollout]:
-    """The graded rollouts of a run, or the one that is named.
+    """Return the graded rollouts of `run`, or only the rollout `name`.
 
     Raises:
-        UsageError: There is none of that name, or it has no grade.
+        UsageError: The run has no graded rollout, or none of that name.
     """
     graded = [rollout for rollout in run.rollouts() if rollout.grade is not None]
     if name is None:
@@ -73,13 +72,13 @@ def chosen(run: RunDirectory, name: str | None) -> list[Rollout]:
 async def regrade(
     run: RunDirectory, rollouts: Sequence[Rollout], settings: Settings, plugins: PluginSet
 ) -> AsyncIterator[Regraded]:
-    """Grade the patches of `rollouts` again, one after the other. The run directory is only read.
+    """Grade the patches of `rollouts` again, one after the other. The run directory stays unchanged.
 
     Args:
-        settings: Those that the run was started with.
+        settings: The settings that the run started with.
 
     Raises:
-        UsageError: The sandbox, the grader or the tasks cannot be had any more.
+        UsageError: The sandbox provider, the grader or the tasks are no longer available.
     """
     provider = cast(
         SandboxProvider, resolve_component(settings, plugins, "sandbox", settings.run.sandbox).create()
@@ -121,7 +120,7 @@ async def _again(
 
 
 def compare(before: Grade, now: Grade) -> Iterator[Difference]:
-    """What is different. Not compared are times, and with them the log, whose hash can never be the same."""
+    """Yield the differences between two grades, except times and the log, which contains times."""
     for name in ("resolved", "channel", "applied_with", "test_exit_code", "image_id"):
         yield from _difference(name, getattr(before, name), getattr(now, name))
     for name in ("task", "patch", "tests", "tree"):
@@ -146,12 +145,12 @@ def _cause(differences: Sequence[Difference]) -> str | None:
         return None
     changed = {difference.what for difference in differences}
     for what, words in {
-        "patch": "the kept patch is another one",
+        "patch": "the kept patch has changed",
         "task": "the task has changed",
         "image_id": "the image has changed",
-        "tests": "the test files are others",
-        "tree": "the graded work tree is another one",
+        "tests": "the test files have changed",
+        "tree": "the graded work tree has changed",
     }.items():
         if what in changed:
             return words
-    return "the same things gave another result: flaky tests, or a machine that differs"
+    return "the same inputs gave another result: flaky tests or a different machine"

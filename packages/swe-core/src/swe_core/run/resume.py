@@ -1,4 +1,4 @@
-"""Whether a run that is gone on with is still the same run: where it was started, its settings, its tasks."""
+"""Resume a run: enter its working directory, and check that its settings and tasks are unchanged."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ ADJUSTABLE = (
     *("run.concurrency", "run.engine_url", "run.sandbox_retries", "server.port"),
     *("push.to", "push.private", "push.every"),
 )
-"""Settings that no verdict depends on, and that may change when a run is gone on with."""
+"""Settings that may change on resume, because no verdict depends on them."""
 
 
 @contextmanager
-def where_it_was_started(path: Path, tell: Callable[[str], None]) -> Iterator[RunDirectory]:
-    """Open the run directory `path`, and be where its run was started for the length of the context, since
-    relative paths in its settings are of there. Where that is gone, the process stays where it is; where
-    the current directory is gone, it stays there.
+def in_start_directory(path: Path, tell: Callable[[str], None]) -> Iterator[RunDirectory]:
+    """Open the run directory `path`, and work in the directory where its run was started.
+
+    Relative paths in the run's settings start there. If that directory no longer exists, the process stays
+    in the current one. On exit the process returns to its former directory, if that still exists.
 
     Args:
-        tell: Is given a sentence where the one directory is not the other.
+        tell: Receives a sentence for the user where the two directories differ.
 
     Raises:
-        UsageError: `path` is no run directory, is of another format, or is relative to a directory that is
-            gone.
+        UsageError: `path` is no run directory, has another format, or is relative to a removed directory.
     """
     run = RunDirectory.open(path)
     there, here = run.info.directory, working_directory()
@@ -42,14 +42,14 @@ def where_it_was_started(path: Path, tell: Callable[[str], None]) -> Iterator[Ru
     about = f"the run {str(path)!r} was started in {there!r}"
     if not os.path.isdir(there) or not os.access(there, os.X_OK):
         found = "not found" if here is None else f"looked for in {here!r}"
-        tell(f"{about}, where nobody can go here: relative paths in its settings are {found}")
+        tell(f"{about}, which is not accessible here: relative paths in its settings are {found}")
         yield run
         return
-    if here is None and not path.is_absolute():  # as `../run`, which the kernel still finds
+    if here is None and not path.is_absolute():  # the kernel still finds paths such as `../run`
         raise UsageError(
-            f"{str(path)!r} is relative to the working directory, which was removed: give the whole path"
+            f"{str(path)!r} is relative to the working directory, which was removed: give the absolute path"
         )
-    tell(f"{about}: relative paths in its settings are looked for there")
+    tell(f"{about}: relative paths in its settings start there")
     path = path.absolute()
     os.chdir(there)
     try:
@@ -60,14 +60,14 @@ def where_it_was_started(path: Path, tell: Callable[[str], None]) -> Iterator[Ru
 
 
 def check_same(run: RunDirectory, plan: Plan) -> None:
-    """Refuse to go on with `run` as another one: half of its rollouts would not compare with the rest.
+    """Refuse to resume `run` with other settings or tasks: its rollouts would not be comparable.
 
     Raises:
-        UsageError: A setting or a task is not what it was when the run was started.
+        UsageError: A setting or a task has changed since the run was started.
     """
-    where = f"the run {str(run.path)!r} cannot be gone on with"
+    where = f"the run {str(run.path)!r} cannot be resumed"
     now = dict(_flat(plan.settings.model_dump(mode="json")))
-    # A setting that a later version knows besides has its default in both.
+    # A setting that is new in this version has its default in both.
     for key, before in _flat(run.info.settings):
         if key not in ADJUSTABLE and now.get(key) != before:
             raise UsageError(
@@ -77,16 +77,16 @@ def check_same(run: RunDirectory, plan: Plan) -> None:
     before_tasks, tasks = run.info.tasks, {task.instance_id: task.digest for task in plan.tasks}
     for name in before_tasks.keys() | tasks.keys():
         if before_tasks.get(name) != tasks.get(name):
-            what = "is new" if name not in before_tasks else "is gone" if name not in tasks else "has changed"
-            raise UsageError(
-                f"{where}: its tasks are others now: {name!r} {what}; start a new run with --out"
+            what = (
+                "is new" if name not in before_tasks else "is missing" if name not in tasks else "has changed"
             )
+            raise UsageError(f"{where}: its tasks have changed: {name!r} {what}; start a new run with --out")
     if list(before_tasks) != list(tasks):
-        raise UsageError(f"{where}: its tasks come in another order now; start a new run with --out")
+        raise UsageError(f"{where}: the order of its tasks has changed; start a new run with --out")
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by their full names."""
+    """Yield (full name, value) of each setting."""
     for name, value in settings.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")

@@ -122,7 +122,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """First wins: the command line, then the environment, then the file."""
+        """Return the layers, highest priority first: command line, environment, file."""
         return init_settings, env_settings, InitSettingsSource(settings_cls, cls.file_values)
 
 
@@ -133,7 +133,7 @@ def load_settings(
     recorded: Mapping[str, Any] | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> Settings:
-    """The settings of a run from all four layers.
+    """Load the settings of a run from all four layers.
 
     Args:
         file: A TOML file (`--config`).
@@ -141,11 +141,11 @@ def load_settings(
             parses as JSON, else text.
         command_line: Section → setting → value; None values are unset.
         overrides: Setting, such as "worker.trl.weight_sync" → its value, above all layers.
-        recorded: All settings of an earlier run, in the place of a file.
+        recorded: All settings of an earlier run, in place of a file.
 
     Raises:
-        ConfigError: A file, a key or a value is wrong; the sentence names it and where it came from. So is a
-            setting that is a secret by its name: a run keeps its settings, and pushes them.
+        ConfigError: A file, a key or a value is wrong, or the name of a setting marks a secret. A run stores
+            its settings and may push them.
     """
     values: dict[str, Any] = {}
     for section, options in (command_line or {}).items():
@@ -157,7 +157,7 @@ def load_settings(
     for setting, value in (overrides or {}).items():
         _place(values, setting.split("."), value, f"the option for {setting!r}")
     _refuse_unknown_environment()
-    # A subclass carries the file's values, so that loading twice in one process shares nothing.
+    # A subclass carries the file's values, so that two calls in one process share nothing.
     layered = type(
         "Settings", (Settings,), {"file_values": dict(recorded or _read_file(file)), "__module__": __name__}
     )
@@ -165,21 +165,21 @@ def load_settings(
         settings: Settings = layered(**values)
     except ValidationError as error:
         raise ConfigError(explain(error, "the settings")) from None
-    except ValueError as error:  # pydantic-settings: an environment value that is not JSON
-        raise ConfigError(f"the environment holds a setting that cannot be read: {error}") from None
+    except ValueError as error:  # from pydantic-settings: an environment value is not JSON
+        raise ConfigError(f"a setting in the environment cannot be read: {error}") from None
     for name in secret_settings(settings.model_dump(mode="json")):
         raise ConfigError(
-            f"the setting {name!r} is a secret by its name, and a run keeps its settings: leave it out, and "
-            "name the variable that holds it where there is a setting for that, such as api_key_env"
+            f"the setting {name!r} looks like a secret, and a run stores its settings: leave it out, and "
+            "name an environment variable in a setting such as api_key_env"
         )
     return settings
 
 
 def validate(model: type[Config], values: Mapping[str, Any], what: str) -> Config:
-    """`values` as a component's settings.
+    """Return `values` as a component's settings.
 
     Raises:
-        ConfigError: A key is unknown or a value is wrong; the sentence starts with `what`.
+        ConfigError: A key is unknown or a value is wrong. The message starts with `what`.
     """
     try:
         return model.model_validate(dict(values))
@@ -188,7 +188,7 @@ def validate(model: type[Config], values: Mapping[str, Any], what: str) -> Confi
 
 
 def explain(error: ValidationError, what: str, model: type[BaseModel] | None = None) -> str:
-    """One sentence for a pydantic error: the first problem, and how many more there are."""
+    """Return one sentence for a pydantic error: the first problem and the number of others."""
     problems = error.errors(include_url=False)
     first = problems[0]
     key = ".".join(str(part) for part in first["loc"])
@@ -208,7 +208,7 @@ def explain(error: ValidationError, what: str, model: type[BaseModel] | None = N
 
 
 def _fields_at(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    """The field names of the model that `path` leads to."""
+    """Return the field names of the model at `path`."""
     for part in path:
         annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
@@ -231,7 +231,7 @@ def _put(target: dict[str, Any], text: str) -> None:
 
 
 def _place(target: dict[str, Any], parts: Sequence[str], value: object, what: str) -> None:
-    """Set the value at a path of tables."""
+    """Set `value` at the path `parts` of nested tables."""
     for part in parts[:-1]:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
@@ -251,7 +251,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
 
 
 def _refuse_unknown_environment() -> None:
-    """A mistyped variable would be ignored in silence, so look for those that can only be meant for us."""
+    """Refuse unknown variables with our prefix: pydantic-settings ignores them without a message."""
     sections = list(Settings.model_fields)
     for name in os.environ:
         section, nested, key = name.removeprefix(PREFIX).lower().partition(NESTED)

@@ -1,12 +1,12 @@
-"""Which tasks a command is about: the source, and what is taken from it, in one stated order.
+"""Select the tasks of a command, in this order:
 
-1. the source: a name, a file or directory of rows, or a data set on the Hub (`--tasks`, `--split`)
-2. `--filter COLUMN=GLOB`, each of them
-3. `--image-map FILE`, which changes images and no choice
-4. `--task ID`, in the order that they are given in
-5. `--verified FILE`: what a report of `swe-core tasks verify`, made on these images, calls usable
-6. `--shuffle SEED`
-7. `--limit N`, the first of what is left
+1. `--tasks`, `--split`: read a task source, a file or directory of rows, or a data set on the Hub
+2. `--filter COLUMN=GLOB`: keep the rows that match every filter
+3. `--image-map FILE`: replace images
+4. `--task ID`: keep these tasks, in the given order
+5. `--verified FILE`: keep the usable tasks of a report of `swe-core tasks verify` on these images
+6. `--shuffle SEED`: shuffle
+7. `--limit N`: keep the first N
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _FILES = (".json", ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """A task source, and what is wanted of it.
+class TaskSelection:
+    """A task source with the options that select tasks from it.
 
     Args:
-        name: The component's name.
-        source: Not read yet.
-        settings: Whose `[run]` says what is wanted.
-        filters: What the source does not match itself.
+        name: The source's component name.
+        source: The source, which `tasks` reads.
+        settings: Settings whose `[run]` table has the options.
+        filters: Filters that the source does not apply itself.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Selection:
     filters: tuple[ColumnFilter, ...]
 
     def tasks(self) -> list[Task]:
-        """Read the source and take what is wanted.
+        """Read the source and return the selected tasks.
 
         Raises:
-            TaskError: A row is wrong, nothing is left, or `--task` names none of the tasks.
-            ConfigError: A file that an option names is wrong, or its image map names what no task has.
+            TaskError: A row is wrong, no task is left, or `--task` names an unknown task.
+            ConfigError: A file that an option names is wrong, or a key of the image map matches no task.
         """
         run = self.settings.run
         images = _image_map(run.image_map) if run.image_map is not None else {}
@@ -62,7 +62,7 @@ class Selection:
             raise TaskError(f"the task source {self.name!r} has no tasks")
         if self.filters:
             left = keep([(task, task.model_dump()) for task in left], self.filters)
-        if images and not run.filter:  # a filter may have left out the tasks that a key is for
+        if images and not run.filter:  # a filter may have removed the task of a key
             _refuse_unknown(images, left, f"the image map {str(run.image_map)!r}")
         left = [_with_image(task, images) for task in left]
         if run.only:
@@ -74,15 +74,15 @@ class Selection:
         return left[: run.limit]
 
 
-def selection(settings: Settings, plugins: PluginSet) -> Selection:
-    """The source that `--tasks` names, and what the settings want of it.
+def selection(settings: Settings, plugins: PluginSet) -> TaskSelection:
+    """Return the source that `--tasks` names, with the options that select from it.
 
-    A file and a data set are read by whoever fills the role `tasks` and has a setting `file` or `dataset`. A
-    source with a setting `filter` matches `--filter` itself, against its rows; of any other, the fields of
-    its tasks are matched.
+    The component with the role `tasks` and a setting `file` or `dataset` reads files and data sets. A source
+    with a setting `filter` applies `--filter` to its rows. For any other source, `--filter` applies to the
+    fields of its tasks.
 
     Raises:
-        UsageError: There is no such source, or a setting is wrong.
+        UsageError: The source is unknown, or a setting is wrong.
     """
     run = settings.run
     filters = tuple(map(ColumnFilter.parse, run.filter))
@@ -106,7 +106,7 @@ def selection(settings: Settings, plugins: PluginSet) -> Selection:
     if filters and "filter" in chosen.registered.component.config.model_fields:
         asked = {"filter": ("--filter", run.filter)}
         chosen, filters = chosen.with_settings(asked), ()
-    return Selection(chosen.name, cast(TaskSource, chosen.create()), settings, filters)
+    return TaskSelection(chosen.name, cast(TaskSource, chosen.create()), settings, filters)
 
 
 def _only(tasks: Sequence[Task], wanted: Sequence[str]) -> list[Task]:
@@ -114,7 +114,7 @@ def _only(tasks: Sequence[Task], wanted: Sequence[str]) -> list[Task]:
     for name in wanted:
         if name not in by_id:
             close = difflib.get_close_matches(name, list(by_id), n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"the first one is {tasks[0].instance_id!r}"
+            hint = f"did you mean {close[0]!r}?" if close else f"the first task is {tasks[0].instance_id!r}"
             raise TaskError(f"--task {name!r}: no such task; {hint}")
     return [by_id[name] for name in dict.fromkeys(wanted)]
 
@@ -130,10 +130,10 @@ def _usable(tasks: Sequence[Task], report: Path) -> list[Task]:
 
 
 def _image_map(file: Path) -> Mapping[str, str]:
-    """Image or instance id → image, from a TOML or a JSON file.
+    """Return image or instance id → image, from a TOML or JSON file.
 
     Raises:
-        ConfigError: The file cannot be read, or holds something else.
+        ConfigError: The file cannot be read, or is no such map.
     """
     name = repr(str(file))
     kind = "JSON" if file.suffix.lower() == ".json" else "TOML"
@@ -143,10 +143,8 @@ def _image_map(file: Path) -> Mapping[str, str]:
     except OSError as error:
         raise ConfigError(f"cannot read the image map {name}: {error.strerror}") from None
     except strict_json.KeyTwice as error:
-        raise ConfigError(
-            f"the image map {name}: the key {error.key!r} is there twice; leave one of them out"
-        ) from None
-    except (ValueError, RecursionError) as error:  # those of both parsers and of the decoder, too
+        raise ConfigError(f"the image map {name}: the key {error.key!r} appears twice; remove one") from None
+    except (ValueError, RecursionError) as error:  # either parser, or the UTF-8 decoder
         raise ConfigError(f"the image map {name} is not {kind}: {error}") from None
     expected = 'such as "owner/image:tag" = "registry.example/image:tag"'
     if not isinstance(images, dict):
@@ -154,7 +152,7 @@ def _image_map(file: Path) -> Mapping[str, str]:
     for key, image in images.items():
         if not isinstance(image, str) or not IMAGE_NAME.fullmatch(image):
             raise ConfigError(
-                f"the image map {name}: what {key!r} is mapped to is not the name of a container image; "
+                f"the image map {name}: the value of {key!r} is not the name of a container image; "
                 f"expected {expected}"
             )
     return images
@@ -173,4 +171,4 @@ def _with_image(task: Task, images: Mapping[str, str]) -> Task:
     image = images.get(task.instance_id) or images.get(task.image or "")
     if image is None:
         return task
-    return Task(**task.model_dump(exclude={"image"}), image=image)  # model_copy would keep a digest of before
+    return Task(**task.model_dump(exclude={"image"}), image=image)  # unlike model_copy, it validates

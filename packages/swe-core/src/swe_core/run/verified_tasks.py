@@ -1,4 +1,4 @@
-"""What a run takes from a report of `tasks verify`: usable tasks, their images and times."""
+"""Read usable tasks, their images and test times from a report of `tasks verify`."""
 
 from __future__ import annotations
 
@@ -12,34 +12,33 @@ from swe_core.run.verify.report import VerifyReport
 
 
 def usable_ids(path: Path, tasks: Iterable[Task]) -> set[str]:
-    """The ids of those of `tasks` that the report in `path` calls usable.
+    """Return the ids of the `tasks` that the report in `path` calls usable.
 
     Args:
-        tasks: Rows that may be run; those that the report does not know are not usable.
+        tasks: Candidate tasks. A task that is not in the report is not usable.
 
     Raises:
-        UsageError: `path` is no report, or a row that it calls usable has changed since, or was verified
-            without cheats.
+        UsageError: `path` is no report, or a usable task has changed since or was verified without cheats.
     """
     usable = {task.task_id: task for task in VerifyReport.read(path).tasks if task.verdict == "usable"}
     known = [task for task in tasks if task.instance_id in usable]
     changed = [task.instance_id for task in known if usable[task.instance_id].digest != task.digest]
     if changed:
         raise UsageError(
-            f"--verified {str(path)!r}: the rows of {_listed(changed)} are not those that were verified "
-            "(their patch, tests, image or commands changed): run `swe-core tasks verify` again"
+            f"--verified {str(path)!r}: the patch, tests, image or commands of {_listed(changed)} have "
+            "changed since the report: run `swe-core tasks verify` again"
         )
     untried = [task.instance_id for task in known if not usable[task.instance_id].cheated_at]
     if untried:
         raise UsageError(
             f"--verified {str(path)!r}: no cheat was tried on {_listed(untried)}, so a patch that fixes "
-            "nothing may be paid: run `swe-core tasks verify` again without `--cheats none`"
+            "nothing may earn a reward: run `swe-core tasks verify` again without `--cheats none`"
         )
     return {task.instance_id for task in known}
 
 
 def image_ids(path: Path) -> dict[str, str]:
-    """Task id → the id of the image that it was verified in, as far as the report in `path` knows one.
+    """Return task id → id of the image that the report in `path` verified it in, where known.
 
     Raises:
         UsageError: `path` is no report.
@@ -50,7 +49,7 @@ def image_ids(path: Path) -> dict[str, str]:
 
 
 def gold_seconds(path: Path) -> dict[str, float]:
-    """Task id → seconds of the longest test run with its gold patch, as far as the report in `path` has one.
+    """Return task id → duration of the longest test run with the gold patch [s], where known.
 
     Raises:
         UsageError: `path` is no report.
@@ -63,16 +62,15 @@ def gold_seconds(path: Path) -> dict[str, float]:
 
 
 def other_images(verified: Mapping[str, str], rollouts: Iterable[Rollout]) -> list[str]:
-    """A note on each task with a grade from another image than it was verified in; ids that are not known on
-    both sides are not compared.
+    """Return a note on each task that was graded in another image than it was verified in.
 
     Args:
-        verified: As `image_ids` has it.
+        verified: The result of `image_ids`. Tasks without an image id on either side are left out.
     """
     graded = {(one.task_id, one.grade.image_id) for one in rollouts if one.grade and one.grade.image_id}
     return [
-        f"the task {name!r} was graded in the image {image!r} and verified in {verified[name]!r}, which "
-        "its name stood for then: run `swe-core tasks verify` again"
+        f"the task {name!r} was verified in the image {verified[name]!r} and graded in {image!r}: "
+        "its image name has moved; run `swe-core tasks verify` again"
         for name, image in sorted(graded)
         if verified.get(name, image) != image
     ]

@@ -129,9 +129,9 @@ def test_changed_tasks_are_rejected(tmp_path: Path) -> None:
     assert usable_ids(path, [A, C, task_named("new")]) == {"a"}
     assert usable_ids(path, [task_named("a", problem_statement="the same bug, in other words")]) == {"a"}
     assert usable_ids(path, [task_named("c", patch="other")]) == set()
-    with pytest.raises(UsageError, match="the rows of 'a' are not those that were verified"):
+    with pytest.raises(UsageError, match="commands of 'a' have changed since the report"):
         usable_ids(path, [task_named("a", image="another")])
-    with pytest.raises(UsageError, match="the rows of 'a', 'b' are not"):
+    with pytest.raises(UsageError, match="commands of 'a', 'b' have changed"):
         usable_ids(path, [task_named("a", patch="x"), task_named("b", patch="x")])
 
 
