@@ -41,7 +41,7 @@ HANDED_OVER = ("--mode", "black-box", "--network", "full", "--agent-key-env", "P
         (["--mode", "black-box", "--network", "full", *URL], "--agent-key-env"),
         (["--mode", "black-box", "--network", "full", *URL, "--agent-key-env", "SWE_NO_SUCH"], "SWE_NO_SUCH"),
         ([*HANDED_OVER, "--engine-url", "notaurl"], "not a base URL"),
-        ([*HANDED_OVER, "--engine-url", "http://user:passw0rd@127.0.0.1:9/v1"], "holds a user or password"),
+        ([*HANDED_OVER, "--engine-url", "http://user:passw0rd@127.0.0.1:9/v1"], "has a user or password"),
         (["--plugins", "hf", "--set", "sandbox.hf.flavour=x"], "did you mean 'flavor'?"),
         (["-p", "no:local"], "'local' is blocked by -p no:local"),
         (["--mode", "white"], "run.mode"),

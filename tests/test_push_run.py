@@ -58,5 +58,5 @@ def test_a_hub_that_is_away_costs_a_run_nothing(
     hf.faults.failing = 0.0
     later = command("push", str(out), env=hf.environment())
     assert later.code == 0
-    assert later.stdout.startswith("pushed 1 of 1 finished rollout, 0 were there already: ")
+    assert later.stdout.startswith("pushed 1 of 1 finished rollout, 0 were already there: ")
     assert [row["outcome"] for row in rows(hf)] == ["resolved"]

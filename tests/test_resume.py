@@ -243,7 +243,7 @@ def test_a_run_stays_the_run_that_it_was(make: Callable[..., Evaluation]) -> Non
 
 
 def test_retry_errors_needs_a_run(make: Callable[..., Evaluation]) -> None:
-    assert "--retry-errors goes with --resume RUN" in make().run("--retry-errors", code=2)
+    assert "--retry-errors needs --resume RUN" in make().run("--retry-errors", code=2)
 
 
 @pytest.mark.slow

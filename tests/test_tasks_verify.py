@@ -251,11 +251,11 @@ def test_what_was_finished_is_not_lost(
     assert (json.loads(line)["task_id"], json.loads(line)["verdict"]) == ("first", "usable")
     again = verify("--tasks", str(tasks), "--task", "first", *options)
     assert again.code == 0, again.stderr
-    assert "1/1 first: usable (known from before)" in again.stderr
+    assert "1/1 first: usable (cached)" in again.stderr
     if how == signal.SIGINT:
         return
     anew = verify("--tasks", str(tasks), "--task", "first", "--no-cache", *options)
-    assert "known from before" not in anew.stderr
+    assert "cached" not in anew.stderr
 
 
 def test_the_page_has_every_verdict_and_every_cheat() -> None:

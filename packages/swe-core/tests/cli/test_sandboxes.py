@@ -131,7 +131,7 @@ def test_slow_service_is_announced(
     monkeypatch.setattr(click, "said", said, raising=False)
     monkeypatch.setattr(importlib.import_module("swe_core.cli.sandboxes"), "_PATIENCE", 0.0)
     done = sandboxes(command, "-p", str(own_directory / "plugin.py"), "--sandbox", "slow", "--json")
-    assert done.stderr == "no answer yet, and it is asked again for a while: Ctrl-C ends that\n"
+    assert done.stderr == "no answer yet, still trying: press Ctrl-C to stop\n"
     assert json.loads(done.stdout) in ([], {"removed": 0})
 
 

@@ -192,7 +192,7 @@ def test_show_suggests_close_rollouts(run: Run, name: str, hint: str) -> None:
 
 
 def test_show_rejects_a_run_without_rollouts(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no rollout 'a'; none has begun"):
+    with pytest.raises(UsageError, match="has no rollout 'a'; none has started"):
         Run(tmp_path / "run").show("a")
 
 

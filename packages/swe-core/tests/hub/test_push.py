@@ -233,14 +233,14 @@ def test_changed_folder_of_runs_is_rejected(hf: LocalHF, run: RunDirectory) -> N
 def test_push_command_pushes_and_reports(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     done = call(str(run.path), "--to", TO)
     assert done.output == (
-        f"pushed 3 of 3 finished rollouts, 0 were there already: {hf.origin}/datasets/{TO}\n"
+        f"pushed 3 of 3 finished rollouts, 0 were already there: {hf.origin}/datasets/{TO}\n"
     )
     named = new_run(tmp_path / "named", push={"to": "tester/other", "private": False})
     add(named, rollout("t-0"))
     assert "pushed 1 of 1 finished rollout, " in call(str(named.path)).output
     assert not repo(hf, "tester/other").private
     for arguments, said in (
-        ((str(run.path),), "names no data set to push to"),
+        ((str(run.path),), "has no data set to push to"),
         ((str(run.path), "--to", "a b/c"), "expected OWNER/NAME"),
         ((str(tmp_path), "--to", TO), "is not a run directory"),
     ):
@@ -252,17 +252,17 @@ def test_push_command_reports_what_is_not_pushed(hf: LocalHF, tmp_path: Path) ->
     run = new_run(tmp_path / "run", planned=8)
     add(run, rollout("t-0", outcome="cancelled", reward=None))
     first, second = call(str(run.path), "--to", TO).output.splitlines()
-    assert first.startswith("pushed 0 of 0 finished rollouts, 0 were there already: http")
+    assert first.startswith("pushed 0 of 0 finished rollouts, 0 were already there: http")
     assert second == (
-        "not pushed: 1 interrupted, 7 not finished; push again when they have run "
-        f"(swe-core run --resume {run.path})"
+        "not pushed: 1 interrupted, 7 not finished; resume the run with "
+        f"swe-core run --resume {run.path} and push again"
     )
     add(run, rollout("t-1", 1))
     add(run, rollout("t-2", 2))
     push_run(run, Push(to=TO))
     add(run, error("t-3", "the sandbox died"))
     first, second = call(str(run.path), "--to", TO).output.splitlines()
-    assert first.startswith("pushed 1 of 3 finished rollouts, 2 were there already: http")
+    assert first.startswith("pushed 1 of 3 finished rollouts, 2 were already there: http")
     assert second.startswith("not pushed: 1 interrupted, 4 not finished; ")
 
 

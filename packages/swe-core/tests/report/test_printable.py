@@ -25,7 +25,7 @@ from swe_core.report.html.page import page
 from swe_core.report.summary import table
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
-from swe_core.system.terminal import SafeConsole
+from swe_core.system.safe_console import SafeConsole
 from swe_testing.records import make_rollout, make_turn
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\x07\x08\x7f\x00\r"

@@ -134,7 +134,7 @@ async def test_hanging_collaborator_is_abandoned(
         bad = after.pop(BAD)
         assert after == {name: record for name, record in before.items() if name != BAD}
         assert audit(run, run.rollouts()).problems == ()
-        assert "did not end within 0.05 s, so it is left to itself" in caplog.text
+        assert "did not end within 0.05 s and was abandoned" in caplog.text
         if point in ("engine.complete", "tool.run"):  # the budget of time has ended these
             assert (bad["outcome"], bad["ended_by"]) == ("resolved", "wall")
         else:

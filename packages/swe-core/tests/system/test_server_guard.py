@@ -98,7 +98,7 @@ def test_exited_owner_gets_no_server() -> None:
     with suppress(ProcessLookupError):
         os.kill(ended.pid, 0)
         pytest.skip("its number was given away again")
-    assert refused(str(ended.pid), "echo") == f"process {ended.pid} has ended, so 'echo' is not started\n"
+    assert refused(str(ended.pid), "echo") == f"process {ended.pid} has exited, so 'echo' is not started\n"
 
 
 def test_guard_spares_the_group_of_its_caller() -> None:

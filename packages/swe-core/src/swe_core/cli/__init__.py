@@ -1,4 +1,4 @@
-"""The command line: one thin file a command, imported only when it is called."""
+"""The command line: one module per command, imported when the command runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COMMANDS = {
 
 
 class _LazyGroup(click.Group):
-    """Subcommands whose modules are imported when they are called; plugins add theirs the same way."""
+    """A group that imports a subcommand's module when the subcommand runs. Plugins add subcommands."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they came
@@ -52,10 +52,10 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, but a command of a plugin that is not there names the plugin.
+        """Resolve a command as click does, but name the plugin of a missing command.
 
         Raises:
-            PluginError: What has to be done to have it.
+            PluginError: The command's plugin is absent, broken or not allowed.
         """
         from swe_core.plugins.builtins import KNOWN_COMMANDS
 
@@ -63,11 +63,11 @@ class _LazyGroup(click.Group):
         if owner is not None and self.get_command(ctx, args[0]) is None:
             from swe_core.plugins.manager import PluginSet, allow_list
 
-            PluginSet((owner,), allow=allow_list(os.environ))  # it knows why: absent, broken, not allowed
+            PluginSet((owner,), allow=allow_list(os.environ))  # raises the PluginError
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click does it, but the built-in commands' help is known without importing them."""
+        """List the commands as click does, without importing the built-in ones."""
         rows = [(name, text) for name, (_, text) in _COMMANDS.items()]
         for name in self.list_commands(ctx):
             command = self.commands.get(name)
@@ -103,31 +103,31 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The entry point. Our own errors are one sentence on stderr: exit code 2 for wrong input, else 1."""
+    """Run the command line. A `SweError` is one sentence on stderr, exit code 2 for wrong input, else 1."""
     with redaction_scope() as redactor:
         try:
             _main(redactor)
-        except Exception:  # a defect: Python would print the same, secrets included
+        except Exception:  # a bug: print the traceback without secrets
             click.echo(redactor.text(printable(redactor.text(traceback.format_exc()))), nl=False, err=True)
             sys.exit(1)
 
 
 def _main(redactor: Redactor) -> None:
     try:
-        code = cli.main(standalone_mode=False)  # click returns the code of its own Exit
+        code = cli.main(standalone_mode=False)  # click returns the code of its Exit exception
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:  # who read our output has left (`| head`): nothing more to say, nor to flush
+    except BrokenPipeError:  # the reader has exited (`| head`): do not flush the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it cannot go either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest would fail too
         click.echo(f"swe-core: error: the output cannot be written: {error.strerror}", err=True)
         sys.exit(1)
     except SweError as error:

@@ -1,4 +1,4 @@
-"""Options that several commands share: what is loaded, which tasks are meant, the settings."""
+"""Options that several commands share: plugins, tasks, settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def names(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """The names in `A,B`."""
+    """Return the names in `A,B`."""
     return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
 
 
@@ -100,22 +100,22 @@ def _decorator(options: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
 
 
 plugin_options: Callable[[F], F] = _decorator(_PLUGINS)
-"""`--plugins` and `-p`; they arrive as `plugins` and `extra_plugins`."""
+"""Add `--plugins` and `-p` as the parameters `plugins` and `extra_plugins`."""
 
 source_options: Callable[[F], F] = _decorator(_SOURCE)
-"""Where tasks come from; each arrives under the name of its field of `RunOptions`."""
+"""Add the options of the task source. Each parameter has the name of its field of `RunOptions`."""
 
 task_options: Callable[[F], F] = _decorator((*_SOURCE, *_CHOICE))
-"""Where tasks come from, and which of them; each arrives under the name of its field of `RunOptions`."""
+"""Add the options that select tasks. Each parameter has the name of its field of `RunOptions`."""
 
 settings_options: Callable[[F], F] = _decorator(_SETTINGS)
-"""`--config` and `--set`; they arrive as `config` and `sets`."""
+"""Add `--config` and `--set` as the parameters `config` and `sets`."""
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as settings: what may be repeated and was not given is None, as any other.
+    """Return options as settings. An absent repeatable option is None, as any other absent option.
 
-    `--plugins ""` is given: it means none.
+    `--plugins ""` selects no plugin, so its empty value stays.
     """
     return {name: None if value == () and name != "plugins" else value for name, value in options.items()}
 
@@ -123,10 +123,10 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
 def settings_and_plugins(
     config: Path | None, sets: Sequence[str], options: Mapping[str, Any]
 ) -> tuple[Settings, PluginSet]:
-    """The settings of a command and the plugins that they ask for.
+    """Return the settings of a command and the plugins that they name.
 
     Args:
-        options: Field of `RunOptions` → what the command line says.
+        options: Field of `RunOptions` → value on the command line.
 
     Raises:
         UsageError: A setting or a plugin is wrong.
@@ -137,7 +137,7 @@ def settings_and_plugins(
 
 
 def run_directory(path: Path) -> AbstractContextManager[RunDirectory]:
-    """A run that is to be run or graded again, from where its settings' relative paths lead.
+    """Open a run to resume or regrade, in the directory where its relative paths start.
 
     Raises:
         UsageError: `path` is no run directory.

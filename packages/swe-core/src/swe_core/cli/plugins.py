@@ -1,4 +1,4 @@
-"""`swe-core plugins`: every plugin, its components, and the error of a broken one."""
+"""`swe-core plugins`: list plugins, their components and their errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plugins(extra: tuple[str, ...], as_json: bool) -> None:
         return
     from rich.table import Table
 
-    from swe_core.system.terminal import SafeConsole
+    from swe_core.system.safe_console import SafeConsole
 
     table = Table("plugin", "from", "components", box=None, header_style="bold", pad_edge=False)
     for plugin in found:

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live table on a terminal, one line per event elsewhere."""
+"""Show the progress of a run: a live table on a terminal, one line per event elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.text import Text
 from swe_core.api.records import Failure, Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.system.printable import one_line, printable
-from swe_core.system.terminal import SafeConsole
+from swe_core.system.safe_console import SafeConsole
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _Running:
 
 
 class _Tally:
-    """Counts what is running and what is finished."""
+    """Counts of running and finished rollouts."""
 
     def __init__(self, requests: Sequence[RolloutRequest]) -> None:
         self.planned = len(requests)
@@ -47,7 +47,7 @@ class _Tally:
     def phase(self, rollout_id: str, phase: Phase) -> None:
         row = self.running[rollout_id]
         row.phase = phase
-        if phase == "open":  # also of a rollout that is run again
+        if phase == "open":  # a retry starts again from zero
             row.turns = row.tokens = 0
 
     def turn(self, rollout_id: str, turn: Turn) -> None:
@@ -74,12 +74,12 @@ class _Tally:
 
 
 def _why(failure: Failure) -> str:
-    """Its message may have in it what a sandbox wrote."""
+    """Return a failure in one printable line: its message may contain text from a sandbox."""
     return f"{failure.boundary}: {one_line(failure.message, 1000)}"
 
 
 class Display(SafeConsole):
-    """Standard error. When nobody reads it any more (`2>&1 | head`), the run goes on in silence."""
+    """A console on stderr. When its reader exits (`2>&1 | head`), the run continues without output."""
 
     def __init__(self) -> None:
         super().__init__(stderr=True, highlight=False)
@@ -96,20 +96,20 @@ class PlainProgress:
         self._tally = _Tally(requests)
 
     def started(self, request: RolloutRequest) -> None:
-        """Nothing yet: the first phase says it."""
+        """Count the rollout. Its first phase prints the line."""
         self._tally.started(request)
 
     def phase(self, rollout_id: str, phase: Phase) -> None:
-        """A rollout enters a phase."""
+        """Print that a rollout enters a phase."""
         self._tally.phase(rollout_id, phase)
         self._say(f"{rollout_id}: {phase}")
 
     def turn(self, rollout_id: str, turn: Turn) -> None:
-        """Counted; a line per turn would drown the rest."""
+        """Count the turn, without a line of output."""
         self._tally.turn(rollout_id, turn)
 
     def finished(self, rollout: Rollout) -> None:
-        """A rollout is over."""
+        """Print the outcome of a rollout."""
         self._tally.finished(rollout)
         why = f" ({_why(rollout.failure)})" if rollout.failure else ""
         self._say(
@@ -125,7 +125,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A table on the terminal: a line per running rollout, and a summary."""
+    """A table on the terminal with a row per running rollout and a summary."""
 
     def __init__(self, requests: Sequence[RolloutRequest], console: Console) -> None:
         self._tally = _Tally(requests)
@@ -133,19 +133,19 @@ class LiveProgress:
         self.live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def started(self, request: RolloutRequest) -> None:
-        """A new line."""
+        """Add a row."""
         self._tally.started(request)
 
     def phase(self, rollout_id: str, phase: Phase) -> None:
-        """The line changes."""
+        """Update the row's phase."""
         self._tally.phase(rollout_id, phase)
 
     def turn(self, rollout_id: str, turn: Turn) -> None:
-        """The line counts."""
+        """Update the row's counts."""
         self._tally.turn(rollout_id, turn)
 
     def finished(self, rollout: Rollout) -> None:
-        """The line goes up into the scrollback, with its outcome."""
+        """Move the row to the scrollback, with its outcome."""
         self._tally.finished(rollout)
         style = {"resolved": "green", "unresolved": "yellow", "error": "red"}.get(rollout.outcome, "dim")
         why = f" {_why(rollout.failure)}" if rollout.failure else ""

@@ -35,7 +35,7 @@ def push(directory: Path, to: str | None, public: bool) -> None:
     recorded = run.info.settings.get("push", {})
     name = to or recorded.get("to")
     if name is None:
-        raise UsageError("this run names no data set to push to: give one with --to OWNER/NAME")
+        raise UsageError("the run has no data set to push to: give one with --to OWNER/NAME")
     try:
         options = Push(to=name, private=not public and (to is not None or recorded.get("private", True)))
     except ValidationError:
@@ -43,7 +43,7 @@ def push(directory: Path, to: str | None, public: bool) -> None:
     done = push_run(run, options)
     click.echo(
         f"pushed {done.new} of {done.finished} finished rollout{'s' * (done.finished != 1)}, "
-        f"{done.finished - done.new} {'was' if done.finished - done.new == 1 else 'were'} there already: "
+        f"{done.finished - done.new} {'was' if done.finished - done.new == 1 else 'were'} already there: "
         f"{done.url}"
     )
     left = [
@@ -53,6 +53,6 @@ def push(directory: Path, to: str | None, public: bool) -> None:
     ]
     if left:
         click.echo(
-            f"not pushed: {', '.join(left)}; push again when they have run "
-            f"(swe-core run --resume {directory})"
+            f"not pushed: {', '.join(left)}; resume the run with swe-core run --resume {directory} and "
+            "push again"
         )

@@ -1,4 +1,4 @@
-"""`swe-core regrade`: grade the patches of a run again and compare."""
+"""`swe-core regrade`: grade the patches of a run again and compare the verdicts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def regrade(directory: Path, name: str | None, as_json: bool) -> None:
     from swe_core.run.regrade import regrade as grade_again
     from swe_core.run.settings import load_settings
     from swe_core.system.event_loop import run as run_in_loop
-    from swe_core.system.terminal import SafeConsole
+    from swe_core.system.safe_console import SafeConsole
 
     run = click.get_current_context().with_resource(run_directory(directory))
     rollouts = chosen(run, name)

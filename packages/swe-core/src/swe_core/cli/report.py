@@ -1,4 +1,4 @@
-"""`swe-core report`: a run from its directory, as text, as data, or as a page."""
+"""`swe-core report`: print a run as text or JSON, or write it as CSV or HTML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swe_core.report.summary import summary, table
 from swe_core.report.text import MAX_ROWS, brief, full
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.files import write_out
-from swe_core.system.terminal import SafeConsole
+from swe_core.system.safe_console import SafeConsole
 
 if TYPE_CHECKING:
     from swe_core.report.token_audit import Audit
@@ -71,13 +71,13 @@ def report(directory: Path, every: bool, as_json: bool, sheet: Path | None, page
 
 
 def show(run: RunDirectory, as_json: bool, said: Collection[str] = ()) -> bool:
-    """Print what ends a run: its table, or the summary as JSON.
+    """Print the results of a run: its table, or the summary as JSON.
 
     Args:
-        said: Notes of the run that its user has seen already; the table leaves them out.
+        said: Notes that the user has already seen. The table leaves them out.
 
     Returns:
-        Whether every sampled token is accounted for, as far as the engine owns them.
+        Whether every sampled token is accounted for; True where the engine records no tokens.
     """
     rollouts = run.rollouts()
     tokens = _audit(run, rollouts)
@@ -89,10 +89,10 @@ def show(run: RunDirectory, as_json: bool, said: Collection[str] = ()) -> bool:
 
 
 def _audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> Audit | None:
-    """What the ledgers say; None where the engine does not own the tokens."""
+    """Audit the token ledgers; return None where the engine records no tokens."""
     if not any(rollout.ledger for rollout in rollouts):
         return None
-    from swe_core.report.token_audit import audit  # numpy, only where there are tokens
+    from swe_core.report.token_audit import audit  # imports numpy, so only where there are tokens
 
     return audit(run, rollouts)
 

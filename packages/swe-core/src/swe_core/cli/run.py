@@ -1,4 +1,4 @@
-"""`swe-core run`: an agent on tasks, graded on the host."""
+"""`swe-core run`: run an agent on tasks and grade its patches on the host."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ def run(
     overrides = click.get_current_context().meta.get(OVERRIDES, {})
     settings = _settings(config, begun, sets, options, overrides)
     if resume is not None and out is not None:
-        raise UsageError("--resume and --out exclude each other: the run goes on in its own directory")
+        raise UsageError("--resume and --out exclude each other: a resumed run keeps its directory")
     if retry_errors and resume is None:
-        raise UsageError("--retry-errors goes with --resume RUN, which names the run with the errors")
+        raise UsageError("--retry-errors needs --resume RUN, the run with the errors")
     plugin_set = load_plugins(settings.run)
-    # The heavy half of the program, imported only once the input is known to be sound.
+    # Heavy modules, imported after the input is checked.
     from swe_core.api.worker import RolloutWorker
     from swe_core.cli.progress import Display
     from swe_core.cli.report import show
@@ -150,7 +150,7 @@ def run(
             again = ["cancelled", *(("error",) if retry_errors else ())]
         collector = cast(RolloutWorker, worker)
         interrupted = _execute(plan, plugin_set, collector, directory, console, again, said)
-    if interrupted and not (directory / RUN_FILE).exists():  # before there was anything to show
+    if interrupted and not (directory / RUN_FILE).exists():  # no rollout has started
         raise click.exceptions.Exit(130)
     run = RunDirectory.open(directory)
     balanced = show(run, as_json, said)
@@ -163,15 +163,15 @@ def run(
 
 
 OVERRIDES = "swe_core.overrides"
-"""Where the options that plugins add leave what they are short for."""
+"""Key in click's context for the settings that plugins' options set."""
 
 
 def add_options(command: click.Command, plugins: Iterable[Plugin]) -> list[str]:
     """Add plugins' options to `run`.
 
     Returns:
-        One sentence for each option that was left out because there is one of its name: no plugin may keep
-        the rest of the program from running.
+        One sentence for each option that is left out because its name is taken. A plugin must not break the
+        command.
     """
     taken = {"--help", *(flag for param in command.params for flag in param.opts)}
     problems: list[str] = []
@@ -179,8 +179,9 @@ def add_options(command: click.Command, plugins: Iterable[Plugin]) -> list[str]:
         for option in plugin.options:
             if option.flag in taken:
                 problems.append(
-                    f"the option {option.flag!r} of the plugin {plugin.name!r} is left out, for `swe-core "
-                    f"run` has one of that name: use --set {option.setting}={option.metavar} instead"
+                    f"the option {option.flag!r} of the plugin {plugin.name!r} is left out, because "
+                    "`swe-core run` has an option of that name: use "
+                    f"--set {option.setting}={option.metavar} instead"
                 )
                 continue
             taken.add(option.flag)
@@ -205,11 +206,11 @@ def _settings(
     options: Mapping[str, Mapping[str, Any]],
     overrides: Mapping[str, str],
 ) -> Settings:
-    """The settings of the command line, above those that a run which is gone on with was started with."""
+    """Return the settings of the command line, on top of the recorded ones of a resumed run."""
     if begun is None:
         return load_settings(config, sets, options, overrides=overrides)
     if config is not None:
-        raise ConfigError("--resume and --config exclude each other: a run keeps the settings it has")
+        raise ConfigError("--resume and --config exclude each other: a resumed run keeps its settings")
     return load_settings(None, sets, options, begun.info.settings, overrides)
 
 
@@ -222,8 +223,12 @@ def _execute(
     again: Collection[Outcome] | None,
     said: list[str],
 ) -> bool:
-    """Run all rollouts in this process, or with `again` those that are left and those that ended like that.
-    The notes that it begins with are added to `said`. Returns whether it was interrupted."""
+    """Run all rollouts in this process and return whether a signal interrupted the run.
+
+    Args:
+        again: With a resumed run, the outcomes of rollouts to run again; None starts a new run.
+        said: Receives the notes that the display prints.
+    """
     from swe_core.cli.progress import LiveProgress, PlainProgress
     from swe_core.hub.options import hub_extensions
     from swe_core.run.execute import execute
@@ -239,7 +244,7 @@ def _execute(
             console.print(f"{what}; {directory}", markup=False)
             for note in notes:
                 console.print(f"Note: {note}", style="yellow", markup=False)
-            if again is None:  # else there are those among them that belong beside the results
+            if again is None:  # on resume, notes about the results are among them
                 said.extend(notes)
             if not console.is_terminal:
                 return PlainProgress(requests)
@@ -257,7 +262,7 @@ def _execute(
 
 
 def _log_to(console: Console, plugins: PluginSet, verbose: bool, redactor: Redactor) -> None:
-    """Show what we and the plugins log, above the live table where there is one; of libraries, warnings."""
+    """Log swe-core and the plugins to `console`, and only warnings of libraries."""
     from rich.logging import RichHandler
 
     if console.is_terminal:
@@ -280,4 +285,4 @@ def _default_directory(agent: str) -> Path:
         path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
         if not path.exists():
             return path
-    raise UsageError(f"{str(stem)!r} and its successors exist already: give another with --out")
+    raise UsageError(f"{str(stem)!r} and its numbered successors already exist: give a directory with --out")

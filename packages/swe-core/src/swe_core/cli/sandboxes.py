@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PATIENCE = 3.0
-"""Seconds without an answer until that is said."""
+"""Seconds without an answer before a message."""
 _RUN = {"alive": "alive", "gone": "gone", "unknown": "not from here"}
-"""Whether the run of a sandbox lives, in words."""
+"""Owner state → text in the table."""
 
 
 def _provider_options(command: F) -> F:
-    """Which provider, and `--json`."""
+    """Add the options that choose a provider, and `--json`."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         settings_options,
@@ -66,11 +66,11 @@ def list_sandboxes(config: Path | None, sets: tuple[str, ...], as_json: bool, **
     from rich.table import Table
 
     from swe_core.report.text import Uncut
-    from swe_core.system.terminal import SafeConsole
+    from swe_core.system.safe_console import SafeConsole
 
     rows = [_row(entry) for entry in found]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    shown = [name for name in rows[0] if any(row[name] for row in rows)]  # what nobody has is no column
+    shown = [name for name in rows[0] if any(row[name] for row in rows)]  # without empty columns
     for name in shown:
         table.add_column(name, no_wrap=True)
     for row in rows:
@@ -115,8 +115,8 @@ def _provider(config: Path | None, sets: Sequence[str], options: dict[str, Any])
 
 @contextmanager
 def _patience() -> Iterator[None]:
-    """Say that nobody has answered yet, where that takes long: a provider asks again for a while."""
-    said = "no answer yet, and it is asked again for a while: Ctrl-C ends that"
+    """Print a message when the provider takes long to answer, because it retries for a while."""
+    said = "no answer yet, still trying: press Ctrl-C to stop"
     timer = threading.Timer(_PATIENCE, click.echo, (said,), {"err": True})
     timer.daemon = True
     timer.start()
@@ -131,7 +131,7 @@ def _age(entry: SandboxEntry) -> timedelta:
 
 
 def _row(entry: SandboxEntry) -> dict[str, str]:
-    """What the table says of one; it has been in other people's hands."""
+    """Return the printable cells of one sandbox; its labels may be foreign text."""
     age = "" if entry.created is None else str(timedelta(seconds=max(0, int(_age(entry).total_seconds()))))
     return {
         "sandbox": one_line(entry.id),

@@ -1,4 +1,4 @@
-"""`swe-core show`: one rollout, as far as it got."""
+"""`swe-core show`: print one rollout, finished or not."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from swe_core.api.records import Rollout
 from swe_core.errors import UsageError
 from swe_core.report.rollout_text import PARTS, Part, Shown
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
-from swe_core.system.terminal import SafeConsole
+from swe_core.system.safe_console import SafeConsole
 
 _NAMED = 5
-"""Rollouts that the error names where none has nearly that name."""
+"""Rollouts that the error lists where no name is similar."""
 
 
 @click.command()
@@ -44,17 +44,17 @@ def show(
         for part in chosen or PARTS:
             console.print(shown.part(part), soft_wrap=True)
     if console.is_terminal:
-        os.environ.setdefault("LESS", "FRX")  # as git has it: with colours, and no paging of a single screen
+        os.environ.setdefault("LESS", "FRX")  # git's default: colours, and no pager for a single screen
         click.echo_via_pager(captured.get().rstrip("\n"), color=True)
     else:
         click.echo(captured.get(), nl=False)
 
 
 def _find(run: RunDirectory, name: str) -> Rollout | None:
-    """The finished rollout `name`; None for one that has begun and is not finished.
+    """Return the finished rollout `name`; None where it has started and is not finished.
 
     Raises:
-        UsageError: There is neither.
+        UsageError: No such rollout has started.
     """
     finished = {rollout.id: rollout for rollout in run.rollouts()}
     if name in finished:
@@ -71,5 +71,5 @@ def _find(run: RunDirectory, name: str) -> Rollout | None:
         more = f", … ({len(known):,} in all)" if len(known) > _NAMED else ""
         hint = f"there are: {', '.join(known[:_NAMED])}{more}"
     else:
-        hint = "none has begun"
+        hint = "none has started"
     raise UsageError(f"the run {str(run.path)!r} has no rollout {name!r}; {hint}")

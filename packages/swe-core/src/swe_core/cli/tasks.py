@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swe_core.api.task import Task
 
 _PIPED_WIDTH = 10_000
-"""Columns of a table that no terminal cuts."""
+"""Columns of a table whose output is not a terminal."""
 
 
 @click.group()
@@ -51,7 +51,7 @@ def list_tasks(config: Path | None, sets: tuple[str, ...], as_json: bool, **opti
         return
     from rich.table import Table
 
-    from swe_core.system.terminal import SafeConsole
+    from swe_core.system.safe_console import SafeConsole
 
     table = Table("task", "repository", "runs in", "tests", box=None, header_style="bold", pad_edge=False)
     for task in selected:

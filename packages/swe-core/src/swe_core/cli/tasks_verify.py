@@ -1,4 +1,4 @@
-"""`swe-core tasks verify`: is each task worth a reward?"""
+"""`swe-core tasks verify`: check tasks before training on them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def verify(
     Exit code: 1 when a task is not usable. An interrupted command keeps its finished verdicts.
     """
     settings, plugins = settings_and_plugins(config, sets, options)
-    # The heavy half of the program, imported only once the input is known to be sound.
+    # Heavy modules, imported after the input is checked.
     import platformdirs
 
     from swe_core.run.task_selection import selection
@@ -92,9 +92,9 @@ def verify(
                 report.append(verdict)
             except OSError as error:
                 raise SweError(
-                    f"cannot write the report {str(out)!r}: {error.strerror}; what is finished is kept"
+                    f"cannot write the report {str(out)!r}: {error.strerror}; finished verdicts are kept"
                 ) from error
-        took = "known from before" if known else f"{verdict.seconds:.1f} s"
+        took = "cached" if known else f"{verdict.seconds:.1f} s"
         task = one_line(verdict.task_id)
         click.echo(f"{len(found)}/{len(tasks)} {task}: {verdict.verdict} ({took})", err=True)
 
@@ -119,7 +119,7 @@ def _show(report: Any, asked: int, out: Path | None) -> None:
     from rich.text import Text
 
     from swe_core.report.facts import unchecked_bases
-    from swe_core.system.terminal import SafeConsole
+    from swe_core.system.safe_console import SafeConsole
 
     console = SafeConsole(highlight=False)
     table = Table(box=None, header_style="bold", pad_edge=False)

@@ -1,1 +1,1 @@
-"""The hook specifications; plugins found, loaded and named."""
+"""Hook specifications; find, load and choose plugins."""

@@ -1,4 +1,4 @@
-"""The names of what ships with the core, and of the project's own plugin distributions."""
+"""Names of built-in plugins, and of the project's own plugin distributions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULTS: Mapping[str, str] = {
     "tasks": "rows",
     "worker": "collect",
 }
-"""Who fills a role that nobody chose. For `tasks`, who reads a file or a data set."""
+"""Role → default component. For `tasks`, the component that reads files and data sets."""
 
 KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
     "pi": "swe-agents-pi",
@@ -40,4 +40,4 @@ KNOWN_COMMANDS: Mapping[str, str] = {"space": "trl", "job": "trl", "restore": "t
 """Command of `swe-core` → the plugin that adds it, for those of `KNOWN_DISTRIBUTIONS`."""
 
 RECORDED_ENGINE = "replay"
-"""Who answers when nobody chose an engine and the tasks bring recorded replies."""
+"""Default engine where the tasks have recorded replies."""

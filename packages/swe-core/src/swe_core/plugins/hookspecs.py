@@ -1,4 +1,4 @@
-"""Every extension point of swe-core, on one screen.
+"""The hook specifications: every extension point of swe-core.
 
 Hooks are synchronous, declarative and cheap: return `Component`s and import heavy libraries inside their
 `create`. An implementation may take fewer arguments than its specification.
@@ -29,37 +29,37 @@ PROJECT = "swe_core"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
-# A specification has no body, so mypy is told not to miss one.
+# A specification has no body: hence "empty-body".
 
 
 @hookspec
 def swe_agents() -> Iterable[Component[AgentSpec]]:  # type: ignore[empty-body]
-    """Coding agents. Called once per process, when plugins are loaded. Since 0.1."""
+    """Return coding agents. Called once per process, when plugins are loaded. Since 0.1."""
 
 
 @hookspec
 def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:  # type: ignore[empty-body]
-    """Sandbox providers. Called once per process, when plugins are loaded. Since 0.1."""
+    """Return sandbox providers. Called once per process, when plugins are loaded. Since 0.1."""
 
 
 @hookspec
 def swe_graders() -> Iterable[Component[Grader]]:  # type: ignore[empty-body]
-    """Graders. Called once per process, when plugins are loaded. Since 0.1."""
+    """Return graders. Called once per process, when plugins are loaded. Since 0.1."""
 
 
 @hookspec
 def swe_engines() -> Iterable[Component[Engine]]:  # type: ignore[empty-body]
-    """Engines. Called once per process, when plugins are loaded. Since 0.1."""
+    """Return engines. Called once per process, when plugins are loaded. Since 0.1."""
 
 
 @hookspec
 def swe_tasks() -> Iterable[Component[TaskSource]]:  # type: ignore[empty-body]
-    """Task sources. Called once per process, when plugins are loaded. Since 0.1."""
+    """Return task sources. Called once per process, when plugins are loaded. Since 0.1."""
 
 
 @hookspec
 def swe_workers() -> Iterable[Component[RolloutWorker]]:  # type: ignore[empty-body]
-    """Rollout workers. Called once per process, when plugins are loaded. Since 0.1."""
+    """Return rollout workers. Called once per process, when plugins are loaded. Since 0.1."""
 
 
 @hookspec
@@ -69,25 +69,27 @@ def swe_commands(cli: click.Group) -> None:
 
 @hookspec
 def swe_options() -> Iterable[RunOption]:  # type: ignore[empty-body]
-    """Options of `swe-core run` that are short for settings. Called before its command line is parsed, on
-    installed plugins only: what `-p` loads is not known yet. Since 0.1."""
+    """Return options of `swe-core run` that set settings. Since 0.1.
+
+    Called before the command line is parsed, so for installed plugins only and not for those of `-p`.
+    """
 
 
 @hookspec
 def swe_checks() -> Iterable[Check]:  # type: ignore[empty-body]
-    """What `swe-core doctor` looks at on this machine. Called once, by that command only. Since 0.1."""
+    """Return checks of this machine. Called once, by `swe-core doctor` only. Since 0.1."""
 
 
 @hookspec
 def swe_rollout_started(rollout_id: str, task_id: str, attempt: int) -> None:
-    """A rollout starts. Called once per rollout, in the event loop: return quickly. Since 0.1."""
+    """Handle a started rollout. Called once per rollout, in the event loop: return quickly. Since 0.1."""
 
 
 @hookspec
 def swe_turn_recorded(rollout_id: str, turn: Turn) -> None:
-    """An LLM call was answered and recorded. Called once per turn, in the event loop. Since 0.1."""
+    """Handle a recorded LLM call. Called once per turn, in the event loop: return quickly. Since 0.1."""
 
 
 @hookspec
 def swe_rollout_finished(rollout: Rollout) -> None:
-    """A rollout is finished and on disk, whatever its outcome. Called once per rollout. Since 0.1."""
+    """Handle a finished rollout, which is on disk. Called once per rollout, for every outcome. Since 0.1."""

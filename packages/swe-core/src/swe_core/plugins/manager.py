@@ -1,4 +1,4 @@
-"""PluginSet: discover, select, block, list and blame plugins."""
+"""PluginSet: discover, select, block and list plugins, and report broken ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SETTING = re.compile(r"\w+(\.[\w-]+)+")
 
 @dataclass(frozen=True, slots=True)
 class RegisteredComponent:
-    """A component together with the plugin that offers it."""
+    """A component and the plugin that offers it."""
 
     role: Role
     component: Component[Any]
@@ -51,7 +51,7 @@ class RegisteredComponent:
 
     @property
     def name(self) -> str:
-        """The component's name."""
+        """Return the component's name."""
         return self.component.name
 
 
@@ -60,13 +60,13 @@ class Plugin:
     """One plugin, loaded or broken.
 
     Args:
-        name: Its entry point's name, its file's stem or its module's name.
+        name: Name of its entry point, stem of its file or name of its module.
         origin: Distribution name, file path or module name.
-        version: The distribution's version, "" where there is none.
+        version: The distribution's version; "" where there is none.
         builtin: Whether it ships with the core.
-        components: What it registered; empty when it is broken.
-        options: What it adds to `swe-core run`; empty when it is broken.
-        error: One sentence why it could not be loaded, else None.
+        components: Its components; empty when it is broken.
+        options: Its options of `swe-core run`; empty when it is broken.
+        error: One sentence why it is broken, else None.
     """
 
     name: str
@@ -81,9 +81,9 @@ class Plugin:
 class PluginSet:
     """The plugins of one process.
 
-    Built-ins are always loaded. Of the installed plugins (entry points in group `swe_core`) all are, unless
-    `select` names some: then exactly those. One broken plugin is kept with its error and the rest still
-    work; only asking for it by name raises.
+    Built-ins are always loaded. Installed plugins (entry points in group `swe_core`) are loaded too: all of
+    them, or those that `select` names. A broken plugin stays in the set with its error and raises only when
+    the user names it.
 
     Args:
         select: Names from `--plugins`; each becomes the choice for every role that it fills.
@@ -147,7 +147,7 @@ class PluginSet:
             self._load(plugin, point.load)
 
     def _load_extra(self, value: str) -> None:
-        """Load `-p VALUE`; unlike an installed plugin, one that the user names this way must load."""
+        """Load `-p VALUE`, which unlike an installed plugin must not be broken."""
         if value.endswith(".py") or os.sep in value:
             path = Path(value)
             if not path.is_file():
@@ -172,10 +172,7 @@ class PluginSet:
             )
 
     def _load(self, plugin: Plugin, load: Any) -> None:
-        """Load one plugin and record what it offers, or why it cannot be loaded.
-
-        This is the boundary to foreign code: whatever importing it raises is the plugin's recorded error.
-        """
+        """Load one plugin and record what it offers, or any exception as its error."""
         self.plugins[plugin.name] = plugin
         try:
             module = load()
@@ -269,7 +266,7 @@ class PluginSet:
         )
 
     def components(self, role: Role | None = None) -> list[RegisteredComponent]:
-        """What all working plugins registered, for one role or for all."""
+        """Return the components of all working plugins, of one role or of all."""
         return [
             registered
             for plugin in self.plugins.values()
@@ -278,10 +275,10 @@ class PluginSet:
         ]
 
     def find(self, role: Role, name: str) -> RegisteredComponent:
-        """The component `name` of `role`.
+        """Return the component `name` of `role`.
 
         Raises:
-            PluginError: Nobody offers it, its plugin is broken, or two plugins offer the same name.
+            PluginError: No plugin or more than one offers it, or its plugin is broken.
         """
         found = [registered for registered in self.components(role) if registered.name == name]
         if len(found) > 1:
@@ -302,10 +299,10 @@ class PluginSet:
         raise PluginError(f"unknown {role} {name!r}{_nearest(name, have)}; {remedy}")
 
     def choose(self, role: Role, explicit: str | None, default: str | None) -> RegisteredComponent | None:
-        """The component that fills `role`.
+        """Return the component that fills `role`.
 
-        `explicit` (the role's own option) decides; then whatever `--plugins` and `-p` selected; then
-        `default`, a built-in's name (None: nobody).
+        The first of these decides: `explicit`, the role's own option; the plugins of `--plugins` and `-p`;
+        `default`, a built-in's name or None.
 
         Raises:
             PluginError: Two selected plugins fill the role, or the name is unknown.
@@ -330,7 +327,7 @@ class PluginSet:
     # calling
 
     def notify(self, hook: str, **values: object) -> list[str]:
-        """Call a notification hook of every plugin; one that raises is named in the result, not raised.
+        """Call a notification hook of every plugin and collect the errors.
 
         Returns:
             One sentence for each plugin whose implementation raised.
@@ -339,13 +336,13 @@ class PluginSet:
         for impl in getattr(self.manager.hook, hook).get_hookimpls():
             try:
                 impl.function(*(values[name] for name in impl.argnames))
-            except Exception as error:  # a notification must never harm the rollout
+            except Exception as error:  # a notification must not end the rollout
                 problems.append(f"the plugin {impl.plugin_name!r} failed in {hook}: {sentence(error)}")
         return problems
 
 
 def allow_list(environment: Mapping[str, str]) -> list[str] | None:
-    """The allow-list in `SWE_PLUGINS`: None when unset, empty when empty."""
+    """Return the allow-list in `SWE_PLUGINS`; None where the variable is unset."""
     value = environment.get(ALLOW_VARIABLE)
     return None if value is None else [name.strip() for name in value.split(",") if name.strip()]
 
@@ -358,7 +355,7 @@ def _version(distribution: str) -> str:
 
 
 def _installed() -> set[str]:
-    """The names of all entry points, loaded or not."""
+    """Return the names of all entry points, loaded or not."""
     return {point.name for point in importlib.metadata.entry_points(group=GROUP)}
 
 
@@ -383,7 +380,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _refuse_coroutines(manager: pluggy.PluginManager, module: object) -> None:
-    """pluggy would call an `async def` and drop the coroutine, so refuse it while somebody is looking."""
+    """Refuse `async def` hooks: pluggy would call them and drop the coroutine."""
     for name in dir(module):
         if manager.parse_hookimpl_opts(module, name) and inspect.iscoroutinefunction(getattr(module, name)):
             raise PluginError(f"its hook {name!r} is 'async def'; hooks are plain functions")

@@ -30,7 +30,7 @@ from swe_core.rollout.run_directory import RolloutFolder
 from swe_core.rollout.state import RolloutState
 from swe_core.sandboxing.repository.patch import PatchUnavailable, export_patch
 from swe_core.sandboxing.repository.prepare import prepare_repository
-from swe_core.system.detached import nobody_cancelled
+from swe_core.system.detached import is_stray_cancellation
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ async def _try(
         state.fail(error, state.boundary)
         return "error"
     except anyio.get_cancelled_exc_class():
-        if not nobody_cancelled():
+        if not is_stray_cancellation():
             raise
         state.fail(RuntimeError("it ended as cancelled although no one cancelled it"), state.boundary)
         return "error"

@@ -34,7 +34,7 @@ from swe_core.api.worker import RolloutWorker
 from swe_core.errors import ConfigError, SweError
 from swe_core.interception.server import InterceptionServer
 from swe_core.plugins.manager import PluginSet
-from swe_core.plugins.notifications import PluginObserver
+from swe_core.plugins.plugin_observer import PluginObserver
 from swe_core.rollout.recording import RecordingEngine
 from swe_core.rollout.run_context import BlackBox, RunContext
 from swe_core.rollout.run_directory import RunDirectory, new_run_info

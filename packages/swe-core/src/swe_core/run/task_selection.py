@@ -142,7 +142,7 @@ def _image_map(file: Path) -> Mapping[str, str]:
         images = strict_json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read the image map {name}: {error.strerror}") from None
-    except strict_json.KeyTwice as error:
+    except strict_json.DuplicateKey as error:
         raise ConfigError(f"the image map {name}: the key {error.key!r} appears twice; remove one") from None
     except (ValueError, RecursionError) as error:  # either parser, or the UTF-8 decoder
         raise ConfigError(f"the image map {name} is not {kind}: {error}") from None

@@ -1,1 +1,1 @@
-"""This process and this machine: the event loop, files, ports, processes, secrets kept out of text."""
+"""The process and the machine: event loop, files, ports, processes, redaction."""

@@ -1,5 +1,4 @@
-"""Work of plugins that may never end, though it was cancelled or is to close something: it gets a task of its
-own, which is left to itself after a time, so that what waits for it goes on."""
+"""Run plugin code that may hang in a task of its own, and abandon it after a time limit."""
 
 from __future__ import annotations
 
@@ -14,21 +13,21 @@ import anyio
 from swe_core.errors import SweError
 
 CLOSING = 90.0
-"""Seconds to end for what was cancelled, and for what closes something. Work that is alive takes some
-milliseconds; the most that a provider of ours allows itself, to kill processes far away, is a minute."""
+"""Seconds for cancelled work, and for work that closes something. Healthy work takes milliseconds; the
+slowest provider here takes up to a minute to kill remote processes."""
 SANDBOX_CLOSING = 300.0
-"""The same for a sandbox. Its provider asks a service, which may be busy with hundreds of them, and asks it
-again; one that is left behind costs its user something until the next run removes it."""
+"""Seconds to close a sandbox. Its service may be busy with hundreds, so the provider retries. An abandoned
+sandbox may cost money until the next run removes it."""
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 _tasks: set[asyncio.Task[object]] = set()
-"""Those that run: the event loop itself would forget a task that nobody holds."""
+"""Running tasks. The event loop holds only weak references."""
 
 
 class _Apart(Generic[T]):
-    """Work that runs in a task of its own."""
+    """Work in a task of its own."""
 
     def __init__(self, work: Callable[[], Awaitable[T]], what: str) -> None:
         self._what = what
@@ -43,11 +42,11 @@ class _Apart(Generic[T]):
         return None
 
     async def ended(self) -> None:
-        """Wait for the end, of whatever kind."""
+        """Wait until the task has ended, in any way."""
         await asyncio.wait([self._task])
 
     async def end(self, seconds: float) -> bool:
-        """Wait for the end, shielded, for so long at most, upon which the work is left to itself.
+        """Wait, shielded, until the task has ended. Abandon it after `seconds`.
 
         Returns:
             Whether it has ended.
@@ -55,47 +54,45 @@ class _Apart(Generic[T]):
         try:
             with anyio.move_on_after(seconds, shield=True):
                 await self.ended()
-        finally:  # also where the task itself is cancelled once more, which no scope shields from
-            ended = self._task.done() or self._left(seconds)
+        finally:  # no scope shields from a second cancellation of this task
+            ended = self._task.done()
+            if not ended:
+                self._abandon(seconds)
         return ended
 
-    def _left(self, seconds: float) -> bool:
-        """Leave the work to itself; False."""
-        log.error("%s did not end within %g s, so it is left to itself", self._what, seconds)
+    def _abandon(self, seconds: float) -> None:
+        log.error("%s did not end within %g s and was abandoned", self._what, seconds)
         self.cancel()
-        self._task.add_done_callback(_hear)
+        self._task.add_done_callback(_retrieve_exception)
         asyncio.tasks._unregister_task(self._task)  # the event loop would wait for it at its own end
-        return False
 
     def cancel(self) -> None:
-        """Cancel it, and wait for nothing."""
+        """Cancel the work without waiting."""
         self._scope.cancel()
 
     def result(self) -> T | None:
-        """What the work returned; None where it ended because it was cancelled. Only after its end.
+        """Return the result of ended work; None where `cancel` ended it.
 
         Raises:
-            RuntimeError: It says that it was cancelled, and was not.
+            RuntimeError: The work ended as cancelled without a call of `cancel`.
         """
         if self._task.cancelled():
             if self._scope.cancel_called:
                 return None
-            raise RuntimeError(f"{self._what} ended as if it had been cancelled, which nobody did")
+            raise RuntimeError(f"{self._what} ended as cancelled, but nothing cancelled it")
         found = self._task.result()
         return None if found is None else found[0]
 
 
 async def apart(work: Callable[[], Awaitable[T]], what: str) -> T:
-    """Await `work()`. Cancelled, it cancels the work, which has `CLOSING` seconds to end before it is left to
-    itself.
+    """Await `work()`. On cancellation, cancel the work, and abandon it after `CLOSING` seconds.
 
     Args:
         what: The work as a noun, such as "the engine's call".
 
     Raises:
-        RuntimeError: The work says that it was cancelled, and was not.
-
-    Besides it raises what the work raises, also where that was cancelled.
+        RuntimeError: The work ended as cancelled, but nothing cancelled it.
+        Exception: The work raised it, even after cancellation.
     """
     running = _Apart(work, what)
     try:
@@ -110,19 +107,19 @@ async def apart(work: Callable[[], Awaitable[T]], what: str) -> T:
 
 
 async def closed(work: Callable[[], Awaitable[object]], what: str, kind: type[SweError]) -> None:
-    """Await `work()` whatever is cancelled around it, for `CLOSING` seconds; then it is left to itself.
+    """Await `work()`, shielded from cancellation, and abandon it after `CLOSING` seconds.
 
     Args:
         what: The work as a noun, such as "the end of the engine's session".
+        kind: Type of the error.
 
     Raises:
-        SweError: It did not end in time; of the given kind.
-
-    Besides it raises what the work raises.
+        SweError: The work did not end in time.
+        Exception: The work raised it.
     """
     running = _Apart(work, what)
     if not await running.end(CLOSING):
-        raise kind(f"{what} took longer than {CLOSING:g} s, so it was left to itself")
+        raise kind(f"{what} took longer than {CLOSING:g} s and was abandoned")
     running.result()
 
 
@@ -130,16 +127,18 @@ async def closed(work: Callable[[], Awaitable[object]], what: str, kind: type[Sw
 async def held(
     context: AbstractAsyncContextManager[T], what: str, seconds: float, kind: type[SweError]
 ) -> AsyncIterator[T]:
-    """Hold `context` open for the length of the body. It does not see what the body raises, and is closed
-    whatever is cancelled around it, for so many seconds; then it is left to itself.
+    """Hold `context` open during the body, in a task of its own.
+
+    The context does not see the body's exceptions. Closing is shielded from cancellation.
 
     Args:
         what: The context as a noun, such as "the sandbox".
+        seconds: Time to close, after which the context is abandoned.
+        kind: Type of the error.
 
     Raises:
-        SweError: It did not close in time; of the given kind.
-
-    Besides it raises what opening or closing the context raises.
+        SweError: The context did not close in time.
+        Exception: Opening or closing the context raised it.
     """
     opened, over = anyio.Event(), anyio.Event()
     found: list[T] = []
@@ -167,18 +166,17 @@ async def held(
     finally:
         over.set()
         if not await running.end(seconds):
-            raise kind(f"{what} did not close within {seconds:g} s, so it was left to itself")
+            raise kind(f"{what} did not close within {seconds:g} s and was abandoned")
         running.result()
 
 
-def nobody_cancelled() -> bool:
-    """Whether the cancellation that was just caught came out of nowhere, as where a plugin awaits a task that
-    was cancelled."""
+def is_stray_cancellation() -> bool:
+    """Return whether a caught cancellation is not this task's, but that of a task that a plugin awaits."""
     task = asyncio.current_task()
     return task is not None and not task.cancelling()
 
 
-def _hear(task: asyncio.Task[object]) -> None:
-    """Take what was left raised, so that nobody complains that it was not heard."""
+def _retrieve_exception(task: asyncio.Task[object]) -> None:
+    """Retrieve a task's exception, so that asyncio does not log it as unretrieved."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""The process that the program's own work runs in: its event loop, and its garbage collector."""
+"""The event loop and the garbage collector of the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 def run(function: Callable[[*Arguments], Awaitable[T]], *arguments: *Arguments) -> T:
-    """`anyio.run` on uvloop where that is installed, which answers an LLM call with a third less work."""
+    """Run `function` with anyio, on uvloop where installed: an LLM call then takes a third less work."""
 
     async def main() -> T:
         asyncio.get_running_loop().set_exception_handler(_log_exception)
@@ -27,15 +27,16 @@ def run(function: Callable[[*Arguments], Awaitable[T]], *arguments: *Arguments) 
 
 
 def ending_signals() -> Sequence[signal.Signals]:
-    """The signals that end a run. Where SIGHUP is ignored, as under `nohup`, it stays so: the run outlives
-    its terminal."""
+    """Return the signals that end a run, without SIGHUP where it is ignored, as under `nohup`."""
     ending = [signal.SIGINT, signal.SIGTERM]
     return ending if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*ending, signal.SIGHUP]
 
 
 def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What the loop does with an exception that nobody waits for, but not with this one: anyio lets a Unix
-    socket that becomes readable in the moment of a cancellation set the result of the cancelled future."""
+    """Log an unhandled exception, except a harmless one of anyio's.
+
+    anyio sets the result of a cancelled future when a Unix socket becomes readable during the cancellation.
+    """
     if isinstance(context.get("exception"), asyncio.InvalidStateError) and "set_result" in str(
         context.get("handle")
     ):
@@ -45,12 +46,14 @@ def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """Hide all that is loaded by now from the garbage collector, for the length of the context. With a
-    tokenizer's libraries a full collection looks through half a million objects, which in a session with long
-    histories costs a fifth of each LLM call."""
+    """Exclude all objects that exist now from garbage collection, until the context ends.
+
+    With a tokenizer's libraries a full collection visits half a million objects. In a session with long
+    histories that costs a fifth of each LLM call.
+    """
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()  # libraries count what is left at the exit, and complain
+        gc.unfreeze()  # some libraries report remaining objects at exit

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all where the user says; appended to; locked while a run writes them."""
+"""Write files atomically, append to files without secrets, and lock a run directory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from swe_core.system.redaction import Redactor
 
 
 def write_out(path: Path, data: bytes, what: str, option: str) -> None:
-    """Write `data` to `path`; what is there is replaced, and a link stays a link.
+    """Write `data` to `path` atomically. An existing file is replaced; a link stays a link.
 
     Args:
-        what: What is written, for the message, such as "the page".
+        what: The content as a noun, for the message, such as "the page".
         option: The option that named `path`.
 
     Raises:
@@ -44,12 +44,12 @@ def write_out(path: Path, data: bytes, what: str, option: str) -> None:
 
 
 class AppendedFile:
-    """A file that is only appended to, without the secrets that are known. It is made with its first byte.
+    """An append-only file without known secrets. The first byte creates it.
 
     Args:
-        path: Of the file.
-        redactor: Knows the secrets.
-        limit: Bytes at which it stops growing and says so; None is no limit.
+        path: Path of the file.
+        redactor: Redactor of the secrets.
+        limit: Maximum size, bytes. A last line says that the file is cut. None is no limit.
     """
 
     def __init__(self, path: Path, redactor: Redactor, limit: int | None) -> None:
@@ -62,16 +62,16 @@ class AppendedFile:
         self._held = b""
 
     def write(self, data: bytes) -> None:
-        """Append something whole, such as a line, in which no secret is any more."""
+        """Append complete data, such as a line, that is already redacted."""
         self._append(data)
 
     def write_piece(self, data: bytes) -> None:
-        """Append a piece of a stream; a secret that was torn between two pieces is still found."""
+        """Append a piece of a stream. Secrets that span two pieces are redacted."""
         data, self._held = self._redactor.split(self._held + data)
         self._append(data)
 
     def close(self, *, sync: bool = False) -> None:
-        """Write what was held back, and close it. With `sync` it is on disk when this returns."""
+        """Write the rest and close the file. With `sync`, wait until it is on disk."""
         self._append(self._redactor.data(self._held))
         if self._file is not None:
             if sync:
@@ -92,18 +92,18 @@ class AppendedFile:
 
 
 LOCK_FILE = "lock"
-"""In the run directory. It stays there; what counts is whether a living process has locked it."""
+"""Lock file in the run directory. The file stays; only a live process holds its lock."""
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep other processes out of the run directory: two runs in it would spoil each other's records.
+    """Lock the run directory: two runs in it would damage each other's records.
 
-    The system gives the lock back when its process ends, however it does.
+    The system releases the lock when the process exits in any way.
 
     Raises:
-        UsageError: Another process is in it.
-        SweError: The lock cannot be written.
+        UsageError: Another process holds the lock.
+        SweError: The lock file cannot be written.
     """
     try:
         file = (directory / LOCK_FILE).open("ab")

@@ -1,4 +1,4 @@
-"""Serving on loopback, for as long as a context lasts; its end leaves no connection open."""
+"""Serve HTTP on loopback within a context."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BACKLOG = 4096  # connections not yet accepted: past it the kernel resets some 
 
 @asynccontextmanager
 async def serve(runner: web.BaseRunner, port: int = 0) -> AsyncIterator[str]:
-    """Serve what `runner` runs on a port of 127.0.0.1; yields `http://127.0.0.1:PORT`.
+    """Serve `runner` on 127.0.0.1 and yield `http://127.0.0.1:PORT`. No connection stays open at the end.
 
     Args:
-        runner: Is set up and cleaned up here.
-        port: 0 is any free one.
+        runner: Runner to set up and clean up.
+        port: Port; 0 selects a free one.
 
     Raises:
         OSError: The port is taken.
@@ -32,8 +32,8 @@ async def serve(runner: web.BaseRunner, port: int = 0) -> AsyncIterator[str]:
         try:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
-            # Before Python 3.13 a server that closes forgets the connection that it has just accepted
-            # (github.com/python/cpython/issues/109564). So it accepts no more, and then closes.
+            # Before Python 3.13 a closing server loses a connection that it has just accepted
+            # (github.com/python/cpython/issues/109564). So stop to accept first, then close.
             asyncio.get_running_loop().remove_reader(listening)
     finally:
         with anyio.CancelScope(shield=True):

@@ -1,4 +1,4 @@
-"""A port for a server that is told where to listen, and listens there some time later."""
+"""Choose a port for a server that starts later."""
 
 from __future__ import annotations
 
@@ -15,24 +15,22 @@ _TRIES = 100
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody has now.
+    """Return a free TCP port of 127.0.0.1, outside the kernel's ephemeral range where possible.
 
-    Not one that the kernel itself gives away: between this call and the server's start, which may take a
-    minute, each connection that anybody on this machine opens takes one of those. Where the kernel gives all
-    ports away, one of its own is returned.
+    The server may start a minute later, and every new connection on this machine takes an ephemeral port.
 
     Raises:
-        SweError: There is none.
+        SweError: No port is free.
     """
     for port in [*(_outside() for _ in range(_TRIES)), 0]:
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return int(probe.getsockname()[1])
-    raise SweError("no port of 127.0.0.1 is free: end what holds them all")
+    raise SweError("no port of 127.0.0.1 is free: stop programs that listen on ports")
 
 
 def _outside() -> int:
-    """Some port below those that the kernel gives away; 0, which asks the kernel, where there are none."""
+    """Return a random port below the ephemeral range; 0, any free port, where there is none."""
     try:
         lowest = int(_EPHEMERAL.read_text().split()[0])
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Text that a task, an agent or a model wrote, made safe to print and to write into pages and tables."""
+"""Make text from tasks, agents and models safe to print and to put into pages and tables."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _SEQUENCE = re.compile(
 _LINE_END = re.compile(r"\r+\n|\r+")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _UNSEEN = re.compile(r"[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]")
-"""Characters that turn the direction of text, end lines unseen or have no width, but not the two that letters
-and emojis are joined and kept apart with."""
+"""Characters that change text direction, break lines invisibly or have no width, except the two joiners of
+letters and emojis."""
 
 
 def printable(text: str) -> str:
-    """`text` without escape sequences and control characters but newline and tab.
+    """Return `text` without escape sequences and control characters except newline and tab.
 
-    What is left cannot move the cursor, change colours, set the clipboard or the title. Characters that hide
-    what a text says (https://trojansource.codes) are spelt out.
+    The result cannot move the cursor, change colours, or set the clipboard or title. Invisible characters
+    (https://trojansource.codes) are spelt out.
     """
     text = _LINE_END.sub("\n", _SEQUENCE.sub("", text))
     return _UNSEEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", _CONTROL.sub("", text))
 
 
 def one_line(text: str, width: int = 300) -> str:
-    """`text` on one line, printable, cut to `width` characters."""
+    """Return `text` on one printable line of at most `width` characters."""
     line = " ".join(printable(text).split())
     return line if len(line) <= width else f"{line[: width - 1]}…"

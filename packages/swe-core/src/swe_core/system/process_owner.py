@@ -1,4 +1,4 @@
-"""Which process owns a sandbox, so that the next run can reap what a killed one left behind."""
+"""Identify the process that owns a sandbox, so that a later run can reap sandboxes of a killed one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ LABEL = "swe-core.owner"
 """The label under which a provider stores `current_owner()` on what it starts."""
 
 OwnerState = Literal["alive", "gone", "unknown"]
-"""Whether an owner still runs; "unknown" where that cannot be judged from here."""
+"""State of an owner process. "unknown" where this machine cannot tell."""
 
 _PROC = Path("/proc")  # not there on every system
 _MACHINE_ID = Path("/etc/machine-id")
 
 
 def _host() -> str:
-    """The name of this machine, with a mark of the machine itself where it has one: sandboxes of a service
-    are seen from everywhere, and names such as `localhost` are borne by many."""
+    """Return the host name with a hash of the machine id where there is one, since names are not unique."""
     try:
         machine = _MACHINE_ID.read_bytes().strip()
     except OSError:
@@ -35,8 +34,10 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Field 22 of proc(5) stat: clock ticks from boot to the start of `pid`; None when it does not run. Where
-    there is no such file system it is `-`."""
+    """Return the start time of `pid`, clock ticks since boot (proc(5), stat, field 22).
+
+    None where the process does not run, `-` where there is no /proc.
+    """
     if not _PROC.exists():
         return "-" if _runs(pid) else None
     try:
@@ -57,7 +58,7 @@ def _runs(pid: int) -> bool:
 
 
 def _namespace() -> str:
-    """The pid namespace in which our pids mean something: containers may share a host's name and boot."""
+    """Return the pid namespace of this process: containers may share a host's name and boot id."""
     try:
         return str((_PROC / "self/ns/pid").stat().st_ino)
     except OSError:
@@ -65,14 +66,13 @@ def _namespace() -> str:
 
 
 def current_owner() -> str:
-    """`host/boot id/pid namespace/pid/start time` of this process: unlike a bare pid it is never reused."""
+    """Return `host/boot id/pid namespace/pid/start time` of this process, which is never reused."""
     pid = os.getpid()
     return f"{_host()}/{_boot_id()}/{_namespace()}/{pid}/{_start_time(pid) or '-'}"
 
 
 def process_state(owner: str) -> OwnerState:
-    """Whether `owner` still runs; "unknown" for those that cannot be judged from here: of other hosts, and of
-    other pid namespaces of this boot."""
+    """Return the state of `owner`; "unknown" on another host or in another pid namespace of this boot."""
     try:
         host, boot, namespace, pid, started = owner.rsplit("/", 4)
         number = int(pid)
@@ -88,5 +88,5 @@ def process_state(owner: str) -> OwnerState:
 
 
 def is_orphaned(owner: str) -> bool:
-    """Whether `owner` is known to run no more: what it left may be destroyed."""
+    """Return whether `owner` has certainly exited, so that its sandboxes may be destroyed."""
     return process_state(owner) == "gone"

@@ -1,7 +1,6 @@
-"""Keeping secrets out of everything that is written: one place, used by every writer.
+"""Keep secrets out of all output: records, logs, the display and errors.
 
-Who makes a secret, or is given one, says so with `hide`, be it a provider, an engine or a grader: from then
-on it is in no record, log line, display or error of the run. Nobody has to be handed a redactor for that.
+Code that creates or receives a secret, such as a provider, an engine or a grader, calls `redact`.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from swe_core.system.printable import printable
 
 MARK = "[redacted]"
 SHORTEST = 8
-"""Characters of a secret that is replaced, at least."""
+"""Minimum length of a secret that is replaced, characters."""
 _LONGEST_START = 4 * SHORTEST - 1
-"""Bytes of so many characters but one, at most."""
+"""Maximum size of one character less than `SHORTEST` in UTF-8, bytes."""
 _CREDENTIAL = re.compile(
     r"(?:token|secret|passw(?:or)?ds?|passphrase|credentials?|authorization|api[-_]?keys?"
     r"|(?:access|secret|private|signing|ssh|hf)[-_]?key|(?-i:_PAT|_KEY))$",
@@ -31,37 +30,37 @@ _OF_A_TEXT = re.compile(
     r"(?:^|[._])(?:bos|eos|pad|unk|sep|cls|mask|stop|start|end|newline|image|audio|video|special)_token$",
     re.IGNORECASE,
 )
-"""Tokens of the other kind, which a model reads."""
+"""Names of a model's special tokens, which are no secrets."""
 
 
 class Redactor:
-    """Replaces known secrets in texts and bytes before they are written. Threads may share it.
+    """Replaces known secrets in text and bytes. Thread-safe.
 
-    A secret is found as it is, and as JSON and JSON within JSON write it. Secrets shorter than eight
-    characters are not replaced: they would tear ordinary text apart. Those that begin with the same eight, as
-    the tokens of all rollouts do, cost one search together, however many.
+    A secret is found in plain text, in JSON and in JSON within JSON. Secrets shorter than eight characters
+    stay, because they occur in ordinary text. Secrets with the same first eight characters, such as the
+    tokens of all rollouts, cost one search together.
     """
 
     def __init__(self) -> None:
         self._known: frozenset[str] = frozenset()
         self._forms: Mapping[str, Sequence[str]] = {}
-        """First characters → all forms that begin so, the longest first: one may begin another. Replaced as a
-        whole, so that readers need no lock."""
+        """First characters → all forms with that start, longest first, since one may be a prefix of another.
+        The map is replaced and not changed, so that readers need no lock."""
         self._starts: Mapping[type, frozenset[str] | frozenset[bytes]] = {}
-        """All that those characters begin with, as texts and as bytes: one look for all secrets together."""
+        """Prefixes of those first characters, as text and as bytes."""
         self._changing = threading.Lock()
 
     def add(self, secret: str) -> None:
-        """Know `secret` from now on."""
+        """Redact `secret` from now on."""
         if len(secret) >= SHORTEST:
             self._change(secret, known=True)
 
     def known(self) -> set[str]:
-        """Every secret that is known now."""
+        """Return all known secrets."""
         return set(self._known)
 
     def discard(self, secret: str) -> None:
-        """Forget a secret that is worth nothing any more."""
+        """Forget a secret that is no longer valid."""
         self._change(secret, known=False)
 
     def _change(self, secret: str, *, known: bool) -> None:
@@ -78,15 +77,15 @@ class Redactor:
             self._forms = found
 
     def text(self, text: str) -> str:
-        """`text` with every known secret replaced by `MARK`."""
+        """Return `text` with every known secret replaced by `MARK`."""
         return self._redacted(text)
 
     def data(self, data: bytes) -> bytes:
-        """The same as `text` for bytes."""
+        """Return bytes with every known secret replaced."""
         return self._redacted(data)
 
     def value(self, value: Any) -> Any:
-        """The same for every text in what JSON can hold, names of fields included."""
+        """Return a JSON value with every known secret replaced in texts and field names."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -96,7 +95,7 @@ class Redactor:
         return value
 
     def unfinished(self, text: AnyStr) -> int:
-        """How much of the end of `text` may be the beginning of a secret that goes on after it."""
+        """Return the length of the end of `text` that may start a secret."""
         starts = self._starts.get(type(text), frozenset())
         lengths = range(min(_LONGEST_START, len(text)), 0, -1)
         longest = next((length for length in lengths if text[-length:] in starts), 0)
@@ -110,13 +109,13 @@ class Redactor:
         return longest
 
     def split(self, text: AnyStr) -> tuple[AnyStr, AnyStr]:
-        """What of `text` may go on at once, without secrets, and its `unfinished` end, which has to wait."""
+        """Return the redacted part of `text` that is ready to write, and its `unfinished` end."""
         whole = self._redacted(text)
         end = len(text) - self.unfinished(text)
         if end == len(text):
             return whole, text[end:]
         before, held = self._redacted(text[:end]), text[end:]
-        if before + self._redacted(held) != whole:  # a secret ends where another one may begin
+        if before + self._redacted(held) != whole:  # a secret ends where another may start
             end = len(whole) - self.unfinished(whole)
             before, held = whole[:end], whole[end:]
         return before, held
@@ -131,19 +130,19 @@ class Redactor:
         ]
         shown, end = text[:0], 0
         for begin, after in sorted(found):
-            if begin >= end:  # else it overlaps the one before, and both are one
+            if begin >= end:  # overlapping secrets get one mark
                 shown += text[end:begin] + _like(text, MARK)
             end = max(end, after)
         return shown + text[end:]
 
 
 def _like(text: AnyStr, secret: str) -> AnyStr:
-    """`secret` as the type that `text` is of."""
+    """Return `secret` in the type of `text`."""
     return secret if isinstance(text, str) else secret.encode()
 
 
 def _places(text: AnyStr, secret: AnyStr) -> Iterator[tuple[int, int]]:
-    """Where each `secret` in `text` begins and ends."""
+    """Yield the start and end of each `secret` in `text`."""
     begin = text.find(secret)
     while begin >= 0:
         yield begin, begin + len(secret)
@@ -155,7 +154,7 @@ def _starts(beginnings: Iterable[AnyStr]) -> frozenset[AnyStr]:
 
 
 def _forms(secret: str) -> set[str]:
-    """`secret` as it stands in text, in JSON, and in JSON that is a text in JSON."""
+    """Return `secret` in plain text, in JSON, and in JSON within JSON."""
     forms = {secret}
     for _ in range(2):
         for form in list(forms):
@@ -166,13 +165,15 @@ def _forms(secret: str) -> set[str]:
 
 
 def names_credential(name: str) -> bool:
-    """Whether a variable or a setting of this name holds a secret, such as `OPENAI_API_KEY` or `hub_token`.
-    One that says where a secret is, such as `api_key_env` or `TOKEN_FILE`, holds none."""
+    """Return whether a variable or setting with this name holds a secret, such as `OPENAI_API_KEY`.
+
+    A name that points to a secret, such as `api_key_env` or `TOKEN_FILE`, does not.
+    """
     return _CREDENTIAL.search(name) is not None and _OF_A_TEXT.search(name) is None
 
 
 def secret_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The full name of each setting that is a secret by its name and has a value."""
+    """Yield the full name of each setting with a value whose name marks a secret."""
     for name, value in settings.items():
         full = f"{prefix}{name}"
         tables = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, Mapping)]
@@ -183,11 +184,10 @@ def secret_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[s
 
 
 class RedactingFormatter(logging.Formatter):
-    """A formatter of log records, tracebacks included, that lets no known secret through, and no control
-    character.
+    """A log formatter that removes known secrets and control characters, also from tracebacks.
 
     Args:
-        redactor: Knows the secrets.
+        redactor: Redactor of the secrets.
         layout, date: `fmt` and `datefmt` of `logging.Formatter`.
     """
 
@@ -198,7 +198,7 @@ class RedactingFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
         shown = printable(self._redactor.text(super().format(record)))
-        return self._redactor.text(shown)  # control characters may have parted a secret
+        return self._redactor.text(shown)  # control characters may have split a secret
 
 
 _REDACTOR: ContextVar[Redactor | None] = ContextVar("swe_core.redactor", default=None)
@@ -207,8 +207,7 @@ _TEMPORARY: ContextVar[list[str] | None] = ContextVar("swe_core.temporary_secret
 
 @contextmanager
 def redaction_scope() -> Iterator[Redactor]:
-    """For the length of the context `hide` tells the redactor that is yielded: that of a context around this
-    one, where there is such a context."""
+    """Yield the redactor that `redact` uses within the context: the enclosing scope's, else a new one."""
     outer = _REDACTOR.get()
     redactor = outer or Redactor()
     token = _REDACTOR.set(redactor)
@@ -220,7 +219,7 @@ def redaction_scope() -> Iterator[Redactor]:
 
 @contextmanager
 def scoped_secrets() -> Iterator[None]:
-    """Forget what is hidden as `passing` in this context, at its end: when a rollout's record is written."""
+    """Forget the temporary secrets of the context at its end, when a rollout's record is written."""
     passing: list[str] = []
     token = _TEMPORARY.set(passing)
     try:
@@ -233,14 +232,14 @@ def scoped_secrets() -> Iterator[None]:
 
 
 def redact(secret: str, *, temporary: bool = False) -> None:
-    """Keep `secret` out of all that this run writes, and of replies to agents, from now on.
+    """Keep `secret` out of the run's output and of replies to agents from now on.
 
     Tasks and anyio's threads belong to the run that started them, other threads to no run. Outside a run the
     call has no effect.
 
     Args:
-        temporary: Whether the secret is worthless once its rollout is over, such as a sandbox's token. It is
-            then forgotten, because each known secret adds time to every write. Outside a rollout it stays.
+        temporary: Whether to forget the secret after its rollout, when it is invalid, such as a sandbox's
+            token. Each known secret makes every write slower. Outside a rollout the secret stays.
     """
     redactor, mine = _REDACTOR.get(), _TEMPORARY.get()
     if redactor is None:

@@ -1,10 +1,9 @@
-"""What was put into a cache is still what is there: for caches whose files are executed or graded.
+"""Detect changes in caches whose files are executed or graded.
 
-A seal says of each file what it held, and by which `stat` that is known. As long as size, times and inode
-are those of the seal, nothing has been written: nobody can set a ctime back. Only other files are read, and
-what they hold decides. Seals are in the user's state directory, so whatever writes into a cache, a tool that
-goes wrong or code that got out of a sandbox, does not write its seal. A process that can write there could
-change the program itself.
+A seal has the hash and the `stat` of each file. A file with the same size, times and inode is unchanged,
+because no program can set a ctime back. Only other files are read again. Seals are in the user's state
+directory, apart from the caches: a faulty tool or code that escapes a sandbox may write to a cache, but not
+to its seal. A process that can write to the state directory can also change the program itself.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from pathlib import Path
 import platformdirs
 
 _TICK = 0.02
-"""Seconds within which a kernel may give two writes the same time."""
+"""Resolution of the kernel's file times [s]."""
 _CHANGED = ".changed"
 
 _Known = dict[str, tuple[list[int], str]]
-"""Path inside → size, mtime and ctime [ns], inode and mode; what it is."""
+"""Path inside → (size, mtime [ns], ctime [ns], inode, mode) and the content, as in `Seal.contents`."""
 
 
 class Seal:
-    """The seal of a directory, or of one file. Methods block; any number of processes may use the same one.
+    """The seal of a directory or file. Methods block. Several processes may use the same seal.
 
     Args:
-        root: What it is of. Neither it nor its seal need be there.
+        root: The sealed directory or file, which may be absent.
     """
 
     def __init__(self, root: Path) -> None:
@@ -44,11 +43,12 @@ class Seal:
         self._file = platformdirs.user_state_path("swe-core") / "seals" / f"{name}.json"
 
     def contents(self) -> dict[str, str]:
-        """What is there, for who knows what it has to be: the path of each file inside, `.` for a root that
-        is no directory, → `file SHA256`, `program SHA256` where it is executable, `link TARGET` or `other`.
+        """Return path inside → `file SHA256`, `program SHA256` (executable), `link TARGET` or `other`.
+
+        A root that is no directory has the path `.`.
 
         Raises:
-            OSError: It cannot be read, or changes now.
+            OSError: A file cannot be read, or changes meanwhile.
         """
         known = self._load()
         found = _look(self._root, known)
@@ -57,7 +57,7 @@ class Seal:
         return _contents(found)
 
     def holds(self) -> bool:
-        """Whether it is what was sealed; False where that is not known, or cannot be read."""
+        """Return whether the content is as sealed; False without a seal or where a file cannot be read."""
         known = self._load()
         try:
             found = _look(self._root, known)
@@ -69,10 +69,10 @@ class Seal:
         return same
 
     def put(self) -> None:
-        """Seal what is there now; where the state directory cannot be written, nothing is sealed.
+        """Seal the current content. Do nothing where the state directory is not writable.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: A file cannot be read.
         """
         self._save(_look(self._root, {}))
 
@@ -80,7 +80,7 @@ class Seal:
         try:
             found = json.loads(self._file.read_bytes())
             return {name: ([int(sign) for sign in signs], str(what)) for name, (signs, what) in found.items()}
-        except (OSError, ValueError, TypeError, AttributeError):  # damaged is as good as none
+        except (OSError, ValueError, TypeError, AttributeError):  # a damaged seal counts as none
             return {}
 
     def _save(self, found: _Known) -> None:
@@ -96,25 +96,25 @@ class Seal:
 
 
 def contents_of(root: Path) -> dict[str, str]:
-    """As `Seal.contents`, of what has no seal: every file is read.
+    """Return the same as `Seal.contents` without a seal: every file is read.
 
     Raises:
-        OSError: It cannot be read, or changes now.
+        OSError: A file cannot be read, or changes meanwhile.
     """
     return _contents(_look(root, {}))
 
 
 def digest_of(contents: Mapping[str, str]) -> str:
-    """The SHA-256 of what `Seal.contents` gives: to pin a whole directory."""
+    """Return the SHA-256 of the result of `Seal.contents`, which pins a whole directory."""
     return hashlib.sha256(json.dumps(sorted(contents.items())).encode()).hexdigest()
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """One builder at a time in a cache, which is made; the kernel lets go of the lock of one that is killed.
+    """Create a cache directory and lock it for one builder. The kernel releases the lock of a killed process.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The directory is not writable.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".lock").open("w") as lock:
@@ -123,11 +123,12 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def set_aside(path: Path) -> Path:
-    """Move away what is at `path` and return its new place, a sibling. It is kept, for sandboxes that use it
-    and for inspection; what was set aside of this path before is removed.
+    """Move `path` to a sibling path and return that, for sandboxes that still use it and for inspection.
+
+    What an earlier call set aside for `path` is removed.
 
     Raises:
-        OSError: It cannot be moved.
+        OSError: `path` cannot be moved.
     """
     prefix = f".{path.name}-"
     for earlier in path.parent.glob(f"{prefix}*{_CHANGED}"):
@@ -148,7 +149,7 @@ def _look(root: Path, known: _Known) -> _Known:
 
 
 def _files(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    """All that is no directory, links themselves and not what they lead to, each asked for once."""
+    """Yield every file below `root` except directories, with its `lstat`."""
     top = os.lstat(root)
     if not stat.S_ISDIR(top.st_mode):
         yield root, top
@@ -169,7 +170,7 @@ def _what(path: str, status: os.stat_result) -> str:
     if not stat.S_ISREG(status.st_mode):
         return "other"
     young = status.st_ctime + _TICK - time.time()
-    if 0 < young <= _TICK:  # a write after this one could have its time
+    if 0 < young <= _TICK:  # a later write could get the same time
         time.sleep(young)
     return f"{'program' if status.st_mode & 0o111 else 'file'} {_sha256(path)}"
 

@@ -1,8 +1,7 @@
-"""Run a server for as long as another process lives: python -m swe_core.system.server_guard PID COMMAND...
+"""Run a server until another process exits: python -m swe_core.system.server_guard PID COMMAND...
 
-Whatever ends process PID, a kill included, the server does not outlive it. The keeper must lead a process
-group of its own (start it with `start_new_session=True`), all of which it ends with the server, itself
-included.
+The server ends with process PID, even if that is killed. The guard must lead a process group of its own
+(`start_new_session=True`). At the end it kills the whole group, including itself.
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ import subprocess
 import sys
 
 GRACE = 10.0
-"""Seconds that a server has to clean up after itself once it is told to end."""
+"""Seconds that a server has to clean up after SIGTERM."""
 
 
 def main() -> None:
-    """Wait for the end of the server, of process PID, or SIGTERM; whichever it is, end the server."""
+    """Wait until the server or process PID exits or SIGTERM arrives, then end the server."""
     if len(sys.argv) < 3 or not sys.argv[1].isdecimal():
         sys.exit("usage: python -m swe_core.system.server_guard PID COMMAND...")
-    if os.getpgrp() != os.getpid():  # it would end the processes of who started it
-        sys.exit("the keeper must lead a process group of its own: start it in a new session")
-    told = os.eventfd(0)  # and no exception, which could leave a server that starts just now to nobody
-    signal.signal(signal.SIGTERM, lambda *_: os.eventfd_write(told, 1))
+    if os.getpgrp() != os.getpid():  # it would kill the processes of its parent
+        sys.exit("the guard must lead a process group of its own: start it in a new session")
+    terminated = os.eventfd(0)  # an exception could leave a starting server without a guard
+    signal.signal(signal.SIGTERM, lambda *_: os.eventfd_write(terminated, 1))
     try:
         watched = os.pidfd_open(int(sys.argv[1]))
     except ProcessLookupError:
-        sys.exit(f"process {sys.argv[1]} has ended, so {sys.argv[2]!r} is not started")
+        sys.exit(f"process {sys.argv[1]} has exited, so {sys.argv[2]!r} is not started")
     try:
         server = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
     except OSError as error:
         sys.exit(f"{sys.argv[2]!r} cannot be started: {error.strerror}")
     try:
-        select.select([told, watched, os.pidfd_open(server.pid)], [], [])
+        select.select([terminated, watched, os.pidfd_open(server.pid)], [], [])
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         server.terminate()

@@ -1,12 +1,12 @@
-"""JSON whose objects have each key once: of a key that is there twice, `json` keeps the last value."""
+"""Parse JSON and refuse duplicate keys, of which `json` keeps the last value."""
 
 from __future__ import annotations
 
 import json
 
 
-class KeyTwice(Exception):
-    """An object has this key twice."""
+class DuplicateKey(Exception):
+    """An object has the key `key` twice."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -14,12 +14,12 @@ class KeyTwice(Exception):
 
 
 def loads(text: str) -> object:
-    """The value that a JSON text stands for.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: It is not JSON, or has a number of too many digits.
-        RecursionError: It is nested too deep.
-        KeyTwice: An object in it has a key twice.
+        ValueError: The text is not JSON, or a number has too many digits.
+        RecursionError: The nesting is too deep.
+        DuplicateKey: An object has a key twice.
     """
     return json.loads(text, object_pairs_hook=_object)
 
@@ -28,6 +28,6 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     made: dict[str, object] = {}
     for key, value in pairs:
         if key in made:
-            raise KeyTwice(key)
+            raise DuplicateKey(key)
         made[key] = value
     return made

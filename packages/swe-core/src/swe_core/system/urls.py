@@ -1,4 +1,4 @@
-"""URLs that a user gives."""
+"""Validate URLs from the user."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from swe_core.errors import ConfigError
 
 
 def base_url(text: str) -> str:
-    """A provider's base URL as it is used: http or https, a host, no query, no trailing slash.
+    """Return a provider's base URL: http or https, a host, no query, no trailing slash.
 
     Raises:
-        ConfigError: It is something else; a user or password in it is refused and not repeated.
+        ConfigError: `text` is no such URL. The message does not repeat a user or password.
     """
     try:
         parts = urlsplit(text)
-        _ = parts.port  # raises when it is no number
+        _ = parts.port  # raises where it is no number
     except ValueError as error:
         raise ConfigError(f"the engine URL is not a URL ({error}): pass http(s)://HOST[:PORT]/v1") from None
     if parts.username is not None or parts.password is not None:
         raise ConfigError(
-            "the engine URL holds a user or password: leave them out, the key is read from the environment"
+            "the engine URL has a user or password: leave them out; the key comes from the environment"
         )
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ConfigError(

@@ -53,7 +53,7 @@ def _content(file: Path) -> bytes:
 def _parse(file: Path, data: bytes, place: str) -> object:
     try:
         return strict_json.loads(data.decode())
-    except strict_json.KeyTwice as error:
+    except strict_json.DuplicateKey as error:
         raise TaskError(
             f"{str(file)!r}{place}: the key {found(error.key)} is twice in one object; leave one of them out"
         ) from None

@@ -110,7 +110,7 @@ class Row:
             return value
         try:
             return strict_json.loads(value)
-        except strict_json.KeyTwice as error:
+        except strict_json.DuplicateKey as error:
             self.reject(
                 f"the column {column!r}: the key {found(error.key)} is twice in one object; leave one of "
                 "them out"

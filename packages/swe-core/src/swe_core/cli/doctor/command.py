@@ -68,7 +68,7 @@ def _engine(plugins: PluginSet, url: str) -> PlannedCheck:
 def _print(results: Sequence[Result], missing: Sequence[Result]) -> None:
     from rich.text import Text
 
-    from swe_core.system.terminal import SafeConsole
+    from swe_core.system.safe_console import SafeConsole
 
     console = SafeConsole(highlight=False)
     width = max(len(result.asked.check.name) for result in results)

@@ -1,4 +1,4 @@
-"""What tables and texts are printed with."""
+"""SafeConsole: print tables and texts without control characters of foreign text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from swe_core.system.printable import printable
 
 
 class SafeConsole(Console):
-    """A console that prints nothing but what is `printable`, whatever tasks, agents and models put into what
-    it is given. What colours its text is its own."""
+    """A console that prints only `printable` text, whoever wrote it. Its own colours stay."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """See `rich.console.Console.render`, through which all goes."""
+        """See `rich.console.Console.render`, which renders all output."""
         for segment in super().render(renderable, options):
             if not segment.control:
-                line = segment.text.replace("\r", " ")  # it is laid out already, and gets no more lines
+                line = segment.text.replace("\r", " ")  # the layout is done: add no line
                 segment = segment._replace(text=printable(line))
             yield segment

@@ -1,4 +1,4 @@
-"""The plugins' notification hooks, called from what happens in a run."""
+"""PluginObserver: call the plugins' notification hooks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ logger = logging.getLogger(__name__)
 
 
 class PluginObserver:
-    """Passes what happens to the plugins' notification hooks; one that fails is logged, no more."""
+    """An observer that calls the plugins' notification hooks and logs their errors."""
 
     def __init__(self, plugins: PluginSet) -> None:
         self._plugins = plugins
 
     def started(self, request: RolloutRequest) -> None:
-        """Calls `swe_rollout_started`."""
+        """Call `swe_rollout_started`."""
         self._notify(
             "swe_rollout_started",
             rollout_id=request.id,
@@ -27,14 +27,14 @@ class PluginObserver:
         )
 
     def phase(self, rollout_id: str, phase: Phase) -> None:
-        """Has no hook."""
+        """Do nothing: phases have no hook."""
 
     def turn(self, rollout_id: str, turn: Turn) -> None:
-        """Calls `swe_turn_recorded`."""
+        """Call `swe_turn_recorded`."""
         self._notify("swe_turn_recorded", rollout_id=rollout_id, turn=turn)
 
     def finished(self, rollout: Rollout) -> None:
-        """Calls `swe_rollout_finished`."""
+        """Call `swe_rollout_finished`."""
         self._notify("swe_rollout_finished", rollout=rollout)
 
     def _notify(self, hook: str, **values: object) -> None:
