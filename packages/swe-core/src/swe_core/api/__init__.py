@@ -1,1 +1,1 @@
-"""What the author of a plugin implements and receives: types and pure functions, no I/O."""
+"""The types that plugins implement and receive, with pure functions on them; no I/O."""

@@ -1,4 +1,4 @@
-"""The coding agent's side: AgentSpec, AgentContext, AgentEvent, AgentExit."""
+"""AgentSpec: how to run a coding agent; AgentContext, AgentEvent, AgentExit, HostTool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EventKind = Literal["text", "reasoning", "tool_call", "tool_result", "error", "i
 
 
 class AgentEvent(BaseModel):
-    """One line of a transcript, whatever the agent.
+    """One line of a transcript.
 
     `fatal` marks an error that ended the agent, even where its exit code is 0.
     """
@@ -32,21 +32,21 @@ class AgentEvent(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """What an agent is told about its rollout. Paths are paths inside the sandbox.
+    """The input of an `AgentSpec` for one rollout. Paths are paths inside the sandbox.
 
     Args:
-        task: The whole task. Trusted plugin code runs on the host and sees all of it; what it puts into
-            the sandbox the agent can read.
-        prompt: The user prompt, built by the one prompt builder (`swe_core.rollout.agent_run`).
-        base_url: Base URL of the LLM endpoint as seen from inside, ending in `/v1`.
-        api_key: The rollout's own token (or, in black-box mode, the key that the user hands over).
-        model: The model name to ask for.
+        task: The whole task. Plugin code runs on the host and is trusted with all of it. The agent can read
+            everything that the plugin puts into the sandbox.
+        prompt: The user prompt (`swe_core.rollout.agent_run`).
+        base_url: Base URL of the LLM endpoint inside the sandbox, ending in `/v1`.
+        api_key: The rollout's token; in black-box mode the user's key.
+        model: Model name for LLM calls.
         workdir: The repository.
         home: A private writable directory for the agent's own files.
-        tools_url: Where the agent's host tools are: GET lists them, POST `{tools_url}/NAME` with a JSON
-            object of arguments calls one; "" in black-box mode.
-        exit_url: Where a POST says that the agent's work is done, so that it is ended; "" in black-box mode.
-            Both want `api_key` as bearer token.
+        tools_url: URL of the host tools: GET lists them, POST `{tools_url}/NAME` with a JSON object of
+            arguments calls one. "" in black-box mode.
+        exit_url: URL whose POST ends the agent, because its work is done. "" in black-box mode. Both URLs
+            need `api_key` as bearer token.
     """
 
     task: Task
@@ -60,7 +60,7 @@ class AgentContext:
     exit_url: str = ""
 
     def asset(self, name: str) -> str:
-        """The path at which the sandbox shows the asset `name`."""
+        """Return the path of the asset `name` inside the sandbox."""
         return f"{ASSETS_DIR}/{name}"
 
 
@@ -69,8 +69,8 @@ class AgentExit:
     """How the agent's process ended.
 
     Args:
-        exit_code: The process's own; 128+N where signal N killed it.
-        last_error: The last event of kind `error` with nothing after it but `info`, else None.
+        exit_code: Exit code of the process; 128+N where signal N killed it.
+        last_error: The last event of kind `error`, if only `info` events follow it, else None.
         stderr_tail: The end of standard error, at most 4,000 characters.
     """
 
@@ -81,15 +81,15 @@ class AgentExit:
 
 @dataclass(frozen=True, slots=True)
 class HostTool(Generic[Arguments]):
-    """Something of the host that an agent may call from inside its sandbox.
+    """A function on the host that an agent may call from its sandbox.
 
     Args:
         name: Letters, digits, `_` and `-`.
-        description: What it does, for the model.
-        arguments: What it takes; its JSON schema is offered, and calls that do not fit it are refused.
-        run: Does it, and returns what the model reads. It runs on the host with arguments from an untrusted
-            sandbox. Its result never carries anything of a grade. If it raises, the agent is told that the
-            tool failed and no more, and the rollout goes on.
+        description: What the tool does, for the model.
+        arguments: Model of the arguments. The agent gets its JSON schema; calls that do not fit are refused.
+        run: Runs the tool on the host, with arguments from an untrusted sandbox, and returns text for the
+            model. The text must contain nothing of a grade. If `run` raises, the agent gets a generic error
+            and the rollout continues.
     """
 
     name: str
@@ -99,49 +99,56 @@ class HostTool(Generic[Arguments]):
 
 
 class AgentSpec(ABC):
-    """How to run one coding agent, unmodified. A new agent is about fifty lines.
+    """How to run one coding agent, unmodified.
 
-    The methods run on the host. What they return is put into the sandbox by the rollout loop.
+    The methods run on the host. The rollout loop puts their results into the sandbox.
     """
 
     name: str
     version: str = ""
     dialect: Literal["chat"] | None = "chat"
-    """The LLM dialect it speaks; None for an agent that makes no LLM calls at all."""
+    """The agent's LLM dialect; None for an agent without LLM calls."""
 
     def assets(self) -> Sequence[Asset]:
-        """The host-built bundles it needs inside; built and cached on first use, called in a thread once
-        per run. No sandbox installs from a registry at rollout time."""
+        """Return the bundles that the agent needs in the sandbox, built on the host and cached.
+
+        Called in a thread, once per run. A sandbox never installs from a registry.
+        """
         return ()
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
-        """Small files written into the sandbox before the start: absolute path → content (mode 0600)."""
+        """Return small files to write into the sandbox first: absolute path → content (mode 0600)."""
         return {}
 
     @abstractmethod
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        """The argv that runs the agent to its end in `ctx.workdir`."""
+        """Return the argv that runs the agent to its end in `ctx.workdir`."""
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
-        """Environment of the agent's process. Put no endpoint into variables that the agent's children
-        would follow too, such as OPENAI_BASE_URL: a test suite that calls an LLM would join the trace."""
+        """Return the environment of the agent's process.
+
+        Set no variable that the agent's children would use too, such as OPENAI_BASE_URL: the LLM calls of a
+        test suite would become part of the trace.
+        """
         return {}
 
     def stdin(self, ctx: AgentContext) -> bytes | None:
-        """What the agent reads from standard input; None is an empty one."""
+        """Return the agent's standard input; None is an empty one."""
         return None
 
     def tools(self, ctx: AgentContext) -> Sequence[HostTool[Any]]:
-        """What of the host this rollout's agent may call, over `ctx.tools_url`. Called once per rollout."""
+        """Return the host tools of this rollout, behind `ctx.tools_url`. Called once per rollout."""
         return ()
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
-        """Turn one line of the agent's stdout into transcript events. Must not raise on odd lines."""
+        """Convert one line of the agent's stdout to transcript events. Must not raise for any line."""
         return (AgentEvent(kind="text", text=line),) if line.strip() else ()
 
     def failure(self, ended: AgentExit) -> str | None:
-        """One sentence when the agent failed, None when it ended well. Override for agents whose exit
-        code does not tell."""
+        """Return one sentence where the agent failed, else None.
+
+        Override it for agents that may fail with exit code 0.
+        """
         if ended.exit_code == 0:
             return None
         tail = ended.stderr_tail.strip().splitlines()

@@ -14,20 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chain:
-    """One training row: ids that the engine saw and sampled in this order, N of them.
+    """One training row: N ids that the engine received and sampled, in this order.
 
-    What stands before the first id of a turn's completion is exactly the prompt that the engine was given.
-    TRL's `RolloutSample` takes `input_ids` and `completion_mask` as int64 (`.astype(np.int64)`) and
-    `old_log_probs` as it is.
+    The ids before a turn's completion are exactly the engine's prompt. TRL's `RolloutSample` takes `input_ids`
+    and `completion_mask` as int64 (`.astype(np.int64)`) and `old_log_probs` as it is.
 
     Args:
-        turns: Indices of the turns that are trained here, in order.
+        turns: Indices of the turns that this row trains, in order.
         input_ids: int32 [N].
-        completion_mask: Which ids were sampled in these turns and have a logprob, bool [N].
+        completion_mask: True for ids that these turns sampled and that have a logprob, bool [N].
         old_log_probs: Natural log-probability of each id under the policy that sampled it, float32 [N];
             0.0 where the mask is False.
         versions: Policy version that sampled each id, int32 [N]; -1 where the mask is False.
-        cause: Why it is a chain of its own.
+        cause: Why the row does not extend another chain.
     """
 
     turns: tuple[int, ...]

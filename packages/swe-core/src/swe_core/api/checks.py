@@ -1,4 +1,4 @@
-"""Check: one thing that `swe-core doctor` looks at."""
+"""Check: one check of `swe-core doctor`, and its Finding."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ State = Literal["ok", "missing", "info"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found.
+    """The result of a check.
 
     Args:
-        state: "ok"; "missing" where something that the check's subject needs is not there; "info" where there
-            is nothing to judge.
-        text: What is there, in a few words; never a secret.
+        state: "ok"; "missing" where a requirement is not met; "info" for plain information.
+        text: What the check found, in a few words without secrets.
         remedy: What to do, one sentence; empty unless missing.
     """
 
@@ -26,7 +25,7 @@ class Finding:
 
     @classmethod
     def missing(cls, sentence: str, separator: str = "; ") -> Finding:
-        """What is missing, by a sentence of ours: what comes after its last `separator` is the remedy."""
+        """Make a "missing" finding of an error message, whose part after the last `separator` is the remedy."""
         text, _, remedy = sentence.rpartition(separator)
         if not text:
             return cls("missing", sentence)
@@ -35,12 +34,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing to look at.
+    """One check of this machine.
 
     Args:
-        name: Two or three words, such as "Docker Engine".
-        needed_for: What does not work without it, such as "--sandbox docker".
-        look: Looks; at most a few seconds. What it raises is shown as missing.
+        name: The subject in two or three words, such as "Docker Engine".
+        needed_for: What needs the subject, such as "--sandbox docker".
+        look: Runs the check, in at most a few seconds. An exception counts as missing.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""`--filter COLUMN=GLOB`: which rows of a task source are meant."""
+"""ColumnFilter: `--filter COLUMN=GLOB`, which selects rows of a task source."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class ColumnFilter:
-    """One filter: the column must match the glob, in the letters' own case.
+    """A filter that keeps rows whose column matches a case-sensitive glob.
 
-    A column that holds a list matches where one of its values does; one without a value never does.
+    A list matches where one of its values matches. An absent value never matches.
     """
 
     column: str
@@ -25,10 +25,10 @@ class ColumnFilter:
 
     @classmethod
     def parse(cls, text: str) -> ColumnFilter:
-        """`COLUMN=GLOB` as a filter.
+        """Parse `COLUMN=GLOB`.
 
         Raises:
-            ConfigError: It is something else.
+            ConfigError: `text` has another form.
         """
         column, equals, glob = text.partition("=")
         if not equals or not column.strip():
@@ -36,7 +36,7 @@ class ColumnFilter:
         return cls(column.strip(), glob)
 
     def matches(self, columns: Mapping[str, object]) -> bool:
-        """Whether a row's columns match."""
+        """Return whether a row with these columns matches."""
         value = columns.get(self.column)
         values = value if isinstance(value, (list, tuple)) else [value]
         return any(fnmatchcase(str(each), self.glob) for each in values if each is not None)
@@ -46,10 +46,13 @@ class ColumnFilter:
 
 
 def keep(rows: Sequence[tuple[R, Mapping[str, object]]], filters: Iterable[ColumnFilter]) -> list[R]:
-    """The rows that match all `filters`; each row comes with its columns.
+    """Return the rows that match all `filters`.
+
+    Args:
+        rows: (row, its columns).
 
     Raises:
-        TaskError: No row has such a column, or none is left.
+        TaskError: No row has a filter's column, or no row is left.
     """
     left = list(rows)
     for each in filters:

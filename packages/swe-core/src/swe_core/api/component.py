@@ -1,4 +1,4 @@
-"""Component: the one descriptor of every plugin kind."""
+"""Component: the descriptor of everything that a plugin offers for a role."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Config(BaseModel):
-    """Base of every component's settings: immutable, and unknown keys are errors."""
+    """Base class of a component's settings: immutable, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -21,19 +21,19 @@ class Config(BaseModel):
 class Component(Generic[T]):
     """One thing that a plugin offers for a role.
 
-    Declaring a component must be cheap: import heavy libraries inside `create`.
+    A declaration must be cheap: import heavy libraries inside `create`.
 
     Args:
-        name: How users ask for it (`--agent NAME`); unique within its role.
-        create: Builds the object from its validated settings, an instance of `config`. It may raise any
-            exception; users see a `SweError`'s sentence as it is, any other with the component's name.
-        config: The settings it takes, a subclass of `Config`. Users set `[ROLE.NAME]` in the file or
+        name: Name for users, as in `--agent NAME`; unique within its role.
+        create: Makes the object from its validated settings, an instance of `config`. It may raise any
+            exception. Users see the message of a `SweError` unchanged, others with the component's name.
+        config: Subclass of `Config` for the settings. Users set `[ROLE.NAME]` in the file or
             `--set ROLE.NAME.KEY=VALUE`.
         summary: Half a line for `swe-core plugins`.
-        defaults: Role → the component that fills it in a run with this one where the user chose nobody: a
-            trainer, say, needs an engine that owns its tokens. Only a worker's are looked at.
-        settings: Settings of other components in a run with this one where the user set none, as in the file:
-            `{"grader": {"swe": {"suspicious": "unresolved"}}}`. Only a worker's are looked at.
+        defaults: Role → default component of a run with this worker. A trainer, for example, needs an engine
+            that records tokens. Ignored for other roles.
+        settings: Default settings of other components in a run with this worker, as in the file:
+            `{"grader": {"swe": {"suspicious": "unresolved"}}}`. Ignored for other roles.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Component(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class RunOption:
-    """An option of `swe-core run` that is short for a setting.
+    """An option of `swe-core run` that sets a setting.
 
     Args:
-        flag: Such as "--weight-sync".
-        setting: Such as "worker.trl.weight_sync"; what `--set` takes before the equals sign.
+        flag: The option, such as "--weight-sync".
+        setting: Full name of the setting, such as "worker.trl.weight_sync".
         help: One sentence for `swe-core run --help`.
-        metavar: How the help shows its value.
+        metavar: Placeholder of the value in the help.
     """
 
     flag: str

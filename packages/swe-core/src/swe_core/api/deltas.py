@@ -1,6 +1,6 @@
-"""Pieces of an assistant message: cut a message into deltas, join deltas to a message.
+"""Cut an assistant message into deltas, and join deltas to a message.
 
-A delta is `choices[0].delta` of a chat-completions chunk. `join(cut(message, n))` is `message` for any n.
+A delta is `choices[0].delta` of a chat-completions chunk. `join(cut(message, n))` equals `message` for any n.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TEXTS = frozenset({"content", "reasoning", "reasoning_content"})
 
 
 def whole(message: Mapping[str, Any]) -> Delta:
-    """`message` as one delta: the same, with the index that each streamed tool call carries."""
+    """Return `message` as one delta, in which each tool call has an index."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -40,8 +40,7 @@ def cut(message: Mapping[str, Any], size: int) -> Iterator[Delta]:
 
 
 def join(deltas: Iterable[Delta]) -> dict[str, Any]:
-    """The message whose pieces `deltas` are.
-
+    """Join `deltas` to a message.
     Raises:
         ValueError: See `Joiner.add`.
     """
@@ -52,7 +51,7 @@ def join(deltas: Iterable[Delta]) -> dict[str, Any]:
 
 
 def merge(deltas: Iterable[Delta]) -> Iterator[dict[str, Any]]:
-    """The same pieces as dicts, fewer of them: texts in a row as one, and none that says nothing."""
+    """Merge adjacent text deltas, and drop empty ones."""
     texts: dict[str, str] = {}
     for delta in deltas:
         if delta.keys() <= _TEXTS and all(isinstance(text, str) for text in delta.values()):
@@ -68,13 +67,13 @@ def merge(deltas: Iterable[Delta]) -> Iterator[dict[str, Any]]:
 
 
 class Indices:
-    """Says of the pieces of tool calls, as they come, which call each one is of."""
+    """Assigns streamed pieces of tool calls to calls."""
 
     def __init__(self) -> None:
         self._last = -1
 
     def of(self, piece: Mapping[str, Any]) -> int:
-        """The index of the call that `piece` is of; where a provider leaves it out, an id begins another."""
+        """Return the index of the call of `piece`. Without an index, a new id starts a new call."""
         index = piece.get("index")
         if not isinstance(index, int):
             index = self._last + 1 if piece.get("id") or self._last < 0 else self._last
@@ -83,7 +82,7 @@ class Indices:
 
 
 class Joiner:
-    """Joins deltas as they come: texts are concatenated, tool calls are gathered by their index."""
+    """Joins streamed deltas: concatenates texts and collects tool calls by index."""
 
     def __init__(self) -> None:
         self._texts: dict[str, list[str]] = {}
@@ -92,10 +91,10 @@ class Joiner:
         self._indices = Indices()
 
     def add(self, delta: Delta) -> None:
-        """Take one delta; keys whose value is null say nothing.
+        """Add one delta. Keys with a null value are ignored.
 
         Raises:
-            ValueError: A tool call of the delta is not shaped like one.
+            ValueError: A tool call is malformed.
         """
         for key, value in delta.items():
             if value is None:
@@ -112,7 +111,7 @@ class Joiner:
                 self._others[key] = value
 
     def message(self) -> dict[str, Any]:
-        """The message so far: always with `role` and `content`, the latter None where no text came."""
+        """Return the message so far, with `role` and `content`, which is None without text."""
         message: dict[str, Any] = {"role": "assistant", "content": None, **self._others}
         message.update((key, "".join(parts)) for key, parts in self._texts.items())
         if self._calls:
@@ -129,8 +128,7 @@ class Joiner:
 
 
 class _Call:
-    """One tool call being gathered. Name and id come whole, and some providers repeat them in every
-    piece, so the first ones stand; only the arguments are concatenated."""
+    """A partial tool call. Only arguments are concatenated: some providers repeat name and id in each piece."""
 
     def __init__(self) -> None:
         self._call: dict[str, Any] = {}

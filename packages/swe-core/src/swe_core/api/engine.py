@@ -1,4 +1,4 @@
-"""The model's side: ChatRequest, Completion, Engine."""
+"""Engine: generates replies; ChatRequest, Completion, Sampled."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Delta = Mapping[str, Any]
-"""A piece of an assistant message as in a chat-completions chunk: `choices[0].delta`."""
+"""A piece of an assistant message, as `choices[0].delta` in a chat-completions chunk."""
 Emit = Callable[[Delta], Awaitable[None]]
-"""Called with each piece while the engine generates; awaiting it is the back-pressure. A piece is read later,
-or never, and an engine may make it only then."""
+"""Callback for each piece during generation. Awaiting it is the back-pressure. A piece may be read later or
+never, so an engine may build it lazily."""
 
 
 class Usage(BaseModel):
-    """Tokens of one completion, as the engine counted them; 0 where it did not say."""
+    """Token counts of one completion, from the engine; 0 where unknown."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -34,7 +34,7 @@ class Usage(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class EngineSession:
-    """Which rollout asks. An engine may keep state per session, e.g. its position in a recording.
+    """The rollout behind a request. An engine may keep state per session, such as a position in a recording.
 
     Args:
         rollout_id: Unique within a run.
@@ -50,13 +50,13 @@ class EngineSession:
 
 
 Rendered = Literal["bridge", "template", "full"]
-"""How a prompt's ids were made: only the new messages, by a renderer that knows the family or by a template
-proven to preserve prefixes, or the whole conversation afresh."""
+"""How a prompt became ids. "bridge": a renderer of the model family rendered only the new messages; "template":
+a prefix-preserving template did; "full": the whole conversation was rendered."""
 
 ForkCause = Literal["start", "branch", "rewritten", "template", "retokenised", "truncated", "unknown"]
-"""Why a turn extends no chain: it begins a conversation; its history was extended by another turn already;
-the client rewrote its history; the template renders history otherwise once more follows; the same text came
-out as other ids; the reply before was cut and cannot be closed; the engine does not say."""
+"""Why a turn extends no chain. "start": it starts a conversation; "branch": another turn already extends its
+history; "rewritten": the client changed its history; "template": the template renders old messages differently;
+"retokenised": the same text has other ids; "truncated": the previous reply was cut and cannot be closed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,17 +64,17 @@ class Sampled:
     """The exact tokens of one turn.
 
     Args:
-        extends: The earlier turn of the same session whose ids (prompt and completion) this prompt begins
-            with, by construction; None where there is none, or the engine does not know.
-        prompt_ids: The prompt's ids after those of `extends`, int32 [P]; all of them where it is None.
-        completion_ids: What was sampled, int32 [C], the stop token included.
-        logprobs: Natural log-probability of each sampled id under the distribution that it was drawn from,
-            float32 [C]; NaN where the server gave none.
+        extends: Earlier turn of the session whose ids (prompt and completion) start this prompt; None where
+            there is none or the engine does not know.
+        prompt_ids: Ids of the prompt after those of `extends`, int32 [P]; all ids where that is None.
+        completion_ids: Sampled ids including the stop token, int32 [C].
+        logprobs: Natural log-probability of each sampled id under the sampling distribution, float32 [C];
+            NaN where the server gave none.
         versions: Policy version that sampled each id, int32 [C].
-        rendered: How the prompt was made.
-        cause: Why it extends nothing; None where `extends` is set.
-        dropped: Why the engine says that none of these tokens may be trained, such as "forced"; None where
-            they may. They are context of the turns that follow all the same.
+        rendered: How the prompt became ids.
+        cause: Why the turn extends no chain; None where `extends` is set.
+        dropped: Why none of these tokens may be trained, such as "forced"; None where they may. Later turns
+            still have them as context.
     """
 
     extends: Sampled | None
@@ -88,15 +88,17 @@ class Sampled:
 
 
 class Progress:
-    """What a call has sampled so far. An engine keeps it current while it generates, so that the tokens of
-    a call that is aborted or fails are counted too: it sets `sampled`, or says once how to make it."""
+    """The tokens that a call has sampled so far, so that those of an aborted or failed call are counted.
+
+    During generation an engine sets `sampled`, or calls `follow` once.
+    """
 
     def __init__(self) -> None:
         self._make: Callable[[], Sampled | None] = lambda: None
 
     @property
     def sampled(self) -> Sampled | None:
-        """The tokens so far; None where there are none."""
+        """Return the tokens so far; None where there are none."""
         return self._make()
 
     @sampled.setter
@@ -104,7 +106,7 @@ class Progress:
         self._make = lambda: sampled
 
     def follow(self, make: Callable[[], Sampled | None]) -> None:
-        """Have `sampled` made by `make` whenever it is read, which costs a token nothing."""
+        """Compute `sampled` with `make` on each read, at no cost per token."""
         self._make = make
 
 
@@ -115,13 +117,13 @@ class ChatRequest:
     Args:
         body: A chat-completions request body: the agent's own where it speaks that dialect.
         messages: The conversation so far in canonical form (`swe_core.api.messages`).
-        tools: The tools offered, chat-completions form; None where there are none.
-        max_tokens: Tokens that may be sampled, the smaller of what the agent asked for and what its budget
-            has left; None is no limit.
-        max_context: Tokens that prompt and completion may have together; None is no limit but the model's.
-        progress: Where the engine tells what it has sampled so far.
-        as_told: Turns a message of the engine into the one that the agent gets: without secrets. An engine
-            that finds its replies in later histories keeps those.
+        tools: The tools in chat-completions form; None where there are none.
+        max_tokens: Maximum sampled tokens: the smaller of the agent's limit and the rest of its budget; None
+            is no limit.
+        max_context: Maximum tokens of prompt and completion together; None is the model's limit.
+        progress: Receives the tokens that the engine has sampled so far.
+        as_told: Redacts a message as the agent receives it. An engine that looks up its replies in later
+            histories stores the redacted ones.
     """
 
     body: Mapping[str, Any]
@@ -134,21 +136,21 @@ class ChatRequest:
 
     @property
     def stream(self) -> bool:
-        """Whether the agent asked for a stream."""
+        """Return whether the agent requests a stream."""
         return bool(self.body.get("stream"))
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One whole reply of the model.
+    """One complete reply of the model.
 
     Args:
-        message: An OpenAI assistant message: `role`, `content`, and where present `tool_calls` and
+        message: An OpenAI assistant message: `role`, `content`, optionally `tool_calls` and
             `reasoning_content`.
         finish_reason: Why it ended: "stop", "length" (cut at a limit) or "tool_calls".
-        usage: Its tokens.
-        model: The model's name, where the engine says it.
-        sampled: Its exact tokens; None from an engine that does not own them.
+        usage: Token counts.
+        model: The model's name, where the engine reports it.
+        sampled: The exact tokens; None from an engine that does not record tokens.
     """
 
     message: dict[str, Any]
@@ -161,15 +163,15 @@ class Completion:
 class Engine(ABC):
     """Generates replies. One instance serves a whole run, many rollouts at once.
 
-    An engine is an async context manager: connections are opened and closed with it.
+    An engine is an async context manager that opens and closes its connections.
     """
 
     model: str
-    """The model name that agents are told to ask for."""
+    """The model name that agents use in LLM calls."""
     unfit: str | None = None
-    """Why nothing that it answers is of use any more: a sentence, with which the run ends."""
+    """Why the engine can no longer serve the run, one sentence; the run then ends with it."""
     limits_context: bool = False
-    """Whether it counts a prompt's tokens before it generates, and so can keep `ChatRequest.max_context`."""
+    """Whether it counts prompt tokens before it generates and so keeps `ChatRequest.max_context`."""
 
     async def __aenter__(self) -> Engine:
         return self
@@ -179,22 +181,24 @@ class Engine(ABC):
 
     @property
     def context(self) -> int | None:
-        """Tokens of the model's context; None where the engine is not told, or not before `check`."""
+        """Return the size of the model's context, tokens; None where unknown or before `check`."""
         return None
 
     async def check(self) -> None:  # noqa: B027 (most engines have nothing to ask)
-        """Ask once, before any sandbox is opened, whether the engine can serve this run at all.
+        """Check, once before any sandbox is opened, that the engine can serve the run.
 
         Raises:
-            EngineError: It cannot, and will not without the user's help.
+            EngineError: The engine cannot serve the run until the user acts.
         """
 
     def set_policy_version(self, version: int) -> None:
-        """Say that the weights behind this engine are those of policy `version` from now on. A trainer calls
-        it after each weight sync; the first version is 0. What is sampled from here on carries it.
+        """Set the policy version of all tokens from now on. A trainer calls it after each weight sync.
+
+        Args:
+            version: Version of the weights; the first is 0.
 
         Raises:
-            EngineError: The engine does not own the tokens, so nothing can be trained from it.
+            EngineError: The engine does not record tokens, so it cannot serve a trainer.
         """
         raise EngineError(
             f"the engine of the model {self.model!r} does not own its tokens, so it cannot serve a trainer: "
@@ -202,37 +206,37 @@ class Engine(ABC):
         )
 
     def notes(self) -> Sequence[str]:
-        """Sentences that must stand wherever results of this engine are shown; empty for a real model.
+        """Return sentences to show with all results of this engine, such as that its replies are recordings.
 
-        An engine whose replies are recordings says so here.
+        Empty for a real model.
         """
         return ()
 
     async def end(self, session: EngineSession) -> None:  # noqa: B027 (most engines keep nothing)
-        """The rollout of `session` is over and asks no more: free what is kept for it, write what is due.
+        """End the session of a finished rollout: free its state and write pending data.
 
-        Called once per session that was opened, whatever its outcome, after its last `complete` has ended or
-        was left to itself. It is not waited for longer than for a call that is cancelled.
+        Called once per session, whatever its outcome, after its last `complete` has ended or was abandoned.
+        The caller waits `CLOSING` seconds at most (`swe_core.system.detached`).
 
         Raises:
-            EngineError: What was due could not be done; the rollout fails with it.
+            EngineError: The session cannot be ended properly. The rollout fails with this error.
         """
 
     @abstractmethod
     async def complete(
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
     ) -> Completion:
-        """Answer one request with a whole completion; cancelling the call aborts the generation.
+        """Answer one request with a complete reply. Cancellation aborts the generation.
 
-        A call that is cancelled and does not end is left to itself after `CLOSING` seconds
-        (`swe_core.system.detached`).
+        A cancelled call that does not end is abandoned after `CLOSING` seconds (`swe_core.system.detached`).
 
         Args:
-            emit: Where to send pieces while they are generated, when the agent streams. An engine that
-                cannot stream need not call it: the server sends the whole completion as one piece. It raises
-                `EngineProtocolError` for what is no mapping.
+            emit: Receives pieces during generation, when the agent requests a stream. An engine that cannot
+                stream need not call it: the server then sends the complete reply as one piece. It raises
+                `EngineProtocolError` for a piece that is no mapping.
 
         Raises:
-            ContextOverflow: The prompt leaves no room; the agent is told so in its dialect and may compact.
-            EngineError: After the engine's own retries; any other exception counts as one.
+            ContextOverflow: The prompt leaves no room. The agent gets this error in its dialect and may compact
+                its history.
+            EngineError: The engine's own retries have failed. Any other exception counts as one.
         """

@@ -1,4 +1,4 @@
-"""Limits and budgets: what one rollout may take."""
+"""Time limits and budgets of one rollout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from swe_core.api.component import Config
 
 
 class Limits(Config):
-    """`[limits]`: the maximum duration of each phase, seconds."""
+    """`[limits]`: maximum duration of each phase, seconds."""
 
     open: float = Field(default=600.0, gt=0, description="open a sandbox, including an image pull")
     prepare: float = Field(default=120.0, gt=0, description="prepare the repository; export the patch")
@@ -18,12 +18,12 @@ class Limits(Config):
 
     @property
     def verdict(self) -> float:
-        """Seconds for one verdict: a fresh sandbox and its tests, and again for the task's reference."""
+        """Return the time for one verdict [s]: a fresh sandbox and its tests, twice for the reference run."""
         return 2 * (self.open + self.prepare + self.grade)
 
 
 class Budgets(Config):
-    """`[budget]`: what the policy may use in one rollout. An exhausted budget is no error."""
+    """`[budget]`: resources of the policy in one rollout. An exhausted budget is no error."""
 
     turns: int | None = Field(default=None, ge=1, description="LLM calls")
     completion_tokens: int | None = Field(default=None, ge=1, description="sampled tokens of all calls")
@@ -37,4 +37,4 @@ class Budgets(Config):
 
 
 MAX_BODY = 32 * 1024 * 1024
-"""Bytes of a request, unless `server.max_body` says otherwise."""
+"""Default maximum size of a request, bytes; see `server.max_body`."""

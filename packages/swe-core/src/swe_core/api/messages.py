@@ -1,16 +1,16 @@
-"""The ONE canonical form of a conversation, whatever dialect the agent speaks.
+"""The canonical form of a conversation in any dialect.
 
 A canonical message is a dict as in chat completions, in normal form:
 
     role               "system", "user", "assistant" or "tool"
     content            text, "" where there is none
-    reasoning_content  assistant only, where there is some: what the model thought
-    tool_calls         assistant only, where there are some: {"id", "type": "function",
+    reasoning_content  assistant only, where present: the model's reasoning
+    tool_calls         assistant only, where present: {"id", "type": "function",
                        "function": {"name", "arguments"}}, arguments as text
-    tool_call_id       tool only, where known: which call this is the result of
+    tool_call_id       tool only, where known: the call of this result
 
-It is what templates render and what turns are matched by. `message_key` says when two messages are the same
-for that purpose: clients rewrite history in harmless ways, and the sampled tokens are kept apart anyway.
+Templates render this form, and turns are matched by it. `message_key` is equal for messages that differ only in
+harmless ways, since clients rewrite history. The sampled tokens are stored separately.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Message = dict[str, Any]
 """A canonical message."""
 
 _SAFE_INTEGER = 2**53
-"""From here on JavaScript's numbers lose integers (ECMAScript, Number.MAX_SAFE_INTEGER + 1)."""
+"""First integer that JavaScript does not represent exactly (ECMAScript, Number.MAX_SAFE_INTEGER + 1)."""
 _LONG = 1024
-"""Characters of arguments above which the normal form is not cached, which would hold them in memory."""
+"""Length of arguments above which their normal form is not cached, to save memory, characters."""
 
 
 def message_key(message: Mapping[str, Any]) -> Hashable:
-    """What makes a canonical message the same one.
+    """Return a key that is equal for equivalent canonical messages.
 
-    Left out are the ids of calls and the reasoning, which many clients drop; white space around a reply's
-    text; and how arguments are written: `{"a": 1.0}` is `{"a":1}`, and what is no JSON object is `{}`, which
-    is what clients send in its place.
+    The key ignores call ids and reasoning, which many clients drop, white space around a reply's text, and the
+    notation of arguments: `{"a": 1.0}` equals `{"a":1}`. Arguments that are no JSON object equal `{}`, which
+    clients send instead.
     """
     role, content = message["role"], message["content"]
     if role != "assistant":
@@ -47,7 +47,7 @@ def message_key(message: Mapping[str, Any]) -> Hashable:
 
 
 def same_arguments(text: str) -> str:
-    """The normal form of a call's arguments: equal for texts that are the same arguments to a client."""
+    """Return the normal form of a call's arguments, equal for texts that a client treats as equal."""
     return _cached(text) if len(text) <= _LONG else _normal(text)
 
 
@@ -61,14 +61,14 @@ def _normal(text: str) -> str:
         return json.dumps(_as_javascript(value), sort_keys=True) if isinstance(value, dict) else "{}"
     except ValueError:
         return "{}"
-    except RecursionError:  # nested too deep to be looked into, though perhaps not for the client
+    except RecursionError:  # nested too deep for us, though perhaps not for the client
         return text if text.lstrip().startswith("{") else "{}"
 
 
 def _loads(text: str) -> Any:
     try:
         return orjson.loads(text)
-    except orjson.JSONDecodeError:  # halves of surrogate pairs and huge numbers, which JavaScript reads
+    except orjson.JSONDecodeError:  # JavaScript accepts lone surrogates and huge numbers
         return json.loads(text, parse_constant=_refuse)
 
 
@@ -80,7 +80,7 @@ _cached = lru_cache(maxsize=2048)(_normal)
 
 
 def _as_javascript(value: Any) -> Any:
-    """`value` with its numbers as a client in JavaScript would send them back: one kind, 64-bit floats."""
+    """Return `value` with its numbers as a JavaScript client sends them back, as 64-bit floats."""
     if isinstance(value, dict):
         return {key: _as_javascript(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -98,11 +98,10 @@ def _as_javascript(value: Any) -> Any:
 
 
 def text_of(content: object) -> str:
-    """A message's content as text: a list of text parts is joined. Templates that print lists as nothing,
-    or as Python, would lose it without a word.
+    """Return a message's content as text. A list of text parts is joined, because templates misprint lists.
 
     Raises:
-        ValueError: A part is not text, say an image; the sentence says what it is.
+        ValueError: A part is no text, such as an image. The message names its type.
     """
     if isinstance(content, str):
         return content
@@ -127,7 +126,7 @@ def text_of(content: object) -> str:
 
 
 def dumps(value: object) -> str:
-    """`value` as JSON text, as it is put into messages."""
+    """Return `value` as JSON text for a message."""
     return orjson.dumps(value).decode()
 
 
