@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Chain:
     """One training row: N ids that the engine received and sampled, in this order.
 
-    The ids before a turn's completion are exactly the engine's prompt. TRL's `RolloutSample` takes `input_ids`
-    and `completion_mask` as int64 (`.astype(np.int64)`) and `old_log_probs` as it is.
+    The ids before a turn's completion are exactly the engine's prompt. TRL's `RolloutSample` takes
+    `input_ids` and `completion_mask` as int64 (`.astype(np.int64)`) and `old_log_probs` as it is.
 
     Args:
         turns: Indices of the turns that this row trains, in order.

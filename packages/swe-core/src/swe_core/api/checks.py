@@ -25,7 +25,7 @@ class Finding:
 
     @classmethod
     def missing(cls, sentence: str, separator: str = "; ") -> Finding:
-        """Make a "missing" finding of an error message, whose part after the last `separator` is the remedy."""
+        """Make a "missing" finding of an error message; its part after the last `separator` is the remedy."""
         text, _, remedy = sentence.rpartition(separator)
         if not text:
             return cls("missing", sentence)

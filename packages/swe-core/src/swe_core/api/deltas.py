@@ -128,7 +128,7 @@ class Joiner:
 
 
 class _Call:
-    """A partial tool call. Only arguments are concatenated: some providers repeat name and id in each piece."""
+    """A partial tool call. Only arguments are concatenated: some providers repeat the name and the id."""
 
     def __init__(self) -> None:
         self._call: dict[str, Any] = {}

@@ -50,13 +50,14 @@ class EngineSession:
 
 
 Rendered = Literal["bridge", "template", "full"]
-"""How a prompt became ids. "bridge": a renderer of the model family rendered only the new messages; "template":
-a prefix-preserving template did; "full": the whole conversation was rendered."""
+"""How a prompt became ids. "bridge": a renderer of the model family rendered only the new messages;
+"template": a prefix-preserving template did; "full": the whole conversation was rendered."""
 
 ForkCause = Literal["start", "branch", "rewritten", "template", "retokenised", "truncated", "unknown"]
 """Why a turn extends no chain. "start": it starts a conversation; "branch": another turn already extends its
-history; "rewritten": the client changed its history; "template": the template renders old messages differently;
-"retokenised": the same text has other ids; "truncated": the previous reply was cut and cannot be closed."""
+history; "rewritten": the client changed its history; "template": the template renders old messages
+differently; "retokenised": the same text has other ids; "truncated": the previous reply was cut and
+cannot be closed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,7 +237,7 @@ class Engine(ABC):
                 `EngineProtocolError` for a piece that is no mapping.
 
         Raises:
-            ContextOverflow: The prompt leaves no room. The agent gets this error in its dialect and may compact
-                its history.
+            ContextOverflow: The prompt leaves no room. The agent gets this error in its dialect and may
+                compact its history.
             EngineError: The engine's own retries have failed. Any other exception counts as one.
         """

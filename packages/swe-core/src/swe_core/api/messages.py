@@ -9,8 +9,8 @@ A canonical message is a dict as in chat completions, in normal form:
                        "function": {"name", "arguments"}}, arguments as text
     tool_call_id       tool only, where known: the call of this result
 
-Templates render this form, and turns are matched by it. `message_key` is equal for messages that differ only in
-harmless ways, since clients rewrite history. The sampled tokens are stored separately.
+Templates render this form, and turns are matched by it. `message_key` is equal for messages that differ
+only in harmless ways, since clients rewrite history. The sampled tokens are stored separately.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _LONG = 1024
 def message_key(message: Mapping[str, Any]) -> Hashable:
     """Return a key that is equal for equivalent canonical messages.
 
-    The key ignores call ids and reasoning, which many clients drop, white space around a reply's text, and the
-    notation of arguments: `{"a": 1.0}` equals `{"a":1}`. Arguments that are no JSON object equal `{}`, which
-    clients send instead.
+    The key ignores call ids and reasoning, which many clients drop, white space around a reply's text,
+    and the notation of arguments: `{"a": 1.0}` equals `{"a":1}`. Arguments that are no JSON object equal
+    `{}`, which clients send instead.
     """
     role, content = message["role"], message["content"]
     if role != "assistant":
