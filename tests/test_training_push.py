@@ -1,4 +1,4 @@
-"""A training that pushes, killed with its disk lost, and gone on with from the Hub alone."""
+"""A training that pushes is killed, loses its disk, and resumes from the Hub alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ STEPS = 4
 _PATIENCE = 400
 
 
-def test_a_training_outlives_its_disk(tmp_path: Path, tiny_model: Path, threaded_hf: LocalHF) -> None:
+def test_training_resumes_from_the_hub_without_its_disk(
+    tmp_path: Path, tiny_model: Path, threaded_hf: LocalHF
+) -> None:
     hf = threaded_hf
     home, out, again = tmp_path / "server", tmp_path / "run", tmp_path / "restored"
     home.mkdir()
@@ -37,7 +39,7 @@ def test_a_training_outlives_its_disk(tmp_path: Path, tiny_model: Path, threaded
         "per_device_train_batch_size": GROUP,
         "save_steps": 2,
     }
-    server = start(tiny_model, home, os.getpid(), "transformers")
+    server = start(tiny_model, home, os.getpid())
     try:
         options = toy_options(tiny_model, server.url, grpo, tokens=8, letters=2)
         command = [PROGRAM, "run", *options, "--push-to", TO, "--set", "push.every=1", "--out", str(out)]
