@@ -166,6 +166,7 @@ def test_the_folder_builds_boots_and_trains(container: Container) -> None:
     found = container.exec_run(
         ["python", "-c", "import swe_core, torch; print(swe_core.__file__, torch.__file__)"]
     )
+    assert found.exit_code == 0, found.output.decode()
     ours, theirs = found.output.decode().split()
     assert ours.startswith("/opt/swe/")
     assert theirs.startswith(PACKAGES)
