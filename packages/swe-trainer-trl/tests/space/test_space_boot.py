@@ -22,6 +22,7 @@ import httpx
 import pytest
 from docker.models.containers import Container
 
+from swe_testing.serving import forced
 from swe_testing.serving.start import obstacle
 from swe_testing.vllm import tool_call
 from swe_trainer_trl.space.manifest import KEY, KEY_HEADER, PORT, TOKEN
@@ -40,7 +41,7 @@ FIX = "sed -i 's/sorted(kwargs)/sorted(map(repr, kwargs.items()))/' memofn/keys.
 SETTINGS = """
 [run]
 plugins = ["trl"]
-extra_plugins = ["swe_testing.serving.forced"]
+extra_plugins = ["forced.py"]
 engine = "vllm-forced"
 model = "./tiny"
 only = ["demo__memofn-1"]
@@ -105,6 +106,7 @@ def folder(tmp_path: Path, tiny_model: Path) -> Path:
     work = tmp_path / "work"
     shutil.copytree(tiny_model, work / "tiny")
     (work / "train.toml").write_text(SETTINGS)
+    shutil.copy(forced.__file__, work / "forced.py")  # swe-testing is not deployed
     calls = {"0": FIX, "1": "cat memofn/keys.py"}
     replies = {attempt: [tool_call("bash", command=command)] for attempt, command in calls.items()}
     (work / "script.json").write_text(json.dumps({"*": replies}))
@@ -166,7 +168,7 @@ def test_the_folder_builds_boots_and_trains(container: Container) -> None:
     found = container.exec_run(
         ["python", "-c", "import swe_core, torch; print(swe_core.__file__, torch.__file__)"]
     )
-    assert found.exit_code == 0, found.output.decode()
+    assert found.exit_code == 0, container.logs().decode()[-5000:]
     ours, theirs = found.output.decode().split()
     assert ours.startswith("/opt/swe/")
     assert theirs.startswith(PACKAGES)
