@@ -58,7 +58,6 @@ ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "plugins.md"
 QUICKSTART = ROOT / "docs" / "quickstart.md"
 TASKS = ROOT / "docs" / "tasks.md"
-RUNNING = ROOT / "docs" / "running.md"
 ROWS = ROOT / "packages" / "swe-core" / "src" / "swe_core" / "builtin" / "rows"
 FORMAT = ROOT / "docs" / "internals" / "run-directory.md"
 TOKENS = ROOT / "docs" / "internals" / "tokens.md"
@@ -134,7 +133,7 @@ def console(page: Path) -> list[Block]:
     return [block for block in blocks(page) if block.language == "console"]
 
 
-CONSOLE = [(page, block) for page in (GUIDE, QUICKSTART, TASKS, RUNNING) for block in console(page)]
+CONSOLE = [(page, block) for page in (GUIDE, QUICKSTART, TASKS) for block in console(page)]
 
 
 class Shell:
@@ -576,19 +575,6 @@ def test_every_reason_to_skip_a_group_is_documented() -> None:
 
 def test_every_preset_is_documented() -> None:
     assert sorted(in_backticks(cells[0])[0] for cells in table(TRAINING, "preset")) == preset_names()
-
-
-@pytest.mark.slow
-def test_every_key_that_a_training_refuses_is_documented() -> None:
-    """Those of evaluation and of the data loader as a kind."""
-    if missing() is not None:
-        pytest.skip(str(missing()))
-    from swe_trainer_trl.trainer.arguments import _NO_DATALOADER, _NO_EVALUATION, _REFUSED
-
-    kinds = {key for key, why in _REFUSED.items() if why in (_NO_DATALOADER, _NO_EVALUATION)}
-    named = {name for cells in table(TRAINING, "key") for name in in_backticks(cells[0])}
-    assert named - _REFUSED.keys() == set()
-    assert _REFUSED.keys() - kinds - named == set()
 
 
 def test_every_flag_of_the_server_is_documented() -> None:
