@@ -127,8 +127,11 @@ def without_npm(packages: list[NpmPackage], registry: Registry, monkeypatch: pyt
 
 
 def test_a_bundle_holds_what_the_sandbox_needs_and_is_built_once(
-    packages: list[NpmPackage], registry: Registry, tmp_path: Path
+    packages: list[NpmPackage], registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
     before = os.umask(0o077)
     try:
         first = ensure_bundle(cache=tmp_path / "cache", packages=packages)
@@ -137,6 +140,7 @@ def test_a_bundle_holds_what_the_sandbox_needs_and_is_built_once(
     again = ensure_bundle(cache=tmp_path / "cache", packages=packages)
     assert first == again
     assert registry.downloads == 2
+    assert list(scratch.iterdir()) == []
     files = {str(path.relative_to(first.path)) for path in first.path.rglob("*") if path.is_file()}
     assert files == {
         "answer.mjs",

@@ -117,7 +117,9 @@ def ensure_bundle(
         bundle = _bundle_at(root, executable, extension, packages)
         if not _is_whole(bundle.path, executable, extension, packages):
             with locked(root):
-                if not _is_whole(bundle.path, executable, extension, packages):  # nobody built it meanwhile
+                if not _is_whole(
+                    bundle.path, executable, extension, packages
+                ):  # another process may have built it
                     _build(bundle.path, executable, extension, packages)
     except OSError as error:
         raise AgentError(
@@ -224,9 +226,16 @@ def _fetch(package: NpmPackage, into: Path) -> bytes:
         *npm_command(), "pack", package.spec, "--pack-destination", str(into), "--json", "--ignore-scripts",
         "--prefer-offline", "--fetch-retry-mintimeout=500", "--fetch-retry-maxtimeout=2000",
     ]  # fmt: skip
+    environment = {**os.environ, "TMPDIR": str(into)}  # npm leaves node's compile cache there
     try:
         done = subprocess.run(
-            command, cwd=into, capture_output=True, text=True, timeout=_NPM_SECONDS, stdin=subprocess.DEVNULL
+            command,
+            cwd=into,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_NPM_SECONDS,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         raise AgentError(_npm_failed(package, f"it did not end within {_NPM_SECONDS:g} s")) from None
