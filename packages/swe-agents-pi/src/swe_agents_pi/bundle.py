@@ -119,7 +119,7 @@ def ensure_bundle(
             with locked(root):
                 if not _is_whole(
                     bundle.path, executable, extension, packages
-                ):  # another process may have built it
+                ):  # not built meanwhile
                     _build(bundle.path, executable, extension, packages)
     except OSError as error:
         raise AgentError(
