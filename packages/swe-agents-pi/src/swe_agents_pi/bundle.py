@@ -117,9 +117,7 @@ def ensure_bundle(
         bundle = _bundle_at(root, executable, extension, packages)
         if not _is_whole(bundle.path, executable, extension, packages):
             with locked(root):
-                if not _is_whole(
-                    bundle.path, executable, extension, packages
-                ):  # not built meanwhile
+                if not _is_whole(bundle.path, executable, extension, packages):  # not built meanwhile
                     _build(bundle.path, executable, extension, packages)
     except OSError as error:
         raise AgentError(

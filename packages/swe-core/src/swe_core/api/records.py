@@ -15,19 +15,19 @@ from swe_core.errors import Boundary, UsageError
 
 FORMAT_VERSION = 5
 READABLE = (4, FORMAT_VERSION)
-"""Formats that are read: in 4 no turn has `after`."""
+"""Formats that this version reads. In format 4 no turn has `after`."""
 UNDELIVERED = "undelivered"
-"""Why the ids of a reply are dropped that the agent never had."""
+"""Reason for dropping the ids of a reply that never reached the agent."""
 Budget = Literal["turns", "completion_tokens", "context", "wall"]
 Outcome = Literal["resolved", "unresolved", "error", "cancelled"]
 Purpose = Literal["agent", "grade"]
 
 
 class Record(BaseModel):
-    """Base of what is written to disk: immutable, unknown keys are errors.
+    """Base of the models on disk. It is immutable, and unknown keys are errors.
 
-    Here as in the other roles a model is built when it is first used, and defaults that are models are made
-    by a factory: building the first one costs pydantic a look at every installed distribution.
+    Models are built at their first use, and a factory makes defaults that are models: to build its first
+    model, pydantic reads the metadata of every installed distribution.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -42,45 +42,53 @@ class Failure(Record):
 
 
 class TurnTokens(Record):
-    """The exact tokens of one call. The prompt is all ids of turn `base` (prompt and completion), then
-    `prompt`, so that a file of turns grows linearly with the conversation."""
+    """The exact tokens of one call.
+
+    The prompt consists of all ids of turn `base` (prompt and completion) and then of `prompt`, so that a
+    file of turns grows linearly with the conversation.
+    """
 
     base: int | None = Field(description="index of the turn whose ids the prompt begins with")
     prompt: list[int]
     completion: list[int]
     logprobs: list[float | None] = Field(description="of each sampled id; null where the server gave none")
-    versions: list[tuple[int, int]] = Field(description="policy version and how many ids it sampled")
+    versions: list[tuple[int, int]] = Field(description="policy version and number of ids that it sampled")
     rendered: Rendered
-    cause: ForkCause | None = Field(description="why the turn extends no chain; null where it extends one")
-    dropped: str | None = Field(default=None, description="why no id of it is trained; null where they are")
+    cause: ForkCause | None = Field(description="why the turn extends no chain; null if it extends one")
+    dropped: str | None = Field(default=None, description="why its ids are not trained; null if they are")
 
 
 class Ledger(Record):
-    """Where the sampled tokens of a rollout went: `sampled == trained + sum(dropped)`, checked when it is
-    made (`swe_core.tokens.ledger`)."""
+    """The account of a rollout's sampled tokens: `sampled == trained + sum(dropped)`.
+
+    `swe_core.tokens.ledger` makes and checks it.
+    """
 
     sampled: int = Field(ge=0)
     trained: int = Field(ge=0, description="in the rows of a rollout with a verdict")
     dropped: dict[str, int] = Field(default_factory=dict, description="reason → tokens")
     chains: int = Field(default=0, ge=0)
-    forks: dict[ForkCause, int] = Field(default_factory=dict, description="cause → chains that it began")
-    rendered: dict[Rendered, int] = Field(default_factory=dict, description="how prompts were made → turns")
+    forks: dict[ForkCause, int] = Field(default_factory=dict, description="cause → chains that began by it")
+    rendered: dict[Rendered, int] = Field(default_factory=dict, description="way of rendering → turns")
 
 
 class Turn(Record):
-    """One LLM call. `messages` holds only what this request added: the first `kept` messages are those of
-    the turn `after`, so that a file of turns grows linearly with the conversations in it."""
+    """One LLM call.
+
+    `messages` holds only what this request added. The first `kept` messages are those of the turn `after`,
+    so that a file of turns grows linearly with its conversations.
+    """
 
     index: int = Field(ge=0)
     started_at: datetime
     seconds: float = Field(ge=0)
     after: int | None = Field(
-        default=None, description="index of the turn whose request this one adds to; null: the turn before"
+        default=None, description="index of the turn whose request this one extends; null: the turn before"
     )
-    kept: int = Field(ge=0, description="messages taken over from the request of `after`")
+    kept: int = Field(ge=0, description="number of messages that repeat the request of `after`")
     messages: list[dict[str, Any]]
     params: dict[str, Any] = Field(
-        description="the rest of the request body; `tools` only where they are not those of `after`"
+        description="the rest of the request body; `tools` only if they differ from those of `after`"
     )
     reply: dict[str, Any] | None = Field(description="the assistant message; None when the call failed")
     finish_reason: str | None = None
@@ -93,20 +101,23 @@ class Turn(Record):
         """Return the turn of a request, with only what the request adds to an earlier one.
 
         Args:
-            diff: What the rollout's requests before this one held.
+            diff: The rollout's earlier requests.
             body: The request body, in chat-completions form.
-            fields: The fields that the request does not decide.
+            fields: Fields that do not follow from the request.
         """
         return cls(index=index, **diff.added(index, body)._asdict(), **fields)
 
 
 def requests_of(turns: Iterable[Turn]) -> Iterator[dict[str, Any]]:
-    """Yield the request bodies that `turns`, all of a rollout in their order, were recorded from.
+    """Yield the request body of each turn.
 
-    A `tools` that was null comes back as absent.
+    A `tools` that was null is absent.
+
+    Args:
+        turns: All turns of a rollout, in order.
 
     Raises:
-        UsageError: A turn adds to one that is not among those before it.
+        UsageError: A turn extends one that is not among the turns before it.
     """
     turns = list(turns)
     before = [None, *(turn.index for turn in turns)]
@@ -131,16 +142,15 @@ def requests_of(turns: Iterable[Turn]) -> Iterator[dict[str, Any]]:
 
 
 class Undelivered(Record):
-    """The last line of a rollout's turns, written when it answers no more calls; missing where there is
-    nothing to say."""
+    """The last line of a rollout's turns, written after its last call; missing if every reply arrived."""
 
     undelivered: tuple[int, ...] = Field(
-        description="indices of the turns whose reply went out whole to nobody and is continued by no turn"
+        description="indices of the turns whose complete reply reached no client and that no turn continues"
     )
 
 
 class Phases(Record):
-    """Wall time of each phase, seconds; None when it was not reached."""
+    """Wall time of each phase, seconds; None if the rollout did not reach it."""
 
     open: float | None = None
     prepare: float | None = None
@@ -150,33 +160,31 @@ class Phases(Record):
 
 
 class SandboxTime(Record):
-    """How long sandboxes of one flavor stood open for a rollout, from when they were open until they were
-    closed, over all of its tries."""
+    """Time for which a rollout held sandboxes of one flavor open, over all of its tries."""
 
-    purpose: Purpose = Field(description="what they were opened for")
+    purpose: Purpose
     flavor: str | None = Field(description="`Sandbox.flavor`")
     sandboxes: int = Field(ge=1)
     seconds: float = Field(ge=0)
 
 
 class Retried(Record):
-    """A try of a rollout that its sandbox failed, so that the rollout was run again.
+    """A try that failed because of its sandbox and was repeated.
 
-    Where the patch was safe already, only its grading was run again, and the agent's work counted on.
+    If the patch was already exported, only the grading was repeated.
     """
 
     failure: Failure
-    folder: str | None = Field(description="inside the rollout's, with this try's files; null for a grading")
-    turns: int = Field(default=0, ge=0, description="LLM calls of the agent's work that was lost")
-    usage: Usage = Field(default_factory=Usage, description="their tokens")
+    folder: str | None = Field(description="subfolder with the files of this try; null for a grading")
+    turns: int = Field(default=0, ge=0, description="LLM calls that were lost")
+    usage: Usage = Field(default_factory=Usage, description="tokens of these calls")
     seconds: float = Field(ge=0, description="wall time that was lost")
 
 
 class Rollout(Record):
     """One finished rollout: a line of `rollouts.jsonl`.
 
-    Where it was run again, `turns`, `usage`, `phases` and what it ended with are those of the last try, and
-    `ledger`, `sandboxes` and `seconds` are of all tries.
+    After a repeated try, `ledger`, `sandboxes` and `seconds` cover all tries, and the other fields the last.
     """
 
     id: str
@@ -188,19 +196,19 @@ class Rollout(Record):
     model: str
     outcome: Outcome
     cancelled_as: str | None = Field(
-        default=None, description="why a worker cancelled it, such as 'stale'; null where nobody did"
+        default=None, description="why a worker cancelled it, such as 'stale'; null if none did"
     )
     reward: float | None = Field(description="1.0 resolved, 0.0 unresolved, None otherwise")
     failure: Failure | None = None
     grade: Grade | None = None
     turns: int = Field(default=0, ge=0)
     usage: Usage = Field(default_factory=Usage)
-    ledger: Ledger | None = Field(default=None, description="None where the engine does not own the tokens")
+    ledger: Ledger | None = Field(default=None, description="None if the engine does not own the tokens")
     ended_by: Budget | None = Field(default=None, description="the budget that ended the agent's run")
     patch_bytes: int = Field(default=0, ge=0)
     agent_exit_code: int | None = None
     phases: Phases = Field(default_factory=Phases)
     sandboxes: tuple[SandboxTime, ...] = ()
-    retried: tuple[Retried, ...] = Field(default=(), description="tries that its sandbox failed")
+    retried: tuple[Retried, ...] = Field(default=(), description="tries that a sandbox failed")
     started_at: datetime
     seconds: float = Field(ge=0, description="wall time of the whole rollout")

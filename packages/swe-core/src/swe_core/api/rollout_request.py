@@ -1,4 +1,4 @@
-"""What the loop is given: a serialisable request, the live parts of the run, and who is told."""
+"""RolloutRequest, the serialisable order for one rollout, and Observer, which watches rollouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Phase = Literal["open", "prepare", "agent", "export", "grade"]
 
 
 class RolloutRequest(Record):
-    """What to roll out. Serialisable: an executor elsewhere can run it from this and the same plugins."""
+    """One attempt at one task. It is serialisable: another process with the same plugins can run it."""
 
     id: str
     task: Task
@@ -27,20 +27,20 @@ class RolloutRequest(Record):
     spec: SandboxSpec
     limits: Limits
     budget: Budgets = Budgets()
-    sandbox_retries: int = Field(default=0, ge=0, description="how often it is run again for its sandbox")
+    sandbox_retries: int = Field(default=0, ge=0, description="maximum retries after a sandbox failure")
 
 
 class Observer(Protocol):
-    """Told what happens while it happens; called in the event loop, so it returns quickly."""
+    """Receives the events of rollouts. Methods run in the event loop and must return quickly."""
 
     def started(self, request: RolloutRequest) -> None:
-        """A rollout begins."""
+        """Handle the start of a rollout."""
 
     def phase(self, rollout_id: str, phase: Phase) -> None:
-        """It enters a phase."""
+        """Handle the start of a phase."""
 
     def turn(self, rollout_id: str, turn: Turn) -> None:
-        """An LLM call of it was answered."""
+        """Handle an answered LLM call."""
 
     def finished(self, rollout: Rollout) -> None:
-        """It is over and on disk. Called by the runner, after it was written."""
+        """Handle the end of a rollout, after its record is on disk."""

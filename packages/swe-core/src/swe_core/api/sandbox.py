@@ -32,27 +32,27 @@ MAX_OUTPUT = 16 * 1024 * 1024
 class Asset(BaseModel):
     """A host directory that every sandbox of a rollout sees read-only at `ASSETS_DIR/name`.
 
-    Providers that share the host's disk mount it; others upload it, once per `digest` where they can.
+    Providers that share the host's disk mount it. Others upload it, if possible once per `digest`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     path: Path
-    digest: str = Field(description="changes whenever the content does; a cache key")
+    digest: str = Field(description="cache key, which changes with the content")
 
 
 class SandboxSpec(BaseModel):
-    """What a rollout asks of a provider. Serialisable, so that a rollout can be run elsewhere.
+    """What a rollout requires of its sandbox. It is serialisable, so that another process can open it.
 
-    A provider that cannot enforce one of these raises `PolicyRefused` instead of ignoring it.
+    A provider that cannot enforce a field raises `PolicyRefused`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     image: str | None = None
     repository: Path | None = Field(
-        default=None, description="host directory copied (privately, writably) to `workdir`"
+        default=None, description="host directory, of which `workdir` is a private, writable copy"
     )
     workdir: str = "/testbed"
     assets: tuple[Asset, ...] = ()
@@ -60,10 +60,10 @@ class SandboxSpec(BaseModel):
     network: Network = "llm"
     memory_mb: int = Field(default=4096, gt=0, description="memory of the whole sandbox, MiB")
     cpus: float = Field(default=2.0, gt=0)
-    pids: int = Field(default=512, gt=0, description="processes and threads at once")
-    disk_mb: int = Field(default=4096, gt=0, description="what the sandbox may write, MiB")
-    write_protect: bool = Field(default=False, description="whether `Sandbox.protect` is to be used")
-    labels: dict[str, str] = Field(default_factory=dict, description="shown by the provider's own tools")
+    pids: int = Field(default=512, gt=0, description="concurrent processes and threads")
+    disk_mb: int = Field(default=4096, gt=0, description="writable space, MiB")
+    write_protect: bool = Field(default=False, description="whether the caller will use `Sandbox.protect`")
+    labels: dict[str, str] = Field(default_factory=dict, description="labels for the provider's own tools")
 
     def for_grading(self) -> SandboxSpec:
         """Return the same sandbox for a grader: without a network and without the agent's assets."""
@@ -75,10 +75,10 @@ class ExecResult:
     """The end of one command.
 
     Args:
-        exit_code: The command's own exit code; 128+N where signal N killed it.
-        stdout: At most `max_output` bytes, from the start.
+        exit_code: The command's own exit code; 128+N if signal N killed it.
+        stdout: The first bytes of standard output, at most `max_output`.
         stderr: The same for standard error.
-        truncated: Whether either stream was longer than what is kept.
+        truncated: Whether bytes of a stream are missing.
     """
 
     exit_code: int
@@ -88,7 +88,7 @@ class ExecResult:
 
     @property
     def text(self) -> str:
-        """stdout as text, undecodable bytes replaced."""
+        """Return `stdout` as text, with undecodable bytes replaced."""
         return self.stdout.decode(errors="replace")
 
 
@@ -97,26 +97,26 @@ class Process(ABC):
 
     @abstractmethod
     def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
-        """Yield chunks of stdout and stderr as they come; ends when the command has ended.
+        """Yield chunks of stdout and stderr as they arrive, until the command has ended.
 
-        Back-pressure: a command whose output is not consumed blocks once the buffers are full. May be
-        called once. A background child that keeps the streams open does not keep this from ending.
+        Callers may call this once. A command whose output is not consumed blocks when the buffers are full.
+        A background child that keeps the streams open does not delay the end.
 
         Raises:
-            SandboxDied: The sandbox went away.
+            SandboxDied: The sandbox no longer exists.
         """
 
     @abstractmethod
     async def wait(self) -> int:
-        """Wait for the command and return its exit code, 128+N where signal N killed it.
+        """Wait for the command and return its exit code, 128+N if signal N killed it.
 
         Raises:
-            SandboxDied: The sandbox went away.
+            SandboxDied: The sandbox no longer exists.
         """
 
     @abstractmethod
     async def kill(self) -> None:
-        """Kill the command and every process it started (SIGKILL). Does nothing when they have ended."""
+        """Kill the command and every process that it started (SIGKILL), if they still run."""
 
 
 @dataclass(slots=True)
@@ -135,20 +135,22 @@ class _Capture:
 
 
 class Sandbox(ABC):
-    """One open sandbox. A provider implements `start`, `kill_all` and `reach`; the rest follows from them,
-    and may be overridden where the provider has a better way.
+    """One open sandbox.
 
-    Paths inside are absolute POSIX paths. Every method raises `SandboxDied` when the sandbox is gone. Until
-    it is closed, a shielded scope can use all of it, also when all around was cancelled: so commands are
-    killed.
+    A provider implements `start`, `kill_all` and `reach`. The other methods use these three; a provider may
+    override them.
+
+    Paths inside are absolute POSIX paths. Every method raises `SandboxDied` if the sandbox no longer exists.
+    Until the sandbox is closed, every method works in a shielded scope, also after cancellation: this is how
+    commands are killed.
     """
 
     id: str
     spec: SandboxSpec
     image_id: str | None = None
-    """What `spec.image` stood for when it was opened: a content id that changes whenever the image does."""
+    """Content id of the image that `spec.image` named at the time of opening."""
     flavor: str | None = None
-    """What the provider bills by, such as a kind of hardware; None where nobody bills."""
+    """The unit that the provider bills, such as a kind of hardware; None if it bills nothing."""
 
     @abstractmethod
     async def start(
@@ -161,54 +163,55 @@ class Sandbox(ABC):
     ) -> Process:
         """Start a command and return at once.
 
-        Args:
-            argv: The program and its arguments; no shell is involved.
-            cwd: Working directory, default `spec.workdir`.
-            env: Added to `spec.env`.
-            stdin: Fed to the command and closed; None is an empty standard input (never an open pipe).
+        A program that is missing or not executable raises no exception: the command ends with exit code 127
+        or 126, as in a shell.
 
-        A program that cannot be found or executed is a command that fails, with exit code 127 or 126 as
-        a shell would say, not an exception.
+        Args:
+            argv: The program and its arguments, without a shell.
+            cwd: Working directory; None is `spec.workdir`.
+            env: Variables to add to `spec.env`.
+            stdin: Standard input, closed after these bytes. None is an empty input, not an open pipe.
         """
 
     @abstractmethod
     async def kill_all(self) -> None:
-        """Kill every process inside but the provider's own (SIGKILL). A fork bomb does not outrun it.
+        """Kill every process inside except the provider's own (SIGKILL), also a fork bomb.
 
-        The sandbox stays usable. What `reach` started may die with it.
+        The sandbox stays usable. Processes that `reach` started may die too.
 
         Raises:
-            SandboxBroken: All were killed, but the sandbox cannot be used any more, and that is the deed of
-                the code inside: it removed or replaced something that the provider needs there.
+            SandboxBroken: All processes are dead, but code inside removed or replaced something that the
+                provider needs, so that the sandbox is no longer usable.
         """
 
     @abstractmethod
     def reach(self, endpoint: str) -> AbstractAsyncContextManager[str]:
-        """Make a host endpoint reachable from inside for the time of the context.
+        """Make a host endpoint, and nothing else, reachable from inside while the context is open.
 
         Args:
-            endpoint: URL of a server on this host, e.g. `http://127.0.0.1:8123`, without a path.
+            endpoint: URL of a server on this host, such as `http://127.0.0.1:8123`, without a path.
 
         Yields:
-            The URL at which code inside the sandbox finds that server; nothing else becomes reachable.
+            The URL of that server for code inside the sandbox.
 
         Raises:
             PolicyRefused: `spec.network` is `none`.
-            SandboxError: The sandbox has no means to relay (no python3 and no node inside).
+            SandboxError: The sandbox cannot relay: it has neither python3 nor node.
         """
 
     async def protect(self, paths: Sequence[str]) -> bool:
-        """Keep code inside from changing or replacing these files, until the sandbox is closed. Used once,
-        and only where `spec.write_protect` said so.
+        """Prevent code inside from changing or replacing these files until the sandbox is closed.
+
+        Callers call this at most once, and only with `spec.write_protect`.
 
         Args:
             paths: Regular files.
 
         Returns:
-            Whether they are protected now: not every provider can do it, and then nothing has changed.
+            Whether the files are protected. Not every provider can do it; False means that nothing changed.
 
         Raises:
-            SandboxError: It failed.
+            SandboxError: The provider failed.
         """
         return False
 
@@ -222,14 +225,15 @@ class Sandbox(ABC):
         timeout: float | None = None,
         max_output: int = MAX_OUTPUT,
     ) -> ExecResult:
-        """Run a command to its end; arguments as in `start`.
+        """Run a command to its end. The first arguments are those of `start`.
 
         Args:
-            timeout: Seconds; None is no limit of its own.
-            max_output: Bytes kept per stream; more is read and thrown away, so the command never blocks.
+            timeout: Seconds; None sets no limit.
+            max_output: Bytes to keep per stream. Further bytes are read and discarded, so the command never
+                blocks.
 
         Raises:
-            SandboxTimeout: The time was up; the process tree inside was killed.
+            SandboxTimeout: The command exceeded `timeout`, and its process tree was killed.
         """
         captured = _Capture(max_output)
         process = await self.start(argv, cwd=cwd, env=env, stdin=stdin)
@@ -245,17 +249,17 @@ class Sandbox(ABC):
                 "and was killed with all its children"
             ) from None
         finally:
-            if exit_code is None:  # timed out, cancelled or failed: nothing of it may live on
+            if exit_code is None:  # timed out, cancelled or failed: no process may survive
                 await closed(process.kill, f"the end of the command {argv[0]!r}", SandboxError)
         return ExecResult(
             exit_code, bytes(captured.parts["stdout"]), bytes(captured.parts["stderr"]), captured.truncated
         )
 
     async def read(self, path: str, *, max_bytes: int = MAX_OUTPUT) -> bytes:
-        """The content of a file.
+        """Return the content of a file.
 
         Raises:
-            SandboxError: It is not there, is not readable, or is larger than `max_bytes`.
+            SandboxError: The file does not exist, is not readable, or is larger than `max_bytes`.
         """
         done = await self.exec(["cat", "--", path], max_output=max_bytes)
         if done.exit_code != 0:
@@ -266,10 +270,10 @@ class Sandbox(ABC):
         return done.stdout
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Create or replace a file with these bytes and this mode; parents are made.
+        """Create or replace a file, and create its parent directories.
 
         Raises:
-            SandboxError: The file could not be written (the disk is full, the path is read-only).
+            SandboxError: The file cannot be written: the disk is full, or the path is read-only.
         """
         script = 'mkdir -p -- "$2" && cat >"$1" && chmod "$3" "$1"'
         argv = ["sh", "-c", script, "sh", path, posixpath.dirname(path) or "/", f"{mode:o}"]
@@ -279,10 +283,10 @@ class Sandbox(ABC):
             raise SandboxError(f"cannot write {path!r} in the sandbox: {reason}")
 
     async def put_archive(self, path: str, archive: bytes) -> None:
-        """Unpack a tar archive (plain or gzip) into the directory `path`, which is made.
+        """Unpack a tar archive (plain or gzip) into the directory `path`, and create the directory.
 
         Raises:
-            SandboxError: It could not be unpacked.
+            SandboxError: The archive cannot be unpacked.
         """
         script = 'mkdir -p -- "$1" && tar -x -f - -C "$1"'
         if archive[:2] == b"\x1f\x8b":
@@ -295,16 +299,16 @@ class Sandbox(ABC):
 
 @dataclass(frozen=True, slots=True)
 class SandboxEntry:
-    """One sandbox that exists, as `SandboxProvider.list` found it.
+    """An existing sandbox, as `SandboxProvider.list` returns it.
 
     Args:
-        id: `Sandbox.id`; the provider's own tools know it by this name.
-        owner: Whether the run that opened it lives. "unknown" where that cannot be judged from here, say
-            because it runs on another host.
-        image: What it was opened from, as the provider calls it; None where there is no image.
+        id: `Sandbox.id`, which is also its name in the provider's own tools.
+        owner: State of the run that opened the sandbox; "unknown" if this host cannot tell, for example
+            because the run is on another host.
+        image: The image, as the provider names it; None without one.
         flavor: `Sandbox.flavor`.
-        created: When it was made, with a time zone; None where nobody wrote that down.
-        details: What else helps to recognise it, such as its state; name → value.
+        created: Time of creation, with a time zone; None if unknown.
+        details: Further facts that identify the sandbox, such as its state; name → value.
     """
 
     id: str
@@ -316,61 +320,64 @@ class SandboxEntry:
 
 
 class SandboxProvider(Protocol):
-    """Opens sandboxes. One instance serves a whole run, many sandboxes at once."""
+    """Opens sandboxes. One instance serves a whole run with many concurrent sandboxes."""
 
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-        """Open one sandbox; leaving the context destroys it, shielded from cancellation.
+        """Open one sandbox. Leaving the context destroys it, shielded from cancellation.
 
-        A rollout opens it in a task of its own, and waits for its end at most so many seconds as
-        `swe_core.system.detached.SANDBOX_CLOSING` says.
-
-        Everything opened is closed, also when a later step of opening fails.
+        If a step of opening fails, the provider closes everything that it opened before. A rollout opens its
+        sandbox in a task of its own, and waits at most `swe_core.system.detached.SANDBOX_CLOSING` seconds
+        for the end of that task.
 
         Raises:
             PolicyRefused: The provider cannot enforce something in `spec`.
             ImageNotFound: The image is absent and cannot be pulled.
-            SandboxError: It could not be opened.
+            SandboxError: The provider failed.
         """
         ...
 
     def notes(self) -> Sequence[str]:
-        """Sentences about what this provider does not isolate on this machine; empty when nothing."""
+        """Return one sentence for each thing that this provider does not isolate on this machine."""
         ...
 
     async def list(self) -> Sequence[SandboxEntry]:
-        """The sandboxes that exist, of whichever run, as far as they bear its owner's label.
+        """Return the existing sandboxes of all runs, as far as they have an owner's label.
 
         Raises:
-            SandboxError: They cannot be had, say because the service does not answer.
+            SandboxError: The provider cannot list them, for example because the service does not answer.
         """
         ...
 
     async def reap(self) -> int:
-        """Destroy what runs that no longer live left behind, and return how many sandboxes that were: all
-        those that `list` calls "gone". Those of a run that is alive, or cannot be judged, are not touched.
+        """Destroy the sandboxes of runs that have ended (`list` calls their owner "gone").
+
+        Sandboxes of runs that are alive or unknown stay.
+
+        Returns:
+            The number of destroyed sandboxes.
 
         Raises:
-            SandboxError: They cannot be had, say because the service does not answer.
+            SandboxError: The provider cannot list them, for example because the service does not answer.
         """
         ...
 
 
 @runtime_checkable
 class SelectiveProvider(SandboxProvider, Protocol):
-    """A provider that refuses some policy or limit, and can say so before anything is opened.
+    """A provider that refuses some policies or limits, and reports it before a sandbox is opened.
 
-    Whoever has `refuse` is one; a provider that opens whatever it is asked for needs none.
+    Every provider with a method `check_supported` is one.
     """
 
     def check_supported(self, spec: SandboxSpec) -> None:
-        """Refuse what `open` would refuse of every sandbox of a run, as far as that is known by now.
+        """Raise what `open` would raise for every sandbox of a run, as far as this is known.
 
-        Asked when nothing is started yet, so of the settings alone, and once more after `reap`, which has
-        found out what there is. Asks nobody, opens nothing.
+        A run calls this before it starts anything, with the settings alone, and again after `reap`. The
+        method opens nothing and sends no requests.
 
         Args:
-            spec: The network and the limits of all sandboxes of a kind; what comes from a task (image,
-                repository, workdir) and the assets are not in it.
+            spec: Network and limits of all sandboxes of one purpose, without assets and without what comes
+                from a task (image, repository, workdir).
 
         Raises:
             PolicyRefused: The provider cannot enforce something in `spec`.

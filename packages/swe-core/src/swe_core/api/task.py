@@ -13,21 +13,21 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 TestStatus = Literal["PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "XPASS", "MISSING"]
 
 IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
-"""What the name of a container image looks like, whole."""
+"""Pattern of a complete container image name."""
 
 
 class Task(BaseModel):
-    """One task. What the agent sees is `problem_statement` and the repository; the rest is the host's.
+    """One task. The agent sees only `problem_statement` and the repository.
 
-    The field names of the SWE-bench family are kept where the meaning is the same
-    (https://www.swebench.com/SWE-bench/guides/datasets/), in lower case.
+    Fields with the meaning of a SWE-bench column have its name, in lower case
+    (https://www.swebench.com/SWE-bench/guides/datasets/).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     instance_id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     repo: str
-    base_commit: str = Field(min_length=1, description="the commit that the bug is in")
+    base_commit: str = Field(min_length=1, description="the commit with the bug")
     problem_statement: str = Field(min_length=1)
     patch: str = Field(description="the gold patch, a unified diff against the base; empty where unknown")
     test_patch: str = Field(description="the tests that decide, a unified diff against base_commit")
@@ -35,33 +35,33 @@ class Task(BaseModel):
     pass_to_pass: tuple[str, ...] = Field(description="test ids that pass now and must still pass")
     expected: dict[str, TestStatus] | None = Field(
         default=None,
-        description="test id → how it must end: all of the result, compared exactly",
+        description="test id → required status; the whole result is compared exactly",
     )
     bug_patch: str = Field(
         default="",
-        description="a unified diff that makes the base: applied to the repository before all else",
+        description="a unified diff that turns the repository into the base, applied first",
     )
     hidden: tuple[str, ...] = Field(
-        default=(), description="absolute paths of the image that the agent's sandbox is opened without"
+        default=(), description="absolute paths of the image that the agent's sandbox must not contain"
     )
     version: str = ""
     hints_text: str = ""
     image: str | None = Field(default=None, description="container image with the repository in `workdir`")
     repository: Path | None = Field(
         default=None,
-        description="host directory (a git work tree at base_commit) that a sandbox gets a private copy of; "
-        "None where the image carries the repository",
+        description="host directory (a git work tree at base_commit) that each sandbox copies; "
+        "None if the image contains the repository",
     )
     workdir: str = "/testbed"
-    setup: str = Field(default="", description="shell lines run before the test command, e.g. conda activate")
-    test_command: str = Field(description="shell command or script; the test files are appended to it")
+    setup: str = Field(default="", description="shell lines before the test command, such as conda activate")
+    test_command: str = Field(description="shell command or script, to which the test files are appended")
     test_files: tuple[str, ...] | None = Field(
         default=None,
-        description="what is appended to test_command; None is the files of the test patch, else of the ids",
+        description="files to append to test_command; None: those of the test patch, else those of the ids",
     )
     log_parser: str = Field(
         default="pytest",
-        description='how the log is read: "pytest", "unittest", "django", "r2e" or "swebench:NAME"',
+        description='parser of the log: "pytest", "unittest", "django", "r2e" or "swebench:NAME"',
     )
 
     @model_validator(mode="after")
@@ -72,7 +72,10 @@ class Task(BaseModel):
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of all that decides a verdict: the row without its statement, hints and host path."""
+        """Return the SHA-256 (hex) of the fields that decide a verdict.
+
+        These are all except the statement, the hints and the host path.
+        """
         kept = self.model_dump_json(exclude={"problem_statement", "hints_text", "repository"})
         return hashlib.sha256(kept.encode()).hexdigest()
 
@@ -80,8 +83,8 @@ class Task(BaseModel):
 class TaskSource(Protocol):
     """Where tasks come from.
 
-    `recording` names a file of recorded replies for these tasks, which the `replay` engine answers from
-    when nobody names another; None where there is none.
+    `recording` is a file of recorded replies for these tasks, or None. It is the default recording of the
+    engine `replay`.
     """
 
     recording: Path | None

@@ -1,4 +1,4 @@
-"""RolloutWorker: takes the runner and does something with what it finishes."""
+"""RolloutWorker, which drives a run, and the RolloutRunner and RolloutStore that it gets."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from swe_core.api.rollout_request import Observer, RolloutRequest
 
 @dataclass(frozen=True, slots=True)
 class FinishedRollout:
-    """A rollout that is over and on disk.
+    """A finished rollout whose record is on disk.
 
     Args:
-        rollout: Its record.
-        chains: Its training rows, the same as `RolloutStore.chains` makes of its turns on disk.
-            Empty without a verdict.
+        rollout: The record.
+        chains: The training rows, equal to `RolloutStore.chains`. Empty without a verdict.
     """
 
     rollout: Rollout
@@ -36,7 +35,7 @@ class RolloutStore(Protocol):
         ...
 
     def finished(self) -> Collection[str]:
-        """Return the ids of the rollouts that need no other try."""
+        """Return the ids of the rollouts that need not run again."""
         ...
 
     def rollouts(self) -> Iterable[Rollout]:
@@ -44,7 +43,7 @@ class RolloutStore(Protocol):
         ...
 
     def chains(self, rollout_id: str) -> Sequence[Chain]:
-        """Return the training rows of a rollout, made again from its calls on disk."""
+        """Return the training rows of a rollout, derived from its calls on disk."""
         ...
 
     def turns(self, rollout_id: str) -> Iterable[Turn]:
@@ -53,42 +52,44 @@ class RolloutStore(Protocol):
 
 
 class RolloutRunner(Protocol):
-    """What a worker drives: it runs the rollouts of one run and keeps what they end with."""
+    """Runs the rollouts of one run and records them."""
 
     @property
     def requests(self) -> Sequence[RolloutRequest]:
-        """Every attempt at every task, in the order in which they start.
+        """Return one request for every attempt at every task, in the order in which they start.
 
-        A worker that needs other rollouts makes their requests from these, with ids of their own.
+        A worker that needs other rollouts derives requests from these, with new ids.
         """
         ...
 
     @property
     def store(self) -> RolloutStore:
-        """Where each finished rollout is written before an observer hears of it."""
+        """Return the run directory, which gets each finished rollout before an observer does."""
         ...
 
     @property
     def concurrency(self) -> int:
-        """Rollouts at once."""
+        """Return the maximum number of concurrent rollouts."""
         ...
 
     @property
     def engine(self) -> Engine | None:
-        """What answers LLM calls; None in black-box mode, and for an agent that makes none."""
+        """Return the engine; None in black-box mode, and for an agent without LLM calls."""
         ...
 
     async def run_all(self) -> None:
-        """Run every request without a finished rollout; cancelled, record the running ones as cancelled.
+        """Run every request without a finished rollout.
+
+        On cancellation, record the running rollouts as cancelled.
 
         Raises:
-            SweError: The run directory can no longer be written, or the engine is unfit. Finished rollouts
-                are kept.
+            SweError: The run directory cannot be written, or the engine does not fit. Finished rollouts
+                remain.
         """
         ...
 
     async def run(self, request: RolloutRequest) -> FinishedRollout:
-        """Run one rollout and record it, however it ends. The caller bounds how many run at once.
+        """Run one rollout and record it, however it ends. The caller limits the concurrency.
 
         Raises:
             SweError: As in `run_all`.
@@ -99,12 +100,13 @@ class RolloutRunner(Protocol):
         """End a running rollout: close its sandbox at once and record it as cancelled.
 
         Args:
-            why: Stands in the record and, for its tokens, in the ledger, such as "stale". The first counts.
+            why: Reason in the record and, for its tokens, in the ledger, such as "stale". The first call
+                counts.
         """
         ...
 
     def observe(self, observer: Observer) -> None:
-        """Add an observer of what happens from now on."""
+        """Add an observer of future events."""
         ...
 
 
@@ -112,5 +114,5 @@ class RolloutWorker(Protocol):
     """Drives a run: collects rollouts to a run directory, or feeds a trainer."""
 
     async def run(self, runner: RolloutRunner) -> None:
-        """Drive `runner` to its end; return when the run is over."""
+        """Run rollouts with `runner` and return at the end of the run."""
         ...
