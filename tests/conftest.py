@@ -96,10 +96,16 @@ def warm_trainer() -> Iterator[Warm]:
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A directory for TMPDIR, with a short name: unix sockets lie below it."""
-    path = Path(tempfile.mkdtemp(prefix="swe-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
+    """A directory for TMPDIR, with a short name: it holds unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="swe-", dir="/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def server_home() -> Iterator[Path]:
+    """A directory for a vLLM server of the test's own, with a short name: it holds unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="swe-", dir="/tmp") as path:
+        yield Path(path)
 
 
 @pytest.fixture

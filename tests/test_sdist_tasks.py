@@ -102,8 +102,8 @@ def verified_and_run(tasks: Path, sandbox: str, swe_core: SweCore, tmp_path: Pat
     gold = swe_core(*chosen, "--agent", "oracle")
     assert [rollout["reward"] for rollout in gold.rollouts] == [1.0, 1.0], gold.stdout
     said = " ".join(gold.stderr.split())
-    assert said.count(" was graded in the image ") == (sandbox == "docker")
-    told = f"{last['task_id']!r} was graded in the image {last['image_id']!r} and verified in 'sha256:0'"
+    assert said.count(" was verified in the image ") == (sandbox == "docker")
+    told = f"{last['task_id']!r} was verified in the image 'sha256:0' and graded in {last['image_id']!r}"
     assert (told in said) == (sandbox == "docker")
     nothing = swe_core(*chosen, "--agent", "nop")
     assert [rollout["reward"] for rollout in nothing.rollouts] == [0.0, 0.0], nothing.stdout

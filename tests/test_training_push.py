@@ -27,11 +27,10 @@ _PATIENCE = 400
 
 
 def test_training_resumes_from_the_hub_without_its_disk(
-    tmp_path: Path, tiny_model: Path, threaded_hf: LocalHF
+    tmp_path: Path, tiny_model: Path, threaded_hf: LocalHF, server_home: Path
 ) -> None:
     hf = threaded_hf
-    home, out, again = tmp_path / "server", tmp_path / "run", tmp_path / "restored"
-    home.mkdir()
+    out, again = tmp_path / "run", tmp_path / "restored"
     environment = {**os.environ, **FRUGAL, **hf.environment(), "HF_HUB_OFFLINE": "0"}
     grpo = {
         "num_train_epochs": STEPS,
@@ -39,7 +38,7 @@ def test_training_resumes_from_the_hub_without_its_disk(
         "per_device_train_batch_size": GROUP,
         "save_steps": 2,
     }
-    server = start(tiny_model, home, os.getpid())
+    server = start(tiny_model, server_home, os.getpid())
     try:
         options = toy_options(tiny_model, server.url, grpo, tokens=8, letters=2)
         command = [PROGRAM, "run", *options, "--push-to", TO, "--set", "push.every=1", "--out", str(out)]

@@ -89,14 +89,12 @@ class Killed:
 
 
 @pytest.fixture
-def killed(tmp_path: Path, tiny_model: Path) -> Iterator[Killed]:
+def killed(tmp_path: Path, tiny_model: Path, server_home: Path) -> Iterator[Killed]:
     """A vLLM server of the test's own."""
     if (why := obstacle()) is not None:
         pytest.skip(f"vLLM cannot run here: {why}")
-    home = tmp_path / "server"
-    home.mkdir()
-    server = start(tiny_model, home, os.getpid())
-    killed = Killed(server, home, Training(0, "", "", tmp_path / "run"))
+    server = start(tiny_model, server_home, os.getpid())
+    killed = Killed(server, server_home, Training(0, "", "", tmp_path / "run"))
     yield killed
     stop(killed.server.pid)
 

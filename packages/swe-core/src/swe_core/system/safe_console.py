@@ -11,7 +11,7 @@ from swe_core.system.printable import printable
 
 
 class SafeConsole(Console):
-    """A console that prints only `printable` text, whoever wrote it. Its own colours stay."""
+    """A console that prints only `printable` text. Its own colours stay."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """See `rich.console.Console.render`, which renders all output."""

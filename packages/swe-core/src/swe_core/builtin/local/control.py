@@ -154,5 +154,5 @@ class Control:
         for future in self._awaited.values():
             if not future.done():
                 future.set_exception(self.died())
-                future.exception()  # marks it as seen: a command may have nobody who waits for it
+                future.exception()  # marks it as seen: perhaps no task waits for the command
         self._awaited.clear()

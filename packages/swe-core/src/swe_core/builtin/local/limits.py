@@ -17,7 +17,7 @@ from swe_core.api.sandbox import SandboxSpec
 ROOT = Path("/sys/fs/cgroup")
 _RMDIR_PATIENCE = 2.0
 _PERIOD_US = 100_000
-_SUPERVISION = 2  # processes of ours inside a sandbox's cgroup: bwrap and the supervisor
+_SUPERVISION = 2  # bwrap and the supervisor, which are in the sandbox's cgroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ _CHUNK = 65536
 
 
 class LocalProcess(Process):
-    """A command that the supervisor runs; its output comes through pipes of ours.
+    """A command that the supervisor runs, with pipes to this process for its output.
 
     Args:
         ended: The exit code to come.

@@ -80,8 +80,8 @@ def test_script(task: Task, workdir: str, files: Sequence[str], environment: str
     """Return the shell script of a test run: the task's set-up lines, then its test command on `files`.
 
     Args:
-        environment: Shell commands of ours in between. They leave no trace in the log, where set-up lines
-            said `set -x`, and no line of their own.
+        environment: Shell commands of the grader in between. They add nothing to the log, even if set-up
+            lines say `set -x`.
     """
     command = " ".join((task.test_command.strip(), *map(shlex.quote, files)))
     ours = f"; {{ {environment}; }} 2>/dev/null" if environment else ""

@@ -1,7 +1,7 @@
-"""The log parsers of the package swebench, as readers of ours.
+"""The log parsers of the package swebench.
 
-The package imports docker, datasets, modal and more when `swebench.harness` is imported. None of that is
-needed to read a log, and none of it is imported here.
+Importing `swebench.harness` imports docker, datasets, modal and more. Reading a log needs none of them, and
+this module imports none.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 @dataclass(slots=True)
 class Chunk:
-    """Some of the ids of a reply, or all of them.
+    """Some or all ids of a reply.
 
     Args:
-        ids: What was sampled.
-        logprobs: Of each id; NaN where the server gave none.
-        finish: Why the reply ended, None while it goes on.
+        ids: The sampled ids.
+        logprobs: Log-probability of each id; NaN if the server gave none.
+        finish: Why the reply ended; None before its end.
         version: The oldest policy version that may have sampled them.
     """
 

@@ -57,8 +57,9 @@ class Result:
 
 
 def used_components(plugins: PluginSet) -> dict[str, RegisteredComponent]:
-    """Role → who fills it in a run with these plugins, as far as nobody says more on the command line. A
-    default that is broken fills none.
+    """Return role → component of a run with these plugins and no further options.
+
+    A broken default is absent.
 
     Raises:
         PluginError: Two selected plugins can both fill a role.

@@ -300,7 +300,7 @@ CHEATS: tuple[Cheat, ...] = (
     ),
     Cheat(
         "skip-at-import",
-        "The code under test skips whoever imports it.",
+        "The code under test skips every module that imports it.",
         _in_code(lambda target: payloads.SKIP_ALL),
     ),
     Cheat(

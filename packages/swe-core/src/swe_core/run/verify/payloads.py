@@ -232,7 +232,7 @@ def forge_now(log: str) -> str:
 
 
 def forge_everywhere(log: str) -> str:
-    """Code that writes `log` to every open descriptor, whoever listens there, and ends with 0."""
+    """Return code that writes `log` to every open descriptor and exits with 0."""
     return f"""
 def _swe_shout():
     import os

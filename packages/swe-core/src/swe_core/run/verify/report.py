@@ -129,7 +129,7 @@ class VerifyReport(Record):
         return cls(tasks=tuple(found.values()))
 
     def counts(self) -> dict[str, int]:
-        """How many tasks have each verdict, the good one first; verdicts that nobody has are left out."""
+        """Return the number of tasks of each verdict that occurs, the good one first."""
         counted = Counter(task.verdict for task in self.tasks)
         return {name: counted[name] for name in VERDICTS if counted[name]}
 
@@ -150,7 +150,7 @@ class ReportFile:
             if path.exists() and path.stat().st_size:
                 whole = path.read_bytes().rfind(b"\n") + 1
                 if whole:
-                    VerifyReport.read(path)  # never append to somebody's other file
+                    VerifyReport.read(path)  # never append to a file of another kind
                 elif not path.read_bytes().startswith(b'{"format":'):
                     raise UsageError(
                         f"--out {str(path)!r} exists and is no report of `tasks verify`: name another file"

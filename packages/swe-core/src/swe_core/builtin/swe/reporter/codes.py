@@ -1,5 +1,5 @@
-# Whether functions and constants are those that a file defines. It goes on from `sources.py`, and both
-# programs have it. Nothing newer than Python 3.6.
+# Whether functions and constants are those that a file defines. This part follows `sources.py` in both
+# programs and works with Python 3.6.
 #
 # mypy: ignore-errors
 # ruff: noqa: B905, F821, SIM105, UP031 (names of the other parts; Python 3.6)

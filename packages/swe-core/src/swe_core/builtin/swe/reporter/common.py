@@ -1,14 +1,14 @@
-# The first part of each program that tells the host how tests ended: `swe_core.builtin.swe.test_runners`
-# puts it before all others. `swe_core.builtin.swe.report` puts the whole into the sandbox, where it runs in
-# the image's own Python: nothing newer than Python 3.6.
+# The first part of both programs that report test results to the host. `swe_core.builtin.swe.test_runners`
+# joins the parts, and `swe_core.builtin.swe.report` puts the program into the sandbox, where it runs in the
+# image's own Python, 3.6 or newer.
 #
-# Code under test runs in this process later. So everything that is needed then is taken now, into closures,
-# and as little as possible of it can be replaced from outside: methods of built-in types, functions in C. The
-# builtins are copied: Python looks those of a function up where its module's `__builtins__` says.
+# Code under test runs in this process later. Closures therefore hold everything that is needed then, as far
+# as possible as objects that cannot be replaced from outside: methods of built-in types, functions in C. The
+# builtins are copied, because Python looks up a function's builtins in its module's `__builtins__`.
 #
-# A session begins with a line `h HALF` on a stream that nothing else writes to: its half of a Diffie-Hellman
-# key agreement, whose other half the host put beside this file. So its key is written nowhere. Each event is
-# one line too: HMAC-SHA256 (cut to 32 hex digits) of the rest, the name of the session, the number of the
+# A session begins with a line `h HALF` on a stream that has no other writer: its half of a Diffie-Hellman key
+# agreement, whose other half the host put beside this file. The key is therefore written nowhere. Each event
+# is one line: HMAC-SHA256 (cut to 32 hex digits) of the rest, the name of the session, the number of the
 # event, its kind, and its fields, each in hex.
 #
 # mypy: ignore-errors
@@ -136,7 +136,7 @@ def make_send(name, key, stream):
         try:
             while data:
                 data = data[write(stream, data) :]
-        except OSError:  # somebody closed it: the host misses the event
+        except OSError:  # the stream is closed: the host misses the event
             pass
 
     def send(kind, *fields):

@@ -1,5 +1,5 @@
-# What the task's own files import from elsewhere, and whether code under test put something of its own there.
-# It goes on from `codes.py`, and both programs have it. Nothing newer than Python 3.6.
+# What the task's own files import from elsewhere, and whether code under test replaced it. This part follows
+# `codes.py` in both programs and works with Python 3.6.
 #
 # mypy: ignore-errors
 # ruff: noqa: F821, UP031 (names of the other parts; Python 3.6)
@@ -7,7 +7,7 @@ import os
 import sys
 from types import ModuleType
 
-# What programs set up: pytest records warnings, and many have loggers of their own.
+# Programs configure these: pytest records warnings, and many have loggers of their own.
 REPLACED_BY_ALL = ("logging", "sys", "warnings")
 
 

@@ -1,5 +1,5 @@
-# What tells the host how each test ended; it goes on from `pytest_items.py`. Nothing newer than Python 3.6
-# and pytest 3.10.
+# Reports the end of each test to the host. This part follows `pytest_items.py` and works with Python 3.6 and
+# pytest 3.10.
 #
 # mypy: ignore-errors
 # ruff: noqa: F821, RUF005, UP031 (names of the other parts; Python 3.6)
@@ -195,7 +195,7 @@ def make_hooks(send, hold, flush, root, known):
         part = "sub" in type(report).__name__.lower()  # of a test, by pytest-subtests or pytest 9
         raised, made = ("?", "?") if part else ended.pop((test, when), ("?", "?"))
         expected = hasattr(report, "wasxfail")
-        # A test of which each phase passed is one event, and many are one write; what failed is told at once.
+        # A test whose phases all passed is one event, and many are one write; a failure is reported at once.
         plain = outcome == "passed" and raised == made == "-" and not expected and not part
         if passed and not (plain and test is passed[0] and when == PHASES[len(passed)]):
             tell_passed()
@@ -329,7 +329,7 @@ def always_rewrite(known):
 
 
 def is_remote(root, config):
-    """Whether pytest-xdist runs the tests in other processes: it, and not whoever takes its name."""
+    """Return whether pytest-xdist, and not a plugin of that name, runs the tests in other processes."""
     plugin = config.pluginmanager.getplugin("dsession")
     code = raw_code(getattr(type(plugin), "pytest_runtestloop", None))
     return code is not None and not below(root, code.co_filename)

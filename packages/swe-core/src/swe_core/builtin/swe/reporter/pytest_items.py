@@ -1,5 +1,5 @@
-# Whether tests are what their files define, and stay so; it goes on from `pytest_watch.py`. Nothing newer
-# than Python 3.6 and pytest 3.10.
+# Whether tests are what their files define, and remain so. This part follows `pytest_watch.py` and works with
+# Python 3.6 and pytest 3.10.
 #
 # mypy: ignore-errors
 # ruff: noqa: B905, F821, UP031 (names of the other parts; Python 3.6)

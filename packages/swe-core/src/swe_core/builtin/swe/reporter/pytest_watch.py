@@ -1,5 +1,5 @@
-# A pytest plugin, its first part: what must stay as it is while tests run. It goes on from `modules.py`, and
-# runs in the image's own Python and pytest: nothing newer than Python 3.6 and pytest 3.10.
+# The first part of the pytest plugin: what must not change while tests run. It follows `modules.py`, runs in
+# the image's own Python and pytest, and works with Python 3.6 and pytest 3.10.
 #
 # mypy: ignore-errors
 # ruff: noqa: F821, RUF005, SIM905 (names of the other parts; Python 3.6)

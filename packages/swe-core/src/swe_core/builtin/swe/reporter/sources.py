@@ -1,5 +1,5 @@
-# What the task's own files have to define, by their sources. It goes on from `common.py`, and both programs
-# have it. Nothing newer than Python 3.6.
+# What the task's own files must define, according to their sources. This part follows `common.py` in both
+# programs and works with Python 3.6.
 #
 # mypy: ignore-errors
 # ruff: noqa: B905, F821 (names of the other parts; Python 3.6)

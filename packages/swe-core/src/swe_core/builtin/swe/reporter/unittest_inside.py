@@ -1,9 +1,8 @@
-# What `pytest_inside.py` is for pytest, for unittest: it tells the host how each test ended. It is put into
-# the sandbox as `sitecustomize`, so that it runs before all else in each Python of the test command. It
-# claims a session in a process that imports something of the repository, right before that, and is asleep in
-# others.
+# Reports the end of each test to the host, as `pytest_inside.py` does for pytest. The sandbox has it as
+# `sitecustomize`, so that it runs first in each Python of the test command. It claims a session in a process
+# right before this process imports something of the repository, and does nothing in other processes.
 #
-# It goes on from `common.py`, and its events are those of `pytest_inside.py`. Nothing newer than Python 3.6.
+# This part follows `common.py`, sends the events of `pytest_inside.py`, and works with Python 3.6.
 #
 # mypy: ignore-errors
 # ruff: noqa: F821, N802, RUF005, UP031 (names of the other parts; Python 3.6)
@@ -17,7 +16,7 @@ __unittest = True  # unittest leaves frames of such modules out of the traceback
 
 NAME = "sitecustomize"
 GROWING = ("TestCase", "TestResult", "TextTestResult", "TestSuite", "TextTestRunner", "_Outcome")
-FEW = 100  # so many tests that nobody saw are named
+FEW = 100  # number of unseen tests to name
 # What must fail, and at the end what must pass: failures, errors, what was raised.
 CANARIES = (
     ("assert", "assert [1] == [2]" if __debug__ else "self.fail()", "1 0 f"),
