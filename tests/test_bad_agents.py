@@ -32,7 +32,7 @@ MORE_AGENTS = [
     ("agent", "outcome", "boundary", "says"),
     [*AGENTS, *(pytest.param(*agent, marks=pytest.mark.slow) for agent in MORE_AGENTS)],
 )
-def test_a_bad_agent_is_data(
+def test_bad_agent_is_data(
     swe_core: SweCore, sandbox: str, agent: str, outcome: str, boundary: str | None, says: str
 ) -> None:
     done = swe_core(

@@ -193,7 +193,7 @@ def test_suspicious(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result["notes"] == ["1 of 1 releases, 1 of 1 files", "pip did not get flask"]
 
 
-def test_a_benchmark_that_cannot_run_says_why_in_one_sentence() -> None:
+def test_benchmark_that_cannot_run_says_why_in_one_sentence() -> None:
     args = ("--sandbox", "local", "--agent", "oracle", "--task", "no-such-task")
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "overhead.py"), *args], capture_output=True, text=True, timeout=300

@@ -61,7 +61,7 @@ def test_one_sentence_and_exit_code_2(swe_core: SweCore, args: list[str], says: 
     assert not done.out.exists()
 
 
-def test_a_task_file_with_a_bad_row(swe_core: SweCore, tmp_path: Path) -> None:
+def test_task_file_with_a_bad_row(swe_core: SweCore, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     row = {"instance_id": "a__b-1", "repo": "a/b",
            "base_commit": "0" * 40, "problem_statement": "p", "patch": "",
@@ -73,7 +73,7 @@ def test_a_task_file_with_a_bad_row(swe_core: SweCore, tmp_path: Path) -> None:
     assert "a__b-1" in done.stderr
 
 
-def test_a_used_run_directory(swe_core: SweCore, tmp_path: Path) -> None:
+def test_used_run_directory(swe_core: SweCore, tmp_path: Path) -> None:
     (tmp_path / "run-1").mkdir()
     (tmp_path / "run-1" / "file").write_text("")
     done = swe_core("--agent", "nop")
@@ -82,7 +82,7 @@ def test_a_used_run_directory(swe_core: SweCore, tmp_path: Path) -> None:
     assert "not empty" in done.stderr
 
 
-def test_a_full_disk_behind_the_output_is_one_sentence() -> None:
+def test_full_disk_behind_the_output_is_one_sentence() -> None:
     script = "import sys; from swe_core.cli import main; sys.argv = ['swe-core', 'plugins']; main()"
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True)
@@ -99,7 +99,7 @@ def test_a_full_disk_behind_the_output_is_one_sentence() -> None:
         (("--sandbox-retries", "3", "--attempts", "9"), "no sandbox for the agents: "),
     ],
 )
-def test_a_network_that_the_sandbox_cannot_deny_is_refused_once(
+def test_network_that_the_sandbox_cannot_deny_is_refused_once(
     swe_core: SweCore, threaded_hf: LocalHF, args: tuple[str, ...], says: str
 ) -> None:
     done = swe_core("--plugins", "hf", "--agent", "nop", *args, env=threaded_hf.environment())
@@ -126,7 +126,7 @@ def test_limits_that_the_service_cannot_give_are_refused_once(
 
 
 @pytest.mark.parametrize("name", ["tasks verify", "regrade"])
-def test_a_network_that_the_sandbox_cannot_deny_is_refused_before_anything_is_graded(
+def test_network_that_the_sandbox_cannot_deny_is_refused_before_anything_is_graded(
     swe_core: SweCore, threaded_hf: LocalHF, command: Command, name: str
 ) -> None:
     args = ["--plugins", "hf"]
@@ -158,7 +158,7 @@ for command in {COMMANDS!r}:
 """
 
 
-def test_a_command_of_a_package_that_is_not_there_names_the_package(command: Command) -> None:
+def test_command_of_a_missing_package_names_the_package(command: Command) -> None:
     """A plugin that may not be loaded is the same to the command line, and its sentence says which it is."""
     for name in COMMANDS:
         done = command(name, "--help", env={"SWE_PLUGINS": ""})

@@ -194,10 +194,10 @@ def same(line: str) -> str:
             id=f"{page.stem}:{block.line}",
             marks=[pytest.mark.slow] if len(shown(block)) > 1 else [],
         )
-        for page, block in CONSOLE[1:]  # the first is in `test_the_one_file_agent_resolves_its_task`
+        for page, block in CONSOLE[1:]  # the first is in `test_one_file_agent_resolves_its_task`
     ],
 )
-def test_a_page_prints_what_is_printed(tmp_path: Path, page: Path, block: Block) -> None:
+def test_page_prints_what_is_printed(tmp_path: Path, page: Path, block: Block) -> None:
     """Each command of each console block, word for word; `…` stands for lines left out."""
     type_all(Shell(tmp_path, page), block)
 
@@ -205,7 +205,7 @@ def test_a_page_prints_what_is_printed(tmp_path: Path, page: Path, block: Block)
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.usefixtures("local_sandbox")
-def test_the_first_training_prints_what_is_printed(tmp_path: Path) -> None:
+def test_first_training_prints_what_is_printed(tmp_path: Path) -> None:
     """The page's own commands: a model, a server, two steps, and the curves of them."""
     why = missing() or obstacle()
     if why is not None:
@@ -237,7 +237,7 @@ def type_all(shell: Shell, block: Block, timeout: float = 400) -> None:
                 assert same(line) in rest, f"{step.command}\nlacks: {line}\n{done.stdout}"
 
 
-def test_the_one_file_agent_resolves_its_task(tmp_path: Path) -> None:
+def test_one_file_agent_resolves_its_task(tmp_path: Path) -> None:
     """Extracted from the guide and run with the printed command."""
     shell = Shell(tmp_path, GUIDE)
     page, block = CONSOLE[0]
@@ -373,7 +373,7 @@ def test_every_module_named_exists(page: Path) -> None:
 # The public names.
 
 
-def test_the_public_names() -> None:
+def test_public_names() -> None:
     """A change here is a change for every plugin."""
     assert sorted(public_names.__all__) == public_names.__all__ == [
         "AgentContext", "AgentEvent", "AgentExit", "AgentSpec", "Asset", "ChatRequest", "Completion",
@@ -558,7 +558,7 @@ def test_every_metric_of_a_training_is_documented() -> None:
     assert sorted(named) == sorted(metric_names("rollouts/metrics", "trainer/trainer", "trainer/worker"))
 
 
-def test_the_metrics_of_trl_that_are_named_exist() -> None:
+def test_metrics_of_trl_that_are_named_exist() -> None:
     trl = find_spec("trl")
     if trl is None or trl.origin is None:
         pytest.skip("TRL is not installed")

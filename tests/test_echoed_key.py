@@ -81,7 +81,7 @@ async def test_openai(swe_core: SweCore, tmp_path: Path) -> None:
     assert done.only["turns"] == len(replies) + 1
 
 
-async def test_openai_that_says_what_is_no_key(swe_core: SweCore, tmp_path: Path) -> None:
+async def test_openai_rejects_an_invalid_key(swe_core: SweCore, tmp_path: Path) -> None:
     """The other tests find what there is to be found."""
     async with ScriptedProvider([echo(0), echo(1), say("done")]) as provider:
         done = await run_with(swe_core, tmp_path, "openai", provider.url, OTHER)

@@ -55,7 +55,7 @@ def test_pi_fixes_the_demo_tasks_from_recorded_replies(swe_core: SweCore, sandbo
 
 
 @pytest.mark.usefixtures("local_sandbox")
-def test_the_core_alone_runs_without_arguments(swe_core: SweCore) -> None:
+def test_core_alone_runs_without_arguments(swe_core: SweCore) -> None:
     done = swe_core()
     assert done.code == 0, done.stderr
     assert sum(rollout["outcome"] == "resolved" for rollout in done.rollouts) >= 3
@@ -84,7 +84,7 @@ def test_many_attempts_report_and_json(swe_core: SweCore, command: Command) -> N
 
 @pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.anyio
-async def test_an_openai_compatible_provider_answers_and_the_key_stays_on_the_host(
+async def test_openai_compatible_provider_answers_and_the_key_stays_on_the_host(
     swe_core: SweCore, tmp_path: Path
 ) -> None:
     """Recorded on the way: the recording then gives the same verdict without the provider."""
@@ -148,7 +148,7 @@ async def test_pi_in_containers_on_a_file_of_rows_with_a_provider(
         pytest.param("hang", "sent nothing for 2 s", marks=pytest.mark.slow),
     ],
 )
-async def test_a_provider_that_fails_in_the_middle_is_an_engine_error(
+async def test_provider_that_fails_in_the_middle_is_an_engine_error(
     swe_core: SweCore, fault: Fault, says: str
 ) -> None:
     async with ScriptedProvider(
@@ -167,7 +167,7 @@ async def test_a_provider_that_fails_in_the_middle_is_an_engine_error(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("fault", "says"), [("html", "HTML"), ("401", "401")])
-async def test_a_provider_that_cannot_serve_at_all_is_told_before_anything_is_opened(
+async def test_unusable_provider_is_reported_before_anything_is_opened(
     swe_core: SweCore, fault: Fault, says: str
 ) -> None:
     async with ScriptedProvider(models_fault=fault) as provider:
@@ -177,7 +177,7 @@ async def test_a_provider_that_cannot_serve_at_all_is_told_before_anything_is_op
     assert not done.out.exists()
 
 
-def test_a_refusing_port_is_told_before_anything_is_opened(swe_core: SweCore) -> None:
+def test_refusing_port_is_reported_before_anything_is_opened(swe_core: SweCore) -> None:
     with refusing_url() as url:
         done = swe_core("--task", TASK, "--engine-url", url, "--model", "m")
     assert done.code == 1
@@ -235,7 +235,7 @@ def listener() -> Iterator[int]:
     ],
     indirect=["sandbox"],
 )
-def test_an_agent_reaches_its_endpoint_and_nothing_else(
+def test_agent_reaches_its_endpoint_and_nothing_else(
     swe_core: SweCore, sandbox: str, network: str, listener: int
 ) -> None:
     """With network=llm every other address fails; with full the same probe succeeds, so it can."""
@@ -261,7 +261,7 @@ def host_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def test_a_sandbox_that_opens_too_slowly_is_a_sandbox_error(swe_core: SweCore, sandbox: str) -> None:
+def test_sandbox_that_opens_too_slowly_is_a_sandbox_error(swe_core: SweCore, sandbox: str) -> None:
     done = swe_core(
         "--agent", "nop", "--sandbox", sandbox, "--task", TASK, "--set", "limits.open=0.001"
     )  # fmt: skip
@@ -271,7 +271,7 @@ def test_a_sandbox_that_opens_too_slowly_is_a_sandbox_error(swe_core: SweCore, s
 
 
 @pytest.mark.usefixtures("local_sandbox")
-def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
+def test_run_continues_without_a_reader_of_its_output(tmp_path: Path) -> None:
     """`swe-core run … 2>&1 | head -1` ends the reader, not the run."""
     command = f"{PROGRAM} run --agent nop --task {TASK} --out {tmp_path / 'run'} 2>&1 | head -1"
     subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, check=True)
@@ -283,7 +283,7 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("local_sandbox")
-def test_a_token_that_the_agent_prints_is_nowhere_in_the_records(swe_core: SweCore) -> None:
+def test_token_that_the_agent_prints_is_nowhere_in_the_records(swe_core: SweCore) -> None:
     done = swe_core("-p", PLUGIN, "--agent", "leaky", "--task", TASK)
     assert done.only["failure"]["message"].endswith("token=[redacted]")
     for path in done.out.rglob("*"):
@@ -335,7 +335,7 @@ def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, sandbox: str) -
 
 @pytest.mark.docker
 @pytest.mark.slow
-def test_an_image_that_does_not_exist_is_a_sandbox_error(
+def test_image_that_does_not_exist_is_a_sandbox_error(
     swe_core: SweCore, docker_engine: str, tmp_path: Path
 ) -> None:
     row = {"instance_id": "a__b-1", "repo": "a/b", "base_commit": "0" * 40, "problem_statement": "p",

@@ -47,7 +47,7 @@ def _patch(done: Done) -> str:
     return (done.out / "rollouts" / done.only["id"] / "patch.diff").read_text()
 
 
-def test_an_agent_that_submits_is_ended_and_graded(ends: Ends, tmp_path: Path) -> None:
+def test_agent_that_submits_is_ended_and_graded(ends: Ends, tmp_path: Path) -> None:
     done = ends("submit")
     rollout = _record(done)
     assert (rollout.outcome, rollout.failure, rollout.ended_by) == ("unresolved", None, None), done.stderr
@@ -71,7 +71,7 @@ def test_an_agent_that_submits_is_ended_and_graded(ends: Ends, tmp_path: Path) -
         pytest.param("dawdle", "budget.wall=10", "wall", 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_budget_ends_the_agent_and_is_no_failure(
+def test_budget_ends_the_agent_without_a_failure(
     ends: Ends, agent: str, setting: str, ended_by: str, turns: int
 ) -> None:
     done = ends(agent, setting)
@@ -99,7 +99,7 @@ TOO_LATE = "within 2 s (limits.first_call).*another endpoint.*cannot reach this 
         ),
     ],
 )
-def test_an_agent_that_was_never_answered_is_an_error_however_it_ends(
+def test_agent_that_was_never_answered_is_an_error_however_it_ends(
     ends: Ends, agent: str, setting: str, cause: str
 ) -> None:
     """And no verdict on the policy, which was not asked."""
@@ -127,7 +127,7 @@ def test_black_box_refuses_budgets_that_it_cannot_keep(swe_core: SweCore, budget
 @pytest.mark.parametrize(
     ("asked", "told"), [pytest.param(32_768, False, marks=pytest.mark.slow), (32_769, True)]
 )
-async def test_a_budget_of_more_context_than_the_model_has_is_told(
+async def test_budget_above_the_models_context_is_reported(
     swe_core: SweCore, scripted: Scripted, tmp_path: Path, asked: int, told: bool
 ) -> None:
     """When the run begins, and in its notes."""
@@ -143,7 +143,7 @@ async def test_a_budget_of_more_context_than_the_model_has_is_told(
     ) is told
 
 
-def test_an_engine_that_counts_no_prompt_refuses_a_context(ends: Ends) -> None:
+def test_engine_that_counts_no_prompt_refuses_a_context(ends: Ends) -> None:
     done = ends("submit", "budget.context=1000")
     assert done.code == 2
     assert "the engine 'replay' does not count prompt tokens" in done.stderr

@@ -167,7 +167,7 @@ def talkative(lent_server: TokenServer, tmp_path: Path) -> Any:
     return network
 
 
-async def test_a_reply_that_a_weight_update_cuts_in_two_is_one_turn_of_two_policies(
+async def test_reply_that_a_weight_update_cuts_in_two_is_one_turn_of_two_policies(
     talkative: Any, lent_server: TokenServer
 ) -> None:
     """`/pause?mode=abort` ends the request; the engine resumes the reply once there are weights."""
@@ -205,7 +205,7 @@ async def test_a_reply_that_a_weight_update_cuts_in_two_is_one_turn_of_two_polic
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_sdk_finishes_a_tool_task_in_one_row(scripted: Scripted, stream: bool) -> None:
+async def test_sdk_finishes_a_tool_task_in_one_row(scripted: Scripted, stream: bool) -> None:
     """Arguments that the policy wrote with odd spaces come back as the client likes them: still one row."""
     script = [
         "<think>\nFirst a look.\n</think>\n\nLooking." + tool_call("bash", command="ls"),

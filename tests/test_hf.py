@@ -154,7 +154,7 @@ async def run_again(swe_core: SweCore, hf: LocalHF, meanwhile: Callable[[], Awai
 
 
 @pytest.mark.slow
-async def test_a_sandbox_that_dies_in_the_middle_is_an_error_that_may_be_tried_again(
+async def test_sandbox_that_dies_in_the_middle_is_an_error_that_may_be_tried_again(
     swe_core: SweCore, hf: LocalHF
 ) -> None:
     """Its job dies while the agent's calls are pulled; the rollout is run again in another one."""
@@ -172,7 +172,7 @@ async def test_a_sandbox_that_dies_in_the_middle_is_an_error_that_may_be_tried_a
 
 
 @pytest.mark.slow
-async def test_a_quota_that_is_spent_is_an_error_that_may_be_tried_again(
+async def test_quota_that_is_spent_is_an_error_that_may_be_tried_again(
     swe_core: SweCore, hf: LocalHF
 ) -> None:
     """The service refuses a sandbox, and the next one it gives."""
@@ -187,7 +187,7 @@ async def test_a_quota_that_is_spent_is_an_error_that_may_be_tried_again(
     assert "the account's limits" in done.only["retried"][0]["failure"]["message"]
 
 
-async def test_a_quota_that_stays_spent(swe_core: SweCore, hf: LocalHF) -> None:
+async def test_quota_that_stays_spent(swe_core: SweCore, hf: LocalHF) -> None:
     """As often as was said, and then it is the rollout's error, in one sentence."""
     hf.faults.quota = 0
     done = await run(swe_core, hf, "--agent", "mini", "--engine", "replay", "--sandbox-retries", "2")
@@ -199,7 +199,7 @@ async def test_a_quota_that_stays_spent(swe_core: SweCore, hf: LocalHF) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hours", [-7, 7])
-async def test_a_service_whose_clock_is_off(swe_core: SweCore, hf: LocalHF, hours: int) -> None:
+async def test_service_whose_clock_is_off(swe_core: SweCore, hf: LocalHF, hours: int) -> None:
     """Nothing compares its time with ours."""
     hf.faults.skew = hours * 3600.0
     done = await run(swe_core, hf, "--agent", "mini", "--engine", "replay")

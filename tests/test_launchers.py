@@ -67,7 +67,7 @@ def one_sentence(done: Done, *parts: str) -> None:
 
 
 @pytest.mark.usefixtures("local_sandbox")
-def test_a_launcher_is_asked_outside_any_event_loop_with_settings_that_make_the_same_plan(
+def test_launcher_is_asked_outside_any_event_loop_with_settings_that_make_the_same_plan(
     launched: Launched,
 ) -> None:
     done = launched(*training(), "--attempts", "2")
@@ -94,20 +94,20 @@ def test_errors_of_rollouts_are_no_error_of_training(launched: Launched) -> None
     ("end", "code", "says"),
     [("fails", 1, "lost its device: look at its log"), ("refuses", 2, "worker.launching.end is 'refuses'")],
 )
-def test_what_a_launcher_raises_is_one_sentence(launched: Launched, end: str, code: int, says: str) -> None:
+def test_launcher_exception_is_one_sentence(launched: Launched, end: str, code: int, says: str) -> None:
     done = launched(*training(end))
     one_sentence(done, says)
     assert done.code == code
     assert not done.out.exists()
 
 
-def test_an_interruption_before_there_is_a_run_directory(launched: Launched) -> None:
+def test_interruption_before_the_run_directory_exists(launched: Launched) -> None:
     done = launched(*training("interrupted-early"))
     assert (done.code, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.usefixtures("local_sandbox")
-def test_an_interrupted_run_is_gone_on_with(launched: Launched) -> None:
+def test_interrupted_run_resumes(launched: Launched) -> None:
     """`--resume` alone: recorded settings, with those of the command line and the environment above them."""
     first = launched(*training("interrupted", **{"run.concurrency": 2, "limits.grade": 77}))
     assert first.code == 130, first.stderr
@@ -149,7 +149,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--config", "swe.toml"], ["--resume and --config exclude each other"]),
     ],
 )
-def test_what_cannot_be_gone_on_with(
+def test_runs_that_cannot_resume(
     launched: Launched, recorded: Path, args: list[str], parts: list[str]
 ) -> None:
     (recorded.parent / "swe.toml").write_text("")
@@ -161,7 +161,7 @@ def test_what_cannot_be_gone_on_with(
     assert not (recorded.parent / "elsewhere").exists()
 
 
-def test_only_a_run_can_be_gone_on_with(launched: Launched) -> None:
+def test_only_a_run_can_be_resumed(launched: Launched) -> None:
     done = launched("--resume", "nowhere", out=False)
     one_sentence(done, "'nowhere' is not a run directory")
     assert done.code == 2
@@ -183,7 +183,7 @@ def install(tmp_path: Path) -> Callable[[str, str], str]:
     return make
 
 
-def test_an_option_of_an_installed_plugin(launched: Launched, install: Callable[[str, str], str]) -> None:
+def test_option_of_an_installed_plugin(launched: Launched, install: Callable[[str, str], str]) -> None:
     """It is short for a setting, and in the help only where its plugin is allowed."""
     site = install("syncing", "--acme-sync")
     done = launched(*training("interrupted-early"), "--acme-sync", "by=disk", PYTHONPATH=site)
@@ -197,7 +197,7 @@ def test_an_option_of_an_installed_plugin(launched: Launched, install: Callable[
     assert "--acme-sync" in refused.stderr
 
 
-def test_an_option_that_is_there_already_keeps_nobody_from_running(
+def test_option_with_a_taken_name_does_not_stop_a_run(
     launched: Launched, install: Callable[[str, str], str]
 ) -> None:
     site = install("taking", "--agent")

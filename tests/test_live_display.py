@@ -33,7 +33,7 @@ def unhurried(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("local_sandbox")
-def test_a_terminal_shows_a_line_per_running_rollout_and_a_summary(tmp_path: Path, unhurried: Path) -> None:
+def test_terminal_shows_a_line_per_running_rollout_and_a_summary(tmp_path: Path, unhurried: Path) -> None:
     program = str(Path(sys.executable).parent / "swe-core")
     command = [program, "run", "--task", TASK, "--attempts", "2", "--concurrency", "1"]
     command += ["--engine", "replay", "--recording", str(unhurried), "--out", str(tmp_path / "run")]

@@ -27,7 +27,9 @@ def rows(hf: LocalHF) -> list[dict[str, Any]]:
     return [row for data in shards for row in pq.read_table(io.BytesIO(data)).to_pylist()]
 
 
-def test_killed_and_gone_on_with(tmp_path: Path, threaded_hf: LocalHF, warm: Warm, command: Command) -> None:
+def test_killed_run_resumes_and_pushes(
+    tmp_path: Path, threaded_hf: LocalHF, warm: Warm, command: Command
+) -> None:
     hf, out = threaded_hf, tmp_path / "run"
     options = ("--tasks", "demo", "--agent", "oracle", "--concurrency", "1", "--limit", "4")
     pushing = ("--push-to", TO, "--set", "push.every=0.1")
@@ -45,9 +47,7 @@ def test_killed_and_gone_on_with(tmp_path: Path, threaded_hf: LocalHF, warm: War
     )
 
 
-def test_a_hub_that_is_away_costs_a_run_nothing(
-    tmp_path: Path, threaded_hf: LocalHF, command: Command
-) -> None:
+def test_hub_that_is_away_costs_a_run_nothing(tmp_path: Path, threaded_hf: LocalHF, command: Command) -> None:
     hf, out = threaded_hf, tmp_path / "run"
     hf.faults.routes, hf.faults.failing, hf.faults.statuses = ("hub.",), 1.0, (500,)
     options = ("--tasks", "demo", "--agent", "oracle", "--limit", "1", "--push-to", TO)

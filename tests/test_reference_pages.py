@@ -69,7 +69,7 @@ def test_every_exception_is_in_the_catalogue_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", EXCEPTIONS)
-def test_the_catalogue_is_right_about(name: str) -> None:
+def test_catalogue_is_right_about(name: str) -> None:
     found, (_, parent, boundary, means, remedy) = EXCEPTIONS[name], catalogue()[name]
     assert parent == f"`{found.__bases__[0].__name__}`"
     of_a_rollout = found is not SweError and not issubclass(found, UsageError)
@@ -83,7 +83,7 @@ def instance(kind: type[SweError]) -> SweError:
     return kind(1, 1) if kind is errors.ContextOverflow else kind("it failed")
 
 
-def test_the_tree_in_the_docstring_is_the_tree() -> None:
+def test_tree_in_the_docstring_is_the_tree() -> None:
     tree = (errors.__doc__ or "").translate(dict.fromkeys(map(ord, "│├└─"), " "))
     first = [line.split()[0] for line in tree.splitlines() if line.split()]
     assert [word for word in first if word in EXCEPTIONS] == list(EXCEPTIONS)

@@ -145,7 +145,7 @@ def instants(evaluation: Evaluation, random: Random) -> tuple[str, Callable[[], 
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_killed_at_any_instant_goes_on_to_the_same_end(
+def test_run_killed_at_any_instant_resumes_to_the_same_end(
     make: Callable[..., Evaluation], capsys: pytest.CaptureFixture[str], kills: int
 ) -> None:
     seed = int(os.environ.get("SWE_TEST_SEED", randbelow(10**6)))
@@ -176,7 +176,7 @@ def test_a_run_killed_at_any_instant_goes_on_to_the_same_end(
         evaluation.nothing_is_left()
 
 
-def test_what_was_cancelled_runs_again_and_errors_only_when_asked_for(
+def test_cancelled_rollouts_run_again_and_errors_only_on_request(
     make: Callable[..., Evaluation],
 ) -> None:
     evaluation = make()
@@ -229,7 +229,7 @@ REFUSED: list[tuple[list[str], dict[str, str], str]] = [
 ]
 
 
-def test_a_run_stays_the_run_that_it_was(make: Callable[..., Evaluation]) -> None:
+def test_run_stays_the_run_that_it_was(make: Callable[..., Evaluation]) -> None:
     evaluation = make()
     with evaluation.start() as process:
         wait_for(lambda: evaluation.whole != b"")
@@ -247,7 +247,7 @@ def test_retry_errors_needs_a_run(make: Callable[..., Evaluation]) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_in_a_sentence_and_it_goes_on_after(
+def test_full_disk_ends_the_run_in_a_sentence_and_it_resumes(
     make: Callable[..., Evaluation],
 ) -> None:
     """On a disk of its own that is too small for all records; the sandboxes are elsewhere."""

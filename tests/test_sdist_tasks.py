@@ -109,7 +109,7 @@ def verified_and_run(tasks: Path, sandbox: str, swe_core: SweCore, tmp_path: Pat
     assert [rollout["reward"] for rollout in nothing.rollouts] == [0.0, 0.0], nothing.stdout
 
 
-def test_the_fix_is_in_the_history_that_the_sandboxes_are_given(rows: Path) -> None:
+def test_fix_is_in_the_history_that_the_sandboxes_are_given(rows: Path) -> None:
     for line in rows.read_text().splitlines():
         row = json.loads(line)
         git = ["git", "-C", row["repository"]]

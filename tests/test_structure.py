@@ -150,12 +150,12 @@ def test_plugin_packages_import_the_public_surface() -> None:
     assert wrong == []
 
 
-def test_the_guide_names_the_public_surface() -> None:
+def test_guide_names_the_public_surface() -> None:
     section = (ROOT / "docs" / "plugins.md").read_text().partition("## Compatibility")[2]
     assert [name for name in (*PUBLIC, *FOR_TRAINERS) if f"`{name}`" not in section] == []
 
 
-def test_the_core_names_no_agent_and_no_provider() -> None:
+def test_core_names_no_agent_and_no_provider() -> None:
     """But for `builtin/` and the list of what ships with the core."""
     names = {'"pi"', "'pi'", '"docker"', "'docker'", '"mini"', "'mini'", '"local"', "'local'", '"hf"'}
     wrong = [
@@ -188,11 +188,11 @@ def test_modules_have_at_most_600_lines() -> None:
 
 
 @pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["plugins"]])
-def test_a_start_imports_nothing_heavy(command: list[str]) -> None:
+def test_start_imports_nothing_heavy(command: list[str]) -> None:
     run_without(HEAVY, *command)
 
 
-def test_a_rollout_imports_neither_numpy_nor_pytest(tmp_path: Path) -> None:
+def test_rollout_imports_neither_numpy_nor_pytest(tmp_path: Path) -> None:
     """They come with extras. The tests of the task run pytest in a process of their own."""
     task = ("--agent", "oracle", "--tasks", "demo", "--task", "demo__memofn-1")
     run, out = ("run", *task, "--set", "sandbox.local.unisolated=true"), str(tmp_path / "run")

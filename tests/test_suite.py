@@ -56,7 +56,7 @@ def installed(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("ci", [False, True])
-def test_the_targets_differ_in_the_tests_they_choose_and_in_nothing_else(installed: Path, ci: bool) -> None:
+def test_targets_differ_in_the_tests_they_choose_and_in_nothing_else(installed: Path, ci: bool) -> None:
     (fast,), (slow,), (both,) = (
         commands(name, ci=ci, directory=installed) for name in ("test", "test-slow", "test-all")
     )
@@ -66,7 +66,7 @@ def test_the_targets_differ_in_the_tests_they_choose_and_in_nothing_else(install
     assert "--reruns" in both if ci else "--reruns" not in both
 
 
-def test_what_is_asked_for_is_all_that_runs(installed: Path) -> None:
+def test_only_requested_rollouts_run(installed: Path) -> None:
     """Without an engine, and without installing anything where everything is installed."""
     asked = "tests/test_x.py::test_y -k z"
     (command,) = commands("test", f"ARGS={asked}", directory=installed)
@@ -101,7 +101,7 @@ def collected(project: Path, *options: str) -> list[str]:
     return [line for line in said.splitlines() if "::" in line]
 
 
-def test_the_selections_share_no_test_and_are_together_all(sample: Path) -> None:
+def test_selections_share_no_test_and_are_together_all(sample: Path) -> None:
     fast, slow = collected(sample, "-m", "not slow"), collected(sample, "-m", "slow")
     file = "tests/test_sample.py::test_"
     assert fast == [f"{file}{name}" for name in ("unmarked", "cases[cheap]", "property[few]")]

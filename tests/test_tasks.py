@@ -65,7 +65,7 @@ def test_show_tells_all_but_the_gold_patch(tasks: Tasks, rows: str) -> None:
     assert SECRET in tasks("show", "o__r-1", "--tasks", rows, "--gold").stdout
 
 
-def test_a_task_that_is_not_there(tasks: Tasks, rows: str) -> None:
+def test_missing_task(tasks: Tasks, rows: str) -> None:
     done = tasks("show", "o__r-2", "--tasks", rows)
     assert (done.code, done.stdout) == (2, "")
     assert "--task 'o__r-2': no such task; did you mean 'o__r-1'?" in done.stderr

@@ -68,7 +68,7 @@ def test_demo_tasks_are_usable_and_many_kinds_of_cheat_are_not_paid(verify: Veri
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("local_sandbox")
-def test_no_cheat_at_all_is_paid_on_a_demo_task(verify: Verify) -> None:
+def test_no_cheat_resolves_a_demo_task(verify: Verify) -> None:
     done = verify("--tasks", "demo", "--task", "demo__memofn-1", "--concurrency", "2", "--json")
     (task,) = json.loads(done.stdout)["tasks"]
     paid = {check["name"]: check["patch"] for check in task["checks"][3:] if check["resolved"]}
@@ -139,7 +139,7 @@ NOTHING = """--- /dev/null
 
 
 @pytest.mark.usefixtures("local_sandbox")
-def test_what_is_wrong_with_a_task_is_named(
+def test_error_names_the_problem_of_a_task(
     verify: Verify, rows: Any, tmp_path: Path, swe_core: SweCore
 ) -> None:
     tasks = rows(
@@ -172,7 +172,7 @@ def test_what_is_wrong_with_a_task_is_named(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("local_sandbox")
-def test_a_test_that_throws_a_coin_is_found(verify: Verify, rows: Any) -> None:
+def test_test_that_throws_a_coin_is_found(verify: Verify, rows: Any) -> None:
     coin = ("    import time", "    assert add(2, 2) == 4", "    assert time.time_ns() // 1000 % 2")
     done = verify("--tasks", str(rows(coin={"test_patch": new_tests(*coin)})), "--repeat", "20", "--json")
     (task,) = json.loads(done.stdout)["tasks"]
@@ -181,7 +181,7 @@ def test_a_test_that_throws_a_coin_is_found(verify: Verify, rows: Any) -> None:
 
 
 @pytest.mark.docker
-def test_a_missing_image_is_named(verify: Verify, rows: Any, docker_image: str) -> None:
+def test_missing_image_is_named(verify: Verify, rows: Any, docker_image: str) -> None:
     tasks = rows(gone={"image_name": "swe-core-no-such-image:1", "repository": None})
     done = verify(
         "--tasks", str(tasks), "--sandbox", "docker", "--set", "sandbox.docker.pull=never", "--json"
@@ -224,7 +224,7 @@ def swe_graders():
         pytest.param(signal.SIGINT, id="interrupted"),
     ],
 )
-def test_what_was_finished_is_not_lost(
+def test_finished_rollouts_are_not_lost(
     verify: Verify,
     warm: Warm,
     rows: Any,
@@ -258,7 +258,7 @@ def test_what_was_finished_is_not_lost(
     assert "cached" not in anew.stderr
 
 
-def test_the_page_has_every_verdict_and_every_cheat() -> None:
+def test_page_has_every_verdict_and_every_cheat() -> None:
     page = (Path(__file__).parents[1] / "docs" / "internals" / "verify.md").read_text()
     rows = [line.split(" | ")[0].strip("| `") for line in page.splitlines() if line.startswith("| `")]
     assert rows == [*VERDICTS, *(cheat.name for cheat in CHEATS)]

@@ -205,7 +205,7 @@ def copy(model: Path, target: Path, config: dict[str, Any] | None = None) -> Pat
         (["--model", "m", "--engine-url", f"{NOWHERE},{NOWHERE}"], "--engine-url names several servers"),
     ],
 )
-def test_wrong_input_is_told_at_once(
+def test_wrong_input_is_reported_at_once(
     warm: Warm, tmp_path: Path, scratch: Path, args: list[str], words: str
 ) -> None:
     command = Command(warm, tmp_path / "run", scratch, tmp_path / "stderr")
@@ -221,7 +221,7 @@ def test_wrong_input_is_told_at_once(
         ("1.9.1", "TRL 1.9.1 is too old: the worker 'trl' needs 1.10 or newer: pip install 'trl=="),
     ],
 )
-def test_without_a_trl_that_works_it_is_told_what_to_install(
+def test_broken_trl_names_what_to_install(
     command: Command, tmp_path: Path, tiny_model: Path, metadata: str | None, words: str
 ) -> None:
     path = tmp_path / "path"
@@ -254,7 +254,7 @@ def test_without_a_trl_that_works_it_is_told_what_to_install(
         (["--set", "engine.vllm.temperature=0.5"], "engine.vllm.temperature is 0.5 and worker.trl.grpo."),
     ],
 )
-def test_settings_that_cannot_be_are_told_before_anything_is_made(
+def test_impossible_settings_are_reported_before_anything_is_created(
     command: Command, tiny_model: Path, more: list[str], words: str
 ) -> None:
     if "--weight-sync" in more and _has_cuda():
@@ -270,7 +270,7 @@ def _has_cuda() -> bool:
 
 
 @pytest.mark.parametrize(("broken", "url"), [("damaged", NOWHERE), ("tied", None)])
-def test_a_model_that_cannot_be_trained_is_told_before_anything_is_made(
+def test_untrainable_model_is_reported_before_anything_is_created(
     command: Command, tmp_path: Path, tiny_model: Path, broken: str, url: str | None
 ) -> None:
     model = tmp_path / "model"
@@ -288,7 +288,7 @@ def test_a_model_that_cannot_be_trained_is_told_before_anything_is_made(
 # a server that cannot be used: no run directory is made either, and nobody waits for it
 
 
-def test_a_server_that_is_not_there_is_told_at_once(command: Command, tiny_model: Path) -> None:
+def test_missing_server_is_reported_at_once(command: Command, tiny_model: Path) -> None:
     """TRL itself would wait 240 s for it, in silence, where it synchronises."""
     more = ["--weight-sync", "trl", "--set", "worker.trl.lora.r=8"]
     process = command.start(*options(NOWHERE, tiny_model, *more))
@@ -304,7 +304,7 @@ def test_a_server_that_is_not_there_is_told_at_once(command: Command, tiny_model
         ({"processed": False}, {"temperature": 0.7}, "start it with --logprobs-mode processed_logprobs"),
     ],
 )
-def test_a_server_that_cannot_be_used_is_told_before_the_policy_is_loaded(
+def test_unusable_server_is_reported_before_the_policy_is_loaded(
     command: Command,
     tiny_model: Path,
     policy: Server,
@@ -319,7 +319,7 @@ def test_a_server_that_cannot_be_used_is_told_before_the_policy_is_loaded(
     assert "Loading weights" not in command.said
 
 
-def test_a_tokenizer_without_a_chat_template_is_told_before_the_policy_is_loaded(
+def test_tokenizer_without_chat_template_is_reported_before_the_policy_is_loaded(
     command: Command, tmp_path: Path, tiny_model: Path, policy: Server
 ) -> None:
     root = copy(tiny_model, tmp_path / "root")
@@ -330,7 +330,7 @@ def test_a_tokenizer_without_a_chat_template_is_told_before_the_policy_is_loaded
     assert not command.out.exists()
 
 
-def test_a_directory_that_is_no_training_run_is_not_gone_on_with(command: Command, tmp_path: Path) -> None:
+def test_resume_rejects_a_directory_without_a_training(command: Command, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert "is not a run directory" in command.refused("--resume", str(missing), "--plugins", "trl", code=2)
     assert not missing.exists()
@@ -344,7 +344,7 @@ def test_a_directory_that_is_no_training_run_is_not_gone_on_with(command: Comman
 
 
 @pytest.mark.slow
-def test_what_the_engine_notes_is_told_first_and_tokens_without_logprobs_end_the_run(
+def test_engine_notes_come_first_and_missing_logprobs_end_the_run(
     command: Command, tmp_path: Path, tiny_model: Path, policy: Server
 ) -> None:
     root = copy(tiny_model, tmp_path / "root")
@@ -360,7 +360,7 @@ def test_what_the_engine_notes_is_told_first_and_tokens_without_logprobs_end_the
 
 
 @pytest.mark.slow
-def test_a_server_of_the_user_that_stays_dead_is_named(
+def test_server_of_the_user_that_stays_dead_is_named(
     command: Command, tiny_model: Path, policy: Server
 ) -> None:
     server = policy(faults=["ok"] * (2 * GROUP), then="hang")  # the trainer takes the next rows first
@@ -393,7 +393,7 @@ def small_disk(command: Command) -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_sentence_and_with_room_it_goes_on(
+def test_full_disk_is_one_sentence_and_with_room_it_resumes(
     command: Command, tiny_model: Path, policy: Server, small_disk: Callable[[int], None]
 ) -> None:
     small_disk(4)  # room for the first weights, but not for a checkpoint
@@ -469,7 +469,7 @@ def test_interrupted_while_weights_are_sent_no_server_is_left_paused(
 
 
 @pytest.mark.slow
-def test_interrupted_while_agents_run_it_goes_on_and_till_then_nobody_else_does(
+def test_training_interrupted_during_rollouts_resumes_and_is_locked_until_then(
     command: Command, tmp_path: Path, tiny_model: Path, policy: Server
 ) -> None:
     scratch = command.scratch.with_name(f"{command.scratch.name}-other")
@@ -488,7 +488,7 @@ def test_interrupted_while_agents_run_it_goes_on_and_till_then_nobody_else_does(
 
 
 @pytest.mark.slow
-def test_interrupted_while_a_checkpoint_is_saved_it_goes_on(
+def test_training_interrupted_during_a_save_resumes(
     command: Command, tiny_model: Path, policy: Server
 ) -> None:
     server = policy(faults=["ok"] * (2 * GROUP), then="hang")  # or it might be at its end before the signal
@@ -512,7 +512,7 @@ def check_it_goes_on(command: Command, policy: Server) -> None:
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_a_vllm_of_ours_that_dies_is_started_again(command: Command, tiny_model: Path) -> None:
+def test_dead_vllm_is_restarted(command: Command, tiny_model: Path) -> None:
     why = obstacle()
     if why is not None:
         pytest.skip(why)

@@ -180,7 +180,7 @@ def check_nothing_is_left(run: Run, pid: int) -> None:
     wait_for_the_end(run.scratch)
 
 
-def test_a_training_that_is_killed_goes_on_where_it_was(run: Run) -> None:
+def test_killed_training_resumes_where_it_was(run: Run) -> None:
     first = kill_trainer(run, lambda: run.steps() != [])
     assert first.checkpoint == 0
     pause(run.server)  # as if it had been killed while it sent weights

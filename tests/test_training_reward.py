@@ -28,7 +28,7 @@ last: some runs have learned all there is to learn by then.)
 """
 
 
-def test_a_reward_that_can_be_learned_rises(
+def test_reward_that_can_be_learned_rises(
     tmp_path: Path, tiny_model: Path, lent_server: TokenServer, warm_trainer: Warm
 ) -> None:
     grpo = {

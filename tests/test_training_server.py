@@ -99,7 +99,7 @@ def killed(tmp_path: Path, tiny_model: Path, server_home: Path) -> Iterator[Kill
     stop(killed.server.pid)
 
 
-def test_a_server_that_is_killed_costs_no_group(
+def test_server_that_is_killed_costs_no_group(
     killed: Killed, tmp_path: Path, tiny_model: Path, warm_trainer: Warm, scratch: Path
 ) -> None:
     grpo = {

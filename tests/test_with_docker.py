@@ -41,7 +41,7 @@ def tools_with_apt(folder: Path, apt_get: str, *more: str) -> None:
 
 
 @pytest.mark.docker
-def test_an_engine_that_answers_is_used(docker_engine: str) -> None:
+def test_engine_that_answers_is_used(docker_engine: str) -> None:
     done = with_docker(str(SCRIPT), "sh", "-c", 'echo "$DOCKER_HOST"; exit 7', env={})
     assert done.returncode == 7
     assert "skipped" not in done.stderr
@@ -51,14 +51,14 @@ def test_an_engine_that_answers_is_used(docker_engine: str) -> None:
 @pytest.mark.slow
 @pytest.mark.docker
 @pytest.mark.skipif(os.getuid() != 0, reason="only root starts an engine")
-def test_two_that_start_an_engine_at_once_both_get_one(docker_engine: str) -> None:
+def test_concurrent_starts_both_get_an_engine(docker_engine: str) -> None:
     env = {name: value for name, value in os.environ.items() if name != "DOCKER_HOST"}
     command = [str(SCRIPT), "docker", "version"]
     both = [subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
 
 
-def test_without_one_the_command_runs_and_one_line_says_so(tmp_path: Path) -> None:
+def test_without_an_engine_the_command_runs_with_a_note(tmp_path: Path) -> None:
     nowhere = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
     done = with_docker("sh", "-c", "echo ran; exit 7", env=nowhere)
     assert (done.returncode, done.stdout) == (7, "ran\n")
@@ -73,7 +73,7 @@ def test_no_command() -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root starts an engine")
-def test_where_the_engine_does_not_start_the_command_can_be_ended(tmp_path: Path) -> None:
+def test_command_can_be_ended_if_the_engine_does_not_start(tmp_path: Path) -> None:
     """What a shell ignores, all that it starts ignores."""
     programs(tmp_path, docker="exit 1", dockerd="echo no luck >&2; exit 1", iptables="exit 0")
     ignored = (
@@ -94,7 +94,7 @@ needs_apt = pytest.mark.skipif(
 
 
 @needs_apt
-def test_two_that_install_at_once_take_turns(tmp_path: Path) -> None:
+def test_concurrent_installations_take_turns(tmp_path: Path) -> None:
     tools, asked, said = tmp_path / "tools", tmp_path / "asked", tmp_path / "said"
     both_have_begun = f'until [ "$(grep -c installing {said})" = 2 ]; do sleep 0.01; done'
     tools_with_apt(tools, f'echo "$1" >>{asked}; {both_have_begun}', "grep", "sleep")

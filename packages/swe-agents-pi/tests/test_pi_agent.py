@@ -19,13 +19,13 @@ def written(agent: PiAgent, name: str) -> Any:
     return json.loads(agent.files(context())[f"/tmp/swe-home/pi/{name}"])
 
 
-def test_the_plugin_offers_pi() -> None:
+def test_plugin_offers_pi() -> None:
     (component,) = swe_agents()
     agent = component.create(component.config())
     assert (component.name, agent.name, agent.version, agent.dialect) == ("pi", "pi", "1.5.2", "chat")
 
 
-def test_the_token_travels_in_the_environment_only() -> None:
+def test_token_travels_in_the_environment_only() -> None:
     agent, ctx = PiAgent(), context()
     assert written(agent, "models.json")["providers"]["rollout"]["apiKey"] == "$SWE_LLM_TOKEN"
     assert agent.env(ctx)["SWE_LLM_TOKEN"] == TOKEN
@@ -38,13 +38,13 @@ def test_no_variable_names_the_endpoint() -> None:
     assert not [value for value in env.values() if "4000" in value]
 
 
-def test_a_proxy_is_bypassed_for_the_hosts_endpoint_only() -> None:
+def test_proxy_is_bypassed_for_the_hosts_endpoint_only() -> None:
     assert PiAgent().env(context())["NO_PROXY"] == "127.0.0.1"
     assert PiAgent().env(context("http://[::1]:4000/v1"))["no_proxy"] == "::1"
     assert "NO_PROXY" not in PiAgent().env(context("https://api.example.org/v1"))
 
 
-def test_the_command_runs_what_the_bundle_brings() -> None:
+def test_command_runs_what_the_bundle_brings() -> None:
     argv = PiAgent(PiConfig(thinking="high", tools=("bash",))).command(context())
     assert argv[:2] == ["/opt/swe/pi/bin/node", "/opt/swe/pi/pi/dist/bundle/cli.js"]
     assert argv[argv.index("--extension") + 1] == "/opt/swe/pi/answer.mjs"

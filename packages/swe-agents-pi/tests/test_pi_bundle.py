@@ -126,7 +126,7 @@ def without_npm(packages: list[NpmPackage], registry: Registry, monkeypatch: pyt
     monkeypatch.setattr(bundle_module, "_fetch", lambda package, into: registry.tarballs[package.name])
 
 
-def test_a_bundle_holds_what_the_sandbox_needs_and_is_built_once(
+def test_bundle_holds_what_the_sandbox_needs_and_is_built_once(
     packages: list[NpmPackage], registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = tmp_path / "scratch"
@@ -160,7 +160,7 @@ def test_a_bundle_holds_what_the_sandbox_needs_and_is_built_once(
     assert subprocess.run([node, cli], capture_output=True, check=True).stdout == b"tiny\n"
 
 
-def test_a_tarball_with_another_checksum_is_refused(packages: list[NpmPackage], tmp_path: Path) -> None:
+def test_tarball_with_another_checksum_is_refused(packages: list[NpmPackage], tmp_path: Path) -> None:
     packages[0] = replace(packages[0], sha256="0" * 64)
     with pytest.raises(
         AgentError, match=r"'@earendil-works/pi-coding-agent@1\.5\.2'.*sha256.*0{64} is pinned: it is refused"
@@ -185,7 +185,7 @@ def test_builders_at_once_build_it_once(
 
 
 @pytest.mark.usefixtures("without_npm")
-def test_a_half_built_bundle_is_never_used(packages: list[NpmPackage], tmp_path: Path) -> None:
+def test_half_built_bundle_is_never_used(packages: list[NpmPackage], tmp_path: Path) -> None:
     built = ensure_bundle(cache=tmp_path / "cache", packages=packages)
     left = tmp_path / "cache" / "killed.building"
     left.mkdir()
@@ -237,7 +237,7 @@ def replace_whole(bundle: Path) -> None:
     ],
     ids=["byte", "link", "whole", "missing", "executable", "answer", "extra", "extra link", "pipe"],
 )
-def test_a_poisoned_bundle_is_built_anew(
+def test_poisoned_bundle_is_built_anew(
     packages: list[NpmPackage],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -258,7 +258,7 @@ def test_a_poisoned_bundle_is_built_anew(
 
 
 @pytest.mark.usefixtures("without_npm")
-def test_what_is_untouched_is_not_read(
+def test_untouched_files_are_not_read(
     packages: list[NpmPackage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even node, and without its seals all of it, which finds it whole."""
@@ -280,7 +280,7 @@ def test_what_is_untouched_is_not_read(
 
 
 @pytest.mark.usefixtures("without_npm")
-def test_a_package_that_unpacks_to_something_else_is_refused(
+def test_package_that_unpacks_to_something_else_is_refused(
     packages: list[NpmPackage], tmp_path: Path
 ) -> None:
     packages[1] = replace(packages[1], tree="0" * 64)
@@ -290,7 +290,7 @@ def test_a_package_that_unpacks_to_something_else_is_refused(
 
 
 @pytest.mark.usefixtures("without_npm")
-def test_the_digest_changes_with_everything_that_is_in_it(
+def test_digest_changes_with_everything_that_is_in_it(
     packages: list[NpmPackage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
@@ -319,12 +319,12 @@ def test_without_a_network_one_sentence_says_what_to_do(
     assert "\n" not in said
 
 
-def test_a_registry_without_the_package_is_quoted(registry: Registry, tmp_path: Path) -> None:
+def test_registry_without_the_package_is_quoted(registry: Registry, tmp_path: Path) -> None:
     with pytest.raises(AgentError, match=r"npm cannot fetch '@earendil-works/pi-coding-agent@1\.5\.2'.*404"):
         ensure_bundle(cache=tmp_path / "cache")
 
 
-def test_a_cache_that_cannot_be_written(packages: list[NpmPackage], tmp_path: Path) -> None:
+def test_cache_that_cannot_be_written(packages: list[NpmPackage], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AgentError, match=r"cannot be built in '.*file/cache'.*XDG_CACHE_HOME"):
         ensure_bundle(cache=tmp_path / "file" / "cache", packages=packages)
@@ -336,7 +336,7 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_configured_node_is_taken_and_a_script_around_it_is_seen_through(tmp_path: Path) -> None:
+def test_configured_node_is_taken_and_a_script_around_it_is_seen_through(tmp_path: Path) -> None:
     real = find_node(None)
     assert find_node(script(tmp_path / "node", f'exec "{real}" "$@"')) == real
 
@@ -355,11 +355,11 @@ def test_a_configured_node_is_taken_and_a_script_around_it_is_seen_through(tmp_p
     ],
     ids=["fails", "is no node", "answers oddly", "too old", "needs libnode"],
 )
-def test_a_configured_node_that_does_not_fit_is_refused(tmp_path: Path, text: str, why: str) -> None:
+def test_configured_node_that_does_not_fit_is_refused(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"^agent\.pi\.node: .*{why}.*22\.19"):
         find_node(script(tmp_path / "node", text))
 
 
-def test_a_configured_node_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_configured_node(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"agent\.pi\.node: '.*absent' does not run as a node"):
         find_node(tmp_path / "absent")

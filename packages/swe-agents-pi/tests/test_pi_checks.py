@@ -23,7 +23,7 @@ def test_no_node_and_no_npm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert checks.bundle().state == "missing"
 
 
-def test_a_bundle_that_is_not_built_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bundle_before_its_first_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert checks.node().state == "ok"
     found = checks.bundle()
@@ -37,7 +37,7 @@ def test_a_bundle_that_is_not_built_yet(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert (checks.bundle().state, checks.bundle().remedy) == ("missing", "Install it.")
 
 
-def test_a_bundle_that_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pi_bundle: Path) -> None:
+def test_bundle_that_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pi_bundle: Path) -> None:
     """Found where `ensure_bundle` looks for it, and only whole."""
     found = checks.bundle()
     assert (found.state, str(pi_bundle) in found.text) == ("ok", True)
@@ -54,7 +54,7 @@ def test_a_bundle_that_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     assert checks.bundle().state == "info"
 
 
-def test_the_plugin_is_asked() -> None:
+def test_plugin_is_asked() -> None:
     impls = PluginSet(["pi"]).manager.hook.swe_checks.get_hookimpls()
     (mine,) = (impl for impl in impls if impl.plugin_name == "pi")
     assert [check.name for check in mine.function()] == ["node", "bundle"]

@@ -55,13 +55,13 @@ def test_empty_lines_say_nothing() -> None:
     assert parse_line("") == parse_line("  \r") == ()
 
 
-def test_a_torn_surrogate_pair_is_replaced() -> None:
+def test_torn_surrogate_pair_is_replaced() -> None:
     message = {"role": "toolResult", "toolName": "bash", "content": [{"type": "text", "text": "cut \ud83d"}]}
     (event,) = parse_line(json.dumps({"type": "message_end", "message": message}))
     assert event == AgentEvent(kind="tool_result", text="cut �", tool="bash")
 
 
-def test_an_image_in_a_tool_result_is_named() -> None:
+def test_image_in_a_tool_result_is_named() -> None:
     content = [{"type": "text", "text": "Read image"}, {"type": "image", "data": "AAAA"}]
     message = {"role": "toolResult", "toolName": "read", "content": content}
     (event,) = parse_line(json.dumps({"type": "message_end", "message": message}))
@@ -91,7 +91,7 @@ def test_failure(exit: AgentExit, sentence: str | None) -> None:
     assert PiAgent().failure(exit) == sentence
 
 
-def test_a_node_that_the_image_cannot_run_is_explained() -> None:
+def test_node_that_the_image_cannot_run_is_explained() -> None:
     said = PiAgent().failure(ended(127, stderr="node: libstdc++.so.6: cannot open shared object file"))
     assert said is not None
     assert "libstdc++.so.6: cannot open" in said

@@ -181,7 +181,7 @@ async def test_asks_the_endpoint_for_the_model_with_the_token_and_the_tools(
     assert "reasoning_effort" not in body
 
 
-async def test_the_prompt_arrives_as_it_is(run_pi: RunPi, llm: ScriptedLLM) -> None:
+async def test_prompt_arrives_as_it_is(run_pi: RunPi, llm: ScriptedLLM) -> None:
     prompt = "@/etc/passwd --help\n/model x\n!ls `id` $(id) ünïcödé 🐍\n" + "long " * 60_000 + "end"
     ended = await run_pi(says("ok"), prompt=prompt)
     assert ended.failure is None
@@ -211,7 +211,7 @@ async def test_nothing_that_the_repository_brings_for_agents_is_loaded(
     assert not (work / "ran").exists()
 
 
-async def test_a_proxy_in_the_environment_of_the_image_is_not_asked(run_pi: RunPi) -> None:
+async def test_proxy_in_the_environment_of_the_image_is_not_asked(run_pi: RunPi) -> None:
     proxy = "http://127.0.0.1:1"
     run_pi.env = {"HTTP_PROXY": proxy, "http_proxy": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": "example.org"}
     ended = await run_pi(says("ok"))
@@ -219,7 +219,7 @@ async def test_a_proxy_in_the_environment_of_the_image_is_not_asked(run_pi: RunP
     assert ended.texts("text") == ["ok"]
 
 
-async def test_the_token_is_in_no_file_and_no_output(run_pi: RunPi) -> None:
+async def test_token_is_in_no_file_and_no_output(run_pi: RunPi) -> None:
     ended = await run_pi(calls("bash", '{"command": "true"}'), says("ok"))
     files = [path for path in run_pi.root.rglob("*") if path.is_file()]
     assert any(path.name == "models.json" for path in files)
@@ -238,27 +238,27 @@ async def test_children_of_the_agent_inherit_no_endpoint(run_pi: RunPi) -> None:
 # --- what the policy may do wrong without the agent failing
 
 
-async def test_an_empty_reply_ends_it_well(run_pi: RunPi) -> None:
+async def test_empty_reply_ends_it_well(run_pi: RunPi) -> None:
     ended = await run_pi(Reply([{"role": "assistant", "content": ""}]))
     assert ended.failure is None
     assert [(event.kind, event.text) for event in ended.events] == [("text", "")]
 
 
-async def test_a_retry_answered_with_an_empty_reply_is_not_a_failure(run_pi: RunPi) -> None:
+async def test_retry_answered_with_an_empty_reply_is_not_a_failure(run_pi: RunPi) -> None:
     ended = await run_pi(fails(500), Reply([{"role": "assistant", "content": ""}]))
     assert ended.failure is None
     assert ended.exit.last_error is None
 
 
 @pytest.mark.parametrize("text", ["I was about to", pytest.param("", marks=pytest.mark.slow)])
-async def test_a_reply_cut_off_at_its_token_limit_is_the_policys(run_pi: RunPi, text: str) -> None:
+async def test_reply_cut_off_at_its_token_limit_is_the_policys(run_pi: RunPi, text: str) -> None:
     ended = await run_pi(says(text, finish="length"))
     assert ended.failure is None
     assert ended.texts("info") == ["the reply was cut off at its token limit"]
     assert ended.texts("text") == [text]
 
 
-async def test_what_a_call_does_wrong_is_told_to_the_model(run_pi: RunPi, llm: ScriptedLLM) -> None:
+async def test_errors_of_a_call_are_reported_to_the_model(run_pi: RunPi, llm: ScriptedLLM) -> None:
     """Malformed arguments, a tool that is none, a command that fails, an answer without its text."""
     ended = await run_pi(
         calls("bash", '{"command": echo'),
@@ -277,7 +277,7 @@ async def test_what_a_call_does_wrong_is_told_to_the_model(run_pi: RunPi, llm: S
     assert "exited with code 3" in results[2].text
 
 
-async def test_an_error_that_a_retry_made_good_is_no_failure(run_pi: RunPi) -> None:
+async def test_error_repaired_by_a_retry_is_no_failure(run_pi: RunPi) -> None:
     ended = await run_pi(fails(500), says("ok"))
     assert ended.failure is None
     assert ended.texts("error") == ['500: {"message":"said the test"}']
@@ -314,7 +314,7 @@ FURTHER = [
     ("replies", "attempts", "says_why"),
     [*FAILURES, *(pytest.param(*one, marks=pytest.mark.slow) for one in FURTHER)],
 )
-async def test_a_failed_llm_call_is_a_failure_with_pis_own_words(
+async def test_failed_llm_call_is_a_failure_with_pis_own_words(
     run_pi: RunPi, llm: ScriptedLLM, replies: list[Reply], attempts: int, says_why: str
 ) -> None:
     ended = await run_pi(*replies)
@@ -351,7 +351,7 @@ async def test_killed_in_the_middle(
     assert ended.failure.startswith(f"Pi was killed by {number.name}")
 
 
-async def test_an_endpoint_that_refuses(run_pi: RunPi, llm: ScriptedLLM) -> None:
+async def test_endpoint_that_refuses(run_pi: RunPi, llm: ScriptedLLM) -> None:
     llm.url = "http://127.0.0.1:1/v1"
     ended = await run_pi()
     assert ended.failure is not None

@@ -56,7 +56,7 @@ def lacking(
     engine.remove_image(name)
 
 
-async def test_an_image_that_lacks_something_is_an_error(
+async def test_image_that_lacks_something_is_an_error(
     provider: DockerProvider, lacking: tuple[str, str]
 ) -> None:
     image, sentence = lacking

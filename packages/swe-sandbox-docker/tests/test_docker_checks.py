@@ -29,14 +29,14 @@ def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert checks.disk().state == "info"
 
 
-def test_an_engine_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://example.com:2375")
     found = checks.engine()
     assert "is not reached by a socket of this host" in found.text
     assert found.remedy.startswith("Set DOCKER_HOST")
 
 
-def test_one_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hanging_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The check ends before the doctor's patience does."""
     monkeypatch.setattr(checks, "_SECONDS", 0.2)
     path = tmp_path / "engine.sock"
@@ -47,7 +47,7 @@ def test_one_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         assert checks.engine().state == "missing"
 
 
-def test_a_temporary_directory_that_is_too_long_is_refused_before_an_engine_is_asked(
+def test_temporary_directory_that_is_too_long_is_refused_before_an_engine_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exactly where a socket below it would be."""
@@ -58,7 +58,7 @@ def test_a_temporary_directory_that_is_too_long_is_refused_before_an_engine_is_a
             DockerProvider(DockerConfig()).check_supported(SandboxSpec())
 
 
-def test_the_plugin_is_asked() -> None:
+def test_plugin_is_asked() -> None:
     (impl,) = PluginSet(["docker"]).manager.hook.swe_checks.get_hookimpls()[-1:]
     assert impl.plugin_name == "docker"
     assert [check.name for check in impl.function()] == ["Docker Engine", "disk for images"]
@@ -66,7 +66,7 @@ def test_the_plugin_is_asked() -> None:
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("docker_image")
-def test_an_engine_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     found = checks.engine()
     assert found.state == "ok"
     assert found.text.startswith("Engine ")

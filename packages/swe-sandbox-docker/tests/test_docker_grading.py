@@ -24,7 +24,7 @@ RESULT = "printf '%s\\n' '=== short test summary info ===' '{} t'"
 
 @pytest.mark.parametrize("broken", BREAKS)
 @pytest.mark.parametrize("status", ["PASSED", "FAILED"])
-async def test_it_is_the_patchs_doing(
+async def test_failure_is_caused_by_the_patch(
     provider: DockerProvider,
     docker_image: str,
     tmp_path: Path,

@@ -153,19 +153,19 @@ async def opening(provider: DockerProvider, image: str | None) -> None:
         (None, SandboxError, "needs an image and the task names none"),
     ],
 )
-async def test_an_image_that_cannot_be_had(
+async def test_image_that_is_unavailable(
     provider: DockerProvider, image: str | None, kind: type[SandboxError], says: str
 ) -> None:
     with pytest.raises(kind, match=says):
         await opening(provider, image)
 
 
-async def test_an_image_that_may_not_be_pulled(docker_engine: str) -> None:
+async def test_image_that_may_not_be_pulled(docker_engine: str) -> None:
     with pytest.raises(ImageNotFound, match=r"'127.0.0.1:1/x:1' is not on this host and sandbox.docker"):
         await opening(DockerProvider(DockerConfig(pull="never")), "127.0.0.1:1/x:1")
 
 
-async def test_a_pull_once_with_progress_for_all_who_wait(
+async def test_pull_once_with_progress_for_all_who_wait(
     provider: DockerProvider,
     engine: docker.APIClient,
     caplog: pytest.LogCaptureFixture,
@@ -198,7 +198,7 @@ async def test_a_pull_once_with_progress_for_all_who_wait(
     assert lines[-1].startswith(f"pulled the image {registry.name} in ")
 
 
-async def test_a_failed_pull_is_told_to_all_and_tried_again_later(provider: DockerProvider) -> None:
+async def test_failed_pull_is_reported_to_all_and_retried_later(provider: DockerProvider) -> None:
     with serve(Registry()) as registry:
         name = f"{registry.host}/other:1"
         says = f"{name}' is not on this host and cannot be pulled: .*unknown"
@@ -213,7 +213,7 @@ async def test_a_failed_pull_is_told_to_all_and_tried_again_later(provider: Dock
                     tasks.start_soon(one)
 
 
-async def test_a_cancelled_pull_ends_at_once_and_can_be_done_again(
+async def test_cancelled_pull_ends_at_once_and_can_be_done_again(
     provider: DockerProvider, engine: docker.APIClient
 ) -> None:
     with serve(Registry(stall=True)) as registry:

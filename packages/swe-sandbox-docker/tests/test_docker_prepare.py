@@ -42,7 +42,7 @@ TASK = make_task(hidden=("/tmp/hidden",))
 @pytest.mark.parametrize(
     "where", ["clone", *(pytest.param(one, marks=pytest.mark.slow) for one in ("shared clone", "worktree"))]
 )
-async def test_the_fix_is_nowhere_in_the_container(
+async def test_fix_is_nowhere_in_the_container(
     provider: DockerProvider, docker_image: str, where: str
 ) -> None:
     spec = SandboxSpec(image=docker_image, network="none", memory_mb=512)

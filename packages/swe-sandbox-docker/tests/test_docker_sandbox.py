@@ -73,7 +73,7 @@ def repository(tmp_path: Path) -> Path:
     return path
 
 
-async def test_the_policies_are_those_of_the_kernel(provider: DockerProvider, spec: SandboxSpec) -> None:
+async def test_policies_are_those_of_the_kernel(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec) as sandbox:
         lines = (await sandbox.read("/proc/self/status")).decode().splitlines()
     status = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
@@ -82,7 +82,7 @@ async def test_the_policies_are_those_of_the_kernel(provider: DockerProvider, sp
     assert status["Seccomp"] == "2"
 
 
-async def test_the_container_is_made_as_asked(
+async def test_container_is_made_as_asked(
     provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient
 ) -> None:
     labels = {"task": "demo-1", LABEL: "somebody else"}
@@ -101,12 +101,12 @@ async def test_the_container_is_made_as_asked(
 
 
 @pytest.mark.slow
-async def test_more_processors_than_there_are(provider: DockerProvider, spec: SandboxSpec) -> None:
+async def test_more_processors_than_the_host_has(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec.model_copy(update={"cpus": 4096.0})) as sandbox:
         await sh(sandbox, "true")
 
 
-async def test_a_file_that_is_too_large(provider: DockerProvider, spec: SandboxSpec) -> None:
+async def test_file_that_is_too_large(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec.model_copy(update={"disk_mb": 8})) as sandbox:
         done = await sandbox.exec(["dd", "if=/dev/zero", "of=big", "bs=1M", "count=9"], timeout=60)
         assert done.exit_code in (1, 128 + signal.SIGXFSZ)
@@ -116,7 +116,7 @@ async def test_a_file_that_is_too_large(provider: DockerProvider, spec: SandboxS
 
 
 @pytest.mark.slow
-async def test_a_promised_quota_that_is_refused_falls_back(
+async def test_promised_quota_that_is_refused_falls_back(
     provider: DockerProvider, spec: SandboxSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An engine whose storage may have quotas, such as xfs, and then has none."""
@@ -131,7 +131,7 @@ async def test_a_promised_quota_that_is_refused_falls_back(
     assert any("disk_mb" in note for note in provider.notes())
 
 
-async def test_an_engine_without_limits_is_refused(docker_engine: str, spec: SandboxSpec) -> None:
+async def test_engine_without_limits_is_refused(docker_engine: str, spec: SandboxSpec) -> None:
     client = Client(docker_engine)
     client.limits = EngineLimits(
         1, ("memory", "processor time"), swap=True, storage="vfs", quota=False, version="28.0.0", seccomp=True
@@ -159,7 +159,7 @@ def user_image(request: pytest.FixtureRequest, docker_image: str, engine: docker
     engine.remove_image(f"{name}:1")
 
 
-async def test_the_tools_of_a_task_work_for_whichever_user(
+async def test_tools_of_a_task_work_for_whichever_user(
     provider: DockerProvider, spec: SandboxSpec, user_image: str, repository: Path
 ) -> None:
     """git, pytest, tar, apply and files, without a single capability."""
@@ -202,7 +202,7 @@ async def test_root_of_a_root_owned_repository_in_the_image(
         assert await sh(sandbox, "id -u; stat -c %u:%g c") == "0\n0:0\n"
 
 
-async def test_a_user_that_the_image_does_not_have(
+async def test_user_that_the_image_does_not_have(
     provider: DockerProvider, spec: SandboxSpec, docker_image: str, engine: docker.APIClient
 ) -> None:
     container = engine.create_container(docker_image)["Id"]
@@ -216,9 +216,7 @@ async def test_a_user_that_the_image_does_not_have(
         engine.remove_image("swe-core-test-nobody:1")
 
 
-async def test_a_repository_or_an_asset_that_is_not_there(
-    provider: DockerProvider, spec: SandboxSpec
-) -> None:
+async def test_missing_repository_or_asset(provider: DockerProvider, spec: SandboxSpec) -> None:
     asset = Asset(name="tool", path=Path("/nowhere"), digest="1")
     for update in ({"repository": Path("/nowhere")}, {"assets": (asset,)}):
         with pytest.raises(SandboxError, match="is not a directory of this host: '/nowhere'"):
@@ -226,7 +224,7 @@ async def test_a_repository_or_an_asset_that_is_not_there(
                 pass
 
 
-async def test_the_agent_cannot_end_its_sandbox(provider: DockerProvider, spec: SandboxSpec) -> None:
+async def test_agent_cannot_end_its_sandbox(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec) as sandbox:
         await sh(sandbox, "kill -9 -1; kill -9 1; kill -9 $(ls /proc | grep '^[0-9]')", code=137)
         await sh(sandbox, "true")
@@ -269,7 +267,7 @@ async def test_code_that_breaks_its_sandbox(
 
 
 @pytest.mark.slow
-async def test_a_sandbox_that_is_killed_while_it_starts_again(
+async def test_sandbox_that_is_killed_while_it_starts_again(
     provider: DockerProvider, spec: SandboxSpec
 ) -> None:
     """As by the kernel, out of memory: nobody inside did that."""
@@ -293,7 +291,7 @@ async def test_kill_all_twice_at_once(provider: DockerProvider, spec: SandboxSpe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deed", ["import time; time.sleep(600)", "while True: print(chr(120) * 1000)"])
-async def test_a_shell_of_the_agents_own(
+async def test_shell_of_the_agents_own(
     provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch, deed: str
 ) -> None:
     """One that runs, whether it says nothing or too much, keeps the sandbox up as well."""
@@ -305,7 +303,7 @@ async def test_a_shell_of_the_agents_own(
         assert (await sandbox.exec(["true"])).exit_code == 0
 
 
-async def test_a_kill_finds_whoever_hides(provider: DockerProvider, spec: SandboxSpec) -> None:
+async def test_kill_finds_hidden_processes(provider: DockerProvider, spec: SandboxSpec) -> None:
     """In a session of its own, without the environment, and both parents gone; but not the neighbours."""
     hide = "env -i sleep 601 & setsid sleep 602 & (sleep 603 &) ; exec sleep 604"
     async with provider.open(spec) as sandbox:
@@ -319,7 +317,7 @@ async def test_a_kill_finds_whoever_hides(provider: DockerProvider, spec: Sandbo
 
 
 @pytest.mark.slow
-async def test_a_slow_reader_loses_nothing(provider: DockerProvider, spec: SandboxSpec) -> None:
+async def test_slow_reader_loses_nothing(provider: DockerProvider, spec: SandboxSpec) -> None:
     """The engine closes the streams two seconds after the end; what it holds by then still comes."""
     count = 3_000_000
     async with provider.open(spec) as sandbox:
@@ -334,12 +332,12 @@ async def test_a_slow_reader_loses_nothing(provider: DockerProvider, spec: Sandb
 
 
 @pytest.mark.slow
-async def test_a_command_that_closes_its_own_streams(provider: DockerProvider, spec: SandboxSpec) -> None:
+async def test_command_that_closes_its_own_streams(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec) as sandbox:
         assert await sh(sandbox, "exec >&- 2>&-; sleep 1; exit 5", code=5) == ""
 
 
-async def test_a_command_that_is_killed_while_it_starts_was_killed(
+async def test_command_that_is_killed_while_it_starts_was_killed(
     provider: DockerProvider, spec: SandboxSpec
 ) -> None:
     """Of such a command the runtime says 126 at times, without a word."""
@@ -350,7 +348,7 @@ async def test_a_command_that_is_killed_while_it_starts_was_killed(
         assert await process.wait() == 137
 
 
-async def test_a_program_may_print_what_the_runtime_says(provider: DockerProvider, spec: SandboxSpec) -> None:
+async def test_program_may_print_what_the_runtime_says(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec) as sandbox:
         text = "OCI runtime exec failed: executable file not found"
         assert await sh(sandbox, f"echo {text!r}; exit 126", code=126) == f"{text}\n"
@@ -360,7 +358,7 @@ async def test_a_program_may_print_what_the_runtime_says(provider: DockerProvide
         assert (await sandbox.exec(["true"], cwd="/no/such/directory")).exit_code == 126
 
 
-async def test_a_sandbox_that_dies(
+async def test_sandbox_that_dies(
     provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient
 ) -> None:
     async with provider.open(spec) as sandbox:
@@ -441,7 +439,7 @@ async def test_containers_die_with_the_program(
         assert await provider.reap() >= 1
 
 
-async def test_a_container_whose_connection_is_closed_says_so(
+async def test_container_whose_connection_is_closed_says_so(
     provider: DockerProvider,
     spec: SandboxSpec,
     engine: docker.APIClient,
@@ -463,7 +461,7 @@ async def test_a_container_whose_connection_is_closed_says_so(
             await sandbox.exec(["true"])
 
 
-async def test_what_a_killed_run_left_is_reaped_and_nothing_else(
+async def test_only_leftovers_of_a_killed_run_are_reaped(
     provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient
 ) -> None:
     with run_that_holds_a_sandbox(str(spec.image)) as (run, left):
@@ -494,7 +492,7 @@ async def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("host", ["tcp://127.0.0.1:2375", "ssh://somebody@somewhere"])
-async def test_an_engine_on_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+async def test_engine_on_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
     with pytest.raises(SandboxError, match=rf"'{host}' is not reached by a socket of this host"):
         async with DockerProvider(DockerConfig()).open(SandboxSpec(image="x")):

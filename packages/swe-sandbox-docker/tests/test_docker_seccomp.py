@@ -118,13 +118,13 @@ def allowed() -> list[str]:
     return [name for rule in rules if "args" not in rule and "errnoRet" not in rule for name in rule["names"]]
 
 
-def test_it_is_no_weaker_than_that_of_local_sandboxes() -> None:
+def test_filter_is_no_weaker_than_that_of_local_sandboxes() -> None:
     assert seccomp.FAMILIES == local.FAMILIES
     for machine in local.MACHINES.values():
         assert set(machine.denied) <= set(seccomp.MISSING)
 
 
-def test_what_it_allows() -> None:
+def test_allowed_system_calls() -> None:
     """Each call once, and none that needs an argument checked or a capability."""
     names = allowed()
     assert len(names) == len(set(names))
@@ -143,7 +143,7 @@ def test_what_it_allows() -> None:
     assert json.loads(seccomp.profile())["defaultAction"] == "SCMP_ACT_ERRNO"
 
 
-def test_the_file_of_names_says_where_they_are_from() -> None:
+def test_file_of_names_says_where_they_are_from() -> None:
     text = resources.files("swe_sandbox_docker").joinpath("syscalls.txt").read_text()
     head, _, names = text.rpartition("# ")
     assert "github.com/moby/profiles" in head
@@ -152,7 +152,7 @@ def test_the_file_of_names_says_where_they_are_from() -> None:
 
 @pytest.mark.docker
 @pytest.mark.parametrize("network", ["llm", pytest.param("full", marks=pytest.mark.slow)])
-async def test_the_kernel_applies_it(provider: DockerProvider, spec: SandboxSpec, network: str) -> None:
+async def test_kernel_applies_it(provider: DockerProvider, spec: SandboxSpec, network: str) -> None:
     known = numbers()
     refused = [name for name in known if name not in ("clone", "socket", "socketpair")]
     found = await attempt(
@@ -164,7 +164,7 @@ async def test_the_kernel_applies_it(provider: DockerProvider, spec: SandboxSpec
 
 
 @pytest.mark.docker
-async def test_namespaces_and_sockets_are_told_by_their_arguments(
+async def test_namespaces_and_sockets_are_distinguished_by_their_arguments(
     provider: DockerProvider, spec: SandboxSpec
 ) -> None:
     """The kernel takes a family as an int: the upper half of the register does not count."""
@@ -184,7 +184,7 @@ async def test_namespaces_and_sockets_are_told_by_their_arguments(
 
 @pytest.mark.docker
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86_64 has int 0x80")
-async def test_no_call_of_another_architecture(provider: DockerProvider, spec: SandboxSpec) -> None:
+async def test_calls_of_another_architecture_fail(provider: DockerProvider, spec: SandboxSpec) -> None:
     """Of those socketcall(2) opens sockets of any family."""
     async with provider.open(spec) as sandbox:
         done = await sandbox.exec(["python3", "-c", _INT_80])
@@ -193,7 +193,7 @@ async def test_no_call_of_another_architecture(provider: DockerProvider, spec: S
 
 @pytest.mark.docker
 @pytest.mark.slow
-async def test_ordinary_work_goes_on(provider: DockerProvider, spec: SandboxSpec, tmp_path: Path) -> None:
+async def test_ordinary_work_continues(provider: DockerProvider, spec: SandboxSpec, tmp_path: Path) -> None:
     wheel = tmp_path / "tiny-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("tiny.py", "x = 1\n")
@@ -228,7 +228,7 @@ def test_which_engines_take_it(info: dict[str, object], takes: bool) -> None:
 
 
 @pytest.mark.docker
-async def test_an_engine_without_seccomp_is_refused(
+async def test_engine_without_seccomp_is_refused(
     provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, _ = provider._connect()
@@ -250,7 +250,7 @@ async def test_an_engine_without_seccomp_is_refused(
 
 
 @pytest.mark.docker
-async def test_a_runtime_that_ignores_it_is_found_out(
+async def test_runtime_that_ignores_it_is_found_out(
     provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As gVisor's does, whatever the engine says of itself."""
@@ -263,7 +263,7 @@ async def test_a_runtime_that_ignores_it_is_found_out(
 
 
 @pytest.mark.docker
-async def test_an_engine_that_refuses_it(
+async def test_engine_that_refuses_it(
     provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swe_sandbox_docker.provider.profile", lambda: "no profile")
@@ -275,7 +275,7 @@ async def test_an_engine_that_refuses_it(
 
 
 @pytest.mark.docker
-async def test_the_engines_own_on_request(
+async def test_engines_own_on_request(
     spec: SandboxSpec, engine: docker.APIClient, docker_engine: str
 ) -> None:
     provider = DockerProvider(DockerConfig(seccomp="engine"))

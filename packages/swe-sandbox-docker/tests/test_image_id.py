@@ -45,7 +45,7 @@ def images(engine: docker.APIClient, docker_image: str) -> Iterator[list[str]]:
             engine.remove_image(one, force=True)
 
 
-async def test_a_grade_has_the_id_of_its_image(
+async def test_grade_has_the_id_of_its_image(
     provider: DockerProvider, engine: docker.APIClient, images: list[str]
 ) -> None:
     spec = SandboxSpec(image=NAME, network="none", memory_mb=512)

@@ -61,7 +61,7 @@ def test_any_cut_and_any_break(
         ".s\n.o 0\n\n",
     ],
 )
-def test_what_is_not_follow_s(text: str) -> None:
+def test_arguments_other_than_follow(text: str) -> None:
     with pytest.raises(Garbled):
         list(Feed().add(text))
 
@@ -82,7 +82,7 @@ def test_numbers_that_are_none(said: str) -> None:
         list(Feed().add(f"{said}\n"))
 
 
-def test_a_line_without_an_end_is_not_kept() -> None:
+def test_line_without_an_end_is_not_kept() -> None:
     feed = Feed()
     for _ in range(32):
         assert list(feed.add("x" * 65536)) == []

@@ -39,7 +39,7 @@ def old(path: Path, days: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_an_archive_is_made_once_and_kept_while_it_is_used(
+def test_archive_is_made_once_and_kept_while_it_is_used(
     with_asset: SandboxSpec, asset: Asset, cache: Path
 ) -> None:
     with Archives().of(with_asset):
@@ -69,7 +69,7 @@ def rewrite(path: Path) -> None:
 
 
 @pytest.mark.parametrize("poison", [rewrite, lambda path: os.truncate(path, 40)], ids=["byte", "truncated"])
-def test_a_poisoned_archive_is_made_anew(
+def test_poisoned_archive_is_made_anew(
     with_asset: SandboxSpec,
     cache: Path,
     caplog: pytest.LogCaptureFixture,
@@ -92,7 +92,7 @@ def test_a_poisoned_archive_is_made_anew(
     assert "is not known to be what was made there: it is made anew" in record.message
 
 
-def test_an_archive_without_a_seal(
+def test_archive_without_a_seal(
     with_asset: SandboxSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One is made for each sandbox where there is nowhere to keep a seal."""
@@ -102,7 +102,7 @@ def test_an_archive_without_a_seal(
             assert len(made) == 1
 
 
-def test_of_too_much_the_longest_unused_goes(
+def test_least_recently_used_archive_is_evicted(
     with_asset: SandboxSpec, asset: Asset, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "KEEP_BYTES", 250_000)
@@ -118,7 +118,7 @@ def test_of_too_much_the_longest_unused_goes(
         assert kept(cache) == {"new", "written"}
 
 
-def test_an_archive_that_is_removed_while_it_is_used(with_asset: SandboxSpec, cache: Path) -> None:
+def test_archive_that_is_removed_while_it_is_used(with_asset: SandboxSpec, cache: Path) -> None:
     """And made again when it is asked for anew."""
     with Archives().of(with_asset) as made:
         (file,) = made.values()
@@ -131,7 +131,7 @@ def test_an_archive_that_is_removed_while_it_is_used(with_asset: SandboxSpec, ca
         assert path.exists()
 
 
-def test_a_cache_that_is_not_ours_alone(
+def test_cache_that_others_can_write_is_refused(
     with_asset: SandboxSpec, asset: Asset, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An archive that may only be read is used; what cannot be removed is let be."""
@@ -158,7 +158,7 @@ def test_a_cache_that_is_not_ours_alone(
         assert size_of(file) > 0
 
 
-async def test_a_sandbox_opens_while_the_cache_is_cleaned(
+async def test_sandbox_opens_while_the_cache_is_cleaned(
     provider: HfProvider, with_asset: SandboxSpec, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create = provider._create

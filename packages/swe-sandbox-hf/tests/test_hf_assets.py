@@ -61,9 +61,7 @@ async def use(provider: HfProvider, spec: SandboxSpec) -> None:
         await look(sandbox)
 
 
-async def test_an_asset_is_uploaded_once(
-    local_hf: LocalHF, with_asset: SandboxSpec, spec: SandboxSpec
-) -> None:
+async def test_asset_is_uploaded_once(local_hf: LocalHF, with_asset: SandboxSpec, spec: SandboxSpec) -> None:
     """With sandboxes that open at once, one after another, and in another process; and mounted as it was."""
     provider = provider_of()
     asked: list[dict[str, object]] = []
@@ -139,7 +137,7 @@ async def test_another_process_uploads_nothing(
     assert local_hf.calls[COMMIT] == 1
 
 
-async def test_two_processes_that_upload_at_once(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
+async def test_two_concurrent_uploads(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     """Both look before either has uploaded: whoever is second finds it there."""
     looked, both = 0, anyio.Event()
     first, second = provider_of(), provider_of()
@@ -168,7 +166,7 @@ async def test_two_processes_that_upload_at_once(local_hf: LocalHF, with_asset: 
 
 
 @pytest.mark.slow
-async def test_an_upload_whose_answer_is_lost(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
+async def test_upload_whose_answer_is_lost(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     local_hf.faults.lost, local_hf.faults.routes = 0.5, (COMMIT, "hub.create", INFO)
     local_hf.faults.failing = 0.2
     await use(provider_of(), with_asset)
@@ -176,7 +174,7 @@ async def test_an_upload_whose_answer_is_lost(local_hf: LocalHF, with_asset: San
 
 
 @pytest.mark.slow
-async def test_a_further_asset_leaves_the_others(
+async def test_further_asset_leaves_the_others(
     local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset
 ) -> None:
     provider = provider_of()
@@ -192,7 +190,7 @@ async def test_a_further_asset_leaves_the_others(
     assert len(archives_in(local_hf)) == 3
 
 
-async def test_nobody_swaps_what_a_run_mounts(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
+async def test_mounts_of_a_run_cannot_be_swapped(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     provider = provider_of()
     await use(provider, with_asset)
     (path,) = archives_in(local_hf)
@@ -200,9 +198,7 @@ async def test_nobody_swaps_what_a_run_mounts(local_hf: LocalHF, with_asset: San
     await use(provider, with_asset)
 
 
-async def test_a_sandbox_sees_nothing_else_of_the_data_set(
-    local_hf: LocalHF, with_asset: SandboxSpec
-) -> None:
+async def test_sandbox_sees_nothing_else_of_the_data_set(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     taken = Repo.new("dataset", NAME, private=True)
     taken.commit("main", {"private.txt": b"of somebody"}, "data")
     local_hf.hub.repos["dataset", NAME] = taken
@@ -236,17 +232,17 @@ async def refused_before_the_run(provider: HfProvider, kind: type[Exception]) ->
     return str(caught.value)
 
 
-async def test_it_is_made_before_the_run(local_hf: LocalHF) -> None:
+async def test_data_set_is_created_before_the_run(local_hf: LocalHF) -> None:
     await provider_of().reap()
     assert repo(local_hf).private
 
 
-async def test_it_is_not_made_by_a_look_at_the_sandboxes(local_hf: LocalHF) -> None:
+async def test_listing_sandboxes_creates_nothing(local_hf: LocalHF) -> None:
     assert await provider_of().list() == []
     assert local_hf.hub.repos == {}
 
 
-async def test_what_a_killed_run_left_is_reaped_whatever_the_data_set_is(
+async def test_leftovers_are_reaped_whatever_the_data_set_is(
     local_hf: LocalHF, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with HfProvider(HfConfig(internet=True)).open(spec) as sandbox:
@@ -257,7 +253,7 @@ async def test_what_a_killed_run_left_is_reaped_whatever_the_data_set_is(
 
 
 @pytest.mark.slow
-async def test_a_data_set_that_is_deleted_is_made_again_for_the_next_sandbox(
+async def test_data_set_that_is_deleted_is_made_again_for_the_next_sandbox(
     local_hf: LocalHF, with_asset: SandboxSpec, few: None
 ) -> None:
     provider = provider_of()
@@ -269,13 +265,13 @@ async def test_a_data_set_that_is_deleted_is_made_again_for_the_next_sandbox(
     await use(provider, with_asset)
 
 
-async def test_the_data_set_of_somebody_else(local_hf: LocalHF) -> None:
+async def test_foreign_data_set(local_hf: LocalHF) -> None:
     said = await refused_before_the_run(provider_of("stranger/agents"), ConfigError)
     assert said.startswith("cannot use the data set 'stranger/agents' of sandbox.hf.assets_repo: the Hugging")
     assert "name one of yours" in said
 
 
-async def test_a_token_that_may_not_create_it(local_hf: LocalHF, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_that_may_not_create_it(local_hf: LocalHF, monkeypatch: pytest.MonkeyPatch) -> None:
     token = local_hf.add_token(["job.read", "job.write", "repo.content.read"])
     monkeypatch.setenv("HF_TOKEN", token)
     said = await refused_before_the_run(provider_of(), ConfigError)
@@ -283,7 +279,7 @@ async def test_a_token_that_may_not_create_it(local_hf: LocalHF, monkeypatch: py
     assert token not in said
 
 
-async def test_a_token_that_may_only_read(
+async def test_token_that_may_only_read(
     local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is enough where somebody has uploaded what is needed."""
@@ -299,7 +295,7 @@ async def test_a_token_that_may_only_read(
 
 
 @pytest.mark.slow
-async def test_a_token_that_may_only_read_is_asked_for_once(
+async def test_token_that_may_only_read_is_asked_for_once(
     local_hf: LocalHF, with_asset: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the refusal is met again nor are the files compressed for it, by whatever many rollouts."""
@@ -333,7 +329,7 @@ async def test_a_token_that_may_only_read_is_asked_for_once(
     await use(provider, with_asset)  # it looks each time whether they are there by now
 
 
-async def test_a_data_set_that_is_public(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
+async def test_data_set_that_is_public(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     """Nothing is made public by surprise; what somebody has published can be used."""
     await use(provider_of(), with_asset)
     local_hf.jobs.jobs.clear()
@@ -347,7 +343,7 @@ async def test_a_data_set_that_is_public(local_hf: LocalHF, with_asset: SandboxS
     await use(provider_of(), with_asset)
 
 
-async def test_a_hub_that_is_down(local_hf: LocalHF, with_asset: SandboxSpec, few: None) -> None:
+async def test_hub_that_is_down(local_hf: LocalHF, with_asset: SandboxSpec, few: None) -> None:
     local_hf.faults.failing, local_hf.faults.statuses = 1.0, (503,)
     local_hf.faults.routes = (INFO,)
     said = await refused_before_the_run(provider_of(), SandboxError)
@@ -359,7 +355,7 @@ async def test_a_hub_that_is_down(local_hf: LocalHF, with_asset: SandboxSpec, fe
     assert "answered 503" in said
 
 
-async def test_a_hub_that_is_not_there(
+async def test_unreachable_hub(
     local_hf: LocalHF, with_asset: SandboxSpec, monkeypatch: pytest.MonkeyPatch, few: None
 ) -> None:
     provider = provider_of()
@@ -372,7 +368,7 @@ async def test_a_hub_that_is_not_there(
     assert "'http://127.0.0.1:9' does not answer" in said
 
 
-async def test_a_data_set_that_changes_all_the_time(
+async def test_data_set_that_changes_all_the_time(
     local_hf: LocalHF, with_asset: SandboxSpec, few: None
 ) -> None:
     local_hf.faults.plan(COMMIT, 412, 412)
@@ -380,7 +376,7 @@ async def test_a_data_set_that_changes_all_the_time(
     assert "it was changed by others during each of 2 attempts" in said
 
 
-async def test_a_data_set_that_is_deleted(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
+async def test_data_set_that_is_deleted(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     provider = provider_of()
     await use(provider, with_asset)
     local_hf.jobs.jobs.clear()
@@ -389,13 +385,13 @@ async def test_a_data_set_that_is_deleted(local_hf: LocalHF, with_asset: Sandbox
     assert f"Cannot mount {NAME!r}: Repository not found" in said
 
 
-async def test_an_asset_that_is_not_there(local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset) -> None:
+async def test_missing_asset(local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset) -> None:
     asset.path.rename(asset.path.with_name("moved"))
     said = await refusal(provider_of(), with_asset, local_hf)
     assert said == f"the asset mine is not a directory of this host: {str(asset.path)!r}"
 
 
-async def test_an_archive_that_is_none(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
+async def test_archive_that_is_none(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     """One that somebody put there by hand."""
     await use(provider_of(), with_asset)
     (path,) = archives_in(local_hf)
@@ -404,7 +400,7 @@ async def test_an_archive_that_is_none(local_hf: LocalHF, with_asset: SandboxSpe
         await use(provider_of(), with_asset)
 
 
-async def test_a_name_that_the_hub_does_not_have(local_hf: LocalHF) -> None:
+async def test_name_that_the_hub_does_not_have(local_hf: LocalHF) -> None:
     said = await refused_before_the_run(provider_of("tester/a--b"), ConfigError)
     assert "data set 'tester/a--b' of sandbox.hf.assets_repo: that is no name of a repository (" in said
 

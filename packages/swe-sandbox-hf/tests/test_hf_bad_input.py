@@ -56,9 +56,7 @@ async def test_no_token(
     assert (found.state, found.remedy[:12]) == ("missing", "Set HF_TOKEN")
 
 
-async def test_a_token_that_is_not_accepted(
-    local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec
-) -> None:
+async def test_rejected_token(local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec) -> None:
     local_hf.accounts.revoke(local_hf.token)
     said = await refusal(provider, spec, SandboxError, local_hf)
     assert "does not accept the token" in said
@@ -67,7 +65,7 @@ async def test_a_token_that_is_not_accepted(
     assert (found.state, "does not accept the token" in found.text) == ("missing", True)
 
 
-async def test_a_token_that_may_not_start_jobs(
+async def test_token_that_may_not_start_jobs(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", local_hf.add_token(["job.read"]))
@@ -76,7 +74,7 @@ async def test_a_token_that_may_not_start_jobs(
     assert "job.write" in said
 
 
-async def test_a_token_that_may_not_list_jobs(
+async def test_token_that_may_not_list_jobs(
     local_hf: LocalHF, provider: HfProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", local_hf.add_token(["job.write"]))
@@ -84,13 +82,13 @@ async def test_a_token_that_may_not_list_jobs(
         await provider.reap()
 
 
-async def test_somebody_else_s_namespace(local_hf: LocalHF, spec: SandboxSpec) -> None:
+async def test_foreign_namespace(local_hf: LocalHF, spec: SandboxSpec) -> None:
     provider = HfProvider(HfConfig(internet=True, namespace="somebody-else"))
     said = await refusal(provider, spec, SandboxError, local_hf)
     assert "somebody-else" in said
 
 
-async def test_an_unknown_flavor(local_hf: LocalHF, spec: SandboxSpec) -> None:
+async def test_unknown_flavor(local_hf: LocalHF, spec: SandboxSpec) -> None:
     provider = HfProvider(HfConfig(internet=True, flavor="cpu-huge"))
     said = await refusal(provider, spec, ConfigError, local_hf)
     assert said.startswith(
@@ -121,7 +119,7 @@ NO_DIRECTORY = "is not a directory of this host: '/nowhere'$"
         ({"workdir": "/proc/x"}, SandboxError, "cannot prepare the sandbox.*/proc/x"),
     ],
 )
-async def test_a_task_that_cannot_have_its_sandbox(
+async def test_task_that_cannot_have_its_sandbox(
     local_hf: LocalHF,
     provider: HfProvider,
     spec: SandboxSpec,
@@ -134,9 +132,7 @@ async def test_a_task_that_cannot_have_its_sandbox(
 
 
 @pytest.mark.parametrize("network", ["llm", "none"])
-async def test_a_network_policy_that_nobody_can_enforce(
-    local_hf: LocalHF, spec: SandboxSpec, network: str
-) -> None:
+async def test_unenforceable_network_policy(local_hf: LocalHF, spec: SandboxSpec, network: str) -> None:
     update = {"network": network}
     said = await refusal(HfProvider(HfConfig()), spec.model_copy(update=update), PolicyRefused, local_hf)
     assert repr(network) in said
@@ -153,7 +149,7 @@ async def test_a_network_policy_that_nobody_can_enforce(
         ("none", True, False, None),
     ],
 )
-async def test_a_policy_is_refused_before_the_run(
+async def test_policy_is_refused_before_the_run(
     local_hf: LocalHF, network: str, accepted: bool, agents: bool, said: str | None
 ) -> None:
     settings = load_settings(command_line={"resources": {"network": network}})
@@ -166,7 +162,7 @@ async def test_a_policy_is_refused_before_the_run(
     assert not local_hf.calls
 
 
-async def test_a_flavor_that_is_too_small_is_refused_before_the_run(
+async def test_flavor_that_is_too_small_is_refused_before_the_run(
     local_hf: LocalHF, provider: HfProvider
 ) -> None:
     settings = load_settings(command_line={"resources": {"cpus": 4.0}})
@@ -176,26 +172,26 @@ async def test_a_flavor_that_is_too_small_is_refused_before_the_run(
         check_sandbox_supported(provider, settings)
 
 
-async def test_the_internet_that_is_asked_for_needs_no_consent(local_hf: LocalHF, spec: SandboxSpec) -> None:
+async def test_internet_that_is_asked_for_needs_no_consent(local_hf: LocalHF, spec: SandboxSpec) -> None:
     async with HfProvider(HfConfig()).open(spec.model_copy(update={"network": "full"})) as sandbox:
         assert (await sandbox.exec(["true"])).exit_code == 0
 
 
-async def test_a_quota(local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec) -> None:
+async def test_quota(local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec) -> None:
     local_hf.faults.quota = 0
     said = await refusal(provider, spec, SandboxError, local_hf)
     assert "the account's limits" in said
     assert "sandbox.hf.max_concurrent" in said
 
 
-async def test_a_sandbox_that_never_gets_ready(local_hf: LocalHF, spec: SandboxSpec) -> None:
+async def test_sandbox_that_never_gets_ready(local_hf: LocalHF, spec: SandboxSpec) -> None:
     local_hf.faults.never_ready = True
     provider = HfProvider(HfConfig(internet=True, start_timeout=1.0))
     said = await refusal(provider, spec, SandboxError, local_hf)
     assert "did not become ready within 1s" in said
 
 
-async def test_a_service_that_is_down(
+async def test_service_that_is_down(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, few: None
 ) -> None:
     local_hf.faults.failing, local_hf.faults.statuses = 1.0, (503,)
@@ -203,7 +199,7 @@ async def test_a_service_that_is_down(
     assert "answered 503" in said
 
 
-async def test_a_service_that_limits_the_rate(
+async def test_service_that_limits_the_rate(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, few: None
 ) -> None:
     async with provider.open(spec):
@@ -214,7 +210,7 @@ async def test_a_service_that_limits_the_rate(
     assert "limits how often it is asked" in said
 
 
-async def test_a_service_that_is_not_there(
+async def test_missing_service(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch, few: None
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -232,7 +228,7 @@ def test_settings_that_are_none(settings: dict[str, object]) -> None:
         HfConfig(**settings)
 
 
-async def test_the_account_is_shown(local_hf: LocalHF) -> None:
+async def test_account_is_shown(local_hf: LocalHF) -> None:
     found = await anyio.to_thread.run_sync(account)
     assert (found.state, found.text) == ("ok", "a token of 'tester', role 'write'")
 
@@ -256,7 +252,7 @@ def _hardware(name: str, cpu: str, ram: str, dollars: float) -> JobHardwareInfo:
     )
 
 
-def test_words_of_the_service_that_are_not_understood_refuse_nobody() -> None:
+def test_unknown_answers_of_the_service_refuse_no_run() -> None:
     flavors = flavors_of([_hardware("odd", "many", "plenty", 0.1), _hardware("b", "2 vCPU", "512 MB", 0.01)])
     assert list(flavors) == ["b", "odd"]
     assert flavors["b"] == Flavor("b", 2.0, 512, 0.01)

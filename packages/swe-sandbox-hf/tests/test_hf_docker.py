@@ -43,7 +43,7 @@ async def test_base64_that_is_replaced(
     assert local_hf.jobs.running() == []
 
 
-async def test_a_shell_that_is_removed(
+async def test_shell_that_is_removed(
     local_hf: LocalHF, provider: HfProvider, docker_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server inside cannot run it any more."""

@@ -43,7 +43,7 @@ server.serve_forever()
 _FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())"
 
 
-async def test_a_sandbox_from_its_start_to_its_end() -> None:
+async def test_sandbox_from_its_start_to_its_end() -> None:
     """Commands, any bytes, a kill, the relay, the list, and that nothing is left."""
     provider = HfProvider(HfConfig(internet=True))
     data = os.urandom(5_000_000)
@@ -68,7 +68,7 @@ async def test_a_sandbox_from_its_start_to_its_end() -> None:
             await anyio.sleep(2)
 
 
-async def test_what_listens_inside_is_given_no_credential() -> None:
+async def test_listeners_inside_get_no_credential() -> None:
     """The relay's requests carry the account's token: the service's own server must keep it to itself."""
     provider = HfProvider(HfConfig(internet=True))
     async with provider.open(SandboxSpec(image="python:3.12")) as sandbox:

@@ -45,7 +45,7 @@ def uses(sandbox: Sandbox, process: Process) -> list[Callable[[], Awaitable[obje
     return [partial(sandbox.exec, ["true"]), write, sandbox.kill_all, process.kill]
 
 
-async def test_a_command_is_one_call(local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec) -> None:
+async def test_command_is_one_call(local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec) -> None:
     """Also with standard input, and with the files of those before it to be removed."""
     async with provider.open(spec) as sandbox:
         local_hf.calls.clear()
@@ -56,7 +56,7 @@ async def test_a_command_is_one_call(local_hf: LocalHF, provider: HfProvider, sp
         assert len((await sh(sandbox, "ls -d /var/tmp/swe-core-*/*")).split()) == 1
 
 
-async def test_everything_that_can_go_wrong_on_the_way(
+async def test_pull_relay_survives_every_failure(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, tmp_path: Path
 ) -> None:
     """Requests that fail, answers that are lost, streams that break off and proxies that answer 502 after it:
@@ -84,7 +84,7 @@ async def test_everything_that_can_go_wrong_on_the_way(
     assert local_hf.jobs.running() == []
 
 
-async def test_a_sandbox_that_dies(local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec) -> None:
+async def test_sandbox_that_dies(local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec) as sandbox:
         await sandbox._inside("echo strange noises >/proc/1/fd/1")
         process = await sandbox.start(["sleep", "600"])
@@ -127,7 +127,7 @@ async def test_requests_that_break_off_while_their_command_starts(
         assert (await sh(sandbox, "cat log")).split() == [str(number) for number in range(6)]
 
 
-async def test_a_shell_that_is_gone_or_is_none(
+async def test_shell_that_is_gone_or_is_none(
     provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The local HF's sandboxes have this machine's own, which nobody can remove."""
@@ -216,7 +216,7 @@ ENDLESS = "yes x | tr -d '\\n'"
     "prints",
     ["yes no-base64", *(pytest.param(one, marks=pytest.mark.slow) for one in (ENDLESS, f"{ENDLESS} >&2"))],
 )
-async def test_a_shell_that_says_something_else(
+async def test_shell_that_says_something_else(
     provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch, prints: str
 ) -> None:
     """As a replaced `base64` does: the code's own deed, and this host keeps nothing of what never ends."""
@@ -232,7 +232,7 @@ async def test_a_shell_that_says_something_else(
                 await sandbox.kill_all()
 
 
-async def test_a_token_that_is_revoked_in_the_middle(
+async def test_token_that_is_revoked_in_the_middle(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One sentence for whoever uses the sandbox, and one in the log where it cannot be destroyed."""
@@ -248,7 +248,7 @@ async def test_a_token_that_is_revoked_in_the_middle(
 
 
 @pytest.mark.slow
-async def test_it_is_kept_alive(local_hf: LocalHF, spec: SandboxSpec) -> None:
+async def test_connection_is_kept_alive(local_hf: LocalHF, spec: SandboxSpec) -> None:
     """While a command runs that is waited for, which is no activity to the service, and while none does."""
     local_hf.faults.idle_timeout = 1.0
     config = HfConfig.model_construct(**{**HfConfig(internet=True).model_dump(), "idle_timeout": 1.0})
@@ -258,7 +258,7 @@ async def test_it_is_kept_alive(local_hf: LocalHF, spec: SandboxSpec) -> None:
         assert await sh(sandbox, "echo here") == "here\n"
 
 
-async def test_the_job_is_made_as_asked(local_hf: LocalHF, spec: SandboxSpec) -> None:
+async def test_job_is_made_as_asked(local_hf: LocalHF, spec: SandboxSpec) -> None:
     config = HfConfig(internet=True, flavor="cpu-upgrade", namespace="testers", idle_timeout=120)
     update = {"labels": {"task": "owner__name-1", "who": "a b/c", "hf-sandbox": "no"}, "env": {"A": "b"}}
     async with HfProvider(config).open(spec.model_copy(update=update)) as sandbox:
@@ -272,7 +272,7 @@ async def test_the_job_is_made_as_asked(local_hf: LocalHF, spec: SandboxSpec) ->
         assert "HF_TOKEN" not in job.spec["secrets"]
 
 
-async def test_the_token_of_the_server_is_not_for_the_code_inside(
+async def test_token_of_the_server_is_not_for_the_code_inside(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec
 ) -> None:
     """Neither it nor the user's own is in the job's open settings, or where code inside may look."""
@@ -305,7 +305,7 @@ async def test_standard_input_is_in_no_file(provider: HfProvider, spec: SandboxS
             assert done.text == f"{size + 13}\n"
 
 
-async def test_the_secret_of_the_relay_is_in_no_file(
+async def test_secret_of_the_relay_is_in_no_file(
     provider: HfProvider, spec: SandboxSpec, local_hf: LocalHF, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither is it in an argument or the environment of anything, nor in a file that is only open."""
@@ -327,7 +327,7 @@ async def test_the_secret_of_the_relay_is_in_no_file(
             assert not [secret for secret in secrets if secret in seen.stdout]
 
 
-async def test_a_failed_call_tells_no_token(
+async def test_failed_call_tells_no_token(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", logger="swe_sandbox_hf")
@@ -343,7 +343,7 @@ async def test_a_failed_call_tells_no_token(
 
 
 @pytest.mark.slow
-async def test_a_relay_that_is_killed_starts_again(
+async def test_relay_that_is_killed_starts_again(
     provider: HfProvider, spec: SandboxSpec, local_hf: LocalHF
 ) -> None:
     """As `kill_all` does: the endpoint answers again under the same URL. The local HF is the endpoint."""
@@ -357,7 +357,7 @@ async def test_a_relay_that_is_killed_starts_again(
 
 
 @pytest.mark.slow
-async def test_a_proxy_that_breaks_off_and_answers_502(
+async def test_proxy_that_breaks_off_and_answers_502(
     provider: HfProvider, spec: SandboxSpec, local_hf: LocalHF
 ) -> None:
     """In mid-stream, of every pull: each call of the agent comes through, once."""
@@ -394,7 +394,7 @@ async def test_giving_up_while_it_opens_leaves_nothing(
     assert local_hf.jobs.running() == []
 
 
-async def test_no_more_at_once_than_set(local_hf: LocalHF, spec: SandboxSpec) -> None:
+async def test_concurrency_limit_holds(local_hf: LocalHF, spec: SandboxSpec) -> None:
     provider = HfProvider(HfConfig(internet=True, max_concurrent=2))
     most, two = 0, anyio.Event()
 
@@ -429,7 +429,7 @@ anyio.run(main)
 
 
 @pytest.mark.parametrize("skew", [0, *(pytest.param(hours, marks=pytest.mark.slow) for hours in (-7, 7))])
-async def test_what_a_killed_run_left_is_reaped_and_nothing_else(
+async def test_only_leftovers_of_a_killed_run_are_reaped(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, skew: int
 ) -> None:
     """Also where the service's clock is hours off: who is dead is no question of time."""
@@ -454,7 +454,7 @@ async def test_what_a_killed_run_left_is_reaped_and_nothing_else(
             await sh(sandbox, "true")
 
 
-async def test_a_sandbox_that_cannot_be_destroyed_is_left_for_the_next_run(
+async def test_sandbox_that_cannot_be_destroyed_is_left_for_the_next_run(
     local_hf: LocalHF,
     spec: SandboxSpec,
     provider: HfProvider,

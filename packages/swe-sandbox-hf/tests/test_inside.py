@@ -121,7 +121,7 @@ def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shell]:
 
 
 @pytest.mark.parametrize("shell", _SHELLS, indirect=True)
-def test_how_commands_end(shell: Shell) -> None:
+def test_ends_of_commands(shell: Shell) -> None:
     results = {
         "true": (0, b"", b""),
         "echo out; echo err >&2; exit 7": (7, b"out\n", b"err\n"),
@@ -171,7 +171,7 @@ def test_arguments_arrive_as_they_are(shell: Shell) -> None:
     assert shell.run("printf", "%s\\0", *arguments)[1] == "".join(f"{one}\0" for one in arguments).encode()
 
 
-def test_a_command_is_run_once_however_often_it_is_asked_for(shell: Shell) -> None:
+def test_command_is_run_once_however_often_it_is_asked_for(shell: Shell) -> None:
     """As when the answer to the first request was lost; also when both are there at the same time."""
     script = "sleep 0.3; cat; echo ran >>ran"
     both = [shell.launch("sh", "-c", script, stdin=b"once\n") for _ in range(2)]
@@ -207,7 +207,7 @@ def claimed(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("stdin", [None, b"once\n"])
-def test_a_command_that_is_asked_for_again_while_it_starts(
+def test_command_that_is_asked_for_again_while_it_starts(
     shell: Shell, hurdle: Path, stdin: bytes | None
 ) -> None:
     """Its files are not there yet: that is no reason to say that they are no more."""
@@ -225,7 +225,7 @@ def test_a_command_that_is_asked_for_again_while_it_starts(
     assert {path.name for path in (shell.base / MARK).iterdir()} == {"run", "pid", "exit", "out", "err"}
 
 
-def test_a_request_that_is_ended_while_its_command_starts(shell: Shell, hurdle: Path) -> None:
+def test_request_that_is_ended_while_its_command_starts(shell: Shell, hurdle: Path) -> None:
     """With all that the server knows to be its own: the command runs all the same, and once."""
     script = "cat; echo ran >>ran"
     first = shell.launch("sh", "-c", script, stdin=b"once\n", start_new_session=True)
@@ -243,7 +243,7 @@ def test_standard_input_is_held_by_the_command_alone(shell: Shell) -> None:
     assert shell.run("sh", "-c", script, stdin=b"secret\n") == (0, b"0\nsecret\n", b"")
 
 
-def test_it_goes_on_at_any_byte(shell: Shell) -> None:
+def test_download_resumes_at_any_byte(shell: Shell) -> None:
     data, other = os.urandom(150_000), os.urandom(1_000)
     (shell.base).mkdir()
     (shell.base / "data").write_bytes(data)
@@ -255,7 +255,7 @@ def test_it_goes_on_at_any_byte(shell: Shell) -> None:
         assert heard(shell.follow(MARK, out, err).stdout, feed) == (0, data[out:], other[err:])
 
 
-def test_a_follower_that_dies_does_not_end_the_command(shell: Shell) -> None:
+def test_follower_that_dies_does_not_end_the_command(shell: Shell) -> None:
     process = shell.launch("sh", "-c", "sleep 0.5; echo done")
     assert process.stdout is not None
     assert process.stdout.readline() == b".s\n"
@@ -264,11 +264,11 @@ def test_a_follower_that_dies_does_not_end_the_command(shell: Shell) -> None:
     assert heard(shell.follow(MARK, 0, 0).stdout) == (0, b"done\n", b"")
 
 
-def test_a_command_whose_supervisor_is_killed_with_it(shell: Shell) -> None:
+def test_command_whose_supervisor_is_killed_with_it(shell: Shell) -> None:
     assert shell.run("sh", "-c", "echo last words; kill -9 $PPID; sleep 0.1") == (137, b"last words\n", b"")
 
 
-def test_an_exit_code_that_is_read_while_it_is_written(shell: Shell) -> None:
+def test_exit_code_that_is_read_while_it_is_written(shell: Shell) -> None:
     """dash reads byte by byte, so it may see the first half of what was there and the second of what is."""
     process = shell.launch("sleep", "1")
     while not (shell.base / MARK / "pid").exists():
@@ -286,7 +286,7 @@ def test_files_that_are_no_more(shell: Shell) -> None:
     assert shell.follow(MARK, 0, 0).returncode == 74
 
 
-def test_a_kill_writes_down_137(shell: Shell) -> None:
+def test_kill_writes_down_137(shell: Shell) -> None:
     process = shell.launch("sh", "-c", "setsid sleep 600 & echo $!; sleep 600")
     assert process.stdout is not None
     said = process.stdout.readline() + process.stdout.readline() + process.stdout.readline()
@@ -308,19 +308,19 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_a_kill_does_not_change_how_a_command_ended(shell: Shell) -> None:
+def test_kill_does_not_change_how_a_command_ended(shell: Shell) -> None:
     assert shell.run("sh", "-c", "exit 3") == (3, b"", b"")
     assert shell.kill(MARK) == 0
     assert heard(shell.follow(MARK, 0, 0).stdout)[0] == 3
 
 
-def test_what_is_over_is_removed(shell: Shell) -> None:
+def test_finished_commands_are_removed(shell: Shell) -> None:
     shell.run("true", mark="first")
     shell.run("true", mark="second", over="first")
     assert sorted(path.name for path in shell.base.iterdir()) == ["second"]
 
 
-def test_a_command_waits_for_whoever_does_not_fetch(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_waits_for_a_slow_reader(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more than its limit unfetched it is stopped, and goes on once somebody has fetched it."""
     script = Shell.script
 
@@ -339,7 +339,7 @@ def test_a_command_waits_for_whoever_does_not_fetch(shell: Shell, monkeypatch: p
     assert not (shell.base / MARK / "stopped").exists()
 
 
-def test_a_stopped_command_is_killed_like_any_other(shell: Shell) -> None:
+def test_stopped_command_is_killed_like_any_other(shell: Shell) -> None:
     process = shell.launch("sh", "-c", "kill -STOP $$")
     assert process.stdout is not None
     assert process.stdout.readline() == b".s\n"
@@ -347,21 +347,19 @@ def test_a_stopped_command_is_killed_like_any_other(shell: Shell) -> None:
     assert process.communicate(timeout=30)[0].endswith(b".x 137\n")
 
 
-def test_a_path_that_leads_nowhere_breaks_the_command_only(
+def test_path_that_leads_nowhere_breaks_the_command_only(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert shell.run("no-such-program")[0] == 127
 
 
-def test_the_server_s_own_variables_are_not_the_command_s(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_servers_own_variables_are_not_the_commands(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBX_TOKEN", "a-token-of-the-server")
     assert b"a-token-of-the-server" not in shell.run("env")[1]
 
 
-def test_a_sandbox_is_made_ready_at_the_first_place_that_can_be_written(shell: Shell, tmp_path: Path) -> None:
+def test_sandbox_is_made_ready_at_the_first_place_that_can_be_written(shell: Shell, tmp_path: Path) -> None:
     home, workdir, place = tmp_path / "home", tmp_path / "work", tmp_path / "place"
     (tmp_path / "file").touch()
     words = ["name", str(home), str(workdir), str(tmp_path / "file"), str(place)]
@@ -382,7 +380,7 @@ def test_no_place_can_be_written(shell: Shell, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["a file", "standard input"])
-def test_an_asset_is_unpacked_and_nobody_may_write_it(shell: Shell, tmp_path: Path, streamed: bool) -> None:
+def test_asset_is_unpacked_read_only(shell: Shell, tmp_path: Path, streamed: bool) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "tool").write_text("#!/bin/sh\n")
     (tmp_path / "bin" / "tool").chmod(0o700)
@@ -399,7 +397,7 @@ def test_an_asset_is_unpacked_and_nobody_may_write_it(shell: Shell, tmp_path: Pa
         path.chmod(0o755)  # so that whoever is not root can remove it
 
 
-def test_an_asset_that_did_not_arrive_whole(shell: Shell, tmp_path: Path) -> None:
+def test_asset_that_did_not_arrive_whole(shell: Shell, tmp_path: Path) -> None:
     done = shell.inside("asset.sh", str(tmp_path / "there"), stdin=b"no archive")
     assert done.returncode == 73
     assert done.stderr != b""

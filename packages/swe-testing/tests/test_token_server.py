@@ -83,7 +83,7 @@ async def test_whole_and_streamed_replies_are_the_same(url: str) -> None:
     assert whole["usage"]["completion_tokens"] == streamed["usage"]["completion_tokens"]
 
 
-async def test_a_long_prompt_with_a_seed(url: str) -> None:
+async def test_long_prompt_with_a_seed(url: str) -> None:
     """vLLM on CPU crashes on one with its default settings, which chunk the prompt."""
     reply = await complete(url, prompt=PROMPT * 2000, seed=1, max_tokens=2, ignore_eos=True)
     assert reply["usage"] == {**reply["usage"], "prompt_tokens": 10_000, "completion_tokens": 2}
@@ -101,7 +101,7 @@ async def test_top_k_1_is_greedy_and_certain(url: str) -> None:
     assert top["logprobs"]["token_logprobs"] == [0.0] * 8
 
 
-async def test_a_stop_id_ends_the_reply_and_is_part_of_its_ids(url: str) -> None:
+async def test_stop_id_ends_the_reply_and_is_part_of_its_ids(url: str) -> None:
     first = (await complete(url, temperature=0, max_tokens=4, ignore_eos=True))["choices"][0]["token_ids"]
     choice = (await complete(url, temperature=0, max_tokens=4, stop_token_ids=[first[2]]))["choices"][0]
     assert choice["token_ids"] == first[:3]
@@ -117,7 +117,7 @@ async def test_a_stop_id_ends_the_reply_and_is_part_of_its_ids(url: str) -> None
         ({"prompt": []}, 400, ""),
     ],
 )
-async def test_what_is_refused(url: str, body: Mapping[str, Any], status: int, says: str) -> None:
+async def test_refused_values(url: str, body: Mapping[str, Any], status: int, says: str) -> None:
     reply = await complete(url, **body)
     assert reply["status"] == reply["error"]["code"] == status
     assert says in reply["error"]["message"]
@@ -131,7 +131,7 @@ async def test_models_say_where_the_model_lies(url: str, tiny_model: Path) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_choice_of_one_is_what_the_reply_says(url: str, stream: bool) -> None:
+async def test_choice_of_one_is_what_the_reply_says(url: str, stream: bool) -> None:
     text = 'a "certain" text: naïve ☃\n'
     forced = {"structured_outputs": {"choice": [text]}, "max_tokens": 200, "temperature": 1.0}
     choice = (await complete(url, stream=stream, **forced))["choices"][0]

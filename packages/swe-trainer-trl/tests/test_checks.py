@@ -51,7 +51,9 @@ def test_servers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("import time; time.sleep(60)", "torch 1.0; whether it has CUDA was not to be had within 0.2 s"),
     ],
 )
-def test_what_torch_says(monkeypatch: pytest.MonkeyPatch, program: str, found: Finding | str) -> None:
+def test_device_that_torch_reports(
+    monkeypatch: pytest.MonkeyPatch, program: str, found: Finding | str
+) -> None:
     without(monkeypatch)
     monkeypatch.setattr(checks, "_ASK", program)
     if "sleep" in program:
@@ -60,7 +62,7 @@ def test_what_torch_says(monkeypatch: pytest.MonkeyPatch, program: str, found: F
     assert said == found or (isinstance(found, str) and said.text.startswith(found))
 
 
-def test_the_program_asks_what_torch_has() -> None:
+def test_program_asks_what_torch_has() -> None:
     stand_in = (
         "import sys, types; torch = types.ModuleType('torch')\n"
         "torch.version = types.SimpleNamespace(cuda='12.8')\n"
@@ -71,7 +73,7 @@ def test_the_program_asks_what_torch_has() -> None:
     assert done.stdout == "12.8|H0|H1\n"
 
 
-def test_the_plugin_is_asked() -> None:
+def test_plugin_is_asked() -> None:
     impls = PluginSet(["trl"]).manager.hook.swe_checks.get_hookimpls()
     (mine,) = (impl for impl in impls if impl.plugin_name == "trl")
     assert [check.name for check in mine.function()] == ["TRL", "torch", "vLLM"]

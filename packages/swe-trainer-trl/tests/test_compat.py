@@ -159,7 +159,7 @@ def test_layouts(tmp_path, version, files, folder, lora, enqueued_at):
     }
 
 
-def test_no_trl_names_the_command_that_installs_it():
+def test_missing_trl_names_the_command_that_installs_it():
     code = """
         import importlib.metadata
         def version(name): raise importlib.metadata.PackageNotFoundError(name)
@@ -171,7 +171,7 @@ def test_no_trl_names_the_command_that_installs_it():
 
 
 @pytest.mark.parametrize("version", ["0.29.1", "1.9.2"])
-def test_an_old_trl_is_refused_before_it_is_imported(tmp_path, version):
+def test_old_trl_is_refused_before_it_is_imported(tmp_path, version):
     make_trl(tmp_path, version, {"__init__.py": "raise RuntimeError('imported')"})
     assert refusal(tmp_path) == (
         f"TRL {version} is too old: the worker 'trl' needs 1.10 or newer: pip install 'trl==1.16.0'"
@@ -182,7 +182,7 @@ def test_an_old_trl_is_refused_before_it_is_imported(tmp_path, version):
     ("available", "words"),
     [(False, "does not run without CUDA, because it needs Triton"), (True, "cannot be imported (no kernel)")],
 )
-def test_1_15_is_refused_only_where_there_is_no_cuda(tmp_path, available, words):
+def test_trl_1_15_is_refused_without_cuda(tmp_path, available, words):
     make_trl(tmp_path, "1.15.0", {**_OLD_LAYOUT, f"{_OLD}/__init__.py": "raise ImportError('no kernel')"})
     torch = tmp_path / "torch"
     torch.mkdir()
@@ -192,14 +192,14 @@ def test_1_15_is_refused_only_where_there_is_no_cuda(tmp_path, available, words)
     assert said.endswith("pip install 'trl==1.16.0'")
 
 
-def test_a_trl_that_cannot_be_imported_says_why(tmp_path):
+def test_trl_that_cannot_be_imported_says_why(tmp_path):
     files = {**_OLD_LAYOUT, f"{_OLD}/async_grpo_trainer.py": "import not_there"}
     assert refusal(make_trl(tmp_path, "1.14.0", files)) == (
         "TRL 1.14.0 cannot be imported (No module named 'not_there'): pip install 'trl==1.16.0'"
     )
 
 
-def test_a_layout_that_nobody_knows_is_refused(tmp_path):
+def test_unknown_layout_is_refused(tmp_path):
     files = {**_NEW_LAYOUT, "trainer/async_grpo_trainer.py": "class AsyncGRPOTrainer: ..."}
     assert refusal(make_trl(tmp_path, "2.0.0", files)) == (
         "TRL 2.0.0 is not laid out as any version that the worker 'trl' knows (module "
@@ -207,7 +207,7 @@ def test_a_layout_that_nobody_knows_is_refused(tmp_path):
     )
 
 
-def test_samples_that_need_what_nobody_knows_are_refused(tmp_path):
+def test_samples_with_unknown_needs_are_refused(tmp_path):
     sample = _SAMPLE.replace("    metrics: dict\n", "    metrics: dict\n    routing: Any\n")
     files = {**_NEW_LAYOUT, "trainer/async_rollout_worker.py": sample}
     assert refusal(make_trl(tmp_path, "1.19.0", files)) == (
@@ -229,7 +229,7 @@ def test_nothing_else_imports_torch_or_trl():
 
 @pytest.mark.slow  # test_trl_versions.py imports it too, as everything that trains does
 @pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
-def test_the_installed_trl_is_taken_without_a_warning():
+def test_installed_trl_is_taken_without_a_warning():
     code = """
         import sys, warnings
         import trl, torch, transformers  # what they warn of is theirs

@@ -37,17 +37,17 @@ def saying(body: object, status: int = 200) -> AbstractContextManager[tuple[str,
         (404, {}, "VLLM_SERVER_DEV_MODE=1"),
     ],
 )
-def test_a_server_without_is_refused_in_a_sentence(status: int, body: object, says: str) -> None:
+def test_server_without_is_refused_in_a_sentence(status: int, body: object, says: str) -> None:
     with saying(body, status) as (url, _), pytest.raises(ConfigError, match=says):
         require_adapters(url)
 
 
-def test_a_server_with_adapters_is_taken() -> None:
+def test_server_with_adapters_is_taken() -> None:
     with saying({"vllm_config": {"lora_config": {"max_lora_rank": 8}}}) as (url, _):
         require_adapters(url)
 
 
-def test_a_server_that_holds_adapters_of_another_training_is_refused() -> None:
+def test_server_that_holds_adapters_of_another_training_is_refused() -> None:
     served = [{"id": "my-model"}, {"id": "my-adapter"}, {"id": "trl-policy"}]
     with saying({"data": served}) as (url, _):
         refuse_used(url, "trl-policy")
@@ -92,7 +92,7 @@ print(sorted(Watch.seen, key=str), os.environ.get("CUDA_VISIBLE_DEVICES"))
 """
 
 
-def test_the_trainers_gpu_is_chosen_before_trl_is_imported(tmp_path: Path) -> None:
+def test_trainers_gpu_is_chosen_before_trl_is_imported(tmp_path: Path) -> None:
     """Its import initialises CUDA, which then does not read CUDA_VISIBLE_DEVICES again."""
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     done = subprocess.run(
@@ -106,14 +106,14 @@ def test_the_trainers_gpu_is_chosen_before_trl_is_imported(tmp_path: Path) -> No
     assert seen.endswith(" None")
 
 
-def test_one_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_in_one_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     settings = Settings.model_validate({"run": {"engine": "vllm", "model": "m"}})
     with pytest.raises(ConfigError, match="one of 2 processes"):
         TRLLauncher(TRLConfig()).launch(Launch(settings, tmp_path, False))
 
 
-def test_a_training_does_not_pay_suspicious_patches() -> None:
+def test_training_does_not_pay_suspicious_patches() -> None:
     settings = Settings(run=RunOptions(worker="trl"))
     grader = grader_of(settings, PluginSet(["trl"]))
     assert isinstance(grader.config, SweGraderConfig)

@@ -69,7 +69,7 @@ def answer(
     return said
 
 
-def test_the_protocols_are_those_that_we_implement(answer):
+def test_protocols_are_those_that_we_implement(answer):
     assert answer["worker"] == {
         "start": ["self"],
         "stop": ["self"],
@@ -85,13 +85,13 @@ def test_the_protocols_are_those_that_we_implement(answer):
     }
 
 
-def test_a_sample_has_the_fields_that_we_fill(answer):
+def test_sample_has_the_fields_that_we_fill(answer):
     fields = ["prompt", "completion", "input_ids", "completion_mask", "old_log_probs"]
     fields += ["advantage", "model_version", "group_id", "metrics"]
     assert answer["sample"] == (fields if answer["version"] == "1.10.0" else [*fields, "enqueued_at"])
 
 
-def test_the_worker_knows_the_version_before_it_starts_and_after_each_step(answer):
+def test_worker_knows_the_version_before_it_starts_and_after_each_step(answer):
     assert answer["worker_calls"] == [1, "start", 2, 3, "stop"]
 
 
@@ -100,7 +100,7 @@ def test_weights_are_sent_before_the_first_step_and_after_each(answer):
     assert answer["names_sent"] == [answer["names"]] * 3
 
 
-def test_a_version_is_kept_before_the_server_knows_of_it(answer):
+def test_version_is_kept_before_the_server_knows_of_it(answer):
     """vLLM takes the name of an adapter once: after a kill in the middle of a sync, another must follow."""
     assert answer["versions_kept"] == [1, 2, 3]
 
@@ -114,12 +114,12 @@ def test_packed_rows_are_trained_as_each_would_be_alone(answer):
     assert abs(second["ratio"] - 1) > 1e-3  # the weights did change
 
 
-def test_the_journal_says_which_rows_were_trained(answer):
+def test_journal_says_which_rows_were_trained(answer):
     assert answer["steps"] == [1] * 4 + [2] * 4 + [None] * 4
     assert answer["checkpoints"] == ["checkpoint-2"]
 
 
-def test_what_is_logged_is_kept(answer):
+def test_logged_values_are_kept(answer):
     logged = [entry["loss"] for entry in answer["logs"] if "loss" in entry]
     assert [values["loss"] for values in answer["kept"] if "loss" in values] == logged
     assert len(logged) == 2
@@ -136,7 +136,7 @@ def test_lora_is_known_where_the_trainer_takes_it(answer):
 
 
 @pytest.mark.slow  # test_compat.py has it without torch
-def test_the_version_that_needs_triton_is_refused_without_cuda():
+def test_version_that_needs_triton_is_refused_without_cuda():
     ended = run("1.15.0", "-c", "import swe_trainer_trl.compat")
     assert ended.stderr.splitlines()[-1] == (
         "swe_core.errors.ConfigError: TRL 1.15.0 does not run without CUDA, because it needs Triton: use "

@@ -319,7 +319,7 @@ def test_unusable_settings_are_rejected(settings: dict[str, Any], sentence: str)
     assert "sekret" not in str(caught.value)
 
 
-def test_key_that_is_no_header_value_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_that_is_an_invalid_header_value_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "sk-line1\nsk-line2")
     with pytest.raises(ConfigError, match="'MY_KEY' has characters") as caught:
         OpenAIEngine(OpenAIConfig(url="http://h/v1", model="m", api_key_env="MY_KEY"))

@@ -97,7 +97,7 @@ def test_call_invalid_today_is_still_a_row(run: RunDirectory) -> None:
     assert len(row["messages"]) == 4
 
 
-def test_patch_that_is_not_utf_8_is_decoded_leniently(run: RunDirectory) -> None:
+def test_non_utf_8_patch_is_decoded_leniently(run: RunDirectory) -> None:
     add(run, rollout("t-0"), patch=b"-caf\xe9\n")
     assert rows(run)[0]["patch"] == "-caf�\n"
 

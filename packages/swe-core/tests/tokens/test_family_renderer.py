@@ -146,7 +146,7 @@ def test_partial_reading_is_a_prefix_of_the_whole(family: str, data: st.DataObje
         assert after[1].startswith(before[1])
 
 
-def test_all_families_but_known_ones_stream() -> None:
+def test_all_families_except_known_ones_stream() -> None:
     assert {family for family in MADE if not made(family).streams} == WHOLE
 
 

@@ -27,7 +27,7 @@ def add(path: str, data: bytes) -> CommitOperationAdd:
     return CommitOperationAdd(path, data)
 
 
-async def test_a_commit_is_there_whole(hf: LocalHF) -> None:
+async def test_commit_is_there_whole(hf: LocalHF) -> None:
     api = client(hf)
 
     def use() -> None:
@@ -128,7 +128,7 @@ async def test_deletions_and_what_did_not_change(hf: LocalHF) -> None:
     await run_sync(use)
 
 
-async def test_a_commit_on_a_parent_that_is_not_the_last_is_refused(hf: LocalHF) -> None:
+async def test_commit_on_an_outdated_parent_is_refused(hf: LocalHF) -> None:
     api = client(hf)
 
     def use() -> None:
@@ -227,7 +227,7 @@ async def test_failures_that_are_asked_for(hf: LocalHF) -> None:
     assert hf.hub.repo("model", "tester/m").files["a"] == b"1"
 
 
-async def test_an_answer_that_is_lost_was_carried_out(hf: LocalHF) -> None:
+async def test_answer_that_is_lost_was_carried_out(hf: LocalHF) -> None:
     api = client(hf)
     await run_sync(api.create_repo, "tester/m")
     hf.faults.routes, hf.faults.lost = ("hub.commit",), 1.0

@@ -28,7 +28,7 @@ def upload(api: HfApi, files: dict[str, bytes]) -> None:
     api.create_commit("tester/s", operations, commit_message="files", repo_type="space")
 
 
-async def test_one_call_creates_all_of_it(hf: LocalHF, api: HfApi) -> None:
+async def test_one_call_creates_everything(hf: LocalHF, api: HfApi) -> None:
     def use() -> None:
         create(
             api,
@@ -108,7 +108,7 @@ async def test_logs_are_followed_to_the_end(hf: LocalHF, api: HfApi) -> None:
     assert await run_sync(use) == ["one\n", "two\n", "three\n"]
 
 
-async def test_what_is_refused(hf: LocalHF, api: HfApi) -> None:
+async def test_refused_values(hf: LocalHF, api: HfApi) -> None:
     def refused(status: int, **options: object) -> None:
         with pytest.raises(HfHubHTTPError) as caught:
             create(api, **options)

@@ -45,21 +45,21 @@ def refused(status: int, **options: object) -> str:
     return str(caught.value)
 
 
-def test_a_job_runs_its_command_with_environment_and_secrets(threaded_hf: LocalHF) -> None:
+def test_job_runs_its_command_with_environment_and_secrets(threaded_hf: LocalHF) -> None:
     code = "import os; print(os.environ['A'], os.environ['B']); print('second')"
     log, status = wait(run("python3", "-c", code, env={"A": "one"}, secrets={"B": "two"}))
     assert log == ["one two", "second"]
     assert (status.stage, status.message) == ("COMPLETED", None)
 
 
-def test_a_job_that_fails_says_so(threaded_hf: LocalHF) -> None:
+def test_job_that_fails_says_so(threaded_hf: LocalHF) -> None:
     log, status = wait(run("sh", "-c", "echo no >&2; exit 4"))
     assert log == ["no"]
     assert status.stage == "ERROR"
     assert "exit code: 4" in status.message
 
 
-def test_the_api_tells_the_names_of_secrets_only(threaded_hf: LocalHF) -> None:
+def test_api_tells_the_names_of_secrets_only(threaded_hf: LocalHF) -> None:
     id = run("true", secrets={"KEY": "hidden-value"})
     headers = {"Authorization": f"Bearer {threaded_hf.token}"}
     for path in (f"/api/jobs/tester/{id}", "/api/jobs/tester"):
@@ -67,7 +67,7 @@ def test_the_api_tells_the_names_of_secrets_only(threaded_hf: LocalHF) -> None:
     assert list(hub.inspect_job(job_id=id).secrets) == ["KEY"]
 
 
-def test_no_secret_is_in_an_argument_or_a_file_of_this_machine(threaded_hf: LocalHF) -> None:
+def test_no_secret_in_arguments_or_files_of_this_machine(threaded_hf: LocalHF) -> None:
     id = run("sh", "-c", "echo ready; sleep 60", secrets={"KEY": "hidden-value"})
     assert first_line(id) == "ready"
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -81,7 +81,7 @@ def test_no_secret_is_in_an_argument_or_a_file_of_this_machine(threaded_hf: Loca
     hub.cancel_job(job_id=id)
 
 
-def test_a_cancelled_job_is_gone_with_all_it_started(threaded_hf: LocalHF) -> None:
+def test_cancelled_job_is_gone_with_all_it_started(threaded_hf: LocalHF) -> None:
     mark = f"60.{os.getpid()}{sys.hash_info.width}"
     id = run("sh", "-c", f"sleep {mark} & sleep {mark} & sleep 0.1; echo ready; wait")
     assert first_line(id) == "ready"
@@ -93,7 +93,7 @@ def test_a_cancelled_job_is_gone_with_all_it_started(threaded_hf: LocalHF) -> No
     hub.cancel_job(job_id=id)  # again: nothing to do
 
 
-def test_a_server_that_closes_leaves_no_job_behind(threaded_hf: LocalHF, hf_portal: object) -> None:
+def test_server_that_closes_leaves_no_job_behind(threaded_hf: LocalHF, hf_portal: object) -> None:
     mark = f"61.{os.getpid()}{sys.hash_info.width}"
     id = run("sh", "-c", f"echo ready; sleep {mark}")
     assert first_line(id) == "ready"
@@ -102,7 +102,7 @@ def test_a_server_that_closes_leaves_no_job_behind(threaded_hf: LocalHF, hf_port
     assert not list(threaded_hf.jobs.home.iterdir())
 
 
-def test_a_job_ends_at_its_time_out(threaded_hf: LocalHF) -> None:
+def test_job_ends_at_its_time_out(threaded_hf: LocalHF) -> None:
     _, status = wait(run("sleep", "60", timeout=1))
     assert (status.stage, status.message) == ("ERROR", "Job timeout")
 
@@ -124,13 +124,13 @@ def test_hardware(threaded_hf: LocalHF) -> None:
     assert flavors["a100-large"].accelerator.model == "A100"
 
 
-def test_what_cannot_be_is_refused(threaded_hf: LocalHF) -> None:
+def test_impossible_settings_are_refused(threaded_hf: LocalHF) -> None:
     assert "cpu-huge" in refused(400, flavor="cpu-huge")
     assert "stranger" in refused(403, namespace="stranger")
     assert not threaded_hf.jobs.jobs
 
 
-def test_a_token_that_lacks_the_scope_is_refused(threaded_hf: LocalHF) -> None:
+def test_token_that_lacks_the_scope_is_refused(threaded_hf: LocalHF) -> None:
     reader = threaded_hf.add_token({"job.read"})
     assert "job.write" in refused(403, token=reader)
     assert list(hub.list_jobs(token=reader, namespace="tester")) == []
@@ -138,7 +138,7 @@ def test_a_token_that_lacks_the_scope_is_refused(threaded_hf: LocalHF) -> None:
     assert access["role"] == "fineGrained"
 
 
-def test_a_token_that_is_unknown_or_revoked_is_refused(threaded_hf: LocalHF) -> None:
+def test_token_that_is_unknown_or_revoked_is_refused(threaded_hf: LocalHF) -> None:
     refused(401, token="hf_nobody", namespace="tester")
     token = threaded_hf.add_token()
     assert list(hub.list_jobs(token=token, namespace="tester")) == []
@@ -146,7 +146,7 @@ def test_a_token_that_is_unknown_or_revoked_is_refused(threaded_hf: LocalHF) -> 
     refused(401, token=token, namespace="tester")
 
 
-def test_the_quota_is_refused_and_free_again(threaded_hf: LocalHF) -> None:
+def test_quota_is_refused_and_free_again(threaded_hf: LocalHF) -> None:
     threaded_hf.faults.quota = 1
     first = run("sleep", "60")
     refused(402)
@@ -154,7 +154,7 @@ def test_the_quota_is_refused_and_free_again(threaded_hf: LocalHF) -> None:
     wait(run("true"))
 
 
-def test_an_unknown_image_is_an_error_of_the_job(threaded_hf: LocalHF) -> None:
+def test_unknown_image_is_an_error_of_the_job(threaded_hf: LocalHF) -> None:
     id = hub.run_job(image="no-such/image:1", command=["true"]).id
     log, status = wait(id)
     assert log == []
@@ -162,7 +162,7 @@ def test_an_unknown_image_is_an_error_of_the_job(threaded_hf: LocalHF) -> None:
     assert "no-such/image:1" in status.message
 
 
-def test_an_organisation_is_a_namespace_too(threaded_hf: LocalHF) -> None:
+def test_organisation_is_a_namespace_too(threaded_hf: LocalHF) -> None:
     id = hub.run_job(image=IMAGE, command=["true"], namespace="testers").id
     assert [job.id for job in hub.list_jobs(namespace="testers")] == [id]
     assert list(hub.list_jobs()) == []

@@ -20,7 +20,7 @@ def containers(hf: LocalHF) -> list[str]:
     return [name for name in names if name.removeprefix("swe-hf-") in hf.jobs.jobs]
 
 
-def test_a_sandbox_in_a_container(threaded_hf: LocalHF, docker_image: str) -> None:
+def test_sandbox_in_a_container(threaded_hf: LocalHF, docker_image: str) -> None:
     with hub.Sandbox.create(image=docker_image, env={"A": "one"}, start_timeout=120) as sandbox:
         assert containers(threaded_hf) == [f"swe-hf-{sandbox.id}"]
         assert sandbox.run("echo $A; pwd").stdout == "one\n/testbed\n"
@@ -36,7 +36,7 @@ def test_a_sandbox_in_a_container(threaded_hf: LocalHF, docker_image: str) -> No
 
 
 @pytest.mark.slow
-def test_a_job_in_a_container(threaded_hf: LocalHF, docker_image: str) -> None:
+def test_job_in_a_container(threaded_hf: LocalHF, docker_image: str) -> None:
     options = {"image": docker_image, "secrets": {"KEY": "hidden-value"}}
     job = hub.run_job(command=["sh", "-c", "echo $KEY; exit 5"], **options)
     assert list(hub.fetch_job_logs(job_id=job.id, follow=True)) == ["hidden-value"]

@@ -46,7 +46,7 @@ def until_ended(sandbox) -> str:
 
 
 @given(st.integers(), st.floats(0, 1), st.lists(st.sampled_from(["jobs.create", "server.exec"]), max_size=30))
-def test_the_same_seed_meets_the_same_faults(seed: int, share: float, routes: list[str]) -> None:
+def test_same_seed_meets_the_same_faults(seed: int, share: float, routes: list[str]) -> None:
     one, two = (Faults(seed=seed, failing=share, lost=share, dropping=share) for _ in range(2))
     for route in routes:
         for name in ("status", "loses", "drop"):
@@ -64,7 +64,7 @@ def test_other_routes_are_spared(seed: int, routes: list[str]) -> None:
 
 
 @given(st.lists(st.sampled_from([0, 429, 503]), max_size=10))
-def test_a_plan_is_kept_in_order(statuses: list[int]) -> None:
+def test_plan_is_kept_in_order(statuses: list[int]) -> None:
     faults = Faults()
     faults.plan("jobs.create", *statuses)
     assert faults.status("jobs.inspect") is None
@@ -84,7 +84,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
-def test_a_failing_request_is_not_carried_out(threaded_hf: LocalHF, status: int) -> None:
+def test_failing_request_is_not_carried_out(threaded_hf: LocalHF, status: int) -> None:
     threaded_hf.faults.plan("jobs.create", status)
     with pytest.raises(hub.errors.HfHubHTTPError) as caught:
         hub.run_job(image="python:3.12", command=["true"])
@@ -94,7 +94,7 @@ def test_a_failing_request_is_not_carried_out(threaded_hf: LocalHF, status: int)
     assert threaded_hf.calls["jobs.create"] == 2
 
 
-def test_a_share_of_requests_fails(sandbox, threaded_hf: LocalHF) -> None:
+def test_share_of_requests_fails(sandbox, threaded_hf: LocalHF) -> None:
     threaded_hf.faults.failing, threaded_hf.faults.routes = 0.5, ("server.files",)
     found = []
     for _ in range(40):
@@ -106,7 +106,7 @@ def test_a_share_of_requests_fails(sandbox, threaded_hf: LocalHF) -> None:
     assert set(found) <= {True, 429, 500, 502, 503}
 
 
-def test_an_answer_that_is_lost_was_carried_out(threaded_hf: LocalHF) -> None:
+def test_answer_that_is_lost_was_carried_out(threaded_hf: LocalHF) -> None:
     threaded_hf.faults.lost, threaded_hf.faults.routes = 1.0, ("jobs.create",)
     with pytest.raises(httpx.TransportError):
         hub.run_job(image="python:3.12", command=["true"])
@@ -125,7 +125,7 @@ def test_latency_is_met_each_way(sandbox, threaded_hf: LocalHF) -> None:
 
 
 @pytest.mark.slow
-def test_the_pieces_of_a_stream_travel_at_the_same_time(sandbox, threaded_hf: LocalHF) -> None:
+def test_pieces_of_a_stream_travel_at_the_same_time(sandbox, threaded_hf: LocalHF) -> None:
     threaded_hf.faults.latency = 0.6
     began = time.monotonic()
     came: list[str] = []
@@ -138,7 +138,7 @@ def test_the_pieces_of_a_stream_travel_at_the_same_time(sandbox, threaded_hf: Lo
 # ---------------------------------------------------------------- streams
 
 
-def test_a_dropped_stream_is_no_end_of_a_command(sandbox, threaded_hf: LocalHF) -> None:
+def test_dropped_stream_does_not_end_a_command(sandbox, threaded_hf: LocalHF) -> None:
     threaded_hf.faults.dropping, threaded_hf.faults.drop_after = 1.0, 200
     came: list[str] = []
     with pytest.raises((httpx.TransportError, hub.errors.SandboxError)):
@@ -156,7 +156,7 @@ def test_a_dropped_stream_is_no_end_of_a_command(sandbox, threaded_hf: LocalHF) 
         assert time.monotonic() < deadline
 
 
-def test_a_bad_gateway_in_mid_stream(sandbox, threaded_hf: LocalHF) -> None:
+def test_bad_gateway_in_mid_stream(sandbox, threaded_hf: LocalHF) -> None:
     code = """
 import http.server
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -176,7 +176,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
     assert [get(sandbox).status_code for _ in range(3)] == [502, 502, 200]
 
 
-def test_a_proxy_that_buffers_gives_all_at_once(sandbox, threaded_hf: LocalHF) -> None:
+def test_proxy_that_buffers_gives_all_at_once(sandbox, threaded_hf: LocalHF) -> None:
     command = {"cmd": "echo one; sleep 0.5; echo two"}
 
     def pieces() -> list[bytes]:
@@ -194,14 +194,14 @@ def test_a_proxy_that_buffers_gives_all_at_once(sandbox, threaded_hf: LocalHF) -
 # ---------------------------------------------------------------- lives
 
 
-def test_a_sandbox_whose_server_never_answers(threaded_hf: LocalHF) -> None:
+def test_sandbox_whose_server_never_answers(threaded_hf: LocalHF) -> None:
     threaded_hf.faults.never_ready = True
     with pytest.raises(hub.errors.SandboxError, match="did not become ready"):
         hub.Sandbox.create(start_timeout=0.5)
     assert threaded_hf.jobs.running() == []
 
 
-def test_a_start_that_meets_faults_and_comes_late(threaded_hf: LocalHF) -> None:
+def test_start_that_meets_faults_and_comes_late(threaded_hf: LocalHF) -> None:
     threaded_hf.faults.start_delay = 0.3
     threaded_hf.faults.plan("server.health", 502, 503, 500)
     with hub.Sandbox.create(start_timeout=60) as sandbox:
@@ -209,7 +209,7 @@ def test_a_start_that_meets_faults_and_comes_late(threaded_hf: LocalHF) -> None:
     assert threaded_hf.calls["server.health"] >= 4
 
 
-def test_a_command_that_is_waited_for_is_no_activity(threaded_hf: LocalHF) -> None:
+def test_waiting_for_a_command_is_no_activity(threaded_hf: LocalHF) -> None:
     threaded_hf.faults.idle_timeout = 1.0
     with hub.Sandbox.create(start_timeout=60) as sandbox:
         with pytest.raises((httpx.TransportError, hub.errors.SandboxError)):
@@ -230,7 +230,7 @@ def test_requests_and_background_processes_are_activity(threaded_hf: LocalHF) ->
 
 
 @pytest.mark.slow
-def test_an_idle_sandbox_of_a_pool_is_evicted_and_its_host_is_not(threaded_hf: LocalHF) -> None:
+def test_idle_sandbox_of_a_pool_is_evicted_and_its_host_is_not(threaded_hf: LocalHF) -> None:
     with hub.SandboxPool() as pool:
         idle, busy = pool.create(idle_timeout=3), pool.create(idle_timeout=3)
         busy.run("sleep 600", background=True)
@@ -241,7 +241,7 @@ def test_an_idle_sandbox_of_a_pool_is_evicted_and_its_host_is_not(threaded_hf: L
         assert caught.value.status_code == 401  # its token is nobody's any more
 
 
-def test_a_job_dies_at_a_moment_and_the_next_does_not(threaded_hf: LocalHF) -> None:
+def test_job_dies_at_a_moment_and_the_next_does_not(threaded_hf: LocalHF) -> None:
     threaded_hf.faults.deaths = [0.3]
     first, second = (hub.run_job(image="python:3.12", command=["sleep", n]).id for n in ("60", "1"))
     for id in (first, second):
@@ -251,7 +251,7 @@ def test_a_job_dies_at_a_moment_and_the_next_does_not(threaded_hf: LocalHF) -> N
     assert hub.inspect_job(job_id=second).status.stage == "COMPLETED"
 
 
-def test_a_sandbox_dies_when_told_to(sandbox, threaded_hf: LocalHF, hf_portal) -> None:
+def test_sandbox_dies_on_request(sandbox, threaded_hf: LocalHF, hf_portal) -> None:
     with hub.Sandbox.create(start_timeout=60) as other:
         hf_portal.call(threaded_hf.jobs.kill, other.id, "Node lost")
         with pytest.raises((httpx.TransportError, hub.errors.SandboxError)):
@@ -261,7 +261,7 @@ def test_a_sandbox_dies_when_told_to(sandbox, threaded_hf: LocalHF, hf_portal) -
     assert sandbox.run("echo alive").stdout == "alive\n"
 
 
-def test_a_command_sees_the_death_of_its_sandbox(sandbox, threaded_hf: LocalHF, hf_portal) -> None:
+def test_command_sees_the_death_of_its_sandbox(sandbox, threaded_hf: LocalHF, hf_portal) -> None:
     def die(_: str) -> None:
         hf_portal.call(threaded_hf.jobs.kill, sandbox.id)
 
@@ -270,7 +270,7 @@ def test_a_command_sees_the_death_of_its_sandbox(sandbox, threaded_hf: LocalHF, 
     assert stage(sandbox) == "ERROR"
 
 
-def test_a_clock_that_is_off(threaded_hf: LocalHF) -> None:
+def test_clock_that_is_off(threaded_hf: LocalHF) -> None:
     """What the service dates, and its `Date` header."""
     threaded_hf.faults.skew = -7 * 3600
     with hub.Sandbox.create(start_timeout=60) as sandbox:

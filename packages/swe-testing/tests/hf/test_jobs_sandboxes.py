@@ -25,14 +25,14 @@ def until(condition: object, seconds: float = 120.0) -> None:
 # ---------------------------------------------------------------- commands
 
 
-def test_a_command_says_what_it_printed_and_how_it_ended(sandbox) -> None:
+def test_command_says_what_it_printed_and_how_it_ended(sandbox) -> None:
     result = sandbox.run("echo out; echo err >&2; exit 3", check=False)
     assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
     with pytest.raises(hub.errors.SandboxCommandError):
         sandbox.run("exit 3")
 
 
-def test_an_argv_is_not_read_by_a_shell(sandbox) -> None:
+def test_argv_is_not_read_by_a_shell(sandbox) -> None:
     assert sandbox.run(["echo", "a b", "$HOME"]).stdout == "a b $HOME\n"
 
 
@@ -42,26 +42,26 @@ def test_environment_directory_and_input(sandbox) -> None:
     assert result.stdout == "given\none\n/w\n"
 
 
-def test_the_environment_of_the_sandbox_has_its_secrets_and_not_its_token(threaded_hf) -> None:
+def test_environment_of_the_sandbox_has_its_secrets_and_not_its_token(threaded_hf) -> None:
     with hub.Sandbox.create(env={"A": "one"}, secrets={"B": "two"}) as sandbox:
         said = sandbox.run("env").stdout.splitlines()
     assert {"A=one", "B=two"} <= set(said)
     assert not [line for line in said if line.startswith(("SBX_", "HF_"))]
 
 
-def test_a_program_that_is_not_there_is_an_error_of_the_request(sandbox) -> None:
+def test_missing_program_is_an_error_of_the_request(sandbox) -> None:
     with pytest.raises(hub.errors.SandboxError, match="failed to spawn"):
         sandbox.run(["/no/such/program"])
 
 
-def test_a_time_out_kills_the_process_group(sandbox) -> None:
+def test_time_out_kills_the_process_group(sandbox) -> None:
     result = sandbox.run("sleep 77 & sleep 77", timeout=0.3, check=False)
     assert result.timed_out
     assert not result.ok
     until(lambda: sandbox.run("pgrep -c sleep", check=False).stdout == "0\n")
 
 
-def test_a_command_that_a_signal_ended_has_no_exit_code(sandbox) -> None:
+def test_command_that_a_signal_ended_has_no_exit_code(sandbox) -> None:
     result = sandbox.run("kill -9 $$", check=False)
     assert (result.exit_code, result.signal) == (None, 9)
 
@@ -124,7 +124,7 @@ def test_bytes_come_back_as_they_were(sandbox, tmp_path, size) -> None:
     assert sandbox.run("cmp /data/again /data/sub/file.bin").ok
 
 
-def test_a_file_that_is_written_again_is_no_longer_than_the_second(sandbox) -> None:
+def test_rewritten_file_has_the_length_of_the_second(sandbox) -> None:
     sandbox.files.write("/f", b"x" * 4_000_000)
     sandbox.files.write("/f", b"y" * 3_000_000)
     assert sandbox.files.stat("/f").size == 3_000_000
@@ -156,7 +156,7 @@ def test_symbolic_links_are_not_followed(sandbox) -> None:
     assert sandbox.files.read("/real/f") == b"secret\n"
 
 
-def test_what_is_not_there_is_a_404(sandbox) -> None:
+def test_missing_path_is_a_404(sandbox) -> None:
     with pytest.raises(hub.errors.SandboxError) as caught:
         sandbox.files.read("/nope")
     assert caught.value.status_code == 404
@@ -201,7 +201,7 @@ def served(sandbox) -> object:
     return sandbox
 
 
-def test_a_port_is_reached_and_its_answer_streamed(served) -> None:
+def test_port_is_reached_and_its_answer_streamed(served) -> None:
     url = served.proxy_url_for(8000, "/", scheme="http://")
     with httpx.stream("GET", url, headers=served.proxy_headers) as response:
         parts = list(response.iter_raw())
@@ -209,7 +209,7 @@ def test_a_port_is_reached_and_its_answer_streamed(served) -> None:
     assert len(parts) > 1
 
 
-def test_a_request_reaches_the_port_as_it_was_but_for_the_credentials(served) -> None:
+def test_request_reaches_the_port_as_it_was_but_for_the_credentials(served) -> None:
     url = served.proxy_url_for(8000, "/a%2Fb/../c?q=%20x&q=y", scheme="http://")
     response = httpx.post(url, headers={**served.proxy_headers, "X-Own": "kept"}, content=b"\x00body")
     told = response.json()
@@ -220,18 +220,18 @@ def test_a_request_reaches_the_port_as_it_was_but_for_the_credentials(served) ->
     assert bytes.fromhex(told["body"]) == b"\x00body"
 
 
-def test_an_answer_that_breaks_off_inside_breaks_off_outside(served) -> None:
+def test_answer_that_breaks_off_inside_breaks_off_outside(served) -> None:
     url = served.proxy_url_for(8000, "/break", scheme="http://")
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(url, headers=served.proxy_headers)
 
 
-def test_a_port_where_nothing_listens_is_a_502(sandbox) -> None:
+def test_port_where_nothing_listens_is_a_502(sandbox) -> None:
     url = sandbox.proxy_url_for(8001, scheme="http://")
     assert httpx.get(url, headers=sandbox.proxy_headers).status_code == 502
 
 
-def test_a_port_is_closed_to_strangers(served, threaded_hf) -> None:
+def test_port_is_closed_to_strangers(served, threaded_hf) -> None:
     url = served.proxy_url_for(8000, "/up", scheme="http://")
     both = served.proxy_headers
     assert httpx.get(url).status_code == 401
@@ -268,7 +268,7 @@ def test_sandboxes_do_not_see_each_other_or_this_machine(threaded_hf, tmp_path) 
 
 
 @pytest.mark.slow
-def test_an_image_that_is_not_there_ends_the_start(threaded_hf) -> None:
+def test_missing_image_ends_the_start(threaded_hf) -> None:
     with pytest.raises(hub.errors.SandboxError, match="no-such/image"):
         hub.Sandbox.create(image="no-such/image:1")
     assert threaded_hf.jobs.running() == []
@@ -277,7 +277,7 @@ def test_an_image_that_is_not_there_ends_the_start(threaded_hf) -> None:
 # ---------------------------------------------------------------- pools
 
 
-def test_a_pool_packs_sandboxes_on_hosts(threaded_hf) -> None:
+def test_pool_packs_sandboxes_on_hosts(threaded_hf) -> None:
     with hub.SandboxPool(sandboxes_per_host=2) as pool:
         one, two, three = (pool.create(env={"N": str(n)}) for n in range(3))
         assert len(threaded_hf.jobs.running()) == 2
@@ -293,7 +293,7 @@ def test_a_pool_packs_sandboxes_on_hosts(threaded_hf) -> None:
     assert threaded_hf.jobs.running() == []
 
 
-def test_a_pooled_sandbox_is_reached_by_a_unix_socket(threaded_hf) -> None:
+def test_pooled_sandbox_is_reached_by_a_unix_socket(threaded_hf) -> None:
     code = """
 import http.server, os, socketserver
 class Server(socketserver.UnixStreamServer): pass
@@ -310,7 +310,7 @@ Server(os.environ["SBX_PROXY_DIR"] + "/8000.sock", Handler).serve_forever()
         assert httpx.get(url, headers=sandbox.proxy_headers).text == "by socket"
 
 
-def test_a_pooled_sandbox_has_a_token_of_its_own(threaded_hf) -> None:
+def test_pooled_sandbox_has_a_token_of_its_own(threaded_hf) -> None:
     with hub.SandboxPool() as pool, pool.create() as one, pool.create() as two:
         path = two.proxy_url_for(1, scheme="http://").replace("/proxy/1/", "/processes")
         assert httpx.get(path, headers=two.proxy_headers).status_code == 200

@@ -49,7 +49,7 @@ def printed(script: str, *volumes: object, image: str = IMAGE) -> list[str]:
 
 
 @needs_bubblewrap
-def test_a_job_sees_a_repository(threaded_hf: LocalHF, api: object) -> None:
+def test_job_sees_a_repository(threaded_hf: LocalHF, api: object) -> None:
     assert printed("cd /data; cat top.txt; echo; cat folder/deep/file.txt", volume()) == [
         "top.txt",
         "folder/deep/file.txt",
@@ -57,7 +57,7 @@ def test_a_job_sees_a_repository(threaded_hf: LocalHF, api: object) -> None:
 
 
 @needs_bubblewrap
-def test_nobody_writes_to_a_volume(threaded_hf: LocalHF, api: object) -> None:
+def test_volume_is_read_only(threaded_hf: LocalHF, api: object) -> None:
     log = printed("echo x >/data/top.txt || echo no; rm -rf /data/folder || echo neither", volume())
     assert log[-1] == "neither"
     assert "no" in log
@@ -65,7 +65,7 @@ def test_nobody_writes_to_a_volume(threaded_hf: LocalHF, api: object) -> None:
 
 
 @needs_bubblewrap
-def test_a_revision_is_what_it_was(threaded_hf: LocalHF, api: object) -> None:
+def test_revision_is_what_it_was(threaded_hf: LocalHF, api: object) -> None:
     first = commit(api, "top.txt", b"first\n")
     second = commit(api, "top.txt", b"second\n")
     script = "cat /data/top.txt"
@@ -74,13 +74,13 @@ def test_a_revision_is_what_it_was(threaded_hf: LocalHF, api: object) -> None:
 
 
 @needs_bubblewrap
-def test_a_folder_and_several_volumes(threaded_hf: LocalHF, api: object) -> None:
+def test_folder_and_several_volumes(threaded_hf: LocalHF, api: object) -> None:
     deep = volume(path="folder/deep", mount_path="/tmp/deep", read_only=True)
     assert printed("ls /tmp/deep; ls /data", volume(), deep) == ["file.txt", "folder", "top.txt"]
 
 
 @needs_bubblewrap
-def test_a_sandbox_sees_it_too(threaded_hf: LocalHF, api: object) -> None:
+def test_sandbox_sees_it_too(threaded_hf: LocalHF, api: object) -> None:
     """And not the bucket of the server that its client asks for."""
     with hub.Sandbox.create(image=IMAGE, volumes=[volume()]) as sandbox:
         assert sandbox.files.read("/data/top.txt") == b"top.txt"
@@ -88,7 +88,7 @@ def test_a_sandbox_sees_it_too(threaded_hf: LocalHF, api: object) -> None:
 
 @pytest.mark.slow
 @pytest.mark.docker
-def test_a_container_sees_it_too(threaded_hf: LocalHF, api: object, docker_image: str) -> None:
+def test_container_sees_it_too(threaded_hf: LocalHF, api: object, docker_image: str) -> None:
     log = printed("cat /data/top.txt; echo; echo x >/data/top.txt || echo no", volume(), image=docker_image)
     assert "no" in log  # anywhere: an engine passes on two streams without an order between them
     assert any(line.startswith("top.txt") for line in log)
@@ -107,7 +107,7 @@ def test_a_container_sees_it_too(threaded_hf: LocalHF, api: object, docker_image
         (400, {"mount_path": "/data/../etc"}, "absolute"),
     ],
 )
-def test_what_cannot_be_mounted_is_refused(
+def test_unmountable_asset_is_refused(
     threaded_hf: LocalHF, api: object, status: int, options: dict[str, object], said: str
 ) -> None:
     with pytest.raises(hub.errors.HfHubHTTPError, match=said) as caught:
@@ -116,7 +116,7 @@ def test_what_cannot_be_mounted_is_refused(
     assert not threaded_hf.jobs.jobs
 
 
-def test_a_token_that_may_not_read_is_refused(threaded_hf: LocalHF, api: object) -> None:
+def test_token_that_may_not_read_is_refused(threaded_hf: LocalHF, api: object) -> None:
     """A private one, that is: anybody reads what is public."""
     token = threaded_hf.add_token({"job.read", "job.write"})
     options = {"image": IMAGE, "command": ["true"], "volumes": [volume()], "token": token}
@@ -127,7 +127,7 @@ def test_a_token_that_may_not_read_is_refused(threaded_hf: LocalHF, api: object)
 
 
 @pytest.mark.anyio
-async def test_the_end_waits_for_what_is_being_written(
+async def test_end_waits_for_what_is_being_written(
     local_hf: LocalHF, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go, written = threading.Event(), threading.Event(), threading.Event()

@@ -103,7 +103,7 @@ def files(hf: LocalHF) -> dict[str, bytes]:
     return dict(hf.hub.repo("model", TO).files)
 
 
-def test_a_checkpoint_is_one_commit_in_the_place_of_the_last(hf: LocalHF, run: RunDirectory) -> None:
+def test_checkpoint_is_one_commit_in_the_place_of_the_last(hf: LocalHF, run: RunDirectory) -> None:
     callback = pushed(run, 3)
     save(run, 6)
     saved(callback)
@@ -117,7 +117,7 @@ def test_a_checkpoint_is_one_commit_in_the_place_of_the_last(hf: LocalHF, run: R
     assert not (run.path / "push").exists()
 
 
-def test_nothing_of_this_machine_is_in_it(
+def test_deployment_contains_nothing_of_this_machine(
     hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "key-of-the-user")
@@ -136,7 +136,7 @@ def test_nothing_of_this_machine_is_in_it(
     assert whole.count(b"[redacted]") >= 2
 
 
-def test_the_end(hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
+def test_end(hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
     """The last checkpoint is pushed even where it came while another was under way."""
     callback = pushed(run, 3)
     save(run, 6)
@@ -154,7 +154,7 @@ def test_the_end(hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixtur
     assert files(hf)["README.md"] == mine
 
 
-def test_a_hub_that_stays_away_ends_no_training(
+def test_hub_that_stays_away_ends_no_training(
     hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     callback = push(run)
@@ -166,7 +166,7 @@ def test_a_hub_that_stays_away_ends_no_training(
     assert "last-checkpoint/model.safetensors" in files(hf)
 
 
-def test_a_training_that_came_back(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
+def test_training_that_came_back(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     """What a machine without a disk has: the name of the repository."""
     callback = push(run)
     save(run, 3)
@@ -211,7 +211,7 @@ def test_nothing_to_restore(
         restore(TO, tmp_path / "new")
 
 
-def test_a_token_that_expired_is_not_nothing_to_restore(
+def test_token_that_expired_is_not_nothing_to_restore(
     hf: LocalHF, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client calls that a repository which is not there; a Space would begin anew."""
@@ -226,7 +226,7 @@ def test_a_token_that_expired_is_not_nothing_to_restore(
         restore(TO, tmp_path / "new")
 
 
-def test_what_is_not_whole_is_not_restored(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
+def test_incomplete_checkpoint_is_not_restored(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     pushed(run, 3)
     HfApi().delete_file("last-checkpoint/swe-core/train.sqlite", TO)
     with pytest.raises(SweError, match="is incomplete"):
@@ -234,7 +234,7 @@ def test_what_is_not_whole_is_not_restored(hf: LocalHF, run: RunDirectory, tmp_p
     assert not (tmp_path / "new").exists()
 
 
-def test_the_command(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
+def test_command(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     def call() -> tuple[int, str]:
         done = CliRunner().invoke(restore_command, [TO, str(tmp_path / "new")], standalone_mode=False)
         return done.return_value or 0, done.output

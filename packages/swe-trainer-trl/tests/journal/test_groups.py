@@ -51,7 +51,7 @@ def assessed(members: list[Member], **changed: Any) -> Assessed:
 
 
 @given(groups(), st.integers(9, 12), st.integers(0, 12), st.integers(1, 4), st.booleans())
-def test_a_group_is_rows_or_a_reason(
+def test_group_is_rows_or_a_reason(
     members: list[Member], version: int, max_staleness: int, min_scored: int, keep: bool
 ) -> None:
     got = assess(
@@ -103,12 +103,12 @@ def test_errors_are_not_in_the_baseline() -> None:
     assert [(row.rollout_id, round(row.advantage, 3)) for row in got.rows] == [("good", 1.0), ("bad", -1.0)]
 
 
-def test_a_member_without_tokens_counts_for_the_baseline() -> None:
+def test_member_without_tokens_counts_for_the_baseline() -> None:
     got = assessed([member("good", 1.0, [True]), member("silent", 0.0, [False], version=None)])
     assert [(row.rollout_id, round(row.advantage, 3)) for row in got.rows] == [("good", 1.0)]
 
 
-def test_a_stale_member_is_as_if_cancelled() -> None:
+def test_stale_member_is_as_if_cancelled() -> None:
     members = [
         member("old", 1.0, [True], version=4),
         member("good", 1.0, [True], version=5),

@@ -191,7 +191,7 @@ def test_groups_come_in_the_order_of_closing(journal: Journal) -> None:
     assert [group.id for group in journal.ready(first.closed, limit=9)] == [0, 1]
 
 
-def test_a_group_is_closed_once(journal: Journal) -> None:
+def test_group_is_closed_once(journal: Journal) -> None:
     fill(journal, 1)
     with pytest.raises(SweError, match="group 0 is not open"):
         journal.close_group(0, assessed(members_of(0)))
@@ -201,7 +201,7 @@ def test_a_group_is_closed_once(journal: Journal) -> None:
     assert_whole(group)
 
 
-def test_a_member_is_added_whole_and_once(journal: Journal) -> None:
+def test_member_is_added_whole_and_once(journal: Journal) -> None:
     group = journal.open_group("task", SIZE)
     journal.add_member(group, make_member("r"))
     with pytest.raises(SweError, match="UNIQUE"):
@@ -221,7 +221,7 @@ def test_tokens_are_kept_only_while_needed(path: Path, journal: Journal) -> None
     assert sql(path, "SELECT sum(length(ids) + length(mask) + length(logprobs)) FROM rows") == [(0,)]
 
 
-def test_the_version_never_goes_back(journal: Journal) -> None:
+def test_version_never_goes_back(journal: Journal) -> None:
     assert journal.version == 0
     for version in (1, 5, 3):
         journal.raise_version(version)
@@ -229,7 +229,7 @@ def test_the_version_never_goes_back(journal: Journal) -> None:
     assert journal.version == 5
 
 
-def test_a_resumed_policy_is_as_old_as_its_checkpoint(journal: Journal) -> None:
+def test_resumed_policy_is_as_old_as_its_checkpoint(journal: Journal) -> None:
     """What was announced for it since the kill ages nothing: neither its own new number nor lost steps."""
     for version, step in ((1, 0), (2, 1), (3, 2), (4, 3)):
         journal.raise_version(version, step, again=version == 1)
@@ -239,7 +239,7 @@ def test_a_resumed_policy_is_as_old_as_its_checkpoint(journal: Journal) -> None:
     assert journal.updates() == {1: 1, 2: 2, 3: 3, 4: 4, 5: 3, 6: 3, 7: 4}
 
 
-def test_a_run_that_is_resumed_before_its_first_checkpoint_begins_anew(journal: Journal) -> None:
+def test_run_that_is_resumed_before_its_first_checkpoint_begins_anew(journal: Journal) -> None:
     journal.raise_version(1, 0, again=True)
     journal.raise_version(2, 1)
     journal.raise_version(3, 0, again=True)
@@ -365,7 +365,7 @@ class Writer:
         return self.process.stdout.readline().split()
 
 
-def test_two_processes_at_once(path: Path) -> None:
+def test_two_concurrent_processes(path: Path) -> None:
     """One adds, the other trains; each row is trained once."""
     groups, trained, cursor = 10, [], -1
     with Writer(path, groups, "add") as writer, opened(path) as trainer:
@@ -464,7 +464,7 @@ def assert_kept(journal: Journal, added: int) -> None:
     assert [content(member) for member in open_.members] == [content(member) for member in expected]
 
 
-def test_a_file_that_cannot_grow(path: Path) -> None:
+def test_file_that_cannot_grow(path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
     try:
@@ -477,7 +477,7 @@ def test_a_file_that_cannot_grow(path: Path) -> None:
         assert_kept(journal, len(open_.members) + 1)
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_full_disk(tmp_path: Path) -> None:
     mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
     script = 'mount -t tmpfs -o size=1m none "$0"; exec "$@"'
     try:
@@ -628,7 +628,7 @@ if __name__ == "__main__":
     main()
 
 
-def test_every_trainable_id_has_a_fate(journal: Journal) -> None:
+def test_every_trainable_id_is_accounted_for(journal: Journal) -> None:
     """Trained, waiting or dropped for a reason: at each moment they add up to what was sampled."""
 
     def chain(tokens: int) -> Chain:
@@ -671,7 +671,7 @@ def test_every_trainable_id_has_a_fate(journal: Journal) -> None:
     assert journal.tokens() == Tokens(0, 31, {"no_spread": 21, "stale": 16})
 
 
-def test_what_is_forgotten_is_trained_for_good(journal: Journal) -> None:
+def test_pruned_rows_stay_trained(journal: Journal) -> None:
     """Its ids are gone, so going back beyond it frees nothing: an empty row must never be trained."""
     rows = tuple(
         Row(str(n), np.ones(4, np.int64), np.array([0, 1, 1, 1]), np.zeros(4, np.float32), 1.0, 1, 1.0)

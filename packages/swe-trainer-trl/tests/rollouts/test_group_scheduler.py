@@ -288,7 +288,7 @@ async def feeding(
 # groups
 
 
-async def test_a_group_is_handed_over_whole_and_errors_have_no_part_in_its_baseline(tmp_path: Path) -> None:
+async def test_group_is_handed_over_whole_and_errors_have_no_part_in_its_baseline(tmp_path: Path) -> None:
     words = {"1": ["again", "late>done"], "2": ["crash"], "*": ["again", "done"]}
     async with feeding(tmp_path / "run", words, group_size=4, groups_ahead=1) as feed:
         await feed.script.held("late")
@@ -311,7 +311,7 @@ async def test_a_group_is_handed_over_whole_and_errors_have_no_part_in_its_basel
     assert text == b"againdone"
 
 
-async def test_a_member_whose_sandbox_failed_is_run_again_and_its_last_try_is_trained(tmp_path: Path) -> None:
+async def test_member_whose_sandbox_failed_is_run_again_and_its_last_try_is_trained(tmp_path: Path) -> None:
     words = {"0": ["again", "again", "done"], "*": ["done"]}
     async with feeding(tmp_path / "run", words, group_size=2, groups_ahead=1, dying=[0]) as feed:
         await feed.until(lambda: feed.closed == [0])
@@ -337,7 +337,7 @@ async def test_groups_are_handed_over_in_the_order_in_which_they_are_closed(tmp_
     assert len(set(tasks.values())) == 2
 
 
-async def test_every_attempt_is_of_the_groups_task_and_labelled_as_itself(tmp_path: Path) -> None:
+async def test_attempts_have_the_groups_task_and_their_own_labels(tmp_path: Path) -> None:
     words = {"*": ["done"]}
     async with feeding(tmp_path / "run", words, tasks=3, shuffle=True, group_size=1) as feed:
         await feed.until(lambda: len(feed.closed) >= 6)  # nothing to train, so nothing has to be taken
@@ -356,7 +356,7 @@ names = st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=6, unique
 
 @settings(deadline=None)
 @given(names, st.integers(0, 20), st.integers(), st.booleans())
-def test_an_epoch_has_every_task_once_and_a_resumed_run_goes_on_in_its_order(
+def test_epoch_has_every_task_once_and_a_resumed_run_keeps_its_order(
     tasks: list[str], begun: int, seed: int, shuffle: bool
 ) -> None:
     options = OPTIONS.model_copy(update={"seed": seed, "shuffle": shuffle})
@@ -377,7 +377,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     assert len(orders) == 9
 
 
-async def test_a_set_seed_draws_anew_in_each_group_of_a_task(tmp_path: Path) -> None:
+async def test_set_seed_draws_anew_in_each_group_of_a_task(tmp_path: Path) -> None:
     """The engine makes a request's seed of the set one and the rollout's id, which says the group."""
     async with feeding(tmp_path / "run", {"*": ["done"]}, tasks=1, groups_ahead=3) as feed:  # three epochs
         await feed.until(lambda: len(feed.closed) == 3)
@@ -403,13 +403,13 @@ async def test_a_set_seed_draws_anew_in_each_group_of_a_task(tmp_path: Path) -> 
         (4, 8, 4, 0, 2),
     ],
 )
-def test_as_many_groups_are_ahead_as_keep_the_slots_busy_or_stay_fresh(
+def test_groups_ahead_keep_the_slots_busy_or_stay_fresh(
     concurrency: int, group_size: int, step_rows: int, max_staleness: int, groups: int
 ) -> None:
     assert groups_to_keep_busy(concurrency, group_size, step_rows, max_staleness) == groups
 
 
-async def test_no_more_groups_are_begun_than_the_trainer_takes(tmp_path: Path) -> None:
+async def test_groups_begun_are_limited_to_what_the_trainer_takes(tmp_path: Path) -> None:
     async with feeding(tmp_path / "run", {"*": ["done"]}, groups_ahead=2) as feed:
         await feed.until(lambda: len(feed.closed) == 2)
         await anyio.wait_all_tasks_blocked()
@@ -428,7 +428,7 @@ async def test_no_more_groups_are_begun_than_the_trainer_takes(tmp_path: Path) -
     assert feed.measured("group/backpressure_s_total") > 0
 
 
-async def test_what_an_earlier_process_left_counts_before_the_trainer_says_that_it_took_it(
+async def test_rows_of_an_earlier_process_count_before_the_trainer_takes_them(
     tmp_path: Path,
 ) -> None:
     """Also more of it than there is room for; and its first words may be there before the journal is read."""
@@ -447,7 +447,7 @@ async def test_what_an_earlier_process_left_counts_before_the_trainer_says_that_
 # staleness
 
 
-async def test_a_rollout_that_is_too_old_is_cancelled_while_it_runs(tmp_path: Path) -> None:
+async def test_rollout_that_is_too_old_is_cancelled_while_it_runs(tmp_path: Path) -> None:
     """0/0 stays since version 1; 0/1 ends at 2 and is too old when its group is; 1/0 is of version 2."""
     words = {"0/0": ["stay"], "0/1": ["go>done"], "1/0": ["again", "end>done"], "*": ["end>done"]}
     path = tmp_path / "run"
@@ -489,7 +489,7 @@ def _first(feed: Feed) -> str:
     return f"{feed.runner.requests[0].task.instance_id}-g0-0"
 
 
-async def test_a_call_that_took_too_long_makes_its_rollout_stale_at_once(tmp_path: Path) -> None:
+async def test_call_that_took_too_long_makes_its_rollout_stale_at_once(tmp_path: Path) -> None:
     """The policy moved on while it was answered: no further version has to come."""
     words = {"0/0": ["go>stay"], "0/1": ["go>done"]}
     async with feeding(tmp_path / "run", words, groups_ahead=1, group_size=1) as feed:
@@ -527,7 +527,7 @@ async def test_attempts_that_need_a_server_which_has_died_are_made_again(tmp_pat
     assert feed.measured("group/skipped_too_few_scored_total") == 0
 
 
-async def test_an_attempt_that_failed_as_its_server_died_is_made_again(tmp_path: Path) -> None:
+async def test_attempt_that_failed_as_its_server_died_is_made_again(tmp_path: Path) -> None:
     """The death is known a moment later: until then the attempt does not count, and no other one begins."""
     words = {"0/0": ["unreachable"], "*": ["done"]}
     async with feeding(tmp_path / "run", words, groups_ahead=1) as feed:
@@ -541,14 +541,14 @@ async def test_an_attempt_that_failed_as_its_server_died_is_made_again(tmp_path:
     assert feed.outcomes == {"0/0": "error", "0/0-2": "resolved", "0/1": "unresolved"}
 
 
-async def test_an_attempt_that_fails_at_a_server_which_lives_counts(tmp_path: Path) -> None:
+async def test_attempt_that_fails_at_a_live_server_counts(tmp_path: Path) -> None:
     async with feeding(tmp_path / "run", {"0/0": ["unreachable"], "*": ["done"]}, groups_ahead=1) as feed:
         await feed.until(lambda: 0 in feed.closed)
     assert feed.measured("group/skipped_too_few_scored_total") == 1
     assert "0/0-2" not in feed.rollouts
 
 
-async def test_what_a_dead_server_cost_is_made_again_by_a_resumed_run(tmp_path: Path) -> None:
+async def test_resumed_run_repeats_what_a_dead_server_lost(tmp_path: Path) -> None:
     words = {"0/0": ["go>done"], "0/1": ["unreachable"], "*": ["done"]}
     path = tmp_path / "run"
     async with feeding(path, words, groups_ahead=1) as feed:
@@ -564,7 +564,7 @@ async def test_what_a_dead_server_cost_is_made_again_by_a_resumed_run(tmp_path: 
     assert feed.outcomes["0/1-2"] == "unresolved"
 
 
-async def test_a_server_that_is_back_and_lost_at_once_gets_no_attempt(tmp_path: Path) -> None:
+async def test_server_that_is_back_and_lost_at_once_gets_no_attempt(tmp_path: Path) -> None:
     async with feeding(tmp_path / "run", {"*": ["done"]}, Lost(), groups_ahead=1) as feed:
         await anyio.wait_all_tasks_blocked()
         feed.commands.send_nowait(Back())
@@ -576,7 +576,7 @@ async def test_a_server_that_is_back_and_lost_at_once_gets_no_attempt(tmp_path: 
         await feed.until(lambda: 0 in feed.closed)
 
 
-async def test_what_is_only_graded_when_the_server_dies_is_not_lost(
+async def test_rollouts_in_grading_survive_a_dead_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grading, graded = anyio.Event(), anyio.Event()
@@ -633,7 +633,7 @@ turns = st.tuples(
 
 @settings(deadline=None)
 @given(st.lists(st.one_of(st.just(None), turns), max_size=20), st.integers(0, 3))
-def test_a_rollout_is_cancelled_once_when_an_id_that_may_be_trained_is_too_old(
+def test_rollout_is_cancelled_once_when_an_id_that_may_be_trained_is_too_old(
     steps: list[tuple[str, list[int], str | None] | None], max_staleness: int
 ) -> None:
     """None is a new version; ids of versions to come are left out."""
@@ -661,7 +661,7 @@ def test_a_rollout_is_cancelled_once_when_an_id_that_may_be_trained_is_too_old(
         assert sorted(runner.cancelled) == sorted(wanted)
 
 
-def test_what_a_lost_try_sampled_makes_no_rollout_stale() -> None:
+def test_tokens_of_a_lost_try_make_no_rollout_stale() -> None:
     """Its sandbox failed, and it is run again: those ids are not trained, so their age is no matter."""
     runner = Cancelled()
     freshness = Freshness(runner, 0, {}, 0, Tally())
@@ -678,7 +678,7 @@ def test_what_a_lost_try_sampled_makes_no_rollout_stale() -> None:
     assert runner.cancelled == ["a"]
 
 
-async def test_only_what_was_cancelled_counts_as_cancelled() -> None:
+async def test_only_cancelled_rollouts_count_as_cancelled() -> None:
     """One that has its outcome already keeps it."""
     tally = Tally()
     freshness = Freshness(Cancelled(), 0, {}, 0, tally)
@@ -695,9 +695,7 @@ async def test_only_what_was_cancelled_counts_as_cancelled() -> None:
 
 
 @pytest.mark.parametrize("how", ["stop", "gone"])
-async def test_in_the_end_what_runs_is_recorded_as_cancelled_and_gone_on_with(
-    tmp_path: Path, how: str
-) -> None:
+async def test_running_rollouts_are_recorded_as_cancelled_and_resumed(tmp_path: Path, how: str) -> None:
     path = tmp_path / "run"
     async with feeding(path, {"0": ["done"], "1": ["stay"]}, groups_ahead=1) as feed:
         await feed.until(lambda: "0/0" in feed.rollouts and feed.agents() == 1)
@@ -721,7 +719,7 @@ async def test_in_the_end_what_runs_is_recorded_as_cancelled_and_gone_on_with(
 
 
 @pytest.mark.parametrize("end", ["verdict", "stale"])
-async def test_a_rollout_that_is_recorded_and_did_not_reach_the_journal_is_adopted(
+async def test_rollout_that_is_recorded_and_did_not_reach_the_journal_is_adopted(
     tmp_path: Path, end: str
 ) -> None:
     """Killed in between; and one that did is not rolled out again either."""
@@ -761,7 +759,7 @@ async def test_a_rollout_that_is_recorded_and_did_not_reach_the_journal_is_adopt
     assert rows == ({"0/0", "0/1"} if end == "verdict" else set())
 
 
-async def test_what_cannot_be_written_ends_the_run_in_one_sentence_and_closes_the_rest(
+async def test_write_error_ends_the_run_in_one_sentence_and_closes_the_rest(
     tmp_path: Path,
 ) -> None:
     def failing(journal: Journal) -> None:
@@ -780,7 +778,7 @@ async def test_what_cannot_be_written_ends_the_run_in_one_sentence_and_closes_th
     assert feed.rollouts["1/0"].outcome == feed.rollouts["1/1"].outcome == "cancelled"
 
 
-async def test_a_run_without_any_verdict_is_given_up_with_its_most_frequent_failure(tmp_path: Path) -> None:
+async def test_run_without_any_verdict_is_given_up_with_its_most_frequent_failure(tmp_path: Path) -> None:
     """A group with a verdict begins the count anew; one whose attempts were cancelled says nothing."""
     words = {"0": ["crash"], "1/0": ["done"], "1": ["crash"], "3/0": ["stay"], "3/1": ["stay"]}
     words |= {"2/0": ["crash"], "4/0": ["crash"], "2": ["done"], "1/2": ["crash"]}
@@ -798,14 +796,14 @@ async def test_a_run_without_any_verdict_is_given_up_with_its_most_frequent_fail
     assert "\n" not in said
 
 
-async def test_an_agent_that_asks_no_host_cannot_be_trained(tmp_path: Path) -> None:
+async def test_agent_that_asks_no_host_cannot_be_trained(tmp_path: Path) -> None:
     async with feeding(tmp_path / "run", {}, engine=False) as feed:
         await feed.ended.wait()
     assert isinstance(feed.problem, ConfigError)
     assert "leave out --mode black-box" in str(feed.problem)
 
 
-async def test_a_group_of_a_task_that_is_gone_is_refused(tmp_path: Path) -> None:
+async def test_group_of_a_task_that_is_gone_is_refused(tmp_path: Path) -> None:
     def other(journal: Journal) -> None:
         journal.open_group("gone__task-1", 2)
 
@@ -815,7 +813,7 @@ async def test_a_group_of_a_task_that_is_gone_is_refused(tmp_path: Path) -> None
     assert "'gone__task-1', which is not among its tasks: give the same --tasks" in str(feed.problem)
 
 
-async def test_a_policy_that_always_has_the_same_reward_ends_the_run(
+async def test_policy_that_always_has_the_same_reward_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be rolled out for ever, and pay for it."""

@@ -53,7 +53,7 @@ def test_rates_are_weighted_and_counts_are_summed_over_windows() -> None:
     assert got["rollout/tok_s"] > 0
 
 
-def test_what_was_taken_is_not_counted_again() -> None:
+def test_taken_rows_are_not_counted_again() -> None:
     tally = Tally()
     tally.rollout(rollout())
     tally.waited(2.5)
@@ -64,7 +64,7 @@ def test_what_was_taken_is_not_counted_again() -> None:
     assert rest == {}
 
 
-def test_an_error_is_counted_by_its_boundary_and_has_no_part_in_the_reward() -> None:
+def test_error_is_counted_by_its_boundary_and_has_no_part_in_the_reward() -> None:
     tally = Tally()
     tally.rollout(rollout())
     failure = Failure(boundary="sandbox", type="SandboxDied", message="gone")
@@ -76,7 +76,7 @@ def test_an_error_is_counted_by_its_boundary_and_has_no_part_in_the_reward() -> 
     assert got["rollout/finished_total"] == 2
 
 
-def test_where_tokens_went() -> None:
+def test_destinations_of_tokens() -> None:
     tally = Tally()
     forks: Any = {"start": 1, "rewritten": 2}
     tally.rollout(rollout(ledger=Ledger(sampled=10, trained=8, dropped={"forced": 2}, chains=3, forks=forks)))
@@ -88,7 +88,7 @@ def test_where_tokens_went() -> None:
     assert got["ledger/forks_rewritten_total"] == 2
 
 
-def test_what_a_cancelled_rollout_would_have_taken_is_estimated_from_those_that_lasted_as_long(
+def test_remaining_time_of_a_cancelled_rollout_is_estimated_from_longer_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tally = Tally()
@@ -111,7 +111,7 @@ def test_cancelled_rollouts_count_as_longer_than_they_were() -> None:
     assert remaining(30.0, observed) == 0
 
 
-def test_the_estimate_of_what_remains_meets_an_exponential() -> None:
+def test_estimate_of_what_remains_meets_an_exponential() -> None:
     """It has no memory: at any age the mean remains, also where a half of all is cancelled early."""
     draw = random.Random(1)
     observed = []
@@ -144,7 +144,7 @@ def test_metrics_go_over_the_pipe_unchanged(values: dict[str, float]) -> None:
     assert report(data) == sent
 
 
-def test_the_most_frequent_failure() -> None:
+def test_most_frequent_failure() -> None:
     assert most_frequent([]) == ""
     assert most_frequent(["a", "b", "a"]) == "a (2 times)"
     assert most_frequent(iter(["b"])) == "b (1 times)"

@@ -65,7 +65,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
             assert not thread.is_alive()
 
 
-def test_a_dead_server_ends_the_wait(server: Stuck) -> None:
+def test_dead_server_ends_the_wait(server: Stuck) -> None:
     server.health = 503
     with pytest.raises(EngineUnavailable, match=f"'{server.origin}' died .*503.* --resume"):
         with watched(server.origin):
@@ -74,13 +74,13 @@ def test_a_dead_server_ends_the_wait(server: Stuck) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 404, 500])
-def test_a_server_that_lives_has_all_the_time_it_wants(server: Stuck, status: int) -> None:
+def test_live_server_has_no_deadline(server: Stuck, status: int) -> None:
     server.health, server.enough = status, 6
     with watched(server.origin):
         assert httpx.get(f"{server.origin}/pause", timeout=None).is_success
 
 
-def test_what_goes_wrong_otherwise_is_told_as_it_is(server: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_reported_unchanged(server: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "_EVERY", 60.0)
     server.health = 503
     for error in (KeyboardInterrupt, ValueError):
@@ -93,7 +93,7 @@ def test_what_goes_wrong_otherwise_is_told_as_it_is(server: Stuck, monkeypatch: 
 @pytest.mark.parametrize(
     ("error", "resumed"), [(KeyboardInterrupt, 1), (RuntimeError, 1), (EngineUnavailable, 0), (None, 0)]
 )
-def test_a_server_is_let_go_on_where_a_sync_is_broken_off(
+def test_server_is_let_go_on_where_a_sync_is_broken_off(
     server: Stuck, error: type[BaseException] | None, resumed: int
 ) -> None:
     with pytest.raises(error) if error else nullcontext(), not_left_paused(server.origin):
@@ -103,12 +103,12 @@ def test_a_server_is_let_go_on_where_a_sync_is_broken_off(
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-def test_what_a_dead_engine_or_a_proxy_before_it_says(server: Stuck, status: int) -> None:
+def test_answers_of_a_dead_engine_or_its_proxy(server: Stuck, status: int) -> None:
     server.health = status
     assert health.dead(server.origin) == f"/health says {status}"
 
 
-def test_a_host_that_is_switched_off_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_that_is_switched_off_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     def get(*arguments: object, **more: object) -> NoReturn:
         raise httpx.ConnectTimeout("nobody answers")
 
@@ -116,5 +116,5 @@ def test_a_host_that_is_switched_off_is_dead(monkeypatch: pytest.MonkeyPatch) ->
     assert health.dead("http://h") == "it accepts no connection"
 
 
-def test_nobody_there_is_dead() -> None:
+def test_missing_process_is_dead() -> None:
     assert health.dead("http://127.0.0.1:9") == "it accepts no connection"

@@ -87,7 +87,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_server_of_ours_is_started_again_and_needs_weights(bench: Bench) -> None:
+def test_started_server_is_restarted_and_needs_weights(bench: Bench) -> None:
     with bench.guarded(bench.server()) as guard:
         assert guard.wait() == 0
         guard.has_weights(0, new=True)
@@ -100,7 +100,7 @@ def test_a_server_of_ours_is_started_again_and_needs_weights(bench: Bench) -> No
     assert bench.said == ["lost", "back"]
 
 
-def test_one_that_never_ends_is_ended_and_started_again(bench: Bench) -> None:
+def test_server_that_never_ends_is_killed_and_restarted(bench: Bench) -> None:
     """As where vLLM's engine has died and its HTTP server has not."""
     with bench.guarded(bench.server()) as guard:
         os.kill(started_as(bench.log), signal.SIGUSR1)  # it says 503 from now on
@@ -130,7 +130,7 @@ def _listening(bench: Bench) -> int:
     raise AssertionError("none serves")
 
 
-def test_a_server_is_started_again_so_often(bench: Bench) -> None:
+def test_server_is_started_again_so_often(bench: Bench) -> None:
     with bench.guarded(bench.server(), restarts=1) as guard:
         bench.kill()
         until(lambda: guard.needs_weights)
@@ -149,7 +149,7 @@ def test_new_weights_begin_the_count_anew(bench: Bench) -> None:
     assert bench.said == ["lost", "back"] * 3
 
 
-def test_one_that_dies_of_its_requests_is_not_started_for_ever(bench: Bench) -> None:
+def test_server_killed_by_its_requests_is_not_restarted_for_ever(bench: Bench) -> None:
     """It gets the same weights again each time, for nothing is trained in between."""
     with bench.guarded(bench.server(), restarts=1) as guard:
         os.kill(_listening(bench), signal.SIGKILL)
@@ -160,7 +160,7 @@ def test_one_that_dies_of_its_requests_is_not_started_for_ever(bench: Bench) -> 
             until(lambda: guard.wait() > 9)
 
 
-def test_no_restart_is_a_sentence(bench: Bench) -> None:
+def test_exhausted_restarts_are_one_sentence(bench: Bench) -> None:
     with bench.guarded(bench.server(), restarts=0) as guard:
         bench.kill()
         with pytest.raises(ServerLost, match=r"^the vLLM server of 'm' ended: .*; resume with --resume$"):
@@ -178,7 +178,7 @@ def theirs(bench: Bench) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_a_server_of_the_user_is_waited_for(bench: Bench) -> None:
+def test_server_of_the_user_is_waited_for(bench: Bench) -> None:
     with theirs(bench) as first, bench.guarded(None) as guard:
         first.kill()
         until(lambda: bench.said == ["lost"])
@@ -188,7 +188,7 @@ def test_a_server_of_the_user_is_waited_for(bench: Bench) -> None:
     assert bench.said == ["lost", "back"]
 
 
-def test_a_server_of_the_user_that_stays_away_is_a_sentence(bench: Bench) -> None:
+def test_server_of_the_user_that_stays_away_is_a_sentence(bench: Bench) -> None:
     with theirs(bench) as process, bench.guarded(None, away_timeout=0.1) as guard:
         process.kill()
         said = f"the server '{bench.url}' is dead .* for 0 s .*: start it again, then resume with --resume"
@@ -196,7 +196,7 @@ def test_a_server_of_the_user_that_stays_away_is_a_sentence(bench: Bench) -> Non
             until(lambda: guard.wait() > 9)
 
 
-def test_the_end_does_not_wait_for_a_start(bench: Bench) -> None:
+def test_end_does_not_wait_for_a_start(bench: Bench) -> None:
     """A server that is just started again, and never gets healthy, is ended."""
     once = bench.log.with_name("once")
     script = f"import os, sys, time\nif os.path.exists({str(once)!r}):\n    time.sleep(1e6)\n"
@@ -210,7 +210,7 @@ def test_the_end_does_not_wait_for_a_start(bench: Bench) -> None:
     assert [thread.name for thread in threading.enumerate() if thread.name == "swe-guard"] == []
 
 
-def test_an_error_of_a_server_that_lives_is_not_explained(bench: Bench) -> None:
+def test_error_of_a_live_server_is_not_explained(bench: Bench) -> None:
     with bench.guarded(bench.server()) as guard:
         assert not guard.explains(EngineUnavailable("it failed"))
         assert not guard.explains(ConnectionError("broken"))

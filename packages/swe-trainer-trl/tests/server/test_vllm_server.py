@@ -107,12 +107,12 @@ def test_ranks_are_what_vllm_takes(rank: int) -> None:
     assert got >= rank
 
 
-def test_a_rank_that_vllm_does_not_serve() -> None:
+def test_rank_that_vllm_does_not_serve() -> None:
     with pytest.raises(ConfigError, match=r"513.*512"):
         flags(ONE, lora_rank=513)
 
 
-def test_the_server_loads_the_model_as_the_trainer_does() -> None:
+def test_server_loads_the_model_as_the_trainer_does() -> None:
     initial = {"dtype": "bfloat16", "revision": "abc", "trust_remote_code": True}
     got = flags(TWO, model_init_kwargs=initial)
     assert (value(got, "--dtype"), value(got, "--revision")) == ("bfloat16", "abc")
@@ -120,7 +120,7 @@ def test_the_server_loads_the_model_as_the_trainer_does() -> None:
     assert value(flags(TWO, TRLConfig(server=ServerOptions(dtype="float16"))), "--dtype") == "float16"
 
 
-def test_the_share_of_a_gpu() -> None:
+def test_share_of_a_gpu() -> None:
     assert float(value(flags(ONE, lora_rank=8), "--gpu-memory-utilization") or 1) < 0.5
     assert "--gpu-memory-utilization" not in flags(TWO)
     config = TRLConfig(server=ServerOptions(gpu_memory_utilization=0.7))
@@ -132,14 +132,14 @@ def test_several_gpus_hold_one_model() -> None:
     assert "--tensor-parallel-size" not in flags(TWO)
 
 
-def test_a_server_on_a_cpu() -> None:
+def test_server_on_a_cpu() -> None:
     got = flags(CPU, TRLConfig(server=ServerOptions(max_model_len=2048)))
     assert {"--enforce-eager", "--no-enable-chunked-prefill"} <= set(got)
     assert value(got, "--max-num-batched-tokens") == value(got, "--max-model-len") == "2048"
     assert "--enforce-eager" not in flags(TWO)
 
 
-def test_the_users_arguments_win() -> None:
+def test_users_arguments_win() -> None:
     config = TRLConfig(server=ServerOptions(args=("--dtype", "half")))
     got = flags(TWO, config)
     assert got[-2:] == ["--dtype", "half"]
@@ -171,7 +171,7 @@ def test_environment() -> None:
         (["0", "1"], "0,1", False, (("0", "1"), ("0",))),
     ],
 )
-def test_who_gets_which_gpu(
+def test_gpus_of_server_and_trainer(
     visible: list[str], wanted: str | None, nccl: bool, expected: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> None:
     assert layout(visible, wanted, nccl) == expected
@@ -265,7 +265,7 @@ _COLOURED = "\x1b[0;36m(EngineCore pid=1)\x1b[0;0m ERROR 11-21 17:44:22 [core.py
         ("KeyboardInterrupt", "KeyboardInterrupt"),
     ],
 )
-def test_the_line_that_tells_why(log: str, said: str) -> None:
+def test_line_that_tells_why(log: str, said: str) -> None:
     assert telling(log) == said
 
 
@@ -334,7 +334,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "server.log"
 
 
-def test_a_server_lasts_as_long_as_its_block(log: Path) -> None:
+def test_server_lasts_as_long_as_its_block(log: Path) -> None:
     log.write_text("of an earlier run\nValueError: long ago\n")
     port = free_port()
     with served(stub(port), log, port) as server:
@@ -351,14 +351,14 @@ def test_a_server_lasts_as_long_as_its_block(log: Path) -> None:
     assert "long ago" not in said
 
 
-def test_a_server_that_ends_is_noticed_at_once(log: Path) -> None:
+def test_server_that_ends_is_noticed_at_once(log: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('OSError: no such model')"]
     with served(command, log, 9) as server:
         with pytest.raises(EngineUnavailable, match="'m': OSError: no such model; its log is"):
             server.start()
 
 
-def test_a_server_that_is_never_healthy(log: Path) -> None:
+def test_server_that_is_never_healthy(log: Path) -> None:
     port = free_port()
     with served(stub(port, 503), log, port, timeout=0.4) as server:
         with pytest.raises(EngineUnavailable, match=r"worker\.trl\.server\.start_timeout"):
@@ -366,9 +366,7 @@ def test_a_server_that_is_never_healthy(log: Path) -> None:
         assert server.died() is not None
 
 
-def test_a_dead_server_that_does_not_end_is_told_by_its_log(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_dead_server_is_reported_with_its_log(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_END", 0.0)
     port = free_port()
     with served(stub(port), log, port) as server:
@@ -379,7 +377,7 @@ def test_a_dead_server_that_does_not_end_is_told_by_its_log(
             raise EngineUnavailable("no answer")
 
 
-def test_a_server_that_lives_is_not_to_blame(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_server_is_not_blamed(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_END", 0.0)
     port = free_port()
     with served(stub(port), log, port) as server:
@@ -416,7 +414,7 @@ finally:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_no_server_outlives_us(log: Path, how: signal.Signals) -> None:
+def test_server_ends_with_its_owner(log: Path, how: signal.Signals) -> None:
     port = free_port()
     command = [sys.executable, "-c", PARENT, str(log), f"http://127.0.0.1:{port}", *stub(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
@@ -446,7 +444,7 @@ def test_without_vllm(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
         _enter("org/model", TRLConfig(), log)
 
 
-def test_a_directory_that_is_no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Path) -> None:
+def test_directory_without_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Path) -> None:
     monkeypatch.setattr("swe_trainer_trl.server.vllm_server.importlib.util.find_spec", lambda name: name)
     for model in (tmp_path / "missing", tmp_path):
         with pytest.raises(ConfigError, match=rf"{model}' is no directory of a model"):

@@ -109,7 +109,7 @@ def image(docker_engine: str, docker_image: str, tmp_path_factory: pytest.TempPa
 @pytest.mark.parametrize(
     ("task", "stage", "code"), [("demo__memofn-1", "COMPLETED", 0), ("demo__nothing-1", "ERROR", 2)]
 )
-def test_a_job_runs_to_its_end(
+def test_job_runs_to_its_end(
     threaded_hf: LocalHF, image: str, tmp_path: Path, task: str, stage: str, code: int
 ) -> None:
     (tmp_path / "run.toml").write_text(SETTINGS.format(task=task))

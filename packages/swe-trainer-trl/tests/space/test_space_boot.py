@@ -147,7 +147,7 @@ def states(url: str) -> Iterator[State]:
 
 @pytest.mark.timeout(1200)  # two minutes where nothing else runs
 @pytest.mark.skipif(obstacle() is not None, reason=f"vLLM cannot run here: {obstacle()}")
-def test_the_folder_builds_boots_and_trains(container: Container) -> None:
+def test_folder_builds_boots_and_trains(container: Container) -> None:
     container.reload()
     url = f"http://127.0.0.1:{container.ports[f'{PORT}/tcp'][0]['HostPort']}"
     for _ in range(300):

@@ -43,12 +43,12 @@ def accelerator(kind: str, quantity: str) -> dict[str, str]:
         *(("h100x8", 8), ("h200", 1), ("zero-a10g", None), ("v5e-1x1", None), ("inf2x6", None)),
     ],
 )
-def test_how_many_gpus_hardware_has_is_in_its_name(name: str, count: int | None) -> None:
+def test_number_of_gpus_follows_from_the_hardware_name(name: str, count: int | None) -> None:
     assert gpus_of(name) == count
     assert gpus_of(name, [listed(name, None), listed("other", accelerator("gpu", "3"))]) == count
 
 
-def test_what_the_hub_says_about_gpus_wins() -> None:
+def test_gpus_reported_by_the_hub_win() -> None:
     assert gpus_of("a100-large", [listed("a100-large", accelerator("gpu", "2"))]) == 2
     assert gpus_of("new-thing", [listed("new-thing", accelerator("gpu", "4"))]) == 4
     assert gpus_of("l4x1", [listed("l4x1", accelerator("neuron", "4"))]) is None
@@ -92,7 +92,7 @@ def test_hardware_on_which_the_run_begins_is_taken(
     assert warnings(caplog) == []
 
 
-def test_hardware_that_nobody_knows_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_hardware_is_accepted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     require_gpus("zero-a10g", Training(**_NCCL))
     (said,) = warnings(caplog)
     assert said.startswith("how many GPUs --hardware 'zero-a10g' has is not known, so whether the training")
@@ -105,7 +105,7 @@ def trained(run: dict[str, Any] | None = None, **trl: Any) -> Settings:
     )
 
 
-def test_what_a_training_needs_of_its_gpus_is_found_in_the_settings() -> None:
+def test_gpu_requirements_follow_from_the_settings() -> None:
     def found(run: dict[str, Any] | None = None, **trl: Any) -> Training | None:
         return check_run(REQUEST, trained(run, **trl)).training
 
@@ -118,7 +118,7 @@ def test_what_a_training_needs_of_its_gpus_is_found_in_the_settings() -> None:
 
 
 @pytest.mark.parametrize("where", ["run", "trl"])
-def test_a_model_that_is_tied_is_refused_where_weights_go_through_files(
+def test_model_that_is_tied_is_refused_where_weights_go_through_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     run, trl = ({"model": "mine"}, {}) if where == "run" else ({"model": "other"}, {"model": "mine"})
@@ -138,7 +138,7 @@ def test_a_model_that_is_tied_is_refused_where_weights_go_through_files(
         check_run(REQUEST, trained(run, weight_sync="disk", **trl))
 
 
-def test_a_model_on_the_hub_is_asked_for_and_one_that_cannot_be_read_is_said(
+def test_model_on_the_hub_is_asked_for_and_one_that_cannot_be_read_is_said(
     threaded_hf: LocalHF, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = trained({"model": "tester/tied"}, weight_sync="disk")
@@ -156,7 +156,7 @@ def test_a_model_on_the_hub_is_asked_for_and_one_that_cannot_be_read_is_said(
         check_run(REQUEST, settings)
 
 
-def test_an_adapter_that_cannot_be_checked_is_said(
+def test_adapter_that_cannot_be_checked_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(preflight, "find_spec", lambda name: None)

@@ -60,7 +60,7 @@ def hub(threaded_hf: LocalHF, keys: KeyStore) -> Hub:
     return Hub(keys=keys)
 
 
-def test_a_space_is_created_with_its_secrets_before_its_files(
+def test_space_is_created_with_its_secrets_before_its_files(
     threaded_hf: LocalHF, hub: Hub, keys: KeyStore, planned: Planned, tmp_path: Path
 ) -> None:
     url = hub.deploy(planned(hardware="l4x1"), ENVIRONMENT)
@@ -89,13 +89,13 @@ def test_each_deployment_has_another_key(hub: Hub, keys: KeyStore, planned: Plan
     assert len(set(found)) == 3
 
 
-def test_a_space_may_be_given_another_token(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
+def test_space_may_be_given_another_token(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     other = threaded_hf.add_token(["repo.write"])
     hub.deploy(planned(secrets=("HF_TOKEN=OF_THE_SPACE",)), {"OF_THE_SPACE": other})
     assert threaded_hf.hub.space(NAME).secrets["HF_TOKEN"] == other
 
 
-def test_without_a_token_nothing_is_asked(
+def test_without_a_token_no_request_is_sent(
     threaded_hf: LocalHF, hub: Hub, planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_TOKEN")
@@ -106,7 +106,7 @@ def test_without_a_token_nothing_is_asked(
     assert threaded_hf.calls.total() == 0
 
 
-def test_a_secret_without_a_value_is_named(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
+def test_secret_without_a_value_is_named(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     with pytest.raises(UsageError, match="the secret 'WANDB_API_KEY' has no value: set the variable"):
         hub.deploy(planned(), {})
     assert threaded_hf.calls.total() == 0
@@ -119,7 +119,7 @@ def test_a_secret_without_a_value_is_named(threaded_hf: LocalHF, hub: Hub, plann
         (["repo.content.read"], r"'tester/a-run': .* may not do that \(.*repo\.write.*\); it needs"),
     ],
 )
-def test_a_token_that_nobody_knows_or_without_the_scope(
+def test_unknown_token_or_one_without_the_scope(
     threaded_hf: LocalHF,
     hub: Hub,
     planned: Planned,
@@ -133,7 +133,7 @@ def test_a_token_that_nobody_knows_or_without_the_scope(
     assert threaded_hf.hub.repos == {}
 
 
-def test_a_token_that_can_only_read(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
+def test_token_that_can_only_read(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     api = HfApi()
     api.whoami = lambda *_, **__: {"auth": {"accessToken": {"role": "read"}}}
     with pytest.raises(UsageError, match="can only read: log in with one that may write"):
@@ -141,7 +141,7 @@ def test_a_token_that_can_only_read(threaded_hf: LocalHF, hub: Hub, planned: Pla
     assert threaded_hf.hub.repos == {}
 
 
-def test_a_name_that_is_taken_stays_as_it_is(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
+def test_name_that_is_taken_stays_as_it_is(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     HfApi().create_repo(NAME, repo_type="space", space_sdk="docker")
     before = threaded_hf.hub.repo("space", NAME).commits[-1].id
     with pytest.raises(
@@ -152,12 +152,12 @@ def test_a_name_that_is_taken_stays_as_it_is(threaded_hf: LocalHF, hub: Hub, pla
     assert threaded_hf.hub.space(NAME).secrets == {}
 
 
-def test_somebody_elses_name(hub: Hub, planned: Planned) -> None:
+def test_foreign_name(hub: Hub, planned: Planned) -> None:
     with pytest.raises(UsageError, match="'acme/a-run': the Hugging Face token may not do that"):
         hub.deploy(planned(repo_id="acme/a-run"), ENVIRONMENT)
 
 
-def test_hardware_that_is_not_there(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
+def test_missing_hardware(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     with pytest.raises(ConfigError, match=r"--hardware 'a10g-larg': .*did you mean 'a10g-large'"):
         hub.deploy(planned(hardware="a10g-larg"), ENVIRONMENT)
     with pytest.raises(ConfigError, match=r"--hardware 'xyz': .*there are: cpu-basic, "):
@@ -165,7 +165,7 @@ def test_hardware_that_is_not_there(threaded_hf: LocalHF, hub: Hub, planned: Pla
     assert threaded_hf.hub.repos == {}
 
 
-def test_hardware_that_is_not_paid_for(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
+def test_hardware_without_credit(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     threaded_hf.hub.may_pay = False
     with pytest.raises(SweError, match="'tester/a-run': Hugging Face refuses it for the account's limits"):
         hub.deploy(planned(hardware="l4x1"), ENVIRONMENT)
@@ -177,7 +177,7 @@ BACKUP = "testers/backup"
 
 @pytest.mark.parametrize("target", ["Space", "Job"])
 @pytest.mark.parametrize(("kind", "called"), [("dataset", "data set"), ("model", "model")])
-def test_a_backup_that_the_token_may_not_write_to(
+def test_backup_that_the_token_may_not_write_to(
     threaded_hf: LocalHF, hub: Hub, planned: Planned, target: str, kind: RepoKind, called: str
 ) -> None:
     """Found out before anything is created, with the token that the run has there."""
@@ -194,24 +194,20 @@ def test_a_backup_that_the_token_may_not_write_to(
     hub.deploy(planned(needs), ENVIRONMENT)  # the login of this machine may
 
 
-def test_a_backup_that_is_not_there_yet_is_made_there(
-    threaded_hf: LocalHF, hub: Hub, planned: Planned
-) -> None:
+def test_missing_backup_is_created(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     hub.deploy(planned(Needs(pushes=(("dataset", BACKUP), ("model", BACKUP)))), ENVIRONMENT)
     assert threaded_hf.calls["hub.auth"] == 2
     assert list(threaded_hf.hub.repos) == [("space", NAME)]
 
 
-def test_a_token_of_the_run_that_nobody_knows(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
+def test_unknown_token_of_the_run(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     deployment = planned(Needs(pushes=(("dataset", BACKUP),)), secrets=("HF_TOKEN=OLD",))
     with pytest.raises(UsageError, match=r"does not accept the token .*--secret HF_TOKEN=VARIABLE"):
         hub.deploy(deployment, {"OLD": "hf_" + "x" * 34})
     assert threaded_hf.hub.repos == {}
 
 
-def test_a_flavor_of_the_sandboxes_that_is_not_there(
-    threaded_hf: LocalHF, hub: Hub, planned: Planned
-) -> None:
+def test_unknown_sandbox_flavor(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     with pytest.raises(ConfigError, match=r"sandbox\.hf\.flavor 'cpu-basci': .*did you mean 'cpu-basic'"):
         hub.deploy(planned(Needs(flavor="cpu-basci")), ENVIRONMENT)
     with pytest.raises(ConfigError, match=r"sandbox\.hf\.flavor 'xyz': .*there are: cpu-basic, "):
@@ -266,14 +262,14 @@ def test_secrets_that_never_arrive_leave_no_space(
     assert keys.find(NAME) is None
 
 
-def test_a_space_that_cannot_be_undone_is_named(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
+def test_space_that_cannot_be_undone_is_named(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     threaded_hf.faults.plan("hub.commit", 403)
     threaded_hf.faults.plan("hub.delete", 500)
     with pytest.raises(SweError, match=r"could not be deleted again .*: delete 'tester/a-run' on the Hub"):
         hub.deploy(planned(), ENVIRONMENT)
 
 
-def test_a_hub_that_cannot_be_reached(planned: Planned, keys: KeyStore) -> None:
+def test_hub_that_cannot_be_reached(planned: Planned, keys: KeyStore) -> None:
     api = HfApi(endpoint="http://127.0.0.1:9", token="hf_" + "x" * 34)
     with pytest.raises(
         SweError, match=r"at 'http://127.0.0.1:9' does not answer .*; check the network, and HF_ENDPOINT"
@@ -289,7 +285,7 @@ def test_a_hub_that_cannot_be_reached(planned: Planned, keys: KeyStore) -> None:
         ("hub.commit", 403, "'tester/a-run': the Hugging Face token may not do that"),
     ],
 )
-def test_a_hub_that_has_trouble(
+def test_hub_that_has_trouble(
     threaded_hf: LocalHF, hub: Hub, planned: Planned, route: str, status: int, said: str
 ) -> None:
     """Whenever it has, no Space is left."""
@@ -299,7 +295,7 @@ def test_a_hub_that_has_trouble(
     assert threaded_hf.hub.repos == {}
 
 
-def test_a_creation_that_nobody_answers_for_is_said(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
+def test_unanswered_creation_is_reported(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     threaded_hf.faults.routes, threaded_hf.faults.lost = ("hub.create",), 1.0
     with pytest.raises(SweError, match=r"does not answer .*by `swe-core space delete tester/a-run` before"):
         hub.deploy(planned(), ENVIRONMENT)
@@ -316,7 +312,7 @@ def test_a_creation_that_nobody_answers_for_is_said(threaded_hf: LocalHF, hub: H
     hub.deploy(planned(), ENVIRONMENT)
 
 
-def test_a_space_that_is_not_there(hub: Hub) -> None:
+def test_missing_space(hub: Hub) -> None:
     logs = partial(hub.logs, build=False, follow=False)
     for act in (hub.status, hub.pause, hub.restart, hub.delete, lambda name: list(logs(name))):
         with pytest.raises(UsageError, match="the Space 'tester/nothing': Hugging Face has nothing of that"):
@@ -324,7 +320,7 @@ def test_a_space_that_is_not_there(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("what", [("status",), ("logs",), ("pause",), ("restart",), ("delete", "--yes")])
-def test_a_name_that_is_no_repository(
+def test_invalid_repository_name(
     threaded_hf: LocalHF, cli: Cli, capsys: pytest.CaptureFixture[str], what: tuple[str, ...]
 ) -> None:
     assert cli("space", *what, "a-run") == 2
@@ -340,7 +336,7 @@ def test_pause_and_restart(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> 
     assert hub.status(NAME).stage == "RUNNING"
 
 
-def test_a_space_says_how_far_it_is_to_who_has_its_key(
+def test_space_says_how_far_it_is_to_who_has_its_key(
     threaded_hf: LocalHF, hub: Hub, keys: KeyStore, planned: Planned
 ) -> None:
     hub.deploy(planned(), ENVIRONMENT)
@@ -353,7 +349,7 @@ def test_a_space_says_how_far_it_is_to_who_has_its_key(
     assert headers["Authorization"] == f"Bearer {threaded_hf.token}"
 
 
-def test_a_space_that_does_not_say(threaded_hf: LocalHF, hub: Hub, keys: KeyStore, planned: Planned) -> None:
+def test_space_that_does_not_say(threaded_hf: LocalHF, hub: Hub, keys: KeyStore, planned: Planned) -> None:
     hub.deploy(planned(), ENVIRONMENT)
     with answering(b"<html>") as (url, _):
         threaded_hf.hub.space(NAME).host = url
@@ -363,7 +359,7 @@ def test_a_space_that_does_not_say(threaded_hf: LocalHF, hub: Hub, keys: KeyStor
     assert hub.status(NAME).silent == "it was not deployed from this machine"
 
 
-def test_a_job_has_its_files_in_a_data_set(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
+def test_job_has_its_files_in_a_data_set(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     image = next(iter(threaded_hf.jobs.images))
     job, url = hub.run_job(planned(target="Job", base_image=image), ENVIRONMENT, "90m")
     repo = threaded_hf.hub.repo("dataset", NAME)
@@ -380,7 +376,7 @@ def test_a_job_has_its_files_in_a_data_set(threaded_hf: LocalHF, hub: Hub, plann
     assert spec["secrets"] == {"HF_TOKEN": threaded_hf.token, **ENVIRONMENT}
 
 
-def test_a_job_that_is_refused_leaves_nothing(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
+def test_job_that_is_refused_leaves_nothing(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     threaded_hf.faults.quota = 0
     with pytest.raises(
         SweError, match="the Job 'tester/a-run': Hugging Face refuses it for the account's limits"
@@ -434,7 +430,7 @@ SANDBOXES = ("--set", 'run.plugins=["hf"]', "--set", "sandbox.hf.internet=true")
 DEPLOY = ("space", "deploy", "--repo-id", NAME, "--config", "t.toml")
 
 
-def test_the_life_of_a_space_by_the_command_line(
+def test_life_of_a_space_by_the_command_line(
     threaded_hf: LocalHF, cli: Cli, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert cli(*DEPLOY, "--set", "run.attempts=3", "--requirement", "mine==1") == 0
@@ -462,7 +458,7 @@ def test_the_life_of_a_space_by_the_command_line(
     assert not list((tmp_path / "state").rglob("tester--*"))
 
 
-def test_a_dry_run_creates_nothing_and_asks_nobody(
+def test_dry_run_creates_nothing_and_sends_no_request(
     threaded_hf: LocalHF, cli: Cli, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert cli(*DEPLOY, "--dry-run", "folder") == 0
@@ -508,7 +504,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_examples_of_the_documentation_can_be_deployed(
+def test_examples_of_the_documentation_can_be_deployed(
     threaded_hf: LocalHF, cli: Cli, tmp_path: Path, example: str
 ) -> None:
     """With the settings that the page about Spaces shows."""
@@ -522,11 +518,11 @@ def test_the_examples_of_the_documentation_can_be_deployed(
     assert bool(threaded_hf.hub.repos) == ("--dry-run" not in words)
 
 
-def test_there_are_examples() -> None:
+def test_examples_exist() -> None:
     assert len(EXAMPLES) >= 3
 
 
-def test_a_time_that_is_none_is_refused_before_anything_is_made(
+def test_time_that_is_none_is_refused_before_anything_is_made(
     threaded_hf: LocalHF, cli: Cli, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli("job", "run", *DEPLOY[2:], "--timeout", "12x") == 2
@@ -536,7 +532,7 @@ def test_a_time_that_is_none_is_refused_before_anything_is_made(
     assert threaded_hf.calls.total() == 0
 
 
-def test_a_token_in_the_settings_is_refused_unsaid(
+def test_token_in_the_settings_is_refused_unsaid(
     threaded_hf: LocalHF, cli: Cli, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({**ROW, "hints_text": threaded_hf.token}))

@@ -73,7 +73,7 @@ def settings(**run: Any) -> Settings:
     return load_settings(command_line={"run": run})
 
 
-def test_a_space_has_its_files_its_secrets_names_and_its_packages() -> None:
+def test_space_has_its_files_its_secrets_names_and_its_packages() -> None:
     deployment = planned(
         sets=("worker.trl.min_scored=3",), secrets=("WANDB_API_KEY", "HF_TOKEN=MINE"), variables=("A=b=c",)
     )
@@ -102,11 +102,11 @@ def test_a_space_has_its_files_its_secrets_names_and_its_packages() -> None:
     assert "app_port: 7860\n" in text(deployment, "README.md")
 
 
-def test_a_space_takes_the_login_of_this_machine_unless_told() -> None:
+def test_space_uses_the_login_of_this_machine_by_default() -> None:
     assert Secret("HF_TOKEN", LOGIN) in planned().secrets
 
 
-def test_a_job_has_a_script_in_place_of_an_image() -> None:
+def test_job_has_a_script_in_place_of_an_image() -> None:
     deployment = planned(target="Job", base_image="mine:1")
     assert deployment.image == "mine:1"
     assert "start.sh" in deployment.files
@@ -120,11 +120,11 @@ def test_a_job_has_a_script_in_place_of_an_image() -> None:
     assert installs == [line for line in script.splitlines() if "pip install" in line]
 
 
-def test_the_image_is_built_from_the_base_that_was_asked_for() -> None:
+def test_image_is_built_from_the_base_that_was_asked_for() -> None:
     assert text(planned(base_image="mine:1"), "Dockerfile").splitlines()[1] == "ARG BASE=mine:1"
 
 
-def test_the_image_runs_as_uid_1000_and_has_no_container_engine() -> None:
+def test_image_runs_as_uid_1000_and_has_no_container_engine() -> None:
     lines = text(planned(), "Dockerfile").splitlines()
     assert "USER 1000" in lines
     assert lines.index("USER 1000") < next(n for n, line in enumerate(lines) if line.startswith("CMD"))
@@ -152,14 +152,14 @@ def test_vllm_is_the_one_for_the_hardware(hardware: str, expected: list[str]) ->
     assert dependencies(hardware, [WHEEL], "1.16.0") == expected
 
 
-def test_the_versions_of_a_cpu_are_those_that_everything_is_tested_with() -> None:
+def test_versions_of_a_cpu_are_those_that_everything_is_tested_with() -> None:
     groups = (Path(__file__).parents[4] / "pyproject.toml").read_text()
     for line in dependencies("cpu-basic", [], "1.16.0")[1:]:
         assert f'"{line.removesuffix("+cpu")}"' in groups
 
 
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]*", fullmatch=True))
-def test_the_front_matter_is_what_the_hub_reads_whatever_the_name(name: str) -> None:
+def test_front_matter_is_what_the_hub_reads_whatever_the_name(name: str) -> None:
     asked = request(repo_id=f"somebody/{name}")
     check(asked)
     readme = text(plan(asked, {}, [WHEEL], "1"), "README.md")
@@ -194,7 +194,7 @@ def test_sandboxes_that_could_only_be_refused_there_are_refused_here(
         check_run(request(), load_settings(command_line=changes))
 
 
-def test_what_only_the_hub_can_tell_is_found_in_the_settings() -> None:
+def test_hub_checks_follow_from_the_settings() -> None:
     def needs(**changes: Any) -> Needs:
         return check_run(request(), load_settings(command_line=changes))
 
@@ -248,7 +248,7 @@ def test_rows_and_settings_of_the_training_are_read_here(
         check_run(request(), load_settings(command_line=changes))
 
 
-def test_the_settings_of_the_documentation_are_accepted(work: Path) -> None:
+def test_settings_of_the_documentation_are_accepted(work: Path) -> None:
     page = (Path(__file__).parents[4] / "docs" / "space.md").read_text()
     (shown,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (work / "t.toml").write_text(shown)
@@ -275,19 +275,19 @@ def test_the_settings_of_the_documentation_are_accepted(work: Path) -> None:
         ({"variables": ("PGPASSWORD=short",)}, "--env PGPASSWORD: by its name this is a secret"),
     ],
 )
-def test_what_is_asked_for_is_checked_and_no_token_is_repeated(changes: dict[str, Any], said: str) -> None:
+def test_request_is_checked_and_no_token_is_repeated(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said) as error:
         check(request(**changes))
     assert TOKEN not in str(error.value)
 
 
-def test_a_variable_that_only_sounds_like_a_secret_is_taken() -> None:
+def test_variable_that_only_sounds_like_a_secret_is_taken() -> None:
     variables = ("TOKENIZERS_PARALLELISM=false", "API_KEY_FILE=/run/key", "WANDB_API_KEY=", "PAD_TOKEN=<pad>")
     assert len(planned(variables=variables).variables) == 4
 
 
 @given(st.binary(max_size=50), st.binary(max_size=50))
-def test_a_file_with_a_secret_in_it_is_refused(before: bytes, after: bytes) -> None:
+def test_file_with_a_secret_in_it_is_refused(before: bytes, after: bytes) -> None:
     deployment = planned()
     files: Mapping[str, bytes | Path] = {"job/t.toml": before + TOKEN.encode() + after}
     with pytest.raises(ConfigError, match=r"'t.toml' holds the value of the secret 'HF_TOKEN'") as error:
@@ -296,7 +296,7 @@ def test_a_file_with_a_secret_in_it_is_refused(before: bytes, after: bytes) -> N
     refuse_leaks(replace(deployment, files={"job/t.toml": before + after}), {"HF_TOKEN": TOKEN}, {})
 
 
-def test_a_secret_is_found_in_files_on_disk_and_in_variables(tmp_path: Path) -> None:
+def test_secret_is_found_in_files_on_disk_and_in_variables(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "model").write_bytes(b"\0" * 100_000 + TOKEN.encode())
     refuse_leaks(replace(planned(), files={"empty": tmp_path / "empty"}), {"HF_TOKEN": TOKEN}, {})
@@ -317,9 +317,7 @@ def test_a_secret_is_found_in_files_on_disk_and_in_variables(tmp_path: Path) -> 
     ],
 )
 @pytest.mark.parametrize("value", [KEY, TOKEN])
-def test_what_looks_like_a_secret_is_refused_undeclared(
-    changes: dict[str, tuple[str, ...]], named: str, value: str
-) -> None:
+def test_undeclared_secret_is_refused(changes: dict[str, tuple[str, ...]], named: str, value: str) -> None:
     environment = {"OPENAI_API_KEY": KEY, "HOME": "a-folder", "A_TOKEN": "short"}
     refuse_leaks(planned(**changes), {}, environment)
     shown = {
@@ -331,7 +329,7 @@ def test_what_looks_like_a_secret_is_refused_undeclared(
     assert value not in str(error.value)
 
 
-def test_a_token_of_somebody_else_is_found_in_a_file_and_names_are_none(tmp_path: Path) -> None:
+def test_foreign_token_is_found_in_a_file_but_names_are_not(tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("def hf_a_function_with_a_name_that_goes_on_and_on(): hf_short")
     deployment = replace(planned(), files={"job/rows": tmp_path / "rows"})
     refuse_leaks(deployment, {}, {})
@@ -345,7 +343,7 @@ def test_a_token_of_somebody_else_is_found_in_a_file_and_names_are_none(tmp_path
         refuse_leaks(planned(variables=(f"A=x-{KEY}",)), {}, {"A_SECRET": KEY})
 
 
-def test_the_files_that_the_settings_name_travel(work: Path) -> None:
+def test_files_that_the_settings_name_travel(work: Path) -> None:
     names = ["map.toml", "mine.py", "rows.jsonl", "script.json", "tiny/a/b", "tiny/config.json"]
     for name in (*names, "verified.json"):
         (work / name).parent.mkdir(exist_ok=True, parents=True)
@@ -378,14 +376,14 @@ def test_settings_from_elsewhere_lie_at_the_top(work: Path) -> None:
         ({"model": "~/model"}, [], "is not below the working directory"),
     ],
 )
-def test_a_file_that_is_missing_or_elsewhere_is_named(
+def test_file_that_is_missing_or_elsewhere_is_named(
     work: Path, run: dict[str, Any], include: list[Path], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         input_files(Path("t.toml"), settings(**run), include)
 
 
-def test_a_folder_brings_no_hidden_files_unless_they_are_named(work: Path) -> None:
+def test_folder_brings_no_hidden_files_unless_they_are_named(work: Path) -> None:
     for name in ("data/a", "data/.env", "data/.git/config", "data/b/.c/d", ".top/e"):
         (work / name).parent.mkdir(exist_ok=True, parents=True)
         (work / name).touch()
@@ -397,7 +395,7 @@ def test_a_folder_brings_no_hidden_files_unless_they_are_named(work: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_link_below_a_folder_that_leads_outside_is_refused(
+def test_link_below_a_folder_that_leads_outside_is_refused(
     work: Path, tmp_path_factory: pytest.TempPathFactory, kind: str
 ) -> None:
     outside = tmp_path_factory.mktemp("outside")
@@ -435,7 +433,7 @@ def test_writing_replaces_nothing(tmp_path: Path) -> None:
         write(planned(), tmp_path / "folder" / "README.md")
 
 
-def test_what_would_be_created_is_said() -> None:
+def test_dry_run_lists_what_it_would_create() -> None:
     said = describe(planned(variables=("A=b c",), hardware="l4x1"))
     assert said.splitlines()[:5] == [
         "Space acme/a-run: private, l4x1",
@@ -487,7 +485,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
     return made
 
 
-def test_the_wheels_are_those_of_the_installed_packages_and_the_same_each_time(
+def test_wheels_are_those_of_the_installed_packages_and_the_same_each_time(
     trainer: Wheel, tmp_path: Path
 ) -> None:
     packages = installed()

@@ -90,7 +90,7 @@ async def ask(port: int, path: str, key: str | None = None) -> httpx.Response:
                     await anyio.sleep(0.01)
 
 
-async def test_it_answers_before_it_starts_anything(make: Make, port: int) -> None:
+async def test_supervisor_answers_before_it_starts_anything(make: Make, port: int) -> None:
     supervisor = make()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(supervisor.run, port)
@@ -103,7 +103,7 @@ async def test_it_answers_before_it_starts_anything(make: Make, port: int) -> No
         tasks.cancel_scope.cancel()
 
 
-async def test_without_a_key_nobody_is_told(make: Make, port: int) -> None:
+async def test_without_a_key_no_request_is_sent(make: Make, port: int) -> None:
     supervisor = make(environment={KEY: ""})
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(supervisor.run, port)
@@ -111,7 +111,7 @@ async def test_without_a_key_nobody_is_told(make: Make, port: int) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_it_runs_to_the_end_tells_and_goes_on_with_what_is_there(
+async def test_supervisor_runs_to_the_end_reports_and_resumes(
     make: Make, port: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     supervisor = make(sets=("run.attempts=1",))
@@ -134,7 +134,7 @@ async def test_it_runs_to_the_end_tells_and_goes_on_with_what_is_there(
     assert len(RunDirectory.open(run).rollouts()) == 1
 
 
-async def test_a_run_that_fails_says_why_without_its_secrets(make: Make, port: int) -> None:
+async def test_run_that_fails_says_why_without_its_secrets(make: Make, port: int) -> None:
     supervisor = make(sets=(f"run.agent={SECRET}",))
     assert await supervisor.run(port) == 2
     state = supervisor.state()
@@ -144,7 +144,7 @@ async def test_a_run_that_fails_says_why_without_its_secrets(make: Make, port: i
     assert SECRET not in said
 
 
-async def test_the_run_does_not_know_the_key(make: Make, port: int, tmp_path: Path) -> None:
+async def test_run_does_not_know_the_key(make: Make, port: int, tmp_path: Path) -> None:
     (tmp_path / "spy.py").write_text("import os\nopen('environment', 'w').write(repr(dict(os.environ)))\n")
     sets = ('run.extra_plugins=["./spy.py"]', "run.agent=nobody")
     assert await make(sets=sets).run(port) == 2
@@ -153,7 +153,7 @@ async def test_the_run_does_not_know_the_key(make: Make, port: int, tmp_path: Pa
     assert OPEN not in environment
 
 
-async def test_it_is_stopped_by_a_signal_and_the_run_can_be_gone_on_with(
+async def test_signal_stops_the_supervisor_and_the_run_can_resume(
     make: Make, port: int, tmp_path: Path
 ) -> None:
     supervisor = make(sets=("run.attempts=500", "run.concurrency=1"))
@@ -175,7 +175,7 @@ async def test_it_is_stopped_by_a_signal_and_the_run_can_be_gone_on_with(
 
 
 @pytest.mark.parametrize("code", [0, 1])
-async def test_a_space_pauses_itself_in_the_end(
+async def test_space_pauses_itself_in_the_end(
     make: Make, port: int, local_hf: LocalHF, ending: Ending, code: int
 ) -> None:
     await _space()
@@ -186,7 +186,7 @@ async def test_a_space_pauses_itself_in_the_end(
     assert supervisor.state().phase == ("failed" if code else "done")
 
 
-async def test_a_hub_in_trouble_is_asked_again(
+async def test_hub_in_trouble_is_asked_again(
     make: Make, port: int, local_hf: LocalHF, ending: Ending
 ) -> None:
     await _space()
@@ -198,7 +198,7 @@ async def test_a_hub_in_trouble_is_asked_again(
     assert any("cannot be paused" in line for line in supervisor.state().lines)
 
 
-async def test_a_space_that_cannot_be_paused_ends_and_says_so(
+async def test_space_that_cannot_be_paused_ends_and_says_so(
     make: Make, port: int, local_hf: LocalHF, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await _space()
@@ -234,7 +234,7 @@ def _kept(settings: Mapping[str, object]) -> Callable[[str, Path], int]:
     return restore
 
 
-async def test_where_the_disk_has_nothing_the_run_comes_from_the_hub(
+async def test_run_comes_from_the_hub_if_the_disk_is_empty(
     make: Make, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = make(sets=PUSHED)
@@ -267,7 +267,7 @@ async def test_another_training_of_that_name_is_left_alone(
     assert not (tmp_path / "data" / "run").exists()
 
 
-async def test_a_hub_that_does_not_say_what_it_keeps_is_not_replaced(
+async def test_hub_that_does_not_say_what_it_keeps_is_not_replaced(
     make: Make, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -283,7 +283,7 @@ async def test_a_hub_that_does_not_say_what_it_keeps_is_not_replaced(
     assert supervisor.state().lines[:2] == ("swe-core: error: not now",) * 2
 
 
-async def test_a_new_run_begins_where_the_hub_keeps_none(
+async def test_new_run_begins_where_the_hub_keeps_none(
     make: Make, port: int, local_hf: LocalHF, ending: Ending
 ) -> None:
     supervisor = make(sets=PUSHED)
@@ -293,13 +293,13 @@ async def test_a_new_run_begins_where_the_hub_keeps_none(
     assert local_hf.calls["hub.info"] == 1
 
 
-def test_the_run_lies_on_storage_that_lasts_where_there_is_some(tmp_path: Path) -> None:
+def test_run_is_on_persistent_storage_if_it_exists(tmp_path: Path) -> None:
     assert data_directory({"HOME": "/home/user"}, tmp_path) == tmp_path
     assert data_directory({"HOME": "/home/user"}, tmp_path / "nothing") == Path("/home/user/data")
 
 
 @given(st.lists(st.text()))
-def test_no_secret_and_no_control_character_is_said(texts: list[str]) -> None:
+def test_output_has_no_secret_and_no_control_character(texts: list[str]) -> None:
     said = Said([SECRET])
     for text in texts:
         said.add(f"{text}{SECRET}\x1b[31m{text}\n")
@@ -308,7 +308,7 @@ def test_no_secret_and_no_control_character_is_said(texts: list[str]) -> None:
         assert not re.search(r"[\x00-\x1f\x7f-\x9f]", line)
 
 
-def test_of_a_progress_bar_the_last_state_is_said() -> None:
+def test_log_has_the_last_state_of_a_progress_bar() -> None:
     said = Said([])
     assert said.add("  1%\r 50%\r100% done\r\n") == "100% done"
     assert said.add("\r\n") is None
@@ -318,7 +318,7 @@ def test_of_a_progress_bar_the_last_state_is_said() -> None:
     assert len(said.lines) == 50
 
 
-def test_how_far_a_run_is(tmp_path: Path) -> None:
+def test_progress_of_a_run(tmp_path: Path) -> None:
     assert phase_of(tmp_path) == ("starting", None)
     (tmp_path / "vllm.log").touch()
     assert phase_of(tmp_path) == ("serving", None)
@@ -332,5 +332,5 @@ def test_how_far_a_run_is(tmp_path: Path) -> None:
     assert phase_of(tmp_path) == ("training", 1999)
 
 
-def test_the_program_is_run_beside_this_python() -> None:
+def test_program_is_run_beside_this_python() -> None:
     assert Path(sys.executable).with_name("swe-core").is_file()

@@ -59,7 +59,7 @@ def test_keys_reach_trl() -> None:
 
 
 @pytest.mark.parametrize(("concurrency", "wanted", "ahead"), [(64, None, 22), (4, None, 8), (64, 5, 5)])
-def test_the_groups_ahead_follow_the_concurrency_where_nobody_sets_them(
+def test_default_groups_ahead_follow_the_concurrency(
     concurrency: int, wanted: int | None, ahead: int
 ) -> None:
     from swe_trainer_trl.trainer.train import Job, _feed_options
@@ -143,7 +143,7 @@ def test_precision_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"hub_token": "secret"}, ["hub_token", "HF_TOKEN"]),
     ],
 )
-def test_what_is_refused(grpo: dict[str, Any], words: list[str]) -> None:
+def test_refused_values(grpo: dict[str, Any], words: list[str]) -> None:
     text = refusal(grpo)
     for word in words:
         assert word in text
@@ -161,7 +161,7 @@ def test_refused_keys_are_trls() -> None:
         assert f"worker.trl.grpo.{key} " in refusal({key: None})
 
 
-def test_a_group_smaller_than_the_verdicts_it_needs() -> None:
+def test_group_smaller_than_the_verdicts_it_needs() -> None:
     with pytest.raises(ConfigError, match=r"group of 4 attempts cannot have 5 verdicts"):
         made(config=TRLConfig(min_scored=5), group_size=4)
 
@@ -172,7 +172,7 @@ def test_a_group_smaller_than_the_verdicts_it_needs() -> None:
     top_k=st.integers(-1, 100),
     min_p=st.none() | st.floats(0, 1),
 )
-def test_what_is_sampled_is_what_is_trained(
+def test_sampled_ids_are_the_trained_ids(
     temperature: float, top_p: float, top_k: int, min_p: float | None
 ) -> None:
     """Every sampling setting that TRL takes is one that the engine takes."""
@@ -188,7 +188,7 @@ def test_what_is_sampled_is_what_is_trained(
 # -- LoRA --------------------------------------------------------------------------------------------------
 
 
-def test_an_adapter() -> None:
+def test_adapter() -> None:
     assert adapter() is None
     got = adapter(lora={"r": 4, "lora_alpha": "8"})
     assert (got.r, got.lora_alpha, got.target_modules, got.task_type) == (4, 8, "all-linear", "CAUSAL_LM")
@@ -238,7 +238,7 @@ def test_presets_that_ship() -> None:
     assert preset_names() == ["lora", "polar"]
 
 
-def test_the_user_wins_over_a_preset_key_by_key() -> None:
+def test_user_wins_over_a_preset_key_by_key() -> None:
     config = TRLConfig.model_validate(
         {"preset": "lora", "grpo": {"learning_rate": 1.0}, "lora": {"r": 8}, "server": {"gpus": "3"}}
     )
@@ -255,7 +255,7 @@ def test_settings_that_were_written_down_are_read_back() -> None:
     assert TRLConfig.model_validate_json(config.model_dump_json()) == config
 
 
-def test_an_unknown_preset() -> None:
+def test_unknown_preset() -> None:
     with pytest.raises(ConfigError, match=r"no preset 'polr'; did you mean 'polar'\?"):
         TRLConfig.model_validate({"preset": "polr"})
     with pytest.raises(ConfigError, match="lora, polar"):

@@ -80,7 +80,7 @@ def test_attention_is_torchs_for_each_segment_with_its_gradients(cpu, lengths, h
 
 
 @pytest.mark.parametrize("extra", [{"softcap": 30.0}, {"causal": False}])
-def test_what_it_does_not_do_is_refused(cpu, extra):
+def test_unsupported_options_are_refused(cpu, extra):
     import torch
 
     one = torch.zeros(1, 1, 8)

@@ -135,7 +135,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_sync_pauses_writes_loads_and_resumes(server, transfer, tmp_path):
+def test_sync_pauses_writes_loads_and_resumes(server, transfer, tmp_path):
     transfer.pause()
     transfer.send_weights(iter(weights().items()))
     transfer.resume()
@@ -152,7 +152,7 @@ def test_a_sync_pauses_writes_loads_and_resumes(server, transfer, tmp_path):
     assert directories(tmp_path / "weights") == ["weights-1"]
 
 
-def test_only_the_last_checkpoint_stays_and_none_in_the_end(server, transfer, tmp_path):
+def test_only_the_last_checkpoint_stays_until_the_end(server, transfer, tmp_path):
     for value in (1.0, 2.0, 3.0):
         transfer.send_weights(iter(weights(value).items()))
         assert same(server.loaded[-1], weights(value))
@@ -161,7 +161,7 @@ def test_only_the_last_checkpoint_stays_and_none_in_the_end(server, transfer, tm
     assert directories(tmp_path / "weights") == []
 
 
-def test_what_a_killed_run_left_is_removed_and_nothing_else(transfer, tmp_path):
+def test_only_leftovers_of_a_killed_run_are_removed(transfer, tmp_path):
     folder = tmp_path / "weights"
     for name in ("weights-4", "weights-5.part", "mine"):
         (folder / name).mkdir()
@@ -185,7 +185,7 @@ def test_at_most_a_shard_is_held_in_memory(transfer):
     assert max(held) == 2
 
 
-def test_a_checkpoint_is_one_that_transformers_loads(transfer, tiny_model, tmp_path):
+def test_checkpoint_is_one_that_transformers_loads(transfer, tiny_model, tmp_path):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
@@ -217,7 +217,7 @@ def test_tied_embeddings_are_refused(config, tmp_path):
         ),
     ],
 )
-def test_a_server_that_fails_is_one_sentence_and_resumed(server, transfer, path, answer, words):
+def test_server_that_fails_is_one_sentence_and_resumed(server, transfer, path, answer, words):
     server.answers[path] = answer
     transfer.pause()
     with pytest.raises(EngineError, match=words) as caught:
@@ -227,14 +227,14 @@ def test_a_server_that_fails_is_one_sentence_and_resumed(server, transfer, path,
     transfer.destroy()
 
 
-def test_a_failing_pause_is_undone(server, transfer):
+def test_failing_pause_is_undone(server, transfer):
     server.answers["/pause"] = (500, b"")
     with pytest.raises(EngineError, match="POST /pause"):
         transfer.pause()
     assert server.asked == ["/pause?mode=keep", "/resume"]
 
 
-def test_a_server_that_is_gone_is_one_sentence(transfer, server):
+def test_server_that_is_gone_is_one_sentence(transfer, server):
     server.shutdown()
     server.server_close()
     for act in (transfer.pause, transfer.resume, lambda: transfer.send_weights(iter(weights().items()))):
@@ -248,7 +248,7 @@ def test_servers_that_say_nothing_of_the_cache_are_believed(server, transfer):
     transfer.send_weights(iter(weights().items()))
 
 
-def test_a_full_disk_is_one_sentence_and_the_server_goes_on(server, transfer, tmp_path):
+def test_full_disk_is_one_sentence_and_the_server_continues(server, transfer, tmp_path):
     said = r"the weights cannot be written to .*: make room there"
     with files_of_at_most(1500), pytest.raises(SweError, match=said):
         transfer.send_weights(iter(weights().items()))
@@ -256,13 +256,13 @@ def test_a_full_disk_is_one_sentence_and_the_server_goes_on(server, transfer, tm
     assert directories(tmp_path / "weights") == []
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(server, config, tmp_path):
+def test_folder_that_cannot_be_made_is_one_sentence(server, config, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SweError, match="the weights cannot be written"):
         DiskWeightTransfer(server.url, tmp_path / "file", config).init_weight_transfer()
 
 
-def test_a_trainer_that_fails_leaves_no_server_paused(server, transfer, tmp_path):
+def test_trainer_that_fails_leaves_no_server_paused(server, transfer, tmp_path):
     import torch
 
     def stream() -> Iterator[tuple[str, torch.Tensor]]:
@@ -392,7 +392,7 @@ def test_vllm_forgets_the_cache_of_the_old_weights(token_server, disk, old, new)
 
 
 @pytest.mark.engine
-def test_vllm_goes_on_with_the_old_weights_where_new_ones_cannot_be_written(token_server, disk, new):
+def test_vllm_keeps_the_old_weights_if_new_ones_cannot_be_written(token_server, disk, new):
     ids = list(range(300, 340))
     before = served_logprobs(token_server, ids)
     disk.pause()

@@ -236,7 +236,7 @@ CUTS = [
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 @pytest.mark.parametrize("normalize", ["rollout", "token"])
 @pytest.mark.parametrize(("chains", "rows_each", "budget"), CUTS)
-def test_the_gradient_of_a_step_knows_no_cut(
+def test_gradient_of_a_step_knows_no_cut(
     trainer: Trainer, normalize: Normalize, chains: Sequence[int], rows_each: int, budget: int
 ) -> None:
     made = attempts()
@@ -280,7 +280,7 @@ shapes = st.lists(
 
 
 @given(shapes, st.randoms(use_true_random=False), st.integers(1, 8))
-def test_the_weighted_advantages_of_a_group_sum_to_zero(
+def test_weighted_advantages_of_a_group_sum_to_zero(
     drawn: list[tuple[list[int], float]], order: random.Random, size: int
 ) -> None:
     """Over all ids, as TRL adds them up: each has its row's advantage, its micro-batch's scale, and TRL's
@@ -304,7 +304,7 @@ def test_the_weighted_advantages_of_a_group_sum_to_zero(
     assert list(step.weights.values()) == pytest.approx([1] * len(drawn))
 
 
-def test_a_rollout_that_two_steps_share_counts_once_in_all() -> None:
+def test_rollout_that_two_steps_share_counts_once_in_all() -> None:
     first = weighted("rollout", [Part("a", 30, 40), Part("b", 5, 5)], [35])
     second = weighted("rollout", [Part("a", 10, 40), Part("c", 5, 5)], [10, 5])
     assert first.weights == {"a": pytest.approx(0.75), "b": pytest.approx(1)}
@@ -313,13 +313,13 @@ def test_a_rollout_that_two_steps_share_counts_once_in_all() -> None:
     assert second.scales == pytest.approx((10 * 2 / 2, 5 * 2 / 2))
 
 
-def test_by_token_a_rollout_counts_by_its_ids() -> None:
+def test_normalization_by_token_counts_ids() -> None:
     step = weighted("token", [Part("a", 30, 30), Part("b", 10, 10)], [30, 10])
     assert step.weights == {"a": pytest.approx(1.5), "b": pytest.approx(0.5)}
     assert step.scales == pytest.approx((30 * 2 / 40, 10 * 2 / 40))
 
 
 @pytest.mark.parametrize(("tokens", "whole"), [(0, 4), (5, 4)])
-def test_a_row_has_ids_and_no_more_than_its_rollout(tokens: int, whole: int) -> None:
+def test_row_has_ids_and_no_more_than_its_rollout(tokens: int, whole: int) -> None:
     with pytest.raises(ValueError, match=f"trains {tokens} of its {whole} ids"):
         Part("a", tokens, whole)

@@ -80,7 +80,7 @@ class Bench:
         return row_of(sample)
 
 
-def test_it_is_the_queue_that_the_trainer_wants() -> None:
+def test_queue_has_the_trainers_interface() -> None:
     from swe_trainer_trl.compat import RolloutSample
 
     bench = Bench()
@@ -94,7 +94,7 @@ def test_it_is_the_queue_that_the_trainer_wants() -> None:
     assert row_of(sample) == 1
 
 
-def test_a_group_goes_in_whole_once_there_is_room_for_its_first_row() -> None:
+def test_group_enters_as_a_whole_with_room_for_its_first_row() -> None:
     bench = Bench(maxsize=2)
     assert bench.put(item(1))
     assert bench.put(item(2, 1), item(3, 1), item(4, 1))  # beyond the bound
@@ -105,7 +105,7 @@ def test_a_group_goes_in_whole_once_there_is_room_for_its_first_row() -> None:
     assert [bench.get() for _ in range(3)] == [4, 5, None]
 
 
-def test_who_waits_for_room_goes_on_when_a_row_is_taken() -> None:
+def test_waiting_producer_continues_when_a_row_is_taken() -> None:
     bench = Bench(maxsize=1)
     bench.put(item(1))
     put: list[bool] = []
@@ -117,7 +117,7 @@ def test_who_waits_for_room_goes_on_when_a_row_is_taken() -> None:
     assert bench.get() == 2
 
 
-def test_all_who_wait_for_rows_are_woken_by_a_group() -> None:
+def test_group_wakes_all_waiting_readers() -> None:
     bench = Bench()
     got: list[int] = []
 
@@ -135,7 +135,7 @@ def test_all_who_wait_for_rows_are_woken_by_a_group() -> None:
     assert sorted(got) == [1, 2, 3]
 
 
-def test_a_group_is_taken_with_its_last_row() -> None:
+def test_group_is_taken_with_its_last_row() -> None:
     bench = Bench()
     bench.put(item(1, 7), item(2, 7))
     bench.put(item(3, 4))
@@ -147,7 +147,7 @@ def test_a_group_is_taken_with_its_last_row() -> None:
     assert bench.taken == [7, 4]
 
 
-def test_a_group_is_left_out_by_trls_rule_when_its_first_row_is_asked_for() -> None:
+def test_group_is_left_out_by_trls_rule_when_its_first_row_is_asked_for() -> None:
     bench = Bench(max_staleness=2)
     bench.put(item(1, 0, version=3), item(2, 0, version=3))
     bench.put(item(3, 1, version=3), item(4, 1, version=3))
@@ -162,7 +162,7 @@ def test_a_group_is_left_out_by_trls_rule_when_its_first_row_is_asked_for() -> N
     assert bench.get() is None
 
 
-def test_a_row_that_is_stale_does_not_prolong_the_wait() -> None:
+def test_row_that_is_stale_does_not_prolong_the_wait() -> None:
     bench = Bench(version=9)
     bench.put(item(1))
     with pytest.raises(queue.Empty):
@@ -170,7 +170,7 @@ def test_a_row_that_is_stale_does_not_prolong_the_wait() -> None:
     assert (bench.stale, bench.taken) == ([1], [0])
 
 
-def test_what_was_trained_are_the_next_rows_that_were_handed_out() -> None:
+def test_trained_rows_are_the_next_rows_handed_out() -> None:
     bench = Bench()
     bench.put(item(1, tokens=3), item(2, tokens=4), item(3, tokens=5))
     for _ in range(3):
@@ -181,7 +181,7 @@ def test_what_was_trained_are_the_next_rows_that_were_handed_out() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "says"), [(4, "1 ids less than"), (13, "6 ids more than")])
-def test_a_step_of_other_rows_is_said(tokens: int, says: str) -> None:
+def test_step_of_other_rows_is_said(tokens: int, says: str) -> None:
     bench = Bench()
     bench.put(item(1, tokens=2), item(2, tokens=3), item(3, tokens=2))
     for _ in range(3):

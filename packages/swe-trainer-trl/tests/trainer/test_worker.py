@@ -309,7 +309,7 @@ def test_attempts_of_an_earlier_process_are_as_old_as_their_weights(training: Tr
     )
 
 
-def test_a_rollout_is_cancelled_when_its_policy_is_too_old(training: Training) -> None:
+def test_rollout_is_cancelled_when_its_policy_is_too_old(training: Training) -> None:
     training.script({"0/1": ["stay"], "*": ["done"]})
     worker = training.start(groups_ahead=1)
     training.until(lambda: training.agents() == 1 and len(training.finished()) == 1)
@@ -336,7 +336,7 @@ def test_rows_that_are_too_long_are_marked_and_make_room(training: Training) -> 
     assert training.drain()["batch/rows_too_long_total"] == 3
 
 
-def test_a_row_knows_what_is_trained_of_its_whole_rollout(training: Training) -> None:
+def test_row_knows_what_is_trained_of_its_whole_rollout(training: Training) -> None:
     """Also what an earlier step trained, but not what is never trained."""
     worker = training.worker(max_row=20)
     journal = training.journals[0]
@@ -356,7 +356,7 @@ def test_a_row_knows_what_is_trained_of_its_whole_rollout(training: Training) ->
 
 
 @pytest.mark.slow
-def test_nothing_is_said_before_the_start(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_output_before_the_start(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there are rows from the beginning on, which are too long and so taken at once."""
     worker = training.start()
     training.until(lambda: worker.rollout_buffer.qsize() == 4)
@@ -371,7 +371,7 @@ def test_nothing_is_said_before_the_start(training: Training, monkeypatch: pytes
     training.until(lambda: training.journals[-1].groups_begun() > 4)
 
 
-def test_the_process_is_none_of_the_trainers(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_is_none_of_the_trainers(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     training.start()
@@ -390,7 +390,7 @@ def test_the_process_is_none_of_the_trainers(training: Training, monkeypatch: py
 # the end
 
 
-def test_it_starts_nothing_before_it_is_told_to(training: Training) -> None:
+def test_supervisor_waits_for_the_start_signal(training: Training) -> None:
     worker = training.worker()
     assert worker.version == 0
     worker.update_model_version(1)
@@ -423,7 +423,7 @@ def test_stop_while_it_starts(training: Training) -> None:
     assert training.rollouts == []
 
 
-def test_a_process_that_hangs_is_noticed_and_killed(
+def test_process_that_hangs_is_noticed_and_killed(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("swe_trainer_trl.trainer.worker._GRACE", 0.2)
@@ -449,7 +449,7 @@ def test_signs_of_life_come_while_nothing_happens(training: Training) -> None:
         training.heard()
 
 
-def test_a_process_that_is_killed_is_said_in_a_sentence(training: Training) -> None:
+def test_process_that_is_killed_is_said_in_a_sentence(training: Training) -> None:
     training.start()
     training.heard()
     training.child.kill()
@@ -459,7 +459,7 @@ def test_a_process_that_is_killed_is_said_in_a_sentence(training: Training) -> N
     )
 
 
-def test_a_process_that_fails_tells_why_with_its_traceback(training: Training) -> None:
+def test_process_that_fails_tells_why_with_its_traceback(training: Training) -> None:
     training.start(settings=training.settings(tasks="broken", only=()))
     first, *trace = training.unhealthy().splitlines()
     assert first == "RuntimeError: the source has a bug"
@@ -477,7 +477,7 @@ def test_a_process_that_fails_tells_why_with_its_traceback(training: Training) -
         pytest.param({"engine": "replay"}, "does not own its tokens, so it", marks=pytest.mark.slow),
     ],
 )
-def test_a_process_that_is_refused_says_one_sentence(
+def test_process_that_is_refused_says_one_sentence(
     training: Training, changed: dict[str, Any], says: str
 ) -> None:
     training.start(settings=training.settings(**changed))
@@ -496,7 +496,7 @@ def test_attempts_that_all_fail_end_the_run(training: Training) -> None:
     assert training.agents() == 0
 
 
-def test_the_trainers_death_ends_the_rollouts(training: Training) -> None:
+def test_trainers_death_ends_the_rollouts(training: Training) -> None:
     """Killed, it cannot say so."""
     training.script({"*": ["stay"]})
     settings, options = training.settings().model_dump(mode="json"), OPTIONS.model_dump()
@@ -532,13 +532,13 @@ def talk(*said: bytes) -> tuple[int, list[dict[str, Any]]]:
         return child.wait(PATIENCE), heard
 
 
-def test_a_process_without_a_trainer_ends(training: Training) -> None:
+def test_process_without_a_trainer_ends(training: Training) -> None:
     code, (only,) = talk()
     assert (code, only["kind"]) == (1, "failed")
     assert only["message"] == "EOFError: the trainer ended before it said what to do"
 
 
-def test_the_start_gives_signs_of_life_too(training: Training) -> None:
+def test_start_gives_signs_of_life_too(training: Training) -> None:
     """Its parts may take long; and a trainer that is gone by then ends it."""
     start = Start(
         settings=training.settings().model_dump(mode="json"),
@@ -557,7 +557,7 @@ def test_the_start_gives_signs_of_life_too(training: Training) -> None:
     assert (code, [report["kind"] for report in heard]) == (1, ["beat", "failed"])
 
 
-def test_a_message_that_was_torn_by_a_kill_is_none(training: Training) -> None:
+def test_message_that_was_torn_by_a_kill_is_none(training: Training) -> None:
     worker = training.worker()
     read, write = os.pipe()
     whole = line(Metrics(values={"a": 1.0}))
@@ -568,7 +568,7 @@ def test_a_message_that_was_torn_by_a_kill_is_none(training: Training) -> None:
     assert worker.metrics_queue.empty()
 
 
-def test_a_process_that_cannot_be_started_leaves_nothing(
+def test_process_that_cannot_be_started_leaves_nothing(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = training.worker()
@@ -637,9 +637,7 @@ def small_disk(training: Training) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_sentence_and_what_is_finished_is_kept(
-    training: Training, small_disk: Path
-) -> None:
+def test_full_disk_is_one_sentence_and_what_is_finished_is_kept(training: Training, small_disk: Path) -> None:
     training.script({"2": ["go>done"], "*": ["again", "done"]})
     worker = training.start(groups_ahead=1, group_size=3)
     training.let("go")

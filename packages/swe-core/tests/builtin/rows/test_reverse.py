@@ -59,7 +59,7 @@ states = st.dictionaries(names, st.tuples(content, st.booleans()), max_size=4)
 
 @given(states, states)
 @settings(max_examples=60, deadline=None)
-def test_what_git_writes_is_taken_back(
+def test_files_that_git_writes_are_removed(
     before: dict[str, tuple[bytes, bool]], after: dict[str, tuple[bytes, bool]]
 ) -> None:
     """Edits, new and deleted files, modes, renames, binary files, odd names, no line end at the end."""
@@ -79,17 +79,17 @@ def test_what_git_writes_is_taken_back(
             assert tree(directory) == expected
 
 
-def test_a_diff_without_git_s_headers() -> None:
+def test_diff_without_gits_headers() -> None:
     diff = "--- a/x.py\n+++ b/x.py\n@@ -1,3 +1,3 @@ def f():\n a\n-b\n+c\n \n"
     assert reversed_diff(diff) == "--- a/x.py\n+++ b/x.py\n@@ -1,3 +1,3 @@ def f():\n a\n-c\n+b\n \n"
 
 
-def test_what_stands_before_the_first_file_is_left_out() -> None:
+def test_text_before_the_first_file_is_dropped() -> None:
     diff = "From: somebody\n\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n-- \n2.40\n"
     assert reversed_diff(diff) == "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-b\n+a\n"
 
 
-def test_the_last_line_end_may_be_missing() -> None:
+def test_last_line_end_may_be_missing() -> None:
     assert reversed_diff("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b").endswith("-b\n+a\n")
 
 
@@ -104,7 +104,7 @@ def test_the_last_line_end_may_be_missing() -> None:
         ("diff --git a/x b/x\nGIT binary patch\nliteral 1\nIc\n\n", "one direction"),
     ],
 )
-def test_what_cannot_be_reversed_is_said(diff: str, says: str) -> None:
+def test_irreversible_patch_is_reported(diff: str, says: str) -> None:
     with pytest.raises(NotReversible, match=says):
         reversed_diff(diff)
 

@@ -238,7 +238,7 @@ def test_missing_column_is_named(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("unsafe", ["", "../up", "a/b", "-x", "a b", "a\n", "é", ".hidden", "x" * 201])
-def test_id_that_is_no_safe_file_name_is_rejected(tmp_path: Path, unsafe: str) -> None:
+def test_id_that_is_an_unsafe_file_name_is_rejected(tmp_path: Path, unsafe: str) -> None:
     assert "the column 'instance_id' is" in refusal(tmp_path, row(instance_id=unsafe))
 
 

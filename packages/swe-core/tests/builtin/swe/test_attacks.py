@@ -204,7 +204,7 @@ for half in Path("/tmp/swe-home").glob(".*/half"):
     (program,) = Path(here).glob("_*.py")
     text = ast.literal_eval(re.search(r"compile\\((.*), __file__", program.read_text())[1])
     space = {{}}
-    exec(text.partition("# A pytest plugin")[0], space)
+    exec(text.partition("# The first part of the pytest plugin")[0], space)
     stream = 500  # where it was moved to
     name, mine, key = space["agree"](here)
     send, *_ = space["make_send"](name, key, stream)

@@ -292,7 +292,7 @@ async def test_sandbox_without_repository_is_an_error(calc: Graders) -> None:
 @pytest.mark.parametrize(
     "changed", [{"network": "llm"}, {"assets": (Asset(name="a", path="/a", digest="1"),)}]
 )
-async def test_grader_rejects_spec_that_is_not_for_grading(calc: Graders, changed: dict[str, Any]) -> None:
+async def test_grader_rejects_a_spec_not_for_grading(calc: Graders, changed: dict[str, Any]) -> None:
     spec = calc.repo.spec.model_copy(update=changed)
     with pytest.raises(GraderError, match=r"no network and no assets: open it from SandboxSpec\.for_grading"):
         await swe_grader().grade(calc.task, b"", calc.provider, spec, 1)

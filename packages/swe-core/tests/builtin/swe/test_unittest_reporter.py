@@ -43,7 +43,7 @@ class Case(unittest.TestCase):
     def test_stop(self): raise StopIteration
     def test_printing(self):
         print("test_bad (test_plain.Case.test_bad) ... ok", file=sys.stderr)
-    def test_with_a_line(self):
+    def test_input_with_a_line(self):
         \"\"\"The first line of it.
 
         And more.

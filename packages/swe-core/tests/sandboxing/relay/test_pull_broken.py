@@ -244,7 +244,7 @@ async def test_endpoint_that_is_gone() -> None:
         await is_cut_off(agent, "/")
 
 
-async def test_more_at_once_than_there_are_places() -> None:
+async def test_more_concurrent_calls_than_slots() -> None:
     """64 are with the endpoint at once; more wait until one of them is answered."""
     waiting, most = 0, 0
     full = anyio.Event()

@@ -88,7 +88,7 @@ async def talk(impostor: Impostor, endpoint: str = ANY) -> None:
 
 
 @pytest.mark.parametrize("proof", [b"x" * (MAX_PROOF + 1), b"x" * (4 << 20), b"x" * 64 + b"\n", b"\n"])
-async def test_who_never_proves_anything(proof: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_without_a_proof_is_refused(proof: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is kept, and after some times it counts as somebody else."""
     monkeypatch.setattr(receiver, "_IMPOSTURES", 4)
     with pytest.raises(ProtocolError, match="not ours any more"):
@@ -115,7 +115,7 @@ async def test_push_answered_with_no_number(said: bytes) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(said=st.lists(st.binary(max_size=200) | st.builds(request, st.integers(), st.integers()), max_size=5))
-def test_whatever_it_says_is_a_frame_or_a_protocol_error(said: list[bytes]) -> None:
+def test_any_output_is_a_frame_or_a_protocol_error(said: list[bytes]) -> None:
     unpacker = Unpacker()
     try:
         for piece in said:
@@ -138,7 +138,7 @@ async def test_bodies_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None
             await talk(Impostor(request(1, 5000) + bytes(5000), request(2, 1) + b"x"), server)
 
 
-async def test_more_clients_that_leave_than_there_were() -> None:
+async def test_more_disconnects_than_clients() -> None:
     gone = json.dumps({"kind": "gone", "id": 1, "n": 0}).encode() + b"\n"
     with pytest.raises(ProtocolError, match="more clients left"):
         await talk(Impostor(request(1) + gone + gone))
@@ -251,7 +251,7 @@ def test_long_first_line_of_a_whole_answer() -> None:
         (request(1), "took 999999 bytes"),
     ],
 )
-async def test_program_that_is_not_ours_any_more(said: bytes, why: str) -> None:
+async def test_replaced_program_is_detected(said: bytes, why: str) -> None:
     async with serving({"/": hello}) as server:
         with pytest.raises(ProtocolError, match=why):
             await talk(Impostor(said, pushed=b"999999"), server if "took" in why else ANY)

@@ -154,7 +154,7 @@ async def test_bodies(inside: Inside) -> None:
         assert back.startswith(first + b"HTTP/1.1 200"), said
 
 
-async def test_how_an_answer_ends(inside: Inside) -> None:
+async def test_end_of_an_answer(inside: Inside) -> None:
     """Without a length it is sent in chunks, but not to old clients, and without a body where none may be."""
     for method, version, status, ending in (
         ("HEAD", "1.1", 200, b"\r\n\r\n"),
@@ -172,7 +172,7 @@ async def test_how_an_answer_ends(inside: Inside) -> None:
         assert (b"chunked" in said) == (b"0\r\n\r\n" in ending or (method == "HEAD" and b"chunked" in said))
 
 
-async def test_what_is_no_request(inside: Inside) -> None:
+async def test_invalid_requests(inside: Inside) -> None:
     """It is answered at once, and the host never hears of it."""
     for said, status in (
         (b"GET http://elsewhere/ HTTP/1.1\r\nHost: x\r\n\r\n", 400),
@@ -195,7 +195,7 @@ async def test_body_that_is_too_big(inside: Inside) -> None:
     assert await inside.poll(0.0) == []
 
 
-async def test_client_that_leaves_is_told_up(inside: Inside) -> None:
+async def test_client_disconnect_is_reported_upstream(inside: Inside) -> None:
     async with inside.asked():
         [(asked, _)] = await inside.poll()
     [(gone, _)] = await inside.poll()
@@ -316,7 +316,7 @@ def test_standard_input_that_is_a_file_is_closed_once_it_is_read(language: str, 
             process.kill()
 
 
-async def test_failure_that_is_told_down(inside: Inside) -> None:
+async def test_failure_is_reported_downstream(inside: Inside) -> None:
     """The client's connection ends without the end of an answer."""
     async with inside.asked() as agent:
         [(frame, _)] = await inside.poll()
@@ -370,7 +370,7 @@ async def test_stream_gives_signs_of_life(inside: Inside) -> None:
     assert set(rest) == {ord("\n")}
 
 
-async def test_who_does_not_know_the_secret(inside: Inside) -> None:
+async def test_client_without_the_secret_is_refused(inside: Inside) -> None:
     """Nobody else gets anything out, nor anything in, nor learns why."""
     right = Question(SECRET, "/pull?from=0&hold=0&stream=0").headers
     wrong = Question(bytes(32), "/pull?from=0&hold=0&stream=0").headers
@@ -387,7 +387,7 @@ async def test_who_does_not_know_the_secret(inside: Inside) -> None:
         ).status_code == 404
 
 
-async def test_who_answers_without_knowing_the_secret() -> None:
+async def test_answer_without_the_secret_is_refused() -> None:
     """The host does not talk to who took the place of the relay: the way counts as broken."""
 
     async def impostor(stream: SocketStream) -> None:
@@ -419,7 +419,7 @@ class Noting(PullSandbox):
         return await super().start(argv, stdin=stdin, **more)
 
 
-async def test_the_secret_is_in_no_argument_and_no_environment() -> None:
+async def test_secret_is_in_no_argument_and_no_environment() -> None:
     """Every process inside can read those of every other."""
     async with on_this_host("python") as inside, http_client() as client:
         sandbox = Noting(inside, lambda port: HttpTransport(client, f"http://127.0.0.1:{port}"))

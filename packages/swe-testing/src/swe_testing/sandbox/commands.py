@@ -45,12 +45,12 @@ class CommandTests(SandboxSuite):
         assert (await sandbox.exec(["cat"], stdin=data, timeout=PATIENCE)).stdout == data
         assert (await sandbox.exec(["cat"], stdin=b"", timeout=PATIENCE)).stdout == b""
 
-    async def test_no_stdin_is_an_empty_one(self, sandbox: Sandbox) -> None:
+    async def test_missing_stdin_is_empty(self, sandbox: Sandbox) -> None:
         """A reader sees the end at once instead of waiting."""
         done = await sandbox.exec(["cat"], timeout=PATIENCE)
         assert (done.exit_code, done.stdout) == (0, b"")
 
-    async def test_stdin_that_nobody_reads(self, sandbox: Sandbox) -> None:
+    async def test_unread_stdin(self, sandbox: Sandbox) -> None:
         """A command that ignores a long stdin ends well."""
         assert (await sandbox.exec(["true"], stdin=bytes(2**20), timeout=PATIENCE)).exit_code == 0
 
@@ -177,7 +177,7 @@ class CommandTests(SandboxSuite):
         await bystander.kill()
         assert not await runs(sandbox, other)
 
-    async def test_background_child_lives_on(self, sandbox: Sandbox) -> None:
+    async def test_background_child_survives(self, sandbox: Sandbox) -> None:
         """A child that keeps the streams open delays nothing, and dies with `kill_all`."""
         mark = unique_seconds()
         done = await sandbox.exec(["sh", "-c", f"sleep {mark} & echo started"], timeout=PATIENCE)
