@@ -19,7 +19,7 @@ from swe_core.cli.push import push
 from swe_core.errors import ConfigError, SweError, UsageError
 from swe_core.hub import push as hub_push
 from swe_core.hub.client import TryLater
-from swe_core.hub.options import Push
+from swe_core.hub.options import PushOptions
 from swe_core.hub.push import push_run
 from swe_core.hub.pushed_run import PushedRun
 from swe_core.rollout.run_directory import RunDirectory
@@ -57,27 +57,27 @@ def call(*arguments: str) -> Result:
 
 def refused(run: RunDirectory, to: str = TO, **options: object) -> str:
     with pytest.raises(UsageError) as caught:
-        push_run(run, Push(to=to, **options))
+        push_run(run, PushOptions(to=to, **options))
     return str(caught.value)
 
 
 def test_run_is_pushed_once(hf: LocalHF, run: RunDirectory) -> None:
-    done = push_run(run, Push(to=TO))
+    done = push_run(run, PushOptions(to=TO))
     assert (done.new, done.finished, done.url) == (3, 3, f"{hf.origin}/datasets/{TO}")
     assert repo(hf).private
     assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2"]
     commits = len(repo(hf).commits)
-    assert push_run(run, Push(to=TO)).new == 0
+    assert push_run(run, PushOptions(to=TO)).new == 0
     assert len(repo(hf).commits) == commits
     add(run, rollout("t-3", 3))
-    assert push_run(run, Push(to=TO)).new == 1
+    assert push_run(run, PushOptions(to=TO)).new == 1
     assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2", "t-3"]
     assert len([name for name in repo(hf).files if name.startswith("data/")]) == 2
 
 
 def test_shards_have_a_bounded_size(hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_push, "MAX_ROWS", 2)
-    assert push_run(run, Push(to=TO)).new == 3
+    assert push_run(run, PushOptions(to=TO)).new == 3
     assert sorted(name[-13:] for name in repo(hf).files if name.startswith("data/")) == [
         "00000.parquet",
         "00001.parquet",
@@ -85,7 +85,7 @@ def test_shards_have_a_bounded_size(hf: LocalHF, run: RunDirectory, monkeypatch:
     monkeypatch.setattr(hub_push, "MAX_BYTES", 1)
     add(run, rollout("t-3", 3))
     add(run, rollout("t-4", 4))
-    push_run(run, Push(to=TO))
+    push_run(run, PushOptions(to=TO))
     assert ids_of(repo(hf)) == [f"t-{number}" for number in range(5)]
     assert len([name for name in repo(hf).files if name.startswith("data/")]) == 4
 
@@ -95,11 +95,11 @@ def test_repeated_rollout_is_a_row_of_its_own(hf: LocalHF, tmp_path: Path) -> No
     add(run, error("t-0", "the sandbox died"))
     add(run, rollout("t-1", outcome="cancelled", reward=None))  # by Ctrl-C: it will run again
     add(run, rollout("t-2", outcome="cancelled", reward=None, cancelled_as="stale"))
-    assert push_run(run, Push(to=TO)).new == 2
+    assert push_run(run, PushOptions(to=TO)).new == 2
     run = RunDirectory.resume(run.path, run.redactor, ("error", "cancelled"))
     add(run, rollout("t-0", 9))
     add(run, rollout("t-1", 9))
-    assert push_run(run, Push(to=TO)).new == 2
+    assert push_run(run, PushOptions(to=TO)).new == 2
     found = sorted((row["id"], row["outcome"]) for row in rows_of(repo(hf)))
     assert found == [("t-0", "error"), ("t-0", "resolved"), ("t-1", "resolved"), ("t-2", "cancelled")]
 
@@ -107,8 +107,8 @@ def test_repeated_rollout_is_a_row_of_its_own(hf: LocalHF, tmp_path: Path) -> No
 def test_several_runs_share_a_data_set(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     other = new_run(tmp_path / "other")
     add(other, rollout("t-0"))
-    push_run(run, Push(to=TO))
-    push_run(other, Push(to=TO))
+    push_run(run, PushOptions(to=TO))
+    push_run(other, PushOptions(to=TO))
     assert len(rows_of(repo(hf))) == 4
     assert len({row["run"] for row in rows_of(repo(hf))}) == 2
     card = repo(hf).files["README.md"].decode()
@@ -117,7 +117,7 @@ def test_several_runs_share_a_data_set(hf: LocalHF, run: RunDirectory, tmp_path:
 
 def test_concurrent_commit_of_others_is_kept(hf: LocalHF, run: RunDirectory) -> None:
     """The second of two concurrent pushes is rejected, reads again, and loses nothing."""
-    push_run(run, Push(to=TO))
+    push_run(run, PushOptions(to=TO))
     api = HfApi()
     seen: list[int] = []
     real = HfApi.create_commit
@@ -132,7 +132,7 @@ def test_concurrent_commit_of_others_is_kept(hf: LocalHF, run: RunDirectory) -> 
     add(run, rollout("t-3", 3))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HfApi, "create_commit", late)
-        assert push_run(run, Push(to=TO)).new == 1
+        assert push_run(run, PushOptions(to=TO)).new == 1
     assert b"license: mit" in repo(hf).files["README.md"]
     assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2", "t-3"]
 
@@ -141,7 +141,7 @@ def test_concurrent_commit_of_others_is_kept(hf: LocalHF, run: RunDirectory) -> 
 @pytest.mark.parametrize("route", ["hub.create", "hub.auth", "hub.info", "hub.preupload", "hub.commit"])
 def test_single_hub_failure_is_retried(hf: LocalHF, run: RunDirectory, route: str, status: int) -> None:
     hf.faults.plan(route, status)
-    assert push_run(run, Push(to=TO)).new == 3
+    assert push_run(run, PushOptions(to=TO)).new == 3
     assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2"]
 
 
@@ -151,7 +151,7 @@ def test_lost_answer_pushes_nothing_twice(
 ) -> None:
     losses = iter([True])
     monkeypatch.setattr(Faults, "loses", lambda self, asked: asked == route and next(losses, False))
-    done = push_run(run, Push(to=TO))
+    done = push_run(run, PushOptions(to=TO))
     assert next(losses, None) is None
     assert (done.new, done.finished) == (3, 3)
     assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2"]
@@ -162,10 +162,10 @@ def test_unavailable_hub_is_an_error(hf: LocalHF, run: RunDirectory) -> None:
     with pytest.raises(
         TryLater, match=r"cannot push to 'tester/rollouts': .* answered 503 .*; try again later"
     ):
-        push_run(run, Push(to=TO))
+        push_run(run, PushOptions(to=TO))
     assert hf.calls["hub.commit"] == 4
     hf.faults.failing = 0.0
-    assert push_run(run, Push(to=TO)).new == 3
+    assert push_run(run, PushOptions(to=TO)).new == 3
 
 
 def test_unreachable_hub_is_an_error(run: RunDirectory, hf: LocalHF, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_unreachable_hub_is_an_error(run: RunDirectory, hf: LocalHF, monkeypatch
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(TryLater, match=r"Hugging Face at 'http://127.0.0.1:9' does not answer"):
-        push_run(run, Push(to=TO))
+        push_run(run, PushOptions(to=TO))
 
 
 def test_wrong_tokens_and_names_are_rejected(
@@ -187,7 +187,7 @@ def test_wrong_tokens_and_names_are_rejected(
     monkeypatch.delenv("HF_TOKEN")
     assert f"cannot push to {TO!r}: there is no Hugging Face token; set HF_TOKEN" in refused(run)
     with pytest.raises(ValueError, match="expected OWNER/NAME"):
-        Push(to="no-owner")
+        PushOptions(to="no-owner")
     with pytest.raises(ConfigError, match=r"push\.to: expected OWNER/NAME \(found 'no-owner'\)"):
         load_settings(command_line={"push": {"to": "no-owner"}})
 
@@ -196,7 +196,7 @@ def test_read_only_token_for_existing_data_set_is_rejected(
     hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client does not check the token's scope if the repository exists."""
-    push_run(run, Push(to=TO))
+    push_run(run, PushOptions(to=TO))
     monkeypatch.setenv("HF_TOKEN", hf.add_token(["repo.content.read"]))
     assert "'repo.write' is missing" in refused(run)
 
@@ -211,19 +211,19 @@ def test_name_of_another_data_set_is_rejected(hf: LocalHF, run: RunDirectory) ->
 
 def test_empty_data_set_may_be_used(hf: LocalHF, run: RunDirectory) -> None:
     HfApi().create_repo(TO, repo_type="dataset", private=True)
-    assert push_run(run, Push(to=TO)).new == 3
+    assert push_run(run, PushOptions(to=TO)).new == 3
 
 
 def test_private_run_is_not_pushed_to_public_data_set(hf: LocalHF, run: RunDirectory) -> None:
     HfApi().create_repo(TO, repo_type="dataset", private=False)
     assert "is public: name another" in refused(run)
-    assert push_run(run, Push(to=TO, private=False)).new == 3
-    push_run(run, Push(to="tester/open", private=False))
+    assert push_run(run, PushOptions(to=TO, private=False)).new == 3
+    push_run(run, PushOptions(to="tester/open", private=False))
     assert not repo(hf, "tester/open").private
 
 
 def test_changed_folder_of_runs_is_rejected(hf: LocalHF, run: RunDirectory) -> None:
-    push_run(run, Push(to=TO))
+    push_run(run, PushOptions(to=TO))
     HfApi().upload_file(
         path_or_fileobj=b'{"a":1}', path_in_repo="runs/x.json", repo_id=TO, repo_type="dataset"
     )
@@ -259,7 +259,7 @@ def test_push_command_reports_what_is_not_pushed(hf: LocalHF, tmp_path: Path) ->
     )
     add(run, rollout("t-1", 1))
     add(run, rollout("t-2", 2))
-    push_run(run, Push(to=TO))
+    push_run(run, PushOptions(to=TO))
     add(run, error("t-3", "the sandbox died"))
     first, second = call(str(run.path), "--to", TO).output.splitlines()
     assert first.startswith("pushed 1 of 3 finished rollouts, 2 were already there: http")
@@ -270,7 +270,7 @@ def test_open_ended_run_counts_started_rollouts(hf: LocalHF, run: RunDirectory) 
     """A training run does not know its number of rollouts."""
     assert run.info.planned is None
     run.folder("t-3").close()
-    done = push_run(run, Push(to=TO))
+    done = push_run(run, PushOptions(to=TO))
     assert (done.new, done.finished, done.interrupted, done.unfinished) == (3, 3, 0, 1)
 
 
@@ -281,7 +281,7 @@ def test_no_secret_is_uploaded(hf: LocalHF, run: RunDirectory, monkeypatch: pyte
     said = " ".join(secrets[:3])
     add(run, rollout("t-3"), text=said, patch=said.encode())
     add(run, error("t-4", said), text="x")
-    push_run(run, Push(to=TO))
+    push_run(run, PushOptions(to=TO))
     files = repo(hf).files
     whole = b"\n".join([*files.values(), json.dumps(rows_of(repo(hf)), default=str).encode()])
     assert [secret for secret in secrets if secret.encode() in whole] == []
@@ -291,13 +291,13 @@ def test_no_secret_is_uploaded(hf: LocalHF, run: RunDirectory, monkeypatch: pyte
 KILLED = """
 import sys
 from pathlib import Path
-from swe_core.hub.options import Push
+from swe_core.hub.options import PushOptions
 from swe_core.hub.push import push_run
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.hub import push
 push.MAX_ROWS = 1
 print("ready", flush=True)
-push_run(RunDirectory.open(Path(sys.argv[1])), Push(to=sys.argv[2]))
+push_run(RunDirectory.open(Path(sys.argv[1])), PushOptions(to=sys.argv[2]))
 """
 
 
@@ -313,16 +313,16 @@ def test_killed_push_is_completed_by_the_next(hf: LocalHF, run: RunDirectory, ca
     child.wait()
     assert hf.calls["hub.commit"] >= calls
     hf.faults.latency = 0.0
-    push_run(run, Push(to=TO))
+    push_run(run, PushOptions(to=TO))
     assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2"]
 
 
 def test_datasets_library_reads_the_data_set(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     pytest.importorskip("datasets")
-    push_run(run, Push(to=TO))
+    push_run(run, PushOptions(to=TO))
     run.folder("u-0").close()
     run.append(error("u-0", "the sandbox died"))  # a shard in which most columns are null
-    push_run(run, Push(to=TO))
+    push_run(run, PushOptions(to=TO))
     script = (
         "import datasets, json, sys\n"
         "rows = datasets.load_dataset(sys.argv[1], split='train')\n"

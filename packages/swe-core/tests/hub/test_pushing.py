@@ -14,7 +14,7 @@ import pytest
 
 from swe_core.errors import SweError, UsageError
 from swe_core.hub import push
-from swe_core.hub.options import Push, hub_extensions
+from swe_core.hub.options import PushOptions, hub_extensions
 from swe_core.hub.push import HubPush, push_run
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RunDirectory
@@ -47,7 +47,7 @@ def finish(runner: Runner, number: int) -> None:
 
 
 async def opened_push(every: float) -> HubPush:
-    (push,) = hub_extensions(Push(to=TO, every=every))
+    (push,) = hub_extensions(PushOptions(to=TO, every=every))
     await push.prepare()
     return push
 
@@ -92,7 +92,7 @@ async def test_earlier_rollouts_are_pushed_too(hf: LocalHF, run: RunDirectory) -
     runner = runner_of(run)
     add(run, rollout("t-0"))
     add(run, rollout("t-1", 1))
-    await anyio.to_thread.run_sync(push_run, run, Push(to=TO))
+    await anyio.to_thread.run_sync(push_run, run, PushOptions(to=TO))
     add(run, rollout("t-2", 2))  # the process was killed before this was pushed
     async with pushing(runner, 0.01):
         finish(runner, 3)
@@ -112,7 +112,7 @@ async def test_unavailable_hub_does_not_fail_the_run(
     assert "1 rollouts are not pushed; the run directory has them" in caplog.text
     assert f"swe-core push {run.path} --to {TO}" in caplog.text
     hf.faults.failing = 0.0
-    assert (await anyio.to_thread.run_sync(push_run, run, Push(to=TO))).new == 1
+    assert (await anyio.to_thread.run_sync(push_run, run, PushOptions(to=TO))).new == 1
 
 
 async def test_recovered_hub_gets_the_rollouts(
@@ -148,7 +148,7 @@ async def test_wrong_token_is_rejected_before_the_run(hf: LocalHF, monkeypatch: 
 
 
 async def test_run_without_push_does_not_call_the_hub(hf: LocalHF, run: RunDirectory) -> None:
-    assert hub_extensions(Push()) == ()
+    assert hub_extensions(PushOptions()) == ()
     assert not hf.calls
 
 

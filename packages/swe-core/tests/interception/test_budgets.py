@@ -13,7 +13,7 @@ from swe_core.api.engine import Completion
 from swe_core.api.limits import Budgets
 from swe_core.api.records import Turn
 from swe_core.errors import ContextOverflow
-from swe_core.interception.budgets import Allowance
+from swe_core.interception.budgets import RemainingBudget
 from swe_core.interception.server import InterceptionServer
 from swe_testing.waiting import until
 
@@ -173,7 +173,8 @@ def test_no_order_of_calls_exceeds_the_completion_tokens(
     budget: int, calls: list[tuple[int | None, float, int]]
 ) -> None:
     """Each call samples part of its grant and ends after some later calls have begun."""
-    allowance, used, running = Allowance(Budgets(completion_tokens=budget)), 0, list[tuple[int, float]]()
+    allowance = RemainingBudget(Budgets(completion_tokens=budget))
+    used, running = 0, list[tuple[int, float]]()
     for wanted, part, at_once in calls:
         granted = allowance.begin(wanted)
         assert granted is not None

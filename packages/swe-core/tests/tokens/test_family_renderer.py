@@ -15,7 +15,7 @@ from swe_core.api.messages import Message
 from swe_core.errors import ConfigError
 from swe_core.tokens.family_renderer import FAMILIES, FamilyRenderer
 from swe_core.tokens.probe_messages import TOOLS, reply, result, user
-from swe_core.tokens.reading import Reader
+from swe_core.tokens.reading import ReplyReader
 from swe_core.tokens.renderer import TAIL
 from swe_testing.tokenizer import family_tokens, make_tokenizer
 
@@ -132,7 +132,7 @@ def test_partial_reading_is_a_prefix_of_the_whole(family: str, data: st.DataObje
     tail, completion = data.draw(prompts(family))[-TAIL:], data.draw(completions(family))
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
     ids: list[int] = []
-    reader, sampled, seen = Reader(renderer, ids, tail, TOOLS), iter(completion), [("", "")]
+    reader, sampled, seen = ReplyReader(renderer, ids, tail, TOOLS), iter(completion), [("", "")]
     for size in cycle(sizes):
         if not (more := list(islice(sampled, size))):
             break

@@ -1,4 +1,4 @@
-"""Reader: a growing reply is read in parts, with the same result as if read whole."""
+"""ReplyReader: a growing reply is read in parts, with the same result as if read whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from swe_core.tokens.family_renderer import FamilyRenderer
-from swe_core.tokens.reading import Reader
+from swe_core.tokens.reading import ReplyReader
 from swe_core.tokens.renderer import Parsed, Tools
 from swe_core.tokens.template_renderer import TemplateRenderer
 from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
@@ -57,7 +57,7 @@ def readings(renderer: Counting, text: str, step: int = 1) -> tuple[list[tuple[s
     whole = renderer.parse(sampled, [], None)
     renderer.parsed = renderer.decoded = 0
     ids: list[int] = []
-    reader, seen = Reader(renderer, ids, [], None), []
+    reader, seen = ReplyReader(renderer, ids, [], None), []
     while len(ids) < len(sampled):
         ids += sampled[len(ids) : len(ids) + step]
         if reader.may_tell():
@@ -106,7 +106,7 @@ def test_stop_token_is_not_text_of_a_template() -> None:
     sampled = ids[ids.index(next(iter(renderer.stop_ids))) - 3 :][:4]
     assert sampled[-1] in renderer.stop_ids
     growing: list[int] = []
-    reader = Reader(renderer, growing, [], None)
+    reader = ReplyReader(renderer, growing, [], None)
     for id_ in sampled:
         growing.append(id_)
         seen = reader.read()

@@ -22,7 +22,7 @@ from huggingface_hub.utils import hf_raise_for_status
 
 from swe_core.api.records import Ledger
 from swe_core.errors import SweError, UsageError
-from swe_core.hub.options import Push
+from swe_core.hub.options import PushOptions
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_testing.hf import LocalHF
@@ -73,14 +73,14 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def prepared(options: Push, directory: Path) -> CheckpointPush | None:
+def prepared(options: PushOptions, directory: Path) -> CheckpointPush | None:
     from swe_trainer_trl.hub.push_checkpoints import prepared
 
     return prepared(options, directory)
 
 
 def push(run: RunDirectory) -> CheckpointPush:
-    made = prepared(Push(to=TO), run.path)
+    made = prepared(PushOptions(to=TO), run.path)
     assert made is not None
     return made
 
@@ -248,10 +248,10 @@ def test_command(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
 
 def test_another_training_keeps_its_checkpoints(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     pushed(run, 3)
-    assert prepared(Push(to=TO), run.path) is not None  # the same goes on
+    assert prepared(PushOptions(to=TO), run.path) is not None  # the same goes on
     for other in (tmp_path / "not-there", tmp_path / "other"):
         with pytest.raises(UsageError, match="has the checkpoints of another training"):
-            prepared(Push(to=TO), other)
+            prepared(PushOptions(to=TO), other)
         info = new_run_info({}, {}, None, [], {"t": "d"})
         RunDirectory.create(tmp_path / "other", info, Redactor()) if not other.exists() else None
 
@@ -263,17 +263,17 @@ def test_names_that_are_taken_and_tokens(
     api.create_repo("tester/other", private=True)
     api.upload_file(path_or_fileobj=b"1", path_in_repo="model.bin", repo_id="tester/other")
     with pytest.raises(UsageError, match="is taken by another model"):
-        prepared(Push(to="tester/other"), run.path)
+        prepared(PushOptions(to="tester/other"), run.path)
     api.create_repo("tester/open")
     with pytest.raises(UsageError, match="is public"):
-        prepared(Push(to="tester/open"), run.path)
+        prepared(PushOptions(to="tester/open"), run.path)
     monkeypatch.setenv("HF_TOKEN", hf.add_token(["repo.content.read"]))
     with pytest.raises(UsageError, match="the Hugging Face token may not do that"):
-        prepared(Push(to=TO), run.path)
+        prepared(PushOptions(to=TO), run.path)
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(UsageError, match="there is no Hugging Face token"):
-        prepared(Push(to=TO), run.path)
-    assert prepared(Push(), run.path) is None
+        prepared(PushOptions(to=TO), run.path)
+    assert prepared(PushOptions(), run.path) is None
 
 
 PUSHES = """
@@ -282,9 +282,9 @@ from pathlib import Path
 from types import SimpleNamespace
 names = ("TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments")
 sys.modules["transformers"] = SimpleNamespace(**dict.fromkeys(names, object))  # its import takes seconds
-from swe_core.hub.options import Push
+from swe_core.hub.options import PushOptions
 from swe_trainer_trl.hub.push_checkpoints import prepared
-callback = prepared(Push(to=sys.argv[2]), Path(sys.argv[1]))
+callback = prepared(PushOptions(to=sys.argv[2]), Path(sys.argv[1]))
 callback.on_save(None, None, None)
 callback._wait()
 """

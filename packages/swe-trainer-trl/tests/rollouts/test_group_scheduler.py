@@ -29,7 +29,7 @@ from swe_core.builtin.demo.source import DemoSource
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.builtin.vllm import VLLMConfig
-from swe_core.builtin.vllm.request import Requests
+from swe_core.builtin.vllm.request import RequestWriter
 from swe_core.errors import ConfigError, EngineUnavailable, SandboxDied, SweError
 from swe_core.interception.server import InterceptionServer
 from swe_core.report.token_audit import audit
@@ -383,7 +383,7 @@ async def test_set_seed_draws_anew_in_each_group_of_a_task(tmp_path: Path) -> No
         await feed.until(lambda: len(feed.closed) == 3)
     asked = feed.engine.rollouts
     assert len(asked) == 6
-    requests = Requests(VLLMConfig(seed=7), [])
+    requests = RequestWriter(VLLMConfig(seed=7), [])
     bodies = [
         requests.body(b"1", model="m", max_tokens=1, stops=[], constraint=None, call=f"{rollout}:0")
         for rollout in asked

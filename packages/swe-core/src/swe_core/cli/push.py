@@ -27,7 +27,7 @@ def push(directory: Path, to: str | None, public: bool) -> None:
     """
     from pydantic import ValidationError
 
-    from swe_core.hub.options import Push
+    from swe_core.hub.options import PushOptions
     from swe_core.hub.push import push_run
     from swe_core.rollout.run_directory import RunDirectory
 
@@ -37,7 +37,8 @@ def push(directory: Path, to: str | None, public: bool) -> None:
     if name is None:
         raise UsageError("the run has no data set to push to: give one with --to OWNER/NAME")
     try:
-        options = Push(to=name, private=not public and (to is not None or recorded.get("private", True)))
+        private = not public and (to is not None or recorded.get("private", True))
+        options = PushOptions(to=name, private=private)
     except ValidationError:
         raise UsageError(f"--to {name!r}: expected OWNER/NAME, such as your-name/rollouts") from None
     done = push_run(run, options)

@@ -18,7 +18,7 @@ from swe_core.system.files import write_out
 from swe_core.system.safe_console import SafeConsole
 
 if TYPE_CHECKING:
-    from swe_core.report.token_audit import Audit
+    from swe_core.report.token_audit import TokenAudit
 
 
 @click.command()
@@ -88,7 +88,7 @@ def show(run: RunDirectory, as_json: bool, said: Collection[str] = ()) -> bool:
     return tokens is None or not tokens.problems
 
 
-def _audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> Audit | None:
+def _audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> TokenAudit | None:
     """Audit the token ledgers; return None where the engine records no tokens."""
     if not any(rollout.ledger for rollout in rollouts):
         return None
@@ -101,5 +101,5 @@ def _print(text: RenderableType) -> None:
     SafeConsole(highlight=False).print(text, crop=False)
 
 
-def _print_json(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -> None:
+def _print_json(run: RunDirectory, rollouts: Sequence[Rollout], tokens: TokenAudit | None) -> None:
     click.echo(orjson.dumps(summary(run, rollouts, tokens), option=orjson.OPT_INDENT_2))

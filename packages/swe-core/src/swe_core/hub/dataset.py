@@ -1,4 +1,4 @@
-"""Repository: a data set on the Hub that runs are pushed to. Everything here blocks."""
+"""DatasetRepository: a data set on the Hub that runs are pushed to. Everything here blocks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from swe_core.errors import UsageError
 from swe_core.hub.card import README, card
 from swe_core.hub.client import client, translate_errors
-from swe_core.hub.options import Push
+from swe_core.hub.options import PushOptions
 from swe_core.hub.pushed_run import FOLDER, SHARDS, PushedRun
 
 _KIND = "dataset"
 
 
-class Repository:
+class DatasetRepository:
     """A data set that is pushed to.
 
     Every push is one commit, with the shard, the state of its run, and the card. Its parent is the commit
@@ -33,7 +33,7 @@ class Repository:
         UsageError: `to` is not set, there is no token, or a package is missing.
     """
 
-    def __init__(self, options: Push) -> None:
+    def __init__(self, options: PushOptions) -> None:
         if options.to is None:
             raise UsageError("a push needs the name of a data set: give one with --to OWNER/NAME")
         self.id = options.to

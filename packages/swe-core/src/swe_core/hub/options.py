@@ -19,7 +19,7 @@ def _repository(name: str) -> str:
     return name
 
 
-class Push(Config):
+class PushOptions(Config):
     """`[push]`: push finished rollouts to a data set on the Hugging Face Hub."""
 
     to: Annotated[str, AfterValidator(_repository)] | None = Field(
@@ -29,7 +29,7 @@ class Push(Config):
     every: float = Field(default=300.0, gt=0, description="minimum seconds between two commits")
 
 
-def hub_extensions(options: Push) -> tuple[HubPush, ...]:
+def hub_extensions(options: PushOptions) -> tuple[HubPush, ...]:
     """Return the extensions of a run with these options: none where there is no data set to push to."""
     if options.to is None:
         return ()

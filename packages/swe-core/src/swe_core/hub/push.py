@@ -17,8 +17,8 @@ from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.errors import UsageError, sentence
 from swe_core.hub.client import TryLater
-from swe_core.hub.dataset import Repository
-from swe_core.hub.options import Push
+from swe_core.hub.dataset import DatasetRepository
+from swe_core.hub.options import PushOptions
 from swe_core.hub.pushed_run import PushedRun, is_final
 from swe_core.hub.secrets import push_redactor
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
@@ -55,7 +55,7 @@ class PushResult:
     unfinished: int
 
 
-def push_run(run: RunDirectory, options: Push) -> PushResult:
+def push_run(run: RunDirectory, options: PushOptions) -> PushResult:
     """Push the finished rollouts of a run that were not pushed yet. The run may still be running.
 
     Args:
@@ -65,7 +65,7 @@ def push_run(run: RunDirectory, options: Push) -> PushResult:
         TryLater: The Hub does not answer, after several attempts. Shards that were pushed stay.
         UsageError: No later attempt can succeed either.
     """
-    repository = Repository(options)
+    repository = DatasetRepository(options)
     recorded, none = run.rollouts(), PushedRun.of(run)
     final = [rollout for rollout in recorded if is_final(rollout)]
     before: list[PushedRun] = []
@@ -94,9 +94,9 @@ class HubPush:
         options: `to` names the data set.
     """
 
-    def __init__(self, options: Push) -> None:
+    def __init__(self, options: PushOptions) -> None:
         self._options = options
-        self._repository: Repository | None = None
+        self._repository: DatasetRepository | None = None
 
     async def prepare(self) -> None:
         """Open the data set, before anything of the run is open, so that a wrong token is reported at once.
@@ -106,7 +106,7 @@ class HubPush:
         Raises:
             UsageError: No later attempt can succeed either.
         """
-        self._repository = await anyio.to_thread.run_sync(Repository, self._options)
+        self._repository = await anyio.to_thread.run_sync(DatasetRepository, self._options)
         try:
             await anyio.to_thread.run_sync(self._repository.open)
         except TryLater as error:
@@ -133,7 +133,7 @@ class HubPush:
 class _Pusher:
     """An observer whose thread does the blocking work."""
 
-    def __init__(self, repository: Repository, run: RunDirectory, every: float) -> None:
+    def __init__(self, repository: DatasetRepository, run: RunDirectory, every: float) -> None:
         self._repository = repository
         self._run = run
         self._every = every
@@ -239,7 +239,7 @@ def _with_retries(push: Callable[[], int]) -> int:
 
 
 def _push(
-    run: RunDirectory, repository: Repository, rollouts: Iterable[Rollout], secrets: Iterable[str]
+    run: RunDirectory, repository: DatasetRepository, rollouts: Iterable[Rollout], secrets: Iterable[str]
 ) -> int:
     """Push the missing ones of `rollouts`, shard by shard. Returns their number."""
     from swe_core.hub.rows import shard  # imports pyarrow

@@ -1,4 +1,4 @@
-"""Allowance: what is left of a rollout's budgets."""
+"""RemainingBudget: what is left of a rollout's budgets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swe_core.api.limits import Budgets
 from swe_core.api.records import Budget
 
 
-class Allowance:
+class RemainingBudget:
     """Count one rollout's calls and sampled tokens against its budgets.
 
     Attributes:

@@ -29,7 +29,7 @@ from swe_core.errors import (
     RequestRefused,
     sentence,
 )
-from swe_core.interception.budgets import Allowance
+from swe_core.interception.budgets import RemainingBudget
 from swe_core.interception.calls import OVER, Call, Calls, RolloutOver
 from swe_core.interception.dialects.base import ParsedRequest
 from swe_core.interception.host_tools import Tools
@@ -104,7 +104,7 @@ class Gate:
         self._on_turn = on_turn
         self._on_undelivered = on_undelivered
         self._tasks = tasks
-        self._allowance = Allowance(budgets)
+        self._allowance = RemainingBudget(budgets)
         self._max_context = budgets.context
         self._metrics = metrics
         self._redactor = redactor

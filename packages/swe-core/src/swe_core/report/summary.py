@@ -15,7 +15,7 @@ from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.printable import printable
 
 if TYPE_CHECKING:
-    from swe_core.report.token_audit import Audit
+    from swe_core.report.token_audit import TokenAudit
 
 _FORMULA = tuple("=+-@＝＋－＠")
 """First characters of formulas, also the full-width ones of East Asian keyboards."""
@@ -31,7 +31,7 @@ COLUMNS = (
 """Columns of the table, in order."""
 
 
-def summary(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -> dict[str, object]:
+def summary(run: RunDirectory, rollouts: Sequence[Rollout], tokens: TokenAudit | None) -> dict[str, object]:
     """Return the run in numbers, and each rollout's record without the statuses of single tests.
 
     Shares are rounded to four decimals; times are in seconds.

@@ -17,7 +17,7 @@ from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:
-    from swe_core.report.token_audit import Audit
+    from swe_core.report.token_audit import TokenAudit
 
 MAX_ROWS = 40
 """Default maximum of rows of a table."""
@@ -27,7 +27,7 @@ STYLE = {"resolved": "green", "unresolved": "yellow", "error": "red", "cancelled
 
 
 def brief(
-    run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None, shown: Collection[str] = ()
+    run: RunDirectory, rollouts: Sequence[Rollout], tokens: TokenAudit | None, shown: Collection[str] = ()
 ) -> RenderableType:
     """Return the short text at the end of a run.
 
@@ -47,7 +47,7 @@ def brief(
 
 
 def full(
-    run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None, limit: int | None
+    run: RunDirectory, rollouts: Sequence[Rollout], tokens: TokenAudit | None, limit: int | None
 ) -> RenderableType:
     """Return the whole text of a run.
 
@@ -231,7 +231,7 @@ def _phases(facts: Facts) -> RenderableType:
     return Uncut(table)
 
 
-def _tokens(tokens: Audit | None) -> list[RenderableType]:
+def _tokens(tokens: TokenAudit | None) -> list[RenderableType]:
     """Return where the sampled tokens went, and why chains began."""
     if tokens is None:
         return []

@@ -13,7 +13,7 @@ from swe_core.tokens.ledger import RETRIED, add_ledgers
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class TokenAudit:
     """The sum of a run's ledgers, and whether its turns confirm it.
 
     Args:
@@ -37,7 +37,7 @@ class Audit:
         return 100.0 * (1 - self.missing / self.sampled) if self.sampled else 100.0
 
 
-def audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> Audit:
+def audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> TokenAudit:
     """Check the ledgers of `rollouts`, finished ones of `run`, against their turns."""
     none = Ledger(sampled=0, trained=0)
     sampled, ledgers, problems = 0, [], []
@@ -53,7 +53,7 @@ def audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> Audit:
             continue
         if differing := _differing(ledgers[-1], found):
             problems.append(f"{rollout.id}: its ledger is not what its turns on disk say: {differing}")
-    return Audit(add_ledgers(ledgers), sampled, tuple(problems))
+    return TokenAudit(add_ledgers(ledgers), sampled, tuple(problems))
 
 
 def _tries(run: RunDirectory, rollout: Rollout) -> Iterator[tuple[list[Turn], str | None]]:

@@ -26,7 +26,7 @@ from swe_core.api.component import Config
 from swe_core.api.limits import MAX_BODY, Budgets, Limits
 from swe_core.api.sandbox import Network
 from swe_core.errors import ConfigError
-from swe_core.hub.options import Push
+from swe_core.hub.options import PushOptions
 from swe_core.system.redaction import MARK, names_credential, secret_settings
 
 PREFIX = "SWE_"
@@ -105,7 +105,7 @@ class Settings(BaseSettings):
     budget: Budgets = Budgets()
     server: Server = Server()
     resources: Resources = Resources()
-    push: Push = Push()
+    push: PushOptions = PushOptions()
     agent: ComponentOptions = Field(default_factory=dict)
     sandbox: ComponentOptions = Field(default_factory=dict)
     engine: ComponentOptions = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Reader: the text of a growing reply, without parsing the whole reply for each id."""
+"""ReplyReader: the text of a growing reply, without parsing the whole reply for each id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REASONING, _CONTENT, _HIDDEN = 0, 1, 2
 _Texts = tuple[str, str]
 
 
-class Reader:
+class ReplyReader:
     """Read one reply as it grows.
 
     Only marks (the tokenizer's added tokens) change the kind of the ids after them: reasoning, content, or

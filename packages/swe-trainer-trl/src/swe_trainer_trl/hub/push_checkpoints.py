@@ -22,7 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from swe_core.errors import UsageError, sentence
 from swe_core.hub.client import TryLater, client, translate_errors
-from swe_core.hub.options import Push
+from swe_core.hub.options import PushOptions
 from swe_core.hub.pushed_run import public_name, run_name
 from swe_core.hub.secrets import push_redactor
 from swe_core.rollout.run_directory import ROLLOUTS_FILE, RUN_FILE, RunInfo
@@ -51,7 +51,7 @@ class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is 
         UsageError: There is no token, or a package is missing.
     """
 
-    def __init__(self, options: Push, directory: Path) -> None:
+    def __init__(self, options: PushOptions, directory: Path) -> None:
         self.id = options.to or ""
         self._api = client(self.id)
         self._private = options.private
@@ -199,7 +199,7 @@ class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is 
             logger.warning("%s is not pushed: %s", what, sentence(error))
 
 
-def prepared(options: Push, directory: Path) -> CheckpointPush | None:
+def prepared(options: PushOptions, directory: Path) -> CheckpointPush | None:
     """What pushes the checkpoints, asked for before anything is started; None where they go nowhere.
 
     Raises:

@@ -21,7 +21,7 @@ _SUPERVISION = 2  # bwrap and the supervisor, which are in the sandbox's cgroup
 
 
 @dataclass(frozen=True, slots=True)
-class Parents:
+class CgroupParents:
     """The parents of new cgroups.
 
     Args:
@@ -53,7 +53,7 @@ class Parents:
         return limits
 
 
-def find_parents() -> Parents | None:
+def find_parents() -> CgroupParents | None:
     """Return where this process can create cgroups for memory and processes; None if it cannot."""
     own: dict[str, str] = {}
     with suppress(OSError):
@@ -66,12 +66,12 @@ def find_parents() -> Parents | None:
         if _limits(memory, "memory.limit_in_bytes") and _limits(pids, "pids.max"):
             cpu = ROOT / "cpu" / own["cpu"] if "cpu" in own else None
             usable = cpu is not None and _limits(cpu, "cpu.cfs_quota_us")
-            return Parents(memory, pids, cpu if usable else None, unified=False)
+            return CgroupParents(memory, pids, cpu if usable else None, unified=False)
     if "" in own:
         # Our own cgroup cannot limit groups below itself while we are in it; its parent can.
         for group in (ROOT / own[""], (ROOT / own[""]).parent):
             if group.is_relative_to(ROOT) and _limits(group, "memory.max", "pids.max"):
-                return Parents(group, group, group if _limits(group, "cpu.max") else None, unified=True)
+                return CgroupParents(group, group, group if _limits(group, "cpu.max") else None, unified=True)
     return None
 
 

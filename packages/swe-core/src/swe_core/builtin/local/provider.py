@@ -54,7 +54,7 @@ class LocalProvider:
         return bwrap.why_not(self._bwrap)
 
     @cached_property
-    def _parents(self) -> limits.Parents | None:
+    def _parents(self) -> limits.CgroupParents | None:
         return limits.find_parents() if sys.platform == "linux" else None
 
     def notes(self) -> Sequence[str]:

@@ -89,7 +89,7 @@ def remove(path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SandboxState:
     """The directory of a sandbox, whole or half made or half removed.
 
     Args:
@@ -104,12 +104,12 @@ class Kept:
     created: datetime
 
 
-def kept() -> list[Kept]:
+def kept() -> list[SandboxState]:
     """Return the directories of all sandboxes of this user."""
     return [found for path in root().iterdir() if (found := _read(path)) is not None]
 
 
-def _read(path: Path) -> Kept | None:
+def _read(path: Path) -> SandboxState | None:
     """Return the owner file of `path`; None if the directory is being removed."""
     try:
         if path.name.startswith(_HALF):  # cgroups come after it was made, and go before it is removed
@@ -122,4 +122,4 @@ def _read(path: Path) -> Kept | None:
         created = datetime.fromtimestamp(made.stat().st_mtime, UTC)
     except (OSError, ValueError):
         return None
-    return Kept(name, path, process_state(owner), [Path(group) for group in groups], created)
+    return SandboxState(name, path, process_state(owner), [Path(group) for group in groups], created)

@@ -27,7 +27,7 @@ from swe_core.builtin.vllm.check import ask_served, check_server, format_notes
 from swe_core.builtin.vllm.client import Client, open_session
 from swe_core.builtin.vllm.generation import Generation
 from swe_core.builtin.vllm.policy import AdapterUnknown, Policy
-from swe_core.builtin.vllm.request import Requests, most_calls, offered_tools, stop_texts
+from swe_core.builtin.vllm.request import RequestWriter, most_calls, offered_tools, stop_texts
 from swe_core.builtin.vllm.servers import Server, Servers
 from swe_core.builtin.vllm.streaming import Streamer, assistant_message
 from swe_core.errors import (
@@ -70,7 +70,7 @@ class _Model:
     """
 
     renderer: Renderer
-    requests: Requests
+    requests: RequestWriter
     context: int
 
 
@@ -96,7 +96,7 @@ class _Call:
     """
 
     name: str
-    requests: Requests
+    requests: RequestWriter
     generation: Generation
     stops: Sequence[str]
     constraint: Mapping[str, Any] | None
@@ -259,7 +259,7 @@ class VLLMEngine(Engine):
                 root = served[0].root
                 here = root if root and await anyio.Path(root).is_dir() else self.model
                 renderer = await anyio.to_thread.run_sync(self._load, self._config.tokenizer or here)
-                requests = Requests(self._config, renderer.stop_ids)
+                requests = RequestWriter(self._config, renderer.stop_ids)
                 self._model = _Model(renderer, requests, min(one.context for one in served))
             return self._model
 

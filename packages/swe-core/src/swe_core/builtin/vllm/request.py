@@ -32,7 +32,7 @@ def is_neutral(config: VLLMConfig) -> bool:
     return config.temperature == config.top_p == 1.0 and config.top_k is None and config.min_p == 0.0
 
 
-class Requests:
+class RequestWriter:
     """Writes request bodies. The prompt's ids are copied in as text, never read or written one by one."""
 
     def __init__(self, config: VLLMConfig, stop_ids: Collection[int]) -> None:

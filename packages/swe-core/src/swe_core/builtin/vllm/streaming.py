@@ -10,7 +10,7 @@ from swe_core.api.deltas import whole
 from swe_core.api.engine import Emit
 from swe_core.api.messages import Message
 from swe_core.errors import EngineError
-from swe_core.tokens.reading import Reader
+from swe_core.tokens.reading import ReplyReader
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
 
 _TEXTS = ("reasoning_content", "content")
@@ -37,7 +37,7 @@ class Streamer:
         emit: Emit,
         stops: Sequence[str],
     ) -> None:
-        self._reader = Reader(renderer, ids, tail, tools)
+        self._reader = ReplyReader(renderer, ids, tail, tools)
         self._name = renderer.name
         self._emit = emit
         self._stops = stops

@@ -18,7 +18,7 @@ from swe_core.system.files import write_out
 from swe_core.system.printable import printable
 
 if TYPE_CHECKING:
-    from swe_core.report.token_audit import Audit
+    from swe_core.report.token_audit import TokenAudit
 
 MAX_ROWS = 500
 _MAX_LINES = 20
@@ -26,7 +26,7 @@ _MAX_TEXT = 500
 _MAX_SETTINGS = 20_000
 
 
-def write_page(path: Path, run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -> None:
+def write_page(path: Path, run: RunDirectory, rollouts: Sequence[Rollout], tokens: TokenAudit | None) -> None:
     """Write the page of `run` to `path`, atomically; an existing file is replaced.
 
     Raises:
@@ -38,7 +38,7 @@ def write_page(path: Path, run: RunDirectory, rollouts: Sequence[Rollout], token
     write_out(path, page(run, rollouts, tokens).encode(errors="replace"), "the page", "--html")
 
 
-def page(run: RunDirectory, rollouts: Sequence[Rollout], tokens: Audit | None) -> str:
+def page(run: RunDirectory, rollouts: Sequence[Rollout], tokens: TokenAudit | None) -> str:
     """Return the page of `run`: HTML without external resources.
 
     Args:

@@ -1,4 +1,4 @@
-"""Puller: receive what the program inside sends, each byte once."""
+"""Receiver: receive what the program inside sends, each byte once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _IMPOSTURES = 20
 log = logging.getLogger(__name__)
 
 
-class Puller:
+class Receiver:
     """Read the log of one run of the program inside, from where the last pull broke off.
 
     Args:

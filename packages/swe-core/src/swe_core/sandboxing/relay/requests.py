@@ -32,7 +32,7 @@ def end_to_end(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in headers if name.lower() not in dropped]
 
 
-class Calls:
+class RelayedRequests:
     """The requests of one run of the program inside.
 
     Args:

@@ -1,4 +1,4 @@
-"""Pusher: send data to the program inside, each byte once."""
+"""Sender: send data to the program inside, each byte once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_ONCE = 4
 _OFFSET = re.compile(rb"[0-9]{1,18}")
 
 
-class Pusher:
+class Sender:
     """Send the log of one outbox when its pace says so.
 
     Each push carries all unacknowledged bytes, so pushes with an end need not wait for others under way: the

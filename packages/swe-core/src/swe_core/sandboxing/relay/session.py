@@ -8,10 +8,10 @@ import anyio
 import httpx
 
 from swe_core.errors import SandboxError
-from swe_core.sandboxing.relay.receiver import Puller
-from swe_core.sandboxing.relay.requests import Calls
+from swe_core.sandboxing.relay.receiver import Receiver
+from swe_core.sandboxing.relay.requests import RelayedRequests
 from swe_core.sandboxing.relay.send_buffer import Outbox, Pace
-from swe_core.sandboxing.relay.sender import Pusher
+from swe_core.sandboxing.relay.sender import Sender
 from swe_core.sandboxing.relay.timing import Timing
 from swe_core.sandboxing.relay.transport import Transport, TransportError
 
@@ -53,11 +53,11 @@ async def converse(
         tasks.start_soon(guarded, work)
 
     outbox, pace = Outbox(), Pace(anyio.current_time)
-    calls = Calls(endpoint, client, outbox, pace, start)
-    puller = Puller(
+    calls = RelayedRequests(endpoint, client, outbox, pace, start)
+    puller = Receiver(
         transport, secret, timing, take=calls.take, opened=opened, failed=failed, buffered=pace.slow_down
     )
-    pusher = Pusher(transport, secret, timing, outbox, pace, lambda: puller.taken)
+    pusher = Sender(transport, secret, timing, outbox, pace, lambda: puller.taken)
     async with anyio.create_task_group() as tasks:
         start(puller.run)
         start(lambda: pusher.run(start))
