@@ -70,7 +70,7 @@ class DockerProvider:
             return self._connected
 
     def check_supported(self, spec: SandboxSpec) -> None:
-        """See `SelectiveProvider.check_supported`. The abilities of the engine are known after the first connection."""
+        """See `SelectiveProvider.check_supported`. The first connection shows what the engine can do."""
         require_room(Path(tempfile.gettempdir(), f"{_DIRECTORY}{_RANDOM}", _SHARED))
         if self._connected is not None:
             require_limits(self._connected[0])

@@ -1,4 +1,4 @@
-"""What is uploaded: directories of this host as compressed archives, those of assets made once and kept."""
+"""Archives: directories of this host as compressed archives to upload. Those of assets are cached."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from swe_core.errors import SandboxError
 from swe_core.system.seal import Seal
 
 PART = 2 * 1024 * 1024
-"""Bytes of one upload: what the client sends in one request. Where one fails, it alone is repeated."""
+"""Bytes of one upload. The client sends no more in one request, and a failed part is repeated alone."""
 FORMAT = "tar.gz"
 KEEP_SECONDS = 30 * 24 * 3600
 KEEP_BYTES = 4 * 1024**3
-"""What the cache keeps when a further archive comes: those used within so long, so much of them at most."""
+"""Limits of the cache: archives that were used within this time, up to this size."""
 _LEVEL = 6
 _DAY = 24 * 3600
-"""Seconds after which a use is noted again: noting it changes the file's ctime, so it has to be read once."""
+"""Seconds between updates of a use time. An update changes the ctime, so the file must be read once."""
 
 logger = logging.getLogger(__name__)
 
 
 def size_of(source: bytes | BinaryIO) -> int:
-    """How many bytes `source` has, which may be an open file."""
+    """Return the number of bytes of `source`."""
     return len(source) if isinstance(source, bytes) else os.fstat(source.fileno()).st_size
 
 
 def parts_of(source: bytes | BinaryIO) -> Iterator[bytes]:
-    """Its bytes, `PART` at a time. A file may have any number of readers at once."""
+    """Yield the bytes of `source`, `PART` at a time. A file may have any number of concurrent readers."""
     for start in range(0, size_of(source), PART):
         if isinstance(source, bytes):
             yield source[start : start + PART]
@@ -49,7 +49,7 @@ def parts_of(source: bytes | BinaryIO) -> Iterator[bytes]:
 
 
 class Archives:
-    """Gzipped archives, those of assets in the user's cache: to compress one may take longer than a start."""
+    """Makes gzipped archives, and caches those of assets: compression may take longer than a start."""
 
     def __init__(self) -> None:
         self._cache = platformdirs.user_cache_path("swe-core") / "archives"
@@ -57,11 +57,12 @@ class Archives:
 
     @contextmanager
     def of(self, spec: SandboxSpec) -> Iterator[dict[str, BinaryIO]]:
-        """Blocking to enter: directory inside → the archive that belongs there, of `spec`'s repository, which
-        is as it is now, and of its assets. They are open, so whoever cleans the cache takes nothing away.
+        """Yield directory inside → archive, for the repository and the assets of `spec`. Entering blocks.
+
+        The files are open, so cleaning the cache does not affect them.
 
         Raises:
-            SandboxError: A directory cannot be read, or there is no room here.
+            SandboxError: A directory cannot be read, or the disk of this host is full.
         """
         with ExitStack() as stack:
             made: dict[str, BinaryIO] = {}
@@ -92,12 +93,12 @@ class Archives:
                 with suppress(FileNotFoundError):
                     file = path.open("rb")
                     if time.time() - os.fstat(file.fileno()).st_mtime > _DAY:
-                        with suppress(OSError):  # a cache that others made, and that we may only read
+                        with suppress(OSError):  # a read-only cache of another user
                             os.utime(file.fileno())
                     return file
 
     def _prune(self, new: Path) -> None:
-        """Remove what was not used for long, and what was not for the longest where it is too much."""
+        """Remove archives that were not used for long, and the least recently used above the size limit."""
         with os.scandir(self._cache) as entries:
             found = []
             for entry in entries:
@@ -106,18 +107,21 @@ class Archives:
                         found.append((entry.stat().st_mtime, entry.stat().st_size, Path(entry.path)))
         oldest, total = time.time() - KEEP_SECONDS, 0
         for used, size, path in sorted(found, reverse=True):
-            whole = path.name.endswith(FORMAT)  # else another process writes it, or did
+            whole = path.name.endswith(FORMAT)  # else another process writes it, or crashed
             total += size if whole else 0
             if path != new and (used < oldest or (whole and total > KEEP_BYTES)):
-                with suppress(OSError):  # somebody else's
+                with suppress(OSError):  # another user's
                     path.unlink()
 
 
 def write(source: Path, target: Path, what: str) -> None:
-    """Blocking: an archive of `source`, which is there whole or not at all, also with other processes at it.
+    """Write an archive of `source` atomically. Blocks; other processes may write the same archive.
+
+    Args:
+        what: Name of `source` for errors.
 
     Raises:
-        SandboxError: `what`, which is `source`, cannot be read, or there is no room.
+        SandboxError: `source` cannot be read, or the disk is full.
     """
 
     def owned(member: tarfile.TarInfo) -> tarfile.TarInfo:

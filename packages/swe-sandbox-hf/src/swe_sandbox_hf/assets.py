@@ -1,4 +1,4 @@
-"""Assets of sandboxes in a data set of the Hub, which they mount: uploaded once, not once per sandbox."""
+"""AssetsRepo: assets in a data set of the Hub that sandboxes mount, uploaded once instead of per sandbox."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from swe_sandbox_hf.archives import FORMAT, write
 from swe_sandbox_hf.client import ATTEMPTS, Client
 
 FOLDER = "swe-core-assets"
-"""Where the archives are in the repository: sandboxes see nothing else of it."""
+"""Folder of the archives in the repository. Sandboxes see only this folder."""
 MOUNT = "/mnt/swe-core-assets"
-"""Where a sandbox sees that folder."""
+"""Path of that folder in a sandbox."""
 _KIND = "dataset"
 _FORBIDDEN: tuple[Kind, ...] = ("scope", "missing")
 _WRONG: tuple[Kind, ...] = (*_FORBIDDEN, "name")
@@ -33,11 +33,11 @@ _DIGEST_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """What a sandbox is given instead of uploads.
+    """What a sandbox gets instead of uploads.
 
     Args:
-        volumes: What its job mounts.
-        contents: Directory inside → the archive inside that belongs there.
+        volumes: Volumes that its job mounts.
+        contents: Directory inside → path inside of the archive to unpack there.
     """
 
     volumes: Sequence[Volume] = ()
@@ -47,10 +47,10 @@ class Mounted:
 class AssetsRepo:
     """The archives of assets in a data set of the Hub.
 
-    An archive's name is made of its asset's digest, so one that is there is never uploaded again, nor
-    replaced: each commit is made on the state that was looked at. Sandboxes mount the commit that was seen or
-    made first, so what anybody changes afterwards does not reach them. Where the token may not write, that is
-    found out once: from then on it is only looked whether somebody else has uploaded what is missing.
+    The name of an archive contains its asset's digest, so an archive is never uploaded twice or replaced: the
+    parent of each commit is the state that was read. Sandboxes mount the first commit that has the archives,
+    so later changes do not reach them. After the first refused upload, this class only looks for archives
+    that others have uploaded.
 
     Args:
         repo_id: OWNER/NAME of the data set.
@@ -63,20 +63,20 @@ class AssetsRepo:
         self._looking = anyio.Lock()
 
     async def prepare(self, client: Client) -> None:
-        """See that it is there before anything needs it, or create it, private.
+        """Check that the data set exists, or create it as a private one.
 
         Raises:
-            ConfigError: It is none that the token may read or create.
+            ConfigError: The token may not read or create the data set.
             SandboxError: The Hub does not answer.
         """
         await self._info(client)
 
     async def mounted(self, client: Client, assets: Sequence[Asset]) -> Mounted:
-        """These assets, uploaded where nobody did yet.
+        """Return how a sandbox mounts these assets, after uploading missing ones.
 
         Raises:
-            ConfigError: As of `prepare`.
-            SandboxError: They are not there and cannot be uploaded.
+            ConfigError: As in `prepare`.
+            SandboxError: Missing assets cannot be uploaded.
         """
         if not assets:
             return Mounted()
@@ -98,12 +98,12 @@ class AssetsRepo:
         return Mounted((volume,), contents)
 
     def forget(self, mounted: Mounted) -> None:
-        """Look again before the next sandbox: one that was to mount this could not be created."""
+        """Forget this state, because a sandbox that should mount it could not be created."""
         stale = {volume.revision for volume in mounted.volumes}
         self._revisions = {names: one for names, one in self._revisions.items() if one not in stale}
 
     async def _revision(self, client: Client, wanted: Mapping[str, Asset]) -> str:
-        """A commit that has all that is wanted."""
+        """Return a commit that has all wanted archives."""
         for _ in range(ATTEMPTS):
             info = await self._info(client)
             there = {sibling.rfilename for sibling in info.siblings or ()}
@@ -124,7 +124,7 @@ class AssetsRepo:
         )
 
     async def _commit(self, client: Client, missing: Mapping[str, Asset], parent: str | None) -> str | None:
-        """Add archives to the state `parent`. Returns the new one; None where `parent` is not the newest."""
+        """Commit archives on top of `parent`; return the new commit, or None if `parent` is outdated."""
 
         def commit(directory: str) -> str:
             made = client.api.create_commit(
@@ -146,7 +146,7 @@ class AssetsRepo:
         )
         if self._unwritable is not None:
             raise _refused(self._unwritable, doing)
-        disable_progress_bars()  # they would be drawn across the display of a run
+        disable_progress_bars()  # they would disturb the display of a run
         with tempfile.TemporaryDirectory(prefix="swe-hf-", ignore_cleanup_errors=True) as directory:
             await anyio.to_thread.run_sync(compress, directory)
             try:
@@ -157,12 +157,12 @@ class AssetsRepo:
                     return None
                 if problem.kind not in _FORBIDDEN:
                     raise client.explained(error, doing) from error
-                if problem.kind == "scope":  # what is missing may be made again
+                if problem.kind == "scope":  # a missing repository may be created again
                     self._unwritable = problem
                 raise _refused(problem, doing) from error
 
     async def _info(self, client: Client) -> DatasetInfo:
-        """What is there now. It is created where it is missing."""
+        """Return the state of the data set, and create a missing one."""
         look = partial(client.api.dataset_info, self._repo_id)
         create = partial(client.api.create_repo, self._repo_id, repo_type=_KIND, private=True, exist_ok=True)
         try:
@@ -194,7 +194,7 @@ def _refused(problem: Problem, doing: str) -> SandboxError:
 
 
 def _name(asset: Asset) -> str:
-    """The name of its archive, by which it is found again, from other machines too."""
+    """Return the name of the asset's archive, which is the same on every machine."""
     digest = hashlib.blake2b(asset.digest.encode(), digest_size=_DIGEST_SIZE).hexdigest()
     return f"{asset.name}-{digest}.{FORMAT}"
 

@@ -1,4 +1,4 @@
-"""What Hugging Face Sandboxes need."""
+"""Checks of `swe-core doctor` for Hugging Face Sandboxes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from swe_core.errors import SandboxError
 
 
 def account() -> Finding:
-    """Whether there is a token that the service accepts."""
+    """Check for a token that the service accepts."""
     from swe_sandbox_hf.client import Client
 
     try:
@@ -24,7 +24,7 @@ def account() -> Finding:
 
 
 def internet() -> Finding:
-    """What a run must accept, which is no matter of this machine: it is in the run's settings."""
+    """Name the setting by which a run accepts internet access."""
     return Finding(
         "info", "code inside reaches it, which nothing can prevent: a run needs sandbox.hf.internet = true"
     )

@@ -1,7 +1,7 @@
-"""The way to Hugging Face: `huggingface_hub` in threads, with further attempts, and its errors as sentences.
+"""Client: `huggingface_hub` in threads, with retries, and its errors as sentences.
 
-Versions 1 and 2 of the client bring different HTTP libraries, so nothing here names either: what a transport
-raises is known as the base class that the client's own HTTP error shares with it.
+Versions 1 and 2 of the library use different HTTP libraries, so this module imports neither: it recognises
+errors of the transport by the base class that they share with the library's own HTTP error.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from swe_sandbox_hf.feed import Garbled
 logger = logging.getLogger(__name__)
 
 CALLS = 48
-"""Blocking calls at once; more wait their turn."""
+"""Maximum number of concurrent blocking calls."""
 FOLLOWING = 4096
-"""Commands that are followed at once, each by a thread that waits."""
+"""Maximum number of commands that threads follow concurrently."""
 ATTEMPTS = 9
 BACKOFF = tenacity.wait_exponential(multiplier=0.1, max=8.0) + tenacity.wait_random(0.0, 0.2)
-"""Seconds between two attempts: up to half a minute in all."""
+"""Seconds between two attempts, in total up to half a minute."""
 TERMINAL = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
-"""Stages of a job that runs no more."""
+"""Stages of a job that has ended."""
 
 TRANSPORT: type[Exception] = HfHubHTTPError.__bases__[0]
-"""What the client's HTTP library raises when there is no answer, or no whole one: its `HTTPError`."""
+"""The HTTP library's `HTTPError`, which it raises without a complete answer."""
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NOT_FOUND = 404
 _MAX_REASON = 400
@@ -48,32 +48,32 @@ _LOG_SECONDS = 10.0
 
 
 class BrokenOff(Exception):
-    """A command that was waited for: its stream ended before it did."""
+    """The stream of a command ended before the command."""
 
 
 class Killed(BrokenOff):
-    """A command that was waited for was killed, by none of us."""
+    """Something inside the sandbox killed the command."""
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status of an error of the client; None where there was no answer."""
+    """Return the HTTP status of an error of the library; None without an answer."""
     if isinstance(error, HfHubHTTPError):
         return int(error.response.status_code)
     return error.status_code if isinstance(error, HubSandboxError) else None
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a later attempt may fare better."""
+    """Return whether a retry may succeed."""
     if isinstance(error, (HfHubHTTPError, HubSandboxError)):
         return status_of(error) in _TRANSIENT
     return isinstance(error, (TRANSPORT, BrokenOff))
 
 
-class Kept:
-    """The end of a text that comes in pieces, for the code inside may have replaced what prints it.
+class Tail:
+    """Keeps the end of a text that arrives in pieces, which hostile code inside may write.
 
     Args:
-        most: Characters that are kept.
+        most: Number of characters to keep.
     """
 
     def __init__(self, most: int) -> None:
@@ -82,10 +82,10 @@ class Kept:
         self._seen = 0
 
     def add(self, piece: str) -> None:
-        """Take a further piece.
+        """Append a piece.
 
         Raises:
-            Garbled: There were too many: it has no end.
+            Garbled: The text is too long, so it probably has no end.
         """
         self._seen += len(piece)
         if self._seen > _ENDLESS:
@@ -94,11 +94,10 @@ class Kept:
 
 
 class Client:
-    """Hugging Face for one user; safe to use from many tasks of one event loop.
+    """Hugging Face for one user. Many tasks of one event loop may share it.
 
     Attributes:
-        redactor: Knows the credentials; every text of an error or a log of ours goes through it, also where
-            there is no run that has one.
+        redactor: Removes the credentials from every error and log line, also outside a run.
 
     Raises:
         SandboxError: There is no token.
@@ -122,7 +121,7 @@ class Client:
 
     @property
     def scheme(self) -> str:
-        """That of the service, with its slashes: the URLs of ports inside have the same."""
+        """Return the scheme of the service with `//`, which the URLs of ports inside share."""
         return str(self.api.endpoint).partition("//")[0] + "//"
 
     async def call(
@@ -132,11 +131,12 @@ class Client:
         between: Callable[[], Awaitable[None]] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call a blocking function of the client in a thread, again while it fails for reasons that pass. It
-        must be one that may be carried out twice. A caller that is cancelled leaves it to end by itself.
+        """Call a blocking, idempotent function in a thread, with retries after transient errors.
+
+        On cancellation the thread ends by itself.
 
         Args:
-            between: Called after each failure; what it raises ends the attempts.
+            between: Called after each failure. An exception of it ends the retries.
 
         Raises:
             Exception: The function's own, after the last attempt.
@@ -163,7 +163,7 @@ class Client:
         return await retrying(attempt)
 
     async def unhurried(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a blocking function that takes long and is not to be carried out twice: once, to its end."""
+        """Call a slow blocking function once in a thread, to its end, without retries."""
         return await anyio.to_thread.run_sync(partial(function, *args, **kwargs), limiter=self._following)
 
     async def follow(
@@ -181,13 +181,13 @@ class Client:
             hear: Called in the thread with each piece of standard output.
 
         Returns:
-            The exit code, 137 where a signal killed it, and the end of standard error.
+            The exit code (137 after a signal) and the end of standard error.
 
         Raises:
             BrokenOff: The stream ended before the command.
-            Exception: The client's, where the request was refused or not answered.
+            Exception: The library's, if the service refused or did not answer the request.
         """
-        said = Kept(_MAX_REASON)
+        said = Tail(_MAX_REASON)
         asked = partial(
             sandbox.run,
             list(argv),
@@ -209,15 +209,15 @@ class Client:
         argv: Sequence[str],
         between: Callable[[], Awaitable[None]] | None = None,
     ) -> tuple[int, str, str]:
-        """Run a short command that may be run twice: its exit code, standard output and standard error.
+        """Run a short, idempotent command; return its exit code, standard output and standard error.
 
         Raises:
-            Garbled: It says more than any of ours does.
-            Exception: The client's, after the last attempt.
+            Garbled: The output is too long.
+            Exception: The library's, after the last attempt.
         """
 
         def asked() -> tuple[int, str, str]:
-            out, err = Kept(_MAX_SAID), Kept(_MAX_SAID)
+            out, err = Tail(_MAX_SAID), Tail(_MAX_SAID)
             result = _whole(
                 partial(
                     sandbox.run,
@@ -234,10 +234,10 @@ class Client:
         return found
 
     async def job(self, id: str, namespace: str) -> JobInfo | None:
-        """What the service knows of a job; None where it knows none of this name.
+        """Return the service's record of a job; None if the job is unknown.
 
         Raises:
-            Exception: The client's, after the first attempt.
+            Exception: The library's, after the first attempt.
         """
         inspect = partial(self.api.inspect_job, job_id=id, namespace=namespace)
         try:
@@ -248,7 +248,7 @@ class Client:
             raise
 
     async def last_words(self, id: str, namespace: str) -> str:
-        """The last lines of a job's log, in one; empty where they cannot be had soon."""
+        """Return the last lines of a job's log as one line; empty if they do not arrive soon."""
 
         def fetch() -> list[str]:
             return list(islice(self.api.fetch_job_logs(job_id=id, namespace=namespace), 10_000))[-_LOG_LINES:]
@@ -262,22 +262,22 @@ class Client:
         return self.line(" | ".join(line.strip() for line in lines if line.strip()))
 
     def line(self, text: str) -> str:
-        """`text` in one line, cut, without credentials."""
+        """Return `text` as one line, cut and without credentials."""
         return one_line(self.redactor.text(text), _MAX_REASON)
 
     def reason(self, error: BaseException) -> str:
-        """What an exception of the client says, in one line: the server's own words where there are any."""
+        """Return the message of an exception as one line, with the server's own words if it has any."""
         return self.line(said_by(error))
 
     def problem(self, error: Exception) -> Problem:
-        """What an error of the client means."""
+        """Classify an error of the library."""
         return problem_of(error, said=self.reason(error), endpoint=str(self.api.endpoint))
 
     def explained(self, error: Exception, doing: str) -> SandboxError:
-        """An error of the client as one sentence of ours.
+        """Return an error of the library as one sentence.
 
         Args:
-            doing: What could not be done, such as "open a sandbox".
+            doing: The failed action, such as "open a sandbox".
         """
         settings = f"{self.api.endpoint}/settings"
         advice: Advice = {
@@ -296,12 +296,12 @@ class Client:
 
 
 def _whole(run: Callable[[], Any]) -> Any:
-    """What a command's stream gives, once it has come to its end."""
+    """Return the result of `run`, the stream of a command, if the stream came to its end."""
     try:
         return run()
     except HubSandboxError as error:
         if error.status_code is None:
             raise BrokenOff(str(error)) from error
         raise
-    except (ValueError, KeyError) as error:  # a line that is cut, or that a proxy wrote, is no event
+    except (ValueError, KeyError) as error:  # a cut line, or one of a proxy, is no event
         raise BrokenOff(f"an answer that is not the sandbox server's: {error}") from error

@@ -1,4 +1,4 @@
-"""Feed: what `inside/follow.sh` says, back to the exact bytes, however its text is cut or breaks off."""
+"""Feed: decodes the output of `inside/follow.sh` to exact bytes, however its text is cut or interrupted."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ _STREAMS: dict[str, Stream] = {"o": "stdout", "e": "stderr"}
 
 
 LONGEST = 2 * 1024 * 1024
-"""Characters of an unfinished line: follow.sh encodes a MiB at a time, some base64 without any newline."""
+"""Maximum characters of a line: follow.sh encodes one MiB at a time, and some base64 writes no newlines."""
 _NUMBER, _CODE = re.compile(r"[0-9]{1,15}"), re.compile(r"[0-9]{1,3}")
 
 
 class Garbled(Exception):
-    """Something that no follow.sh says: the connection brought it, or the sandbox's shell is not one."""
+    """Output that follow.sh never writes: the connection or the sandbox's shell is broken."""
 
 
 @dataclass(slots=True)
 class Feed:
-    """One command, as far as it is known here. A text that breaks off is followed by `broken`, and then by
-    that of a follow.sh that was asked for `offsets`.
+    """The received state of one command.
+
+    After an interrupted text, call `broken`, then add the text of a follow.sh that starts at `offsets`.
 
     Attributes:
         started: Whether the command has started.
-        code: Its exit code, once it has ended and all that it said is here.
-        offsets: Bytes of each stream that are here.
+        code: The exit code, after the command's end and with all output received.
+        offsets: Received bytes of each stream.
     """
 
     started: bool = False
@@ -39,10 +40,10 @@ class Feed:
     _stream: Stream | None = None
 
     def add(self, text: str) -> Iterator[tuple[Stream, bytes]]:
-        """Take a further piece of text and yield the bytes that it completes.
+        """Add a piece of text and yield the bytes that it completes.
 
         Raises:
-            Garbled: It is not what follow.sh says.
+            Garbled: follow.sh does not write such text.
         """
         whole, newline, rest = text.rpartition("\n")
         if not newline:
@@ -54,7 +55,7 @@ class Feed:
         self._line = rest
         held: list[str] = []
         for line in lines:
-            if not line:  # there might be no end of them
+            if not line:  # refused, because they could continue for ever
                 raise Garbled("an empty line")
             if not line.startswith("."):
                 held.append(line)
@@ -65,7 +66,7 @@ class Feed:
         yield from self._decoded(held)
 
     def broken(self) -> None:
-        """The text ended where it was not to end: an unfinished line is worth nothing."""
+        """Handle an interrupted text: drop the unfinished line."""
         self._line = ""
         self._stream = None
 

@@ -1,4 +1,4 @@
-"""Whether a flavor's hardware is enough for what a sandbox asks."""
+"""Flavors of Hugging Face hardware, and whether one has enough for a sandbox."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class Flavor:
-    """One kind of hardware that jobs are offered.
+    """One kind of hardware for jobs.
 
     Args:
         name: As in `hf jobs hardware`.
-        cpus: Its processors; None where the service's words are not understood.
-        memory_mb: Its memory, MiB; None as above.
-        dollars: What a minute of it costs, US dollars.
+        cpus: Number of processors; None if the service's text has an unknown form.
+        memory_mb: Memory in MiB; None as above.
+        dollars: US dollars per minute.
     """
 
     name: str
@@ -32,14 +32,14 @@ class Flavor:
     dollars: float
 
     def has(self, spec: SandboxSpec) -> bool:
-        """Whether it is enough, as far as is known."""
+        """Return whether processors and memory suffice. An unknown amount suffices."""
         return (self.cpus is None or self.cpus >= spec.cpus) and (
             self.memory_mb is None or self.memory_mb >= spec.memory_mb
         )
 
 
 def flavors_of(hardware: Sequence[JobHardwareInfo]) -> dict[str, Flavor]:
-    """Name → flavor, by price. The service's words are such as `2 vCPU` and `16 GB`."""
+    """Return name → flavor, cheapest first. The service writes amounts as `2 vCPU` and `16 GB`."""
     found = (
         Flavor(one.name, _number(one.cpu), _memory(one.ram), float(one.unit_cost_usd)) for one in hardware
     )
@@ -47,11 +47,11 @@ def flavors_of(hardware: Sequence[JobHardwareInfo]) -> dict[str, Flavor]:
 
 
 def check(spec: SandboxSpec, name: str, flavors: dict[str, Flavor]) -> None:
-    """Refuse a sandbox that asks for more than the flavor `name` has.
+    """Refuse a sandbox that needs more than the flavor `name` has.
 
     Raises:
-        ConfigError: There is no such flavor.
-        PolicyRefused: It is too small.
+        ConfigError: The flavor does not exist.
+        PolicyRefused: The flavor is too small.
     """
     flavor = known(name, flavors)
     if flavor.has(spec):
@@ -67,10 +67,10 @@ def check(spec: SandboxSpec, name: str, flavors: dict[str, Flavor]) -> None:
 
 
 def known(name: str, flavors: dict[str, Flavor]) -> Flavor:
-    """The flavor of this name.
+    """Return the flavor of this name.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The flavor does not exist.
     """
     if name not in flavors:
         raise ConfigError(

@@ -9,12 +9,12 @@ from swe_sandbox_hf.client import TERMINAL, TRANSPORT, Client, is_transient
 
 
 class Life:
-    """Looks whether a job runs, when somebody has a reason to doubt it, and remembers that it does not.
+    """Checks on request whether a job still runs, and remembers its end.
 
     Args:
         sandbox: The sandbox's id, for errors.
-        job: The job that it runs in.
-        namespace: The job's.
+        job: The job of the sandbox.
+        namespace: The namespace of the job.
     """
 
     def __init__(self, client: Client, sandbox: str, job: str, namespace: str) -> None:
@@ -27,11 +27,11 @@ class Life:
         self._died: SandboxDied | None = None
 
     async def check(self) -> None:
-        """Look whether the job still runs; many that ask at once look once.
+        """Check whether the job still runs. Concurrent calls share one request.
 
         Raises:
-            SandboxDied: It does not.
-            SandboxError: The service does not let us look.
+            SandboxDied: The job has ended.
+            SandboxError: The service refuses the request.
         """
         if self._died is None:
             began = anyio.current_time()

@@ -1,4 +1,4 @@
-"""Opening: one blocking call that makes something which costs money, and may be cancelled in the middle."""
+"""Opening: one blocking call that creates something with a cost, with safe cancellation."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from swe_sandbox_hf.client import Client
 T = TypeVar("T")
 
 _ROUND = 1.0
-"""Seconds between two looks for what a call that was given up has made by now."""
+"""Seconds between two attempts to cancel the result of an abandoned call."""
 
 
 class Opening(Generic[T]):
-    """Makes something in a thread; whatever happens in between, nothing of it is left.
+    """Runs `make` in a thread, and leaves nothing behind after an error or a cancellation.
 
     Args:
-        make: Blocking; it waits until what it makes is ready.
-        cancel: Destroys what `make` has made, as far as the service knows of it: then `make` fails soon.
+        make: Blocks until its result is ready.
+        cancel: Destroys what the service has of the result; `make` then fails soon.
     """
 
     def __init__(self, client: Client, make: Callable[[], T], cancel: Callable[[], Awaitable[None]]) -> None:
@@ -32,10 +32,10 @@ class Opening(Generic[T]):
         self._failure: Exception | None = None
 
     async def run(self) -> T:
-        """What `make` gives.
+        """Return the result of `make`.
 
         Raises:
-            Exception: What `make` raises; by then it is made sure that nothing is left.
+            Exception: The exception of `make`, after `cancel`.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._work)
@@ -55,7 +55,7 @@ class Opening(Generic[T]):
         with anyio.CancelScope(shield=True):
             try:
                 self._made.append(await self._client.unhurried(self._make))
-            except Exception as error:  # kept for `run`, which raises it as it is
+            except Exception as error:  # `run` raises it
                 self._failure = error
             finally:
                 self._over.set()

@@ -1,4 +1,4 @@
-"""The entry point: what this package offers."""
+"""The plugin: sandbox `hf` and its checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _create(config: HfConfig) -> SandboxProvider:
 
 @hookimpl
 def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:
-    """One Hugging Face Sandbox per sandbox, reached from here: no public URL, tunnel or open port."""
+    """Return the sandbox `hf`."""
     yield Component(
         name="hf",
         create=_create,
@@ -31,7 +31,7 @@ def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:
 
 @hookimpl
 def swe_checks() -> Iterable[Check]:
-    """What Hugging Face Sandboxes need."""
+    """Return the checks for Hugging Face Sandboxes."""
     from swe_sandbox_hf.checks import CHECKS
 
     return CHECKS

@@ -19,7 +19,7 @@ from swe_sandbox_hf.labels import pool_name
 
 @dataclass(slots=True)
 class _Shared:
-    """One pool and how many use it."""
+    """A pool and the number of its open sandboxes."""
 
     pool: SandboxPool | None = None
     users: int = 0
@@ -27,7 +27,7 @@ class _Shared:
 
 
 class Pools:
-    """The pools of a provider, one for each image, each as long as a sandbox of it is open."""
+    """The pools of a provider: one per image, closed with its last sandbox."""
 
     def __init__(self, config: HfConfig) -> None:
         self._config = config
@@ -37,10 +37,10 @@ class Pools:
     async def sandbox(
         self, client: Client, namespace: str, image: str
     ) -> AsyncIterator[tuple[HubSandbox, str]]:
-        """A sandbox of the image's pool, and the job that it is in.
+        """Yield a sandbox of the image's pool and the id of its job.
 
         Raises:
-            SandboxError: There is none to be had.
+            SandboxError: The sandbox cannot be created.
         """
         shared = self._pools.setdefault(image, _Shared())
         shared.users += 1

@@ -1,4 +1,4 @@
-"""One command in a Hugging Face sandbox: its streams, its end, its death."""
+"""HfProcess: one command in a Hugging Face sandbox."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from swe_sandbox_hf.feed import Feed
 
 
 class HfProcess(FedProcess):
-    """A command that runs inside by itself, its streams in files there, and a task of ours that follows it.
+    """A detached command whose streams go to files inside, and a task on the host that follows it.
 
-    Back-pressure: while as many pieces of output are unread as are kept, nothing further is fetched. What
-    nobody has fetched yet is in files inside; from 64 MiB on, the command's session is stopped until less is
-    left.
+    Back-pressure: while the buffer of unread output is full, the task fetches nothing. Output that it has
+    not fetched is in files inside; above 64 MiB the command's session is stopped until less is left.
 
     Args:
         sandbox: The sandbox's id.
-        follow: Follows the command, calling `hear` with what comes, until `feed` has its exit code.
-        kill_tree: Kills every process of the command. Processes that multiply faster than they are killed
-            one by one are killed with everything else in the sandbox.
+        follow: Follows the command and passes its output to `hear`, until `feed` has its exit code.
+        kill_tree: Kills every process of the command. If processes multiply faster than it kills them, it
+            kills everything in the sandbox.
     """
 
     def __init__(
@@ -50,17 +49,17 @@ class HfProcess(FedProcess):
         await self._kill_tree()
 
     async def started(self) -> None:
-        """Wait until it runs.
+        """Wait until the command runs.
 
         Raises:
-            SandboxError: It could not be started.
+            SandboxError: The command could not be started.
         """
         await self._started.wait()
         if self.over:
             await self.wait()
 
     async def hear(self, text: str) -> None:
-        """Take what follow.sh says, and pass it on."""
+        """Process output of follow.sh."""
         for stream, chunk in self.feed.add(text):
             await self.put(stream, chunk)
         if self.feed.started:

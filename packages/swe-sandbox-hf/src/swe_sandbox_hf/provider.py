@@ -49,11 +49,10 @@ _ABSENT = re.compile(r"pull|manifest|image|not found", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What is known of the service, once it was asked.
+    """The connection to the service.
 
     Args:
-        client: The way there.
-        namespace: Where jobs run.
+        namespace: Namespace of the jobs.
         flavors: Name → hardware.
     """
 
@@ -63,7 +62,7 @@ class Service:
 
 
 class HfProvider:
-    """One Hugging Face Sandbox per sandbox; asks the service when it is first needed, not before."""
+    """Opens one Hugging Face Sandbox per sandbox. The first use connects to the service."""
 
     def __init__(self, config: HfConfig) -> None:
         self._config = config
@@ -77,11 +76,11 @@ class HfProvider:
         self._http: httpx.AsyncClient | None = None
 
     async def _service(self) -> Service:
-        """The service, asked once for who we are and what there is.
+        """Return the service, after one request for the user and the hardware.
 
         Raises:
-            SandboxError: No token, one that is not accepted, or no answer.
-            ConfigError: There is no flavor of the name that is set.
+            SandboxError: The token is missing or rejected, or the service does not answer.
+            ConfigError: The configured flavor does not exist.
         """
         async with self._connecting:
             if self._connected is None:
@@ -100,9 +99,9 @@ class HfProvider:
         """See `SandboxProvider.open`."""
         image = self._image(spec)
         service = await self._service()
-        self.check_supported(spec)  # once more: now it is known what there is
+        self.check_supported(spec)  # again, because the flavors are known now
         async with self._places, self._shared() as http, AsyncExitStack() as stack:
-            # Before anything costs money.
+            # Before the first cost.
             mounted = Mounted()
             if self._assets is not None:
                 mounted = await self._assets.mounted(service.client, spec.assets)
@@ -112,7 +111,7 @@ class HfProvider:
                 try:
                     hub, job = await self._create(stack, service, spec, image, mounted.volumes)
                 except SweError:
-                    if self._assets is not None:  # it may be what cannot be mounted any more
+                    if self._assets is not None:  # perhaps the volume no longer exists
                         self._assets.forget(mounted)
                     raise
                 tasks = await stack.enter_async_context(background_task_group())
@@ -134,7 +133,7 @@ class HfProvider:
         return spec.image
 
     def check_supported(self, spec: SandboxSpec) -> None:
-        """See `SelectiveProvider.refuse`; what a flavor has is known once the service was talked to."""
+        """See `SelectiveProvider.check_supported`. The flavors are known after the first connection."""
         if spec.network != "full" and not self._config.internet:
             raise PolicyRefused(
                 f"Hugging Face Sandboxes cannot keep code inside from the internet, and network "
@@ -152,7 +151,7 @@ class HfProvider:
 
     @asynccontextmanager
     async def _shared(self) -> AsyncIterator[httpx.AsyncClient]:
-        """The client of all relays, as long as any sandbox is open."""
+        """Yield the HTTP client that the relays of all open sandboxes share."""
         if self._http is None:
             self._http = http_client()
         self._open += 1
@@ -173,7 +172,7 @@ class HfProvider:
         image: str,
         volumes: Sequence[Volume],
     ) -> tuple[HubSandbox, str]:
-        """Create a sandbox, which `stack` destroys. Returns it and its job's id."""
+        """Create a sandbox, which `stack` destroys; return it and its job's id."""
         client, config = service.client, self._config
         if config.pool:
             return await stack.enter_async_context(self._pools.sandbox(client, service.namespace, image))
@@ -224,7 +223,7 @@ class HfProvider:
         return [_entry(job, owner) for job, owner in found]
 
     async def reap(self) -> int:
-        """See `SandboxProvider.reap`. A run begins with it, so the data set for assets is made here."""
+        """See `SandboxProvider.reap`. Each run begins with it, so it prepares the data set for assets too."""
         service, found = await self._jobs()
         abandoned = [job.id for job, owner in found if is_orphaned(owner)]
         async with anyio.create_task_group() as removals:
@@ -235,7 +234,7 @@ class HfProvider:
         return len(abandoned)
 
     async def _jobs(self) -> tuple[Service, Sequence[tuple[JobInfo, str]]]:
-        """The service, and the jobs that run or will and are ours, with their owners."""
+        """Return the service, and the running and scheduled jobs of swe-core with their owners."""
         service = await self._service()
         try:
             jobs = await _list(service, None)
@@ -246,7 +245,7 @@ class HfProvider:
 
 
 async def cancel_job(service: Service, job: str) -> None:
-    """Cancel a job, whose absence is as good; a failure is logged, for the next run can reap it."""
+    """Cancel a job if it exists. A failure is only logged, because the next run can reap the job."""
     client = service.client
     try:
         await client.call(client.api.cancel_job, job_id=job, namespace=service.namespace)
@@ -256,7 +255,7 @@ async def cancel_job(service: Service, job: str) -> None:
 
 
 async def cancel_labelled(service: Service, labels: dict[str, str]) -> None:
-    """Cancel the jobs that bear these labels; a failure is logged."""
+    """Cancel the jobs with these labels. A failure is only logged."""
     try:
         jobs = await _list(service, labels)
     except Exception as error:  # the client raises errors of several libraries
@@ -280,7 +279,7 @@ async def _list(service: Service, labels: dict[str, str] | None) -> list[JobInfo
 
 
 def _refused(client: Client, error: Exception, image: str) -> SandboxError:
-    """Why there is no sandbox, as one sentence."""
+    """Return a failed opening as one sentence."""
     explained = client.explained(error, f"open a sandbox of the image {image!r}")
     if "terminated during startup" in str(error) and _ABSENT.search(str(error).partition("message:")[2]):
         return ImageNotFound(str(explained))

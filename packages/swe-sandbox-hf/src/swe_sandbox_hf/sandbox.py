@@ -1,4 +1,4 @@
-"""HfSandbox: a Hugging Face Sandbox that runs, as a sandbox."""
+"""HfSandbox: a running Hugging Face Sandbox."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from swe_sandbox_hf.life import Life
 from swe_sandbox_hf.process import HfProcess
 
 INLINE = 128 * 1024
-"""Bytes of standard input that travel in the request that starts the command."""
+"""Maximum bytes of standard input in the request that starts the command."""
 FOLLOWERS = 14
-"""Commands of one sandbox at once; more wait until one has ended. The client opens 18 connections to a
-sandbox's server, each command that runs holds one, and to kill takes one."""
+"""Maximum concurrent commands of one sandbox. The client opens 18 connections to a sandbox's server; each
+running command holds one, and a kill needs one."""
 UPLOADS = 4
-"""Parts that are uploaded at once."""
+"""Maximum concurrent uploads of parts."""
 KILL_TIMEOUT = 60.0
-"""Seconds for a kill from within."""
+"""Seconds for a kill from inside."""
 
 _NOT_STARTED, _GONE, _NEVER = 73, 74, 75
 _KILLED = 137
@@ -58,16 +58,16 @@ _KILL, _SETUP, _ASSET = _script("kill.sh"), _script("setup.sh"), _script("asset.
 
 
 class HfSandbox(Sandbox):
-    """A sandbox that runs, with a job of its own or in a pool's.
+    """A running sandbox, in a job of its own or of a pool.
 
     Args:
-        hub: The client's own handle of it.
-        job: The job that it runs in.
-        namespace: The job's.
-        flavor: The job's hardware.
+        hub: The library's handle.
+        job: The job of the sandbox.
+        namespace: The namespace of the job.
+        flavor: The hardware of the job.
         pooled: Whether other sandboxes share the job.
-        tasks: Where the tasks that serve its commands run.
-        http: Makes the requests to ports inside.
+        tasks: Task group for the tasks that follow commands.
+        http: HTTP client for ports inside.
     """
 
     def __init__(
@@ -91,22 +91,24 @@ class HfSandbox(Sandbox):
         self._pooled = pooled
         self._tasks = tasks
         self._http = http
-        self._base = ""  # where the files of its commands are
-        self._files = ""  # the same, for the files' API
+        self._base = ""  # directory inside with the files of commands
+        self._files = ""  # the same directory, for the files' API
         self._drop = ""
-        self._over: list[str] = []  # directories of commands that nobody asks for any more
+        self._over: list[str] = []  # directories of ended commands
         self._processes: WeakSet[HfProcess] = WeakSet()
         self._followers = anyio.CapacityLimiter(FOLLOWERS)
 
     async def prepare(self, archives: Mapping[str, BinaryIO | PurePosixPath]) -> None:
-        """Make what every sandbox has: its directories, and what belongs into some of them, out of archives
-        that are here or inside already.
+        """Create the directories of the sandbox and unpack archives into them.
+
+        Args:
+            archives: Directory inside → an archive on this host, or the path of one inside.
 
         Raises:
-            SandboxError: The image lacks a tool, or something could not be made.
+            SandboxError: The image lacks a tool, or a directory cannot be created.
         """
         name = f"swe-core-{secrets.token_hex(6)}"
-        # Of a pooled sandbox the files are those of its home, and paths for the files' API begin there.
+        # For a pooled sandbox, paths of the files' API begin at its home.
         argv = [name, HOME_DIR, self.spec.workdir, *([""] if self._pooled else ["/var/tmp", "/tmp"])]
         code, said, complaint = await self._inside(_SETUP, *argv)
         if code:
@@ -169,8 +171,7 @@ class HfSandbox(Sandbox):
         return process
 
     async def _send(self, mark: str, stdin: bytes | BinaryIO | None) -> tuple[str, str | None]:
-        """Bring standard input inside where it is long. Returns how launch.sh finds it, and what of it goes
-        with the request."""
+        """Upload long standard input. Return where launch.sh finds it, and the part for the request."""
         if stdin is None:
             return "none", None
         size = size_of(stdin)
@@ -194,7 +195,7 @@ class HfSandbox(Sandbox):
     async def _follow(
         self, mark: str, launch: Sequence[str], env: dict[str, str], stdin: str | None, process: HfProcess
     ) -> None:
-        """Start a command, follow it to its end, and ask again where it was whenever the way there breaks."""
+        """Start a command and follow it to its end. After a broken connection, resume at the last offset."""
         feed = process.feed
 
         def hear(text: str) -> None:  # called in the thread that reads
@@ -227,7 +228,7 @@ class HfSandbox(Sandbox):
         self._over.append(mark)
 
     def _ended(self, process: HfProcess, code: int, complaint: str) -> Exception | None:
-        """What is wrong where a command's follower ended with `code` and did not say how the command did."""
+        """Return the error of a follower that ended with `code` and did not report the command's end."""
         if process.feed.code is not None:
             return None
         if code == _NOT_STARTED:
@@ -292,18 +293,18 @@ class HfSandbox(Sandbox):
         return reach_by_pull(self, endpoint, connect)
 
     async def keep_alive(self, seconds: float) -> None:
-        """Ask for something every `seconds`: a command that is waited for is no activity to the service."""
+        """Send a request every `seconds`, because the service sees no activity in a running command."""
         while True:
             await anyio.sleep(seconds)
-            with suppress(SandboxError):  # whoever uses it next is told
+            with suppress(SandboxError):  # the next use of the sandbox raises it
                 await self._ask(self._hub.processes)
 
     async def _inside(self, script: str, *argv: str) -> tuple[int, str, str]:
-        """Run a script that may be run twice, with all that the server's user may do.
+        """Run an idempotent script with the rights of the server's user.
 
         Raises:
-            SandboxBroken: There is no shell any more.
-            SandboxError: It could not be run.
+            SandboxBroken: The sandbox no longer has a shell.
+            SandboxError: The script could not be run.
         """
         command = [_SH, "-c", script, "sh", *argv]
         try:
@@ -322,10 +323,10 @@ class HfSandbox(Sandbox):
             raise await self._translated(error, "exchange files") from error
 
     async def _translated(self, error: Exception, doing: str) -> SandboxError:
-        """An error of the client, or one of ours, as one of ours.
+        """Return an error of the library as an error of swe-core.
 
         Raises:
-            Exception: `error` itself, where it is no such thing.
+            Exception: `error` itself, if it is of another kind.
         """
         await self._life.check()
         if isinstance(error, SandboxError):
@@ -345,11 +346,12 @@ class HfSandbox(Sandbox):
         raise error
 
     async def _deed(self, error: Exception) -> SandboxError:
-        """A shell that is killed, or that is none, time and again: the code inside does that where the job
-        runs and its server answers.
+        """Return the error for a shell that is repeatedly killed or missing.
+
+        If the job runs and its server answers, code inside is the cause.
 
         Raises:
-            SandboxDied: The job does not run.
+            SandboxDied: The job has ended.
         """
         try:
             await self._client.call(self._hub.processes, between=self._life.check)
@@ -370,7 +372,7 @@ class HfSandbox(Sandbox):
 
 @contextmanager
 def _first_error() -> Iterator[None]:
-    """The first exception of a task group instead of the group."""
+    """Raise the first exception of a task group instead of the group."""
     try:
         yield
     except BaseExceptionGroup as group:
