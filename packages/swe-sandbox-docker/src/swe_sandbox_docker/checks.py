@@ -1,4 +1,4 @@
-"""What container sandboxes need of this machine."""
+"""Checks of `swe-core doctor` for Docker containers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from swe_core.errors import SandboxError
 
 _SECONDS = 10
 _LITTLE = 10 * 2**30
-"""Bytes below which images of tasks, of 1 to 4 GB each, will not fit."""
+"""Minimum free bytes: images of tasks have 1 to 4 GB each."""
 
 
 def engine() -> Finding:
-    """Whether a Docker Engine answers, and what it can enforce."""
+    """Check that a Docker Engine answers, and report what it can enforce."""
     from swe_sandbox_docker.client import Client, resolve_host
 
     try:
@@ -32,7 +32,7 @@ def engine() -> Finding:
 
 
 def disk() -> Finding:
-    """Whether there is room for images, as far as the Engine's files are those of this host."""
+    """Check the free space for images, if the Engine's files are on this host."""
     from swe_sandbox_docker.client import Client, resolve_host
 
     try:

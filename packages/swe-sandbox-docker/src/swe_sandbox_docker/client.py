@@ -1,8 +1,8 @@
-"""The way to the Docker Engine: docker-py in threads, and its raw streams straight in the event loop.
+"""Client: docker-py in threads, and raw streams of the Docker Engine in the event loop.
 
-docker-py blocks, so its calls run in worker threads. An exec's streams last as long as its command, so a
-thread for each would end at some hundred commands; and docker-py's own socket for them loses what came
-together with the head of the reply. They are therefore read here, from the engine's socket.
+docker-py blocks, so its calls run in worker threads. The streams of an exec last as long as its command: one
+thread for each would limit a run to some hundred commands, and docker-py's socket loses the bytes that
+arrive with the head of the reply. This module therefore reads these streams from the engine's socket.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from swe_sandbox_docker.seccomp import MACHINES
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 CALLS = 64
-"""Blocking calls at once; more wait their turn."""
+"""Maximum number of concurrent blocking calls."""
 TIMEOUT = 120
-"""Seconds that one call may take; starting many containers on few cores is slow."""
+"""Maximum seconds of one call. On few cores, many containers start slowly."""
 _MAX_HEAD = 65536
 _MAX_REASON = 500
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What the engine can enforce, from its own account of itself.
+    """The limits that the engine reports it can enforce.
 
     Args:
-        cpus: The processors it has.
-        missing: Limits that it cannot enforce at all, in words.
-        swap: Whether it can keep a container from using swap beyond its memory.
-        storage: Its storage driver and the file system under it.
-        quota: Whether it may be able to bound what a container writes.
-        version: Its version.
-        seccomp: Whether it can filter the system calls of a container as our profile says.
+        cpus: Number of processors.
+        missing: Names of the limits that it cannot enforce.
+        swap: Whether it can prevent a container from using swap beyond its memory.
+        storage: Storage driver and file system below it.
+        quota: Whether it can perhaps limit what a container writes.
+        version: Version of the engine.
+        seccomp: Whether it can apply the package's system call profile.
     """
 
     cpus: int
@@ -60,10 +60,10 @@ class EngineLimits:
 
 
 def resolve_host(configured: str | None) -> str:
-    """The engine's address: the setting, else DOCKER_HOST, else Docker's default.
+    """Return the engine's address: the setting, else DOCKER_HOST, else Docker's default.
 
     Raises:
-        SandboxError: It is on another machine, with which no directory or socket can be shared.
+        SandboxError: The engine is on another machine, which shares no directory or socket with this host.
     """
     host = configured or os.environ.get("DOCKER_HOST") or DEFAULT_HOST
     if not host.startswith("unix://"):
@@ -76,10 +76,10 @@ def resolve_host(configured: str | None) -> str:
 
 
 class Client:
-    """A connection to one engine; safe to use from many tasks.
+    """A connection to one engine, which many tasks may share.
 
     Args:
-        timeout: Seconds that one call may take.
+        timeout: Maximum seconds of one call.
 
     Raises:
         SandboxError: No engine answers at `host`.
@@ -89,7 +89,7 @@ class Client:
         self.host = host
         self.socket = host.removeprefix("unix://")
         try:
-            with socket.socket(socket.AF_UNIX) as probe:  # docker-py leaks its socket where nobody listens
+            with socket.socket(socket.AF_UNIX) as probe:  # docker-py leaks its socket without a listener
                 probe.connect(self.socket)
             self.api = docker.APIClient(
                 base_url=host, version="auto", timeout=timeout, max_pool_size=CALLS, num_pools=1
@@ -101,15 +101,15 @@ class Client:
                 "unix:///PATH of one that runs and that you may use"
             ) from None
         self._limiter = anyio.CapacityLimiter(CALLS)
-        # Idle connections are all that it holds, and nobody tells a provider when its last sandbox was.
+        # It holds only idle connections, and a provider does not know its last sandbox.
         weakref.finalize(self, self.api.close)
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a blocking function of docker-py in a thread. Cancellation waits for its end.
 
         Raises:
-            docker.errors.APIError: The engine said no.
-            SandboxError: The engine does not answer any more.
+            docker.errors.APIError: The engine refused.
+            SandboxError: The engine no longer answers.
         """
         try:
             return await anyio.to_thread.run_sync(partial(function, *args, **kwargs), limiter=self._limiter)
@@ -124,10 +124,10 @@ class Client:
         """Post to a `path` of the API whose reply is a raw stream, and take over the connection.
 
         Returns:
-            The connection, and the bytes of the stream that came with the head of the reply.
+            The connection, and the bytes of the stream that arrived with the head of the reply.
 
         Raises:
-            SandboxDied: The container is gone.
+            SandboxDied: The container no longer exists.
             SandboxError: The engine does not answer, or refuses.
         """
         content = json.dumps(body)
@@ -149,7 +149,7 @@ class Client:
                 reply += await connection.receive()
             head, _, rest = reply.partition(b"\r\n\r\n")
             status = int(head.split(None, 2)[1])
-            # Only now may standard input be sent: the engine drops what comes before it has switched.
+            # Standard input may be sent only now: the engine drops bytes that arrive before it has switched.
             if status not in (101, 200):
                 kind = SandboxDied if status in (404, 409) else SandboxError
                 said = rest.decode(errors="replace").strip() or f"status {status}"

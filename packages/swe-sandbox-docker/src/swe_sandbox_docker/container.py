@@ -1,4 +1,4 @@
-"""From a SandboxSpec to a container: what it may do, and what is put into it before it starts."""
+"""Creates a container from a SandboxSpec: its permissions, and its files before it starts."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from swe_core.system.process_owner import LABEL, current_owner
 from swe_sandbox_docker.client import Client
 
 SOCKET_DIR = "/run/swe"
-"""Where a sandbox shows, read-only, the host directory with the sockets of its relays."""
+"""Path in the sandbox of the host directory with the sockets of its relays, read-only."""
 
 KEEPER_ID = 65432
 KEEPER = f"{KEEPER_ID}:{KEEPER_ID}"
-"""User and group of the container's first processes. Not the user of what runs in it: without CAP_KILL
-that one, be it root, cannot signal them: an agent that kills all it can see does not end its sandbox."""
+"""User and group of the container's first processes. Commands run as another user: without CAP_KILL even
+root cannot signal these processes, so an agent that kills every process does not end its sandbox."""
 READY = b"ready"
 FILTERED = b"seccomp 2"
-"""What the first process says before READY where a filter of system calls holds it (proc(5), `Seccomp`)."""
-# Reads from its standard input until that is closed (lifeline.py): it waits, and forks nothing.
+"""Output of the first process before READY if a system call filter applies to it (proc(5), `Seccomp`)."""
+# Reads its standard input until it is closed (lifeline.py), without forking.
 _KEEP = (
     'while read -r key mode; do [ "$key" != Seccomp: ] || echo "seccomp $mode"; done </proc/self/status; '
     f"echo {READY.decode()}; while read -r _; do :; done"
 )
-_OWN_PROCESSES = 2  # docker-init and the shell that keeps
+_OWN_PROCESSES = 2  # docker-init and the keeper's shell
 
 _SPOOL = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Whom commands run as: the name that the engine is given, and the numbers that files belong to."""
+    """The user of commands: the name for the engine, and the numeric owner of files."""
 
     name: str
     uid: int
@@ -48,11 +48,11 @@ class User:
 
 
 def check(spec: SandboxSpec, client: Client) -> str:
-    """The image of `spec`.
+    """Check `spec` and return its image.
 
     Raises:
         PolicyRefused: The engine cannot enforce a limit.
-        SandboxError: There is no image, or a host directory is not there.
+        SandboxError: The image or a host directory is missing.
     """
     if spec.image is None:
         raise SandboxError(
@@ -68,10 +68,10 @@ def check(spec: SandboxSpec, client: Client) -> str:
 
 
 def require_limits(client: Client) -> None:
-    """Refuse an engine that cannot bound what a container takes.
+    """Check that the engine can limit a container's resources.
 
     Raises:
-        PolicyRefused: It cannot.
+        PolicyRefused: The engine cannot.
     """
     if client.limits.missing:
         raise PolicyRefused(
@@ -90,14 +90,14 @@ def create(
     quota: bool,
     seccomp: str | None,
 ) -> str:
-    """Blocking: create the container, which is not started, and return its id.
+    """Create the container, do not start it, and return its id. Blocks.
 
     Args:
-        quota: Bound all that it writes; else every single file is bounded.
-        seccomp: The profile of its system calls; None is the engine's own.
+        quota: Limit the sum of written bytes; else the limit holds for each file.
+        seccomp: The system call profile; None is the engine's own.
 
     Raises:
-        docker.errors.APIError: The engine said no.
+        docker.errors.APIError: The engine refused.
     """
     api = client.api
     mounts = [Mount(SOCKET_DIR, str(sockets), type="bind", read_only=True)]
@@ -140,11 +140,11 @@ def create(
 
 
 def fill(client: Client, container: str, user: User, spec: SandboxSpec) -> None:
-    """Blocking: make the home directory and copy the repository, as the user's own.
+    """Create the home directory and copy the repository, both owned by `user`. Blocks.
 
     Raises:
         SandboxError: The repository cannot be read.
-        docker.errors.APIError: The engine said no.
+        docker.errors.APIError: The engine refused.
     """
     with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -169,8 +169,11 @@ def _add(archive: tarfile.TarFile, source: Path, target: str, user: User) -> Non
 
 
 def as_keepers(archive: bytes) -> bytes:
-    """A tar archive as the keeper's: files that only the keeper may write to, directories in which everybody
-    may make files and nobody else can replace or remove the keeper's (the sticky bit)."""
+    """Return a tar archive with the keeper as owner.
+
+    Only the keeper may write to its files. Every user may create files in its directories, but the sticky
+    bit protects the keeper's files there from removal and replacement.
+    """
     made = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(archive)) as given,
@@ -185,11 +188,14 @@ def as_keepers(archive: bytes) -> bytes:
 
 
 def resolve_user(client: Client, container: str, configured: str) -> User:
-    """Blocking: the user that an image is made for, `NAME`, `UID`, `NAME:GROUP` or `UID:GID`, with numbers.
+    """Return the image's user, with its numbers. Blocks.
+
+    Args:
+        configured: `NAME`, `UID`, `NAME:GROUP` or `UID:GID`.
 
     Raises:
         SandboxError: The image has no such user or group.
-        docker.errors.APIError: The engine said no.
+        docker.errors.APIError: The engine refused.
     """
     name, _, group = configured.partition(":")
     name = name or "root"
@@ -202,8 +208,10 @@ def resolve_user(client: Client, container: str, configured: str) -> User:
 
 
 def _look_up(client: Client, container: str, path: str, name: str) -> tuple[int, int]:
-    """Fields 3 and 4 of the entry called or numbered `name`; a number without an entry stands for itself.
-    In /etc/group, field 4 is no number and not asked for."""
+    """Return fields 3 and 4 of the entry with the name or number `name`.
+
+    A number without an entry stands for itself. Callers ignore field 4 of /etc/group, which is no number.
+    """
     for line in _read(client, container, path).splitlines():
         fields = line.split(":")
         if len(fields) > 3 and name in (fields[0], fields[2]):

@@ -1,4 +1,4 @@
-"""Images: found on this host, or pulled, once for all who wait for the same one."""
+"""Images: finds images on this host, or pulls each missing one once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from swe_sandbox_docker.client import Client, reason
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY = 5.0
-"""Seconds between two lines about a pull."""
+"""Seconds between two log lines of a pull."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Images:
     """The images of one engine.
 
     Args:
-        pull: `never` makes an image that is not on this host an error at once.
+        pull: With `never`, a missing image is an error.
     """
 
     def __init__(self, client: Client, pull: Literal["missing", "never"]) -> None:
@@ -43,11 +43,11 @@ class Images:
         self._pulls: dict[str, _Pull] = {}
 
     async def ensure(self, image: str) -> dict[str, Any]:
-        """What the engine says of `image`, which is pulled when it is not on this host.
+        """Return the engine's description of `image`, after pulling a missing one.
 
         Raises:
-            ImageNotFound: It is absent and cannot be pulled.
-            SandboxError: The name is none, or the engine does not answer.
+            ImageNotFound: The image is absent and cannot be pulled.
+            SandboxError: The name is invalid, or the engine does not answer.
         """
         while True:
             found = await self._inspect(image)
@@ -76,7 +76,7 @@ class Images:
         return found
 
     async def _pull_for_all(self, image: str) -> None:
-        """Pull, and tell those who wait. Cancelled, it leaves the pull to the next of them."""
+        """Pull and wake the waiting tasks. After cancellation, one of them pulls."""
         pull = self._pulls[image] = _Pull()
         try:
             pull.problem = await self._pull(image)
@@ -87,9 +87,10 @@ class Images:
             raise ImageNotFound(pull.problem)
 
     async def _pull(self, image: str) -> str | None:
-        """Pull, with a line about it now and then. Returns what is wrong, where it fails.
+        """Pull with progress in the log; return the reason of a failure.
 
-        Not with docker-py: a thread that waits for a registry cannot be cancelled. Hanging up ends the pull.
+        This does not use docker-py: a thread that waits for a registry cannot be cancelled, but closing the
+        connection ends the pull.
         """
         api = self._client.api
         repository, tag = parse_repository_tag(image)
@@ -128,14 +129,14 @@ class Images:
 
 
 def _credentials(api: APIClient, repository: str) -> dict[str, str]:
-    """Blocking: the header with what the user's own Docker configuration says for the image's registry."""
+    """Return the header with the credentials for the registry in the user's Docker configuration. Blocks."""
     registry, _ = auth.resolve_repository_name(repository)
     header = auth.get_config_header(api, registry)
     return {"X-Registry-Auth": header.decode() if isinstance(header, bytes) else header} if header else {}
 
 
 def _note(event: dict[str, Any], layers: dict[str, dict[str, int]]) -> None:
-    """Keep what an event says of a layer."""
+    """Record the progress of a layer."""
     status = event.get("status", "")
     if status == "Pulling fs layer":
         layers[event["id"]] = {}

@@ -1,4 +1,4 @@
-"""What keeps a container up: a connection of this program to the container's first process."""
+"""Lifeline: the connection to a container's first process, which keeps the container running."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from swe_sandbox_docker.client import Client, reason
 from swe_sandbox_docker.container import READY
 from swe_sandbox_docker.streams import take_frames
 
-_MAX_WORDS = 4096  # of a shell; one that code inside put there may say more
+_MAX_WORDS = 4096  # of a shell's output, which code inside may have replaced
 
 
 class ShellEnded(Exception):
-    """The shell that keeps a container up ended at once; the message is what it said.
+    """The shell that keeps a container running ended at once; the message is its output.
 
     Args:
-        code: The container's exit code, over 128 where a signal ended it.
+        code: The container's exit code, above 128 after a signal.
     """
 
     def __init__(self, message: str, code: int) -> None:
@@ -26,13 +26,13 @@ class ShellEnded(Exception):
 
 
 class Lifeline:
-    """The standard input of a container's shell, which reads it until it is closed, and then ends.
+    """Holds the standard input of a container's shell, which ends when this input is closed.
 
-    However this program ends, be it by SIGKILL, the kernel closes its connections. The engine then closes the
-    shell's standard input, and with the container's first process all that runs inside ends.
+    When this program ends, even by SIGKILL, the kernel closes its connections. The engine then closes the
+    shell's standard input, and with the container's first process every process inside ends.
 
     Args:
-        tasks: Where the task runs that holds the connection; the container ends with it.
+        tasks: Task group of the task that holds the connection. The container ends with this task.
     """
 
     def __init__(self, client: Client, container: str, tasks: TaskGroup) -> None:
@@ -41,12 +41,12 @@ class Lifeline:
         self._tasks = tasks
 
     async def start(self) -> bytes:
-        """Start the container, and hold it once its shell has said that it runs. Returns what it said.
+        """Start the container, wait for its shell, hold the connection and return the shell's output.
 
         Raises:
-            ShellEnded: It ended instead.
-            docker.errors.APIError: The engine said no.
-            SandboxError: The engine does not answer, or not any more.
+            ShellEnded: The shell ended.
+            docker.errors.APIError: The engine refused.
+            SandboxError: The engine does not answer.
         """
         streams = "stream=1&stdin=1&stdout=1&stderr=1"
         connection, data = await self._client.hijack(f"/containers/{self._container}/attach?{streams}", {})
@@ -54,7 +54,7 @@ class Lifeline:
             await self._client.call(self._client.api.start, self._container)
             return await self._hear(connection, data)
         finally:
-            # Held also where the shell says nothing in time: it may be one of the agent's, which runs.
+            # Held even without output in time: the agent may have replaced the shell, and it runs.
             self._tasks.start_soon(_hold, connection)
 
     async def _hear(self, connection: SocketStream, data: bytearray) -> bytes:
@@ -75,8 +75,10 @@ class Lifeline:
 
 
 async def _hold(connection: SocketStream) -> None:
-    """Keep the connection until the container ends. What its first process says is read and dropped: a shell
-    of the agent's may say much, and the engine waits for readers when it stops a container."""
+    """Keep the connection until the container ends, and drop the output of its first process.
+
+    The agent may replace the shell with one that prints much, and a stopping container waits for readers.
+    """
     async with connection:
         try:
             while True:

@@ -1,4 +1,4 @@
-"""The entry point: what this package offers."""
+"""The plugin: sandbox `docker` and its checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _create(config: DockerConfig) -> SandboxProvider:
 
 @hookimpl
 def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:
-    """One container per sandbox, on a Docker Engine of this host."""
+    """Return the sandbox `docker`."""
     yield Component(
         name="docker",
         create=_create,
@@ -31,7 +31,7 @@ def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:
 
 @hookimpl
 def swe_checks() -> Iterable[Check]:
-    """What container sandboxes need of this machine."""
+    """Return the checks for Docker containers."""
     from swe_sandbox_docker.checks import CHECKS
 
     return CHECKS

@@ -1,4 +1,4 @@
-"""One command in a container: its streams, its end, its death."""
+"""DockerProcess: one command in a container."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _NOT_FOUND = ("executable file not found", "no such file or directory")
 
 
 class DockerProcess(FedProcess):
-    """A command that was started with the exec API.
+    """A command of the exec API.
 
-    Two tasks of the sandbox serve it: `feed` feeds its standard input, `run` takes its output from the engine
-    and, at the end, asks for the exit code. The engine ends the output when the command has ended and all
-    who hold its streams are gone, or two seconds after it has ended. Its chunks are <= 32 KiB; the command
-    blocks while as many are unread as are kept.
+    Two tasks of the sandbox serve it: `feed` sends its standard input; `run` reads its output from the engine
+    and then requests the exit code. The engine ends the output when the command and all holders of its
+    streams have ended, or two seconds after the command's end. Chunks have at most 32 KiB. The command blocks
+    while the buffer of unread chunks is full.
 
     Args:
         mark: The value of SWE_EXEC_ID, which marks the command's processes.
-        connection: To the engine: standard input there, the output back; closed at the end.
-        first: What came of the output with the engine's answer.
-        death: Why the container does not run, in words; None where it does.
+        connection: Connection to the engine for standard input and output; closed at the end.
+        first: Output that arrived with the engine's answer.
+        death: Returns why the container does not run; None if it runs.
         kill_tree: Kills every process that carries a mark. Processes that multiply faster than they are
             killed one by one are killed with everything else in the sandbox.
     """
@@ -64,7 +64,7 @@ class DockerProcess(FedProcess):
         await self._kill_tree(self._mark)
 
     async def feed(self, stdin: bytes) -> None:
-        """Send all of standard input, then its end; a command that stops reading is no error."""
+        """Send standard input and its end. A command that stops reading is no error."""
         try:
             await self._connection.send(stdin)
             await self._connection.send_eof()
@@ -72,7 +72,7 @@ class DockerProcess(FedProcess):
             return
 
     async def follow(self) -> int:
-        """Take the output from the engine up to its end, then find out how the command ended."""
+        """Read the output to its end and return the exit code."""
         async with self._connection:
             refusal = await self._take()
             refused, code = await self._exit_code(refusal)
@@ -81,7 +81,7 @@ class DockerProcess(FedProcess):
             return code
 
     async def _take(self) -> bytes:
-        """Pass on all output. Returns it where it is but one chunk that may be the runtime's refusal."""
+        """Pass on the output; return a single chunk that may be the runtime's refusal instead."""
         data = self._first
         held = b""
         first = True
@@ -105,7 +105,7 @@ class DockerProcess(FedProcess):
                 ) from None
 
     async def _exit_code(self, refusal: bytes) -> tuple[bool, int]:
-        """Whether the runtime refused to run the command, and the exit code."""
+        """Return whether the runtime refused the command, and the exit code."""
         state = await self._ended()
         refused = bool(refusal) and not state["Pid"]
         code: int = state["ExitCode"]
@@ -113,9 +113,8 @@ class DockerProcess(FedProcess):
             text = refusal.decode(errors="replace")
             missing = any(words in text for words in _NOT_FOUND) and "chdir to cwd" not in text
             code = _MISSING if missing else _CANNOT_RUN
-        # By itself, by us, or with the container? Of a command that is killed, or whose container ends, while
-        # it starts, the runtime may say anything: that it finds no such file, too, with a process id or none,
-        # or no word besides its exit code.
+        # If a command is killed, or its container ends, while it starts, the runtime may report anything: a
+        # missing file, with or without a process id, or only an exit code.
         if self.condemned and (refusal or code in (_CANNOT_RUN, _MISSING, _KILLED)):
             return bool(refusal), _KILLED
         if refusal or code == _KILLED:
@@ -124,16 +123,16 @@ class DockerProcess(FedProcess):
         return refused, code
 
     async def _ended(self) -> dict[str, Any]:
-        """The engine's account of the command once it has ended.
+        """Wait for the command's end and return the engine's record of it.
 
-        Its streams have, so it has as a rule, or will at once. A command that closed its own streams goes
-        on, and the engine has no call to wait for it: only then is it asked again and again.
+        The streams have ended, so usually the command has too. The engine cannot wait for a command that has
+        closed its own streams, so this method polls.
         """
         pause = 0.002
         while True:
             try:
                 state: dict[str, Any] = await self._client.call(self._client.api.exec_inspect, self._exec_id)
-            except NotFound:  # forgotten with the container's last start, or with the container
+            except NotFound:  # lost with a restart or with the container
                 state = {"Running": False, "ExitCode": _KILLED, "Pid": None}
             except APIError as error:
                 raise SandboxError(

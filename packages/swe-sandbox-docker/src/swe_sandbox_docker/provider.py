@@ -122,7 +122,7 @@ class DockerProvider:
         sockets: Path,
         seccomp: str | None,
     ) -> User:
-        """Blocking: create and fill the container. What it leaves when it fails, `open` removes."""
+        """Create and fill the container. Blocks; `open` removes what a failure leaves."""
         quota = self._quota and client.limits.quota
         try:
             try:
@@ -158,7 +158,7 @@ class DockerProvider:
         except NotFound:
             return
         except (APIError, SandboxError) as error:
-            if not (isinstance(error, APIError) and error.status_code == _CONFLICT):  # somebody else does it
+            if not (isinstance(error, APIError) and error.status_code == _CONFLICT):  # already being removed
                 logger.warning("the container %s is left for the next run to remove: %s", name, reason(error))
 
     def notes(self) -> Sequence[str]:
@@ -166,7 +166,7 @@ class DockerProvider:
         try:
             client, _ = self._connect()
         except SandboxError:
-            return ()  # `open` will say so
+            return ()  # `open` raises it
         found = []
         if not (self._quota and client.limits.quota):
             found.append(_no_quota(client))
@@ -198,7 +198,7 @@ class DockerProvider:
         return len(abandoned)
 
     async def _containers(self) -> tuple[Client, Sequence[Mapping[str, Any]]]:
-        """The engine, and all of its containers that are sandboxes.
+        """Return the engine and all of its containers that are sandboxes.
 
         Raises:
             SandboxError: No engine answers.
@@ -241,7 +241,7 @@ def _no_quota(client: Client) -> str:
 
 @contextmanager
 def _socket_directory() -> Iterator[Path]:
-    """A directory that the container sees, inside a private one that says whose it is."""
+    """Yield a directory for the container, inside a private one that names its owner."""
     private = Path(tempfile.mkdtemp(prefix=_DIRECTORY))
     try:
         (private / _OWNER).write_text(current_owner())
@@ -258,6 +258,6 @@ def _reap_directories() -> None:
         try:
             owner = (private / _OWNER).read_text()
         except OSError:
-            continue  # another user's, or being made
+            continue  # another user's, or not complete yet
         if is_orphaned(owner):
             shutil.rmtree(private, ignore_errors=True)

@@ -24,9 +24,9 @@ from swe_sandbox_docker.lifeline import Lifeline, ShellEnded
 from swe_sandbox_docker.process import DockerProcess
 
 KILL_TIMEOUT = 10.0
-"""Seconds for a kill from within; then the container is restarted."""
+"""Seconds for a kill from inside, before the container is restarted."""
 START_TIMEOUT = 30.0
-"""Seconds for the shell of a container that starts again to say that it runs."""
+"""Seconds for the shell of a restarted container to report that it runs."""
 
 _MAX_PROTECTED = 256 * 1024 * 1024
 _BAD_REQUEST = 400
@@ -34,14 +34,14 @@ _SIGNALLED = 128
 
 
 class DockerSandbox(Sandbox):
-    """A container that runs.
+    """A running container.
 
     Args:
         container: The container's name.
-        user: Whom commands run as.
-        sockets: The host directory that the container shows at `SOCKET_DIR`.
-        tasks: Where the tasks that serve its commands run.
-        lifeline: What it was started with.
+        user: The user of commands.
+        sockets: The host directory that is `SOCKET_DIR` in the container.
+        tasks: Task group for the tasks of commands.
+        lifeline: The connection that started the container.
     """
 
     def __init__(
@@ -101,8 +101,10 @@ class DockerSandbox(Sandbox):
         return process
 
     async def kill_all(self) -> None:
-        """See `Sandbox.kill_all`. The container is stopped and started again, which keeps its files: that
-        needs nothing inside but its shell, and no process outlives its namespace."""
+        """See `Sandbox.kill_all`. Restart the container, which keeps its files.
+
+        A restart needs nothing inside except the shell, and no process survives its namespace.
+        """
         for process in self._processes:
             process.condemned = True
         async with self._restarting:
@@ -112,7 +114,7 @@ class DockerSandbox(Sandbox):
         broken = f"the code inside broke the sandbox {self.id!r}"
         try:
             await self._client.call(self._client.api.stop, self.id, timeout=0)
-            with anyio.move_on_after(START_TIMEOUT):  # a shell that the agent put there need not say a word
+            with anyio.move_on_after(START_TIMEOUT):  # a shell that the agent replaced may print nothing
                 await self._lifeline.start()
         except ShellEnded as ended:
             if ended.code > _SIGNALLED:
@@ -131,9 +133,12 @@ class DockerSandbox(Sandbox):
         return reach_by_socket(self, endpoint, self._sockets, SOCKET_DIR)
 
     async def protect(self, paths: Sequence[str]) -> bool:
-        """See `Sandbox.protect`. The files become the keeper's, and so do the repository's directories above
-        them, with the sticky bit: code inside has none of the capabilities that would get it past that, be it
-        root. So that git goes on working in a repository of somebody else, its configuration says so."""
+        """See `Sandbox.protect`.
+
+        The keeper becomes the owner of the files and of the repository's directories above them, which get
+        the sticky bit. Code inside, even root, lacks the capabilities to bypass this. Git is configured to
+        accept a repository of another user.
+        """
         top = posixpath.normpath(self.spec.workdir)
         above = {above for path in paths for above in _directories(path, top)}
         await self.exec(["git", "config", "--global", "--add", "safe.directory", "*"])
@@ -155,7 +160,7 @@ class DockerSandbox(Sandbox):
         return True
 
     async def _death(self) -> str | None:
-        """Why the container does not run, in words; None where it does."""
+        """Return why the container does not run; None if it runs."""
         try:
             container = await self._client.call(self._client.api.inspect_container, self.id)
         except APIError as error:
@@ -168,25 +173,27 @@ class DockerSandbox(Sandbox):
         return f"its container ended with exit code {state['ExitCode']}"
 
     async def _kill_tree(self, mark: str) -> None:
-        """Kill the processes that carry `mark` from within, else everything from without."""
+        """Kill the processes with `mark` from inside, else all processes from outside."""
         with anyio.move_on_after(KILL_TIMEOUT):
             process = await self.start(["sh", "-c", KILL_TREE, "sh", mark], cwd="/")
             async for _ in process.output():
                 pass
             if await process.wait() == 0:
                 return
-        with suppress(SandboxBroken):  # all are dead, as asked; whoever needs the sandbox next is told
+        with suppress(SandboxBroken):  # all processes are dead; the next use of the sandbox raises it
             await self.kill_all()
 
 
 def _directories(path: str, top: str) -> Iterator[str]:
-    """Those above `path` up to `top`, none where it is elsewhere."""
+    """Yield the directories above `path` up to `top`; none if `path` is not below `top`."""
     while (path := posixpath.dirname(path)) == top or path.startswith(f"{top}/"):
         yield path
 
 
 def _is_about_files(error: APIError) -> bool:
-    """Whether a container that ran before does not start for what its files are now: the engine answers 400
-    where a program or the place of a mount is no longer there, and 500 where the working directory is a file.
+    """Return whether changed files prevent the restart of a container.
+
+    The engine answers 400 if a program or a mount point is missing, and 500 if the working directory is a
+    file.
     """
     return error.status_code == _BAD_REQUEST or "is not a directory" in reason(error)

@@ -1,10 +1,9 @@
-"""The system calls that code in a container may make, as a profile for the engine.
+"""The seccomp profile: the system calls that code in a container may make.
 
-It takes the place of the engine's own, which differs from version to version: before Docker Engine 23 that
-one lets a container open AF_VSOCK sockets, which lead out of every network namespace, and before 25
-io_uring. Ours allows what syscalls.txt names, a few more by their arguments, and nothing else. It is for no
-architecture but the machine's own: a 32-bit program, whose socketcall(2) no filter can look into, is killed
-at its first call.
+It replaces the engine's profile, which differs between versions: before Docker Engine 23 it allows AF_VSOCK
+sockets, which leave every network namespace, and before 25 io_uring. This profile allows the calls of
+syscalls.txt, and a few others with certain arguments. It covers only the machine's own architecture: a
+32-bit program, whose socketcall(2) arguments a filter cannot see, is killed at its first call.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from importlib import resources
 from typing import Any
 
 MACHINES = ("x86_64", "aarch64")
-"""The machines that the profile is for: on others calls have other arguments."""
+"""The supported machines. On others, calls have other arguments."""
 FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16}
 """The socket families that code inside may use (linux/socket.h)."""
 MISSING = (
     "add_key", "bpf", "clone3", "io_uring_enter", "io_uring_register", "io_uring_setup", "keyctl",
     "perf_event_open", "request_key", "userfaultfd",
 )  # fmt: skip
-"""The calls that look as if the kernel did not have them, so that programs fall back: clone3(2) above all,
-whose flags a filter cannot see. Whatever else is not allowed ends in EPERM."""
+"""Calls that fail with ENOSYS, so that programs fall back to others. A filter cannot see the flags of
+clone3(2), for example. All other forbidden calls fail with EPERM."""
 
 _TRACING = ("process_vm_readv", "process_vm_writev", "ptrace")
 _TRACING_SINCE = "4.8"  # before, ptrace(2) led past a filter
@@ -35,7 +34,7 @@ _INT = 0xFFFFFFFF  # of a register the half that the kernel takes
 
 @cache
 def profile() -> str:
-    """The profile as the engine wants it: JSON, with the keys of moby's seccomp profiles."""
+    """Return the profile as JSON in the format of moby's seccomp profiles."""
     text = resources.files(__package__).joinpath("syscalls.txt").read_text(encoding="utf-8")
     names = [name for line in text.splitlines() if not line.startswith("#") for name in line.split()]
     rules: list[dict[str, Any]] = [
@@ -50,7 +49,7 @@ def profile() -> str:
 
 
 def _allow(*names: str, mask: int | None = None, value: int = 0) -> dict[str, Any]:
-    """A rule that allows calls; with `mask` only where it leaves `value` of their first argument."""
+    """Return a rule that allows calls, with `mask` only if their first argument & mask equals `value`."""
     rule: dict[str, Any] = {"names": list(names), "action": "SCMP_ACT_ALLOW"}
     if mask is not None:
         rule["args"] = [{"index": 0, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}]

@@ -2,7 +2,7 @@
 
     pytest_plugins = ["swe_sandbox_docker.testing"]  # in the root conftest.py
 
-A machine without an engine skips what asks for these fixtures, with the remedy as the reason.
+Without an engine, tests with these fixtures are skipped, with the remedy as the reason.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 IMAGE = os.environ.get("SWE_DOCKER_TEST_IMAGE", "swe-core-demo:1")
-"""The image that tests use: it has sh, git, Python, pytest and a /testbed."""
+"""The image of the tests, with sh, git, Python, pytest and a /testbed."""
 
 _BUILD = Path(__file__).parents[2] / "demo-image" / "from-debs"
 
 
 @pytest.fixture(scope="session")
 def docker_engine() -> str:
-    """The address of an engine that answers."""
+    """Return the address of an engine that answers."""
     from swe_core.errors import SandboxError
     from swe_sandbox_docker.client import Client, resolve_host
 
@@ -35,7 +35,7 @@ def docker_engine() -> str:
 
 @pytest.fixture(scope="session")
 def docker_image(docker_engine: str) -> str:
-    """The name of an image that is there; where it is not, it is made, in a source checkout on Debian."""
+    """Return the name of the image. A source checkout on Debian builds a missing one."""
     import docker
 
     client = docker.APIClient(base_url=docker_engine, version="auto")
