@@ -1,4 +1,4 @@
-"""PiAgent: how to run Pi, unmodified, in a sandbox."""
+"""PiAgent: runs Pi, unmodified, in a sandbox."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from swe_agents_pi.events import parse_line
 from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, Asset
 
 PROVIDER = "rollout"
-"""The provider under which Pi knows the rollout's endpoint."""
+"""Pi's provider name for the rollout's endpoint."""
 TOKEN = "SWE_LLM_TOKEN"  # noqa: S105 (the name of a variable)
-"""The variable that holds the rollout's token. No SDK reads it, so no child of Pi calls by accident."""
+"""Variable with the rollout's token. No SDK reads it, so no child of Pi calls the endpoint by accident."""
 _DAY_MS = 24 * 3600 * 1000
-"""Longer than any rollout: how long a reply may take is the host's to limit."""
+"""Pi's time limit, longer than any rollout: the host limits the time of a reply."""
 
 
 class PiAgent(AgentSpec):
-    """The Pi coding agent, in JSON mode, told about nothing but the rollout's endpoint.
+    """The Pi coding agent in JSON mode, with the rollout's endpoint as its only provider.
 
-    What a repository brings for agents (AGENTS.md, extensions, skills, settings) is not loaded: it would
-    be a second, unrecorded prompt.
+    Pi loads nothing that a repository has for agents (AGENTS.md, extensions, skills, settings), because it
+    would be a second, unrecorded prompt.
     """
 
     name = "pi"
@@ -37,19 +37,19 @@ class PiAgent(AgentSpec):
         self.config = config or PiConfig()
 
     def assets(self) -> Sequence[Asset]:
-        """The bundle of node and Pi, built on first use; raises as `ensure_bundle`."""
+        """Return the bundle of node and Pi. Raises the errors of `ensure_bundle`."""
         bundle = ensure_bundle(self.config.node)
         return (Asset(name=self.name, path=bundle.path, digest=bundle.digest),)
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
-        """Pi's models.json and settings.json for this rollout; the token is in neither."""
+        """Return Pi's models.json and settings.json for this rollout, which do not contain the token."""
         return {
             f"{_agent_dir(ctx)}/models.json": json.dumps(self._models(ctx)).encode(),
             f"{_agent_dir(ctx)}/settings.json": json.dumps(self._settings()).encode(),
         }
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        """Pi in print mode: one prompt, from standard input, to the end."""
+        """Return the command line of Pi in print mode, which reads one prompt from standard input."""
         bundle = ctx.asset(self.name)
         argv = [
             f"{bundle}/{NODE}", f"{bundle}/{CLI}", "--print", "--mode", "json", "--no-session",
@@ -63,7 +63,7 @@ class PiAgent(AgentSpec):
         return argv
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
-        """Pi's own directory and switches, and the token."""
+        """Return the variables of Pi: its directory, switches and the token."""
         env = {
             "PI_CODING_AGENT_DIR": _agent_dir(ctx),
             "PI_OFFLINE": "1",
@@ -72,24 +72,24 @@ class PiAgent(AgentSpec):
             TOKEN: ctx.api_key,
         }
         host = urlsplit(ctx.base_url).hostname or ""
-        if _is_loopback(host):  # an image with a proxy in its environment would send our calls there
+        if _is_loopback(host):  # else a proxy in the image's environment would get the calls
             env |= {"NO_PROXY": host, "no_proxy": host}
         return env
 
     def stdin(self, ctx: AgentContext) -> bytes:
-        """The prompt: on standard input no character of it means anything to Pi's command line."""
+        """Return the prompt, in which Pi's command line would interpret some characters."""
         return ctx.prompt.encode()
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
-        """One line of Pi's JSON events as transcript events."""
+        """Return the transcript events of one line of Pi's JSON output."""
         return parse_line(line)
 
     def failure(self, ended: AgentExit) -> str | None:
-        """Why Pi failed, None where it ended well.
+        """Return why Pi failed; None if it succeeded.
 
-        In JSON mode Pi exits with 0 when its LLM calls fail, so the last error decides; one that a retry
-        made good is not the last event. A reply that was cut off at its token limit, or is empty, ends
-        Pi as a finished one does: it is what the policy did, and the patch is graded.
+        In JSON mode Pi exits with 0 after failed LLM calls, so the last event decides; an error that a retry
+        repaired is not the last event. An empty reply, or one cut at its token limit, is no failure: it is
+        the policy's reply, and the patch is graded.
         """
         said = f": {ended.last_error.text}" if ended.last_error is not None else ""
         if ended.exit_code == 0:
@@ -129,7 +129,7 @@ class PiAgent(AgentSpec):
     def _settings(self) -> dict[str, Any]:
         retries = self.config.retries
         settings: dict[str, Any] = {
-            # Compaction rewrites the history that the policy saw: only on request.
+            # Compaction rewrites the policy's history, so it is off by default.
             "compaction": {"enabled": False},
             "retry": {
                 "enabled": retries > 0,
@@ -154,7 +154,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _signal_name(number: int) -> str:
-    """`SIGTERM` for 15; for SIGKILL also why that usually is."""
+    """Return `SIGTERM` for 15; for SIGKILL also its usual reason."""
     try:
         name = signal.Signals(number).name
     except ValueError:
@@ -163,7 +163,7 @@ def _signal_name(number: int) -> str:
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `over` laid upon it, tables merged key by key."""
+    """Return `base` updated with `over`, with nested tables merged."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)

