@@ -1,6 +1,6 @@
 """A training in virtual time: the package's own feeder, and rollouts of which nothing is but their length.
 
-What decides is real: `Feeder` with its schedule, staleness and tally. Simulated are the rollouts, which take
+What decides is real: `RolloutFeeder` with its schedule, staleness and tally. Simulated are the rollouts, which take
 as long as a law says and end with a verdict at random, the journal, which is a dictionary, and the trainer,
 which takes rows in the order in which groups are closed, drops stale ones by TRL's rule, takes a while for a
 step and then announces the next version.
@@ -45,7 +45,7 @@ from swe_trainer_trl.rollouts.messages import (
     Version,
 )
 from swe_trainer_trl.rollouts.staleness import STALE
-from swe_trainer_trl.rollouts.worker import Feeder
+from swe_trainer_trl.rollouts.worker import RolloutFeeder
 
 CALLS = 20
 """LLM calls of a rollout; its first ids come with the first one."""
@@ -238,7 +238,9 @@ class _World:
     async def train(self, steps: int) -> Spent:
         rollouts = self._rollouts
         with _virtual():
-            feed = Feeder(self._options, self._journal, 1, {1: 1}, self._heard, self._hear, lambda: False)
+            feed = RolloutFeeder(
+                self._options, self._journal, 1, {1: 1}, self._heard, self._hear, lambda: False
+            )
             with self._commands, self._heard, self._reports, self._closed:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(feed.run, rollouts)

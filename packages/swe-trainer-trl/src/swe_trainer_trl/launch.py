@@ -77,13 +77,13 @@ class TRLLauncher(Launcher):
         url = None if run.engine_url is None else _one_server(run.engine_url)
         _require_one_process()
         # Only now what is heavy: torch first, then TRL, whose import asks CUDA for its devices.
-        from swe_trainer_trl.server.gpus import Layout, devices, layout, visible_gpus
+        from swe_trainer_trl.server.gpus import GPULayout, devices, layout, visible_gpus
 
         with ExitStack() as stack:
             if launch.resume:
                 _require_journal(directory)
                 stack.enter_context(locked(directory))
-            gpus = Layout((), visible_gpus()[:1])
+            gpus = GPULayout((), visible_gpus()[:1])
             if url is None:
                 nccl = config.weight_sync == "trl" and config.lora is None
                 gpus = layout(visible_gpus(), config.server.gpus, nccl)
@@ -91,7 +91,7 @@ class TRLLauncher(Launcher):
             from swe_trainer_trl.hub.push_checkpoints import prepared
             from swe_trainer_trl.server.vllm_server import model_config, vllm_server
             from swe_trainer_trl.trainer.arguments import grpo_arguments, lora_config
-            from swe_trainer_trl.trainer.train import ADAPTER, Job, check, rollout_settings, train
+            from swe_trainer_trl.trainer.train import ADAPTER, TrainingJob, check, rollout_settings, train
 
             # `attempts` is 1 where nobody set it, and a group of one has no spread.
             attempts = run.attempts if run.attempts > 1 else None
@@ -128,7 +128,7 @@ class TRLLauncher(Launcher):
                 if server is not None:
                     run_in_loop(_check_engine, settings)
                 train(
-                    Job(
+                    TrainingJob(
                         config=config,
                         directory=directory,
                         tasks=plan.tasks,

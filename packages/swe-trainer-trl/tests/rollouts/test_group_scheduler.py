@@ -1,4 +1,4 @@
-"""Feeder and schedule in one process: rollouts that a script steers, and a policy that moves on meanwhile."""
+"""RolloutFeeder and GroupScheduler in one process: scripted rollouts, and a policy that advances."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ from swe_trainer_trl.rollouts.messages import (
     Taken,
     Version,
 )
-from swe_trainer_trl.rollouts.metrics import Tally
-from swe_trainer_trl.rollouts.staleness import Freshness
-from swe_trainer_trl.rollouts.worker import Feeder
+from swe_trainer_trl.rollouts.metrics import RolloutMetrics
+from swe_trainer_trl.rollouts.staleness import StalenessCheck
+from swe_trainer_trl.rollouts.worker import RolloutFeeder
 
 from ..scripted_rollouts import (
     OPTIONS,
@@ -254,7 +254,7 @@ async def feeding(
         )
         feed = Feed(script, journal, runner, scripted, provider, mark, send)
         runner.observe(feed)
-        feeder = Feeder(
+        feeder = RolloutFeeder(
             OPTIONS.model_copy(update=options),
             journal,
             version,
@@ -638,7 +638,7 @@ def test_rollout_is_cancelled_once_when_an_id_that_may_be_trained_is_too_old(
 ) -> None:
     """None is a new version; ids of versions to come are left out."""
     runner = Cancelled()
-    freshness = Freshness(runner, 0, {}, max_staleness, Tally())
+    freshness = StalenessCheck(runner, 0, {}, max_staleness, RolloutMetrics())
     oldest = {"a": 99, "b": 99}
     wanted: list[str] = []
     for name in oldest:
@@ -664,7 +664,7 @@ def test_rollout_is_cancelled_once_when_an_id_that_may_be_trained_is_too_old(
 def test_tokens_of_a_lost_try_make_no_rollout_stale() -> None:
     """Its sandbox failed, and it is run again: those ids are not trained, so their age is no matter."""
     runner = Cancelled()
-    freshness = Freshness(runner, 0, {}, 0, Tally())
+    freshness = StalenessCheck(runner, 0, {}, 0, RolloutMetrics())
     freshness.started(_request("a"))
     freshness.phase("a", "open")
     freshness.turn("a", _turn([0], None))
@@ -680,8 +680,8 @@ def test_tokens_of_a_lost_try_make_no_rollout_stale() -> None:
 
 async def test_only_cancelled_rollouts_count_as_cancelled() -> None:
     """One that has its outcome already keeps it."""
-    tally = Tally()
-    freshness = Freshness(Cancelled(), 0, {}, 0, tally)
+    tally = RolloutMetrics()
+    freshness = StalenessCheck(Cancelled(), 0, {}, 0, tally)
     for name, outcome, why in (("a", "resolved", None), ("b", "cancelled", "stale")):
         freshness.started(_request(name))
         freshness.turn(name, _turn([freshness.version], None))

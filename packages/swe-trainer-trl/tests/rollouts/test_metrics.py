@@ -1,4 +1,4 @@
-"""Tally: counts and rates, by the names that TRL reduces by."""
+"""RolloutMetrics: counts and rates, by the names that TRL reduces by."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swe_core.api.records import Failure, Ledger, Phases, Rollout
 from swe_testing.records import make_rollout
 from swe_trainer_trl.journal.groups import Assessed
 from swe_trainer_trl.rollouts.messages import Metrics, Value, line, report
-from swe_trainer_trl.rollouts.metrics import Tally, most_frequent, remaining
+from swe_trainer_trl.rollouts.metrics import RolloutMetrics, most_frequent, remaining
 
 
 def rollout(**changed: Any) -> Rollout:
@@ -35,7 +35,7 @@ def logged(*windows: dict[str, Value]) -> dict[str, float]:
 
 
 def test_rates_are_weighted_and_counts_are_summed_over_windows() -> None:
-    tally = Tally()
+    tally = RolloutMetrics()
     tally.rollout(rollout())
     tally.rollout(rollout(outcome="unresolved", turns=5, seconds=20.0))
     first = tally.take(7)
@@ -54,7 +54,7 @@ def test_rates_are_weighted_and_counts_are_summed_over_windows() -> None:
 
 
 def test_taken_rows_are_not_counted_again() -> None:
-    tally = Tally()
+    tally = RolloutMetrics()
     tally.rollout(rollout())
     tally.waited(2.5)
     assert tally.take(0)["group/backpressure_s_total"] == 2.5
@@ -65,7 +65,7 @@ def test_taken_rows_are_not_counted_again() -> None:
 
 
 def test_error_is_counted_by_its_boundary_and_has_no_part_in_the_reward() -> None:
-    tally = Tally()
+    tally = RolloutMetrics()
     tally.rollout(rollout())
     failure = Failure(boundary="sandbox", type="SandboxDied", message="gone")
     tally.rollout(rollout(outcome="error", reward=None, failure=failure, turns=99))
@@ -77,7 +77,7 @@ def test_error_is_counted_by_its_boundary_and_has_no_part_in_the_reward() -> Non
 
 
 def test_destinations_of_tokens() -> None:
-    tally = Tally()
+    tally = RolloutMetrics()
     forks: Any = {"start": 1, "rewritten": 2}
     tally.rollout(rollout(ledger=Ledger(sampled=10, trained=8, dropped={"forced": 2}, chains=3, forks=forks)))
     tally.rollout(rollout(ledger=Ledger(sampled=30, trained=0, dropped={"stale": 30})))
@@ -91,7 +91,7 @@ def test_destinations_of_tokens() -> None:
 def test_remaining_time_of_a_cancelled_rollout_is_estimated_from_longer_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tally = Tally()
+    tally = RolloutMetrics()
     tally.cancelled(3.0)  # nothing to compare with
     for seconds in (2.0, 10.0, 20.0):
         tally.rollout(rollout(seconds=seconds))
@@ -123,7 +123,7 @@ def test_estimate_of_what_remains_meets_an_exponential() -> None:
 
 
 def test_groups() -> None:
-    tally = Tally()
+    tally = RolloutMetrics()
     tally.group(Assessed((), "no_spread", (), 1, 1.0, 0.0))
     tally.group(Assessed((), "stale", ("a", "b"), None, None, None))
     got = logged(tally.take(0))

@@ -25,7 +25,7 @@ from swe_trainer_trl.server.health import ServerLost
 from .test_vllm_server import started_as, stub
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
-    from swe_trainer_trl.server.recovery import Guard
+    from swe_trainer_trl.server.recovery import ServerRecovery
     from swe_trainer_trl.server.vllm_server import VLLMServer
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -56,16 +56,16 @@ class Bench:
         return VLLMServer(self.url, "m", self.log, command or stub(self.port), os.environ, PATIENCE)
 
     @contextmanager
-    def guarded(self, server: VLLMServer | None, **options: float) -> Iterator[Guard]:
+    def guarded(self, server: VLLMServer | None, **options: float) -> Iterator[ServerRecovery]:
         """The guard of a server of ours that is started, or of one of the user."""
-        from swe_trainer_trl.server.recovery import Guard
+        from swe_trainer_trl.server.recovery import ServerRecovery
 
         chosen = ServerOptions(**options)
         told = (lambda: self.said.append("lost"), lambda: self.said.append("back"))
         try:
             if server is not None:
                 server.start()
-            with Guard(self.url, server, chosen, *told) as guard:
+            with ServerRecovery(self.url, server, chosen, *told) as guard:
                 yield guard
         finally:
             if server is not None:

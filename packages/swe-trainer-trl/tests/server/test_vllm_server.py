@@ -51,10 +51,10 @@ def telling(log: str) -> str:
 
 
 def environment(base: Mapping[str, str], gpus: Gpus, *, lora: bool) -> dict[str, str]:
-    from swe_trainer_trl.server.gpus import Layout
+    from swe_trainer_trl.server.gpus import GPULayout
     from swe_trainer_trl.server.vllm_server import server_environment
 
-    return server_environment(base, Layout(*gpus), lora=lora)
+    return server_environment(base, GPULayout(*gpus), lora=lora)
 
 
 def arguments(**changed: Any) -> Any:
@@ -66,11 +66,11 @@ def arguments(**changed: Any) -> Any:
 def flags(
     gpus: Gpus, config: TRLConfig | None = None, *, lora_rank: int | None = None, **changed: Any
 ) -> list[str]:
-    from swe_trainer_trl.server.gpus import Layout
+    from swe_trainer_trl.server.gpus import GPULayout
     from swe_trainer_trl.server.vllm_server import server_arguments
 
     args, config = arguments(**changed), config or TRLConfig()
-    return server_arguments("org/model", args, config, gpus=Layout(*gpus), lora_rank=lora_rank, port=8123)
+    return server_arguments("org/model", args, config, gpus=GPULayout(*gpus), lora_rank=lora_rank, port=8123)
 
 
 def value(of: list[str], flag: str) -> str | None:
@@ -431,10 +431,10 @@ def test_server_ends_with_its_owner(log: Path, how: signal.Signals) -> None:
 
 def _enter(model: str, config: TRLConfig, log: Path) -> None:
     """Start a server that cannot start."""
-    from swe_trainer_trl.server.gpus import Layout
+    from swe_trainer_trl.server.gpus import GPULayout
     from swe_trainer_trl.server.vllm_server import vllm_server
 
-    with vllm_server(model, arguments(), config, gpus=Layout(*CPU), lora_rank=None, log=log):
+    with vllm_server(model, arguments(), config, gpus=GPULayout(*CPU), lora_rank=None, log=log):
         pytest.fail("it started")
 
 
@@ -479,12 +479,12 @@ import sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from swe_trainer_trl.config import TRLConfig
-from swe_trainer_trl.server.gpus import Layout
+from swe_trainer_trl.server.gpus import GPULayout
 from swe_trainer_trl.server.vllm_server import vllm_server
 model, log = sys.argv[1:]
 args = SimpleNamespace(dtype="float32", model_init_kwargs=None, trust_remote_code=False, max_staleness=4)
 config = TRLConfig.model_validate({"weight_sync": "disk", "server": {"max_model_len": 2048}})
-with vllm_server(model, args, config, gpus=Layout((), ()), lora_rank=None, log=Path(log)) as server:
+with vllm_server(model, args, config, gpus=GPULayout((), ()), lora_rank=None, log=Path(log)) as server:
     print(server.url, flush=True)
     time.sleep(3600)
 """

@@ -62,11 +62,11 @@ def test_keys_reach_trl() -> None:
 def test_default_groups_ahead_follow_the_concurrency(
     concurrency: int, wanted: int | None, ahead: int
 ) -> None:
-    from swe_trainer_trl.trainer.train import Job, _feed_options
+    from swe_trainer_trl.trainer.train import TrainingJob, _feed_options
 
     config = TRLConfig(groups_ahead=wanted)
     step = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "max_staleness": 4}
-    job = Job(
+    job = TrainingJob(
         config=config,
         directory=Path("run"),
         tasks=[],

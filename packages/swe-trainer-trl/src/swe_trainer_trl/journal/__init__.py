@@ -1,1 +1,1 @@
-"""The training journal: groups, rows, policies and checkpoints, kept so that a killed training resumes."""
+"""The training journal: groups, rows, policies and checkpoints, from which a killed training resumes."""

@@ -11,21 +11,21 @@ from swe_core.api.chain import Chain
 
 
 def count(mask: NDArray[np.bool_] | NDArray[np.int64]) -> int:
-    """How many ids a mask trains."""
+    """Return the number of ids that a mask trains."""
     return int(np.count_nonzero(mask))
 
 
 def blobs(
     ids: NDArray[Any], mask: NDArray[np.bool_] | NDArray[np.int64], logprobs: NDArray[np.float32]
 ) -> tuple[bytes, bytes, bytes]:
-    """A row's arrays as they are stored: 4 bytes an id, a bit of mask, 4 bytes a logprob."""
+    """Return the stored form of a row's arrays: per id 4 bytes, 1 bit of mask and 4 bytes of logprob."""
     return ids.astype("<i4").tobytes(), np.packbits(mask != 0).tobytes(), logprobs.astype("<f4").tobytes()
 
 
 def arrays(
     ids: bytes, mask: bytes, logprobs: bytes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """What `blobs` made blobs of; copies, since torch warns of arrays that it cannot write to."""
+    """Return the arrays of `blobs`, as copies because torch warns about read-only arrays."""
     input_ids = np.frombuffer(ids, "<i4").astype(np.int64)
     old_log_probs = np.frombuffer(logprobs, "<f4").astype(np.float32)
     bits = np.unpackbits(np.frombuffer(mask, np.uint8))
@@ -36,10 +36,10 @@ def arrays(
 
 
 def read_chain(ids: bytes, mask: bytes, logprobs: bytes, versions: bytes, turns: bytes, cause: Any) -> Chain:
-    """A chain from its stored columns.
+    """Return a chain from its stored columns.
 
     Raises:
-        ValueError | TypeError: They are not those of one chain.
+        ValueError | TypeError: The columns do not form a chain.
     """
     input_ids, completion_mask, old_log_probs = arrays(ids, mask, logprobs)
     return Chain(

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: where they lie, and which of them are whole."""
+"""Finds complete checkpoints of a training."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import orjson
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
 METRICS_FILE = "metrics.jsonl"
-"""In the run directory. The last one is what the trainer logs, an object a line."""
+"""Names in the run directory. The last file has the trainer's log, one object per line."""
 
 _PREFIX = "checkpoint-"
 """transformers' `PREFIX_CHECKPOINT_DIR` and a hyphen."""
 
 
 def last_checkpoint(directory: Path) -> tuple[Path | None, int]:
-    """The last checkpoint in `directory` that is whole, and its step; none is step 0.
+    """Return the last complete checkpoint in `directory` and its step; None and 0 without one.
 
-    The trainer writes `trainer_state.json` last, so one without it was cut short by a crash.
+    The trainer writes `trainer_state.json` last, so a checkpoint without it is incomplete.
     """
     step, path = max(checkpoints(directory), default=(0, None))
     return path, step
 
 
 def checkpoints(directory: Path) -> list[tuple[int, Path]]:
-    """Step and directory of each whole checkpoint."""
+    """Return step and directory of each complete checkpoint."""
     return [
         (int(path.name.removeprefix(_PREFIX)), path)
         for path in directory.glob(f"{_PREFIX}*")

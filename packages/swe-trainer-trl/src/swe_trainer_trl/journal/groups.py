@@ -1,11 +1,11 @@
-"""A finished group: the attempts of one task become training rows, or the reason why there are none.
+"""Turns a finished group, the attempts at one task, into training rows or a reason for having none.
 
-An attempt without a verdict (an error, or cancelled) is no attempt: it has no reward, so it is neither in the
-baseline nor trained. All rows of a group are of the same age, so that TRL, which drops a row whose policy is
-too old, drops all of them or none.
+An attempt without a verdict (an error, or cancelled) has no reward, so it is neither in the baseline nor
+trained. All rows of a group have the same age, so that TRL, which drops rows of old policies, drops all of
+them or none.
 
-The age of a policy counts in updates: how many times the weights had changed that rollouts are sampled from.
-The number of a version says that only where a run was never resumed (`Journal.updates`).
+The age of a policy is counted in updates: the number of changes of the weights that sample rollouts. After a
+resume, the number of a version differs from it (`Journal.updates`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from swe_core.api.chain import Chain
 from swe_core.errors import LedgerError
 
 Skipped = Literal["no_spread", "too_few_scored", "stale", "no_tokens"]
-"""Why a group is not trained: all rewards are equal; too few attempts have a verdict; too few of those with
-one are fresh; no attempt has an id to train."""
+"""Why a group is not trained: equal rewards; too few attempts with a verdict; too few of these are fresh; no
+trainable id."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,15 +30,15 @@ class Member:
     """One finished attempt.
 
     Args:
-        rollout_id: Its rollout.
-        attempt: Which attempt of the task it is, from 0.
-        reward: Its verdict; None where there is none.
-        chains: Its token rows; empty without a verdict.
-        oldest: Updates of the oldest policy that sampled any of its ids; None where nothing was sampled.
-        newest: Those of the newest one.
+        rollout_id: The rollout.
+        attempt: Number of the attempt, from 0.
+        reward: The reward; None without a verdict.
+        chains: The token rows; empty without a verdict.
+        oldest: Updates of the oldest policy that sampled an id; None without sampled ids.
+        newest: Updates of the newest policy, likewise.
 
     Raises:
-        LedgerError: It has ids to train, and no policy version.
+        LedgerError: The attempt has trainable ids but no policy version.
     """
 
     rollout_id: str
@@ -61,13 +61,13 @@ class Row:
     """One training row, in the types of TRL's `RolloutSample`.
 
     Args:
-        rollout_id: The rollout whose chain it is.
+        rollout_id: The rollout of the chain.
         input_ids: int64 [N].
-        completion_mask: 1 where an id is trained, int64 [N].
-        old_log_probs: Natural log-probability of each id when it was sampled, float32 [N]; 0.0 elsewhere.
-        advantage: Of the rollout, the same on all its rows.
-        update: Updates of the oldest policy in the whole group.
-        reward: Of the rollout.
+        completion_mask: 1 for trained ids, int64 [N].
+        old_log_probs: Natural log-probability of each sampled id, float32 [N]; 0.0 elsewhere.
+        advantage: Advantage of the rollout, the same on all its rows.
+        update: Updates of the oldest policy in the group.
+        reward: Reward of the rollout.
     """
 
     rollout_id: str
@@ -81,15 +81,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assessed:
-    """What became of a group: rows, or why there are none; never both.
+    """The result of a group: either rows, or a reason for having none.
 
     Args:
-        rows: In the order of the members and of their chains.
-        skipped: Why there are none.
-        stale: Rollouts with a verdict that were left out, because their policy is too old.
-        update: Updates of the oldest policy of the members that count; None where they sampled nothing.
-        reward_mean: Over the members that count; None where there are none.
-        reward_std: Population standard deviation over the same.
+        rows: Rows in the order of the members and of their chains.
+        skipped: The reason.
+        stale: Rollouts with a verdict whose policy is too old to count.
+        update: Updates of the oldest policy of the counting members; None without sampled ids.
+        reward_mean: Mean over the counting members; None without any.
+        reward_std: Population standard deviation over the same members.
     """
 
     rows: tuple[Row, ...]
@@ -101,13 +101,13 @@ class Assessed:
 
 
 def advantages(rewards: Sequence[float]) -> NDArray[np.float64]:
-    """The group-normalised advantage of each reward, float64 [M]: `(r - mean) / (std + 1e-8)`.
+    """Return the group-normalised advantage of each reward, float64 [M]: `(r - mean) / (std + 1e-8)`.
 
-    With the population standard deviation. The formula is that of TRL's own rollout worker
-    (`trl.experimental.async_grpo`, `_score_group`); the result is the same to the last bit.
+    `std` is the population standard deviation. The formula is that of TRL's rollout worker
+    (`trl.experimental.async_grpo`, `_score_group`), and the result is identical to the last bit.
 
     Args:
-        rewards: Of the scored attempts, at least one.
+        rewards: Rewards of the scored attempts, at least one.
     """
     scored = np.array(rewards, np.float64)
     return np.asarray((scored - scored.mean()) / (scored.std() + 1e-8))
@@ -121,17 +121,17 @@ def assess(
     min_scored: int,
     keep_without_spread: bool,
 ) -> Assessed:
-    """Make the training rows of a finished group.
+    """Return the training rows of a finished group.
 
-    A member counts if it has a reward and its oldest id is not past `max_staleness`. Those that count make
-    the baseline, also the ones without an id to train; each of their chains with such an id is a row.
+    A member counts if it has a reward and its oldest id is within `max_staleness`. Counting members form the
+    baseline, also those without a trainable id; each of their chains with a trainable id is a row.
 
     Args:
         members: All attempts of the group.
-        update: Updates of the policy now.
-        max_staleness: How many updates a policy may be behind.
-        min_scored: Members that must count; at least 1.
-        keep_without_spread: Whether a group of equal rewards is trained (all its advantages are 0).
+        update: Updates of the current policy.
+        max_staleness: Number of updates that a policy may be behind.
+        min_scored: Required number of counting members, at least 1.
+        keep_without_spread: Whether a group with equal rewards is trained (all its advantages are 0).
     """
     scored = [(member, member.reward) for member in members if member.reward is not None]
     stale = {

@@ -1,9 +1,9 @@
-"""The durable queue between rollouts and trainer: groups, their attempts, their rows, and what was trained.
+"""Journal: the durable queue of groups, attempts and rows between rollout process and trainer.
 
-One SQLite file, used by two processes at once: the one that runs rollouts adds groups and members, the
-trainer takes rows and marks them. Every method is one transaction that is on disk when it returns
-(write-ahead log, `synchronous=FULL`), so what a killed process was told is there, and nothing is half there.
-A method that writes waits for the disk: call it from a thread, not from an event loop.
+Both processes use one SQLite file: the rollout process adds groups and members, the trainer takes and marks
+rows. Every method is one transaction, which is on disk when the method returns (write-ahead log,
+`synchronous=FULL`). A kill therefore loses nothing that a method confirmed, and leaves nothing incomplete.
+Writing methods wait for the disk: call them from a thread, not from an event loop.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from swe_trainer_trl.journal.statements import (
     TRAINED,
 )
 
-_BUSY_TIMEOUT = 60.0  # seconds that one process waits for the other's transaction
+_BUSY_TIMEOUT = 60.0  # seconds to wait for the other process's transaction
 _OF_MEMBER = attrgetter("rollout_id", "attempt", "reward", "oldest", "newest")
 
 JOURNAL = "train.sqlite"
-"""The file in the run directory."""
+"""Name of the file in the run directory."""
 Dropped = Literal["stale", "too_long"]
-"""Why the trainer did not train a row: its policy was too old; it is longer than the token budget."""
+"""Why the trainer did not train a row: its policy was too old, or it exceeds the token budget."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenGroup:
-    """A group that was begun and is not closed.
+    """A group that is not closed.
 
     Args:
-        id: Its number in the order in which groups were begun, from 0.
-        task_id: The task that its members attempt.
-        size: Attempts that it is to have.
-        members: Those that are finished, in the order in which they did.
+        id: Number of the group, in the order of their starts, from 0.
+        task_id: The task of its attempts.
+        size: Number of attempts.
+        members: Finished attempts, in the order in which they finished.
     """
 
     id: int
@@ -65,10 +65,10 @@ class ReadyGroup:
     """A closed group with rows to train.
 
     Args:
-        id: Its number.
-        closed: Its place in the order in which groups were closed, which is not that of their numbers.
-        rows: Each row that is neither trained nor dropped, with the id to mark it by.
-        trained: Rollout → ids of its other rows, which are trained already.
+        id: Number of the group.
+        closed: Position in the order of closing, which differs from the order of numbers.
+        rows: Id and content of each row that is neither trained nor dropped.
+        trained: Rollout → number of ids in its rows that are trained already.
     """
 
     id: int
@@ -79,12 +79,12 @@ class ReadyGroup:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What became of the trainable ids of finished attempts.
+    """The account of the trainable ids of finished attempts.
 
     Args:
-        trained: In rows that an optimizer step has trained.
-        waiting: In rows or attempts that are neither trained nor dropped.
-        dropped: Reason → ids: why a group was skipped, an attempt left out, or a row not trained.
+        trained: Ids in rows that an optimizer step has trained.
+        waiting: Ids in rows or attempts that are neither trained nor dropped.
+        dropped: Reason of a skipped group, an omitted attempt or an untrained row → ids.
     """
 
     trained: int
@@ -93,15 +93,15 @@ class Tokens:
 
 
 class Journal:
-    """The journal of a run, opened; made where there is none. Threads may share it.
+    """The open journal of a run, which creates a missing file. Threads may share it.
 
     Args:
         path: The file. SQLite keeps two more beside it while it is open.
 
     Raises:
-        UsageError: The file is something else, or of another format version.
-        SweError: It cannot be opened or made. Every method raises this where the file is damaged, the disk is
-            full, or the other process holds the file for a minute.
+        UsageError: The file is no journal, or has another format version.
+        SweError: The file cannot be opened or created. Every method raises this if the file is damaged, the
+            disk is full, or the other process blocks the file for a minute.
     """
 
     def __init__(self, path: Path) -> None:
@@ -149,17 +149,17 @@ class Journal:
             raise self._failed(error) from error
 
     def close(self) -> None:
-        """Close the file; nothing is pending."""
+        """Close the file. No change is pending."""
         with self._lock:
             self._db.close()
 
     # --- the rollouts' side ---
 
     def open_group(self, task_id: str, size: int) -> int:
-        """Begin a group of `size` attempts of a task.
+        """Begin a group of `size` attempts at a task.
 
         Returns:
-            Its number: they count up from 0, over all of the run's processes.
+            The group's number, which counts from 0 over all processes of the run.
         """
         with self._transaction() as db:
             (group,) = db.execute("SELECT count(*) FROM groups").fetchone()
@@ -167,7 +167,7 @@ class Journal:
         return int(group)
 
     def add_member(self, group: int, member: Member) -> None:
-        """Keep a finished attempt of an open group."""
+        """Record a finished attempt of an open group."""
         with self._transaction() as db:
             added = db.execute(
                 "INSERT INTO members (group_id, rollout_id, attempt, reward, oldest, newest) "
@@ -191,10 +191,10 @@ class Journal:
             )
 
     def close_group(self, group: int, assessed: Assessed) -> None:
-        """Hand the group's rows to the trainer, or keep why there are none.
+        """Hand the group's rows to the trainer, or record why there are none.
 
         Raises:
-            SweError: It is not open: its rows would be trained twice.
+            SweError: The group is not open, so its rows would be trained twice.
         """
         with self._transaction() as db:
             closed = db.execute(
@@ -230,7 +230,7 @@ class Journal:
             )
 
     def unfinished(self) -> list[OpenGroup]:
-        """The groups that were begun and are not closed, in order: what a resumed run goes on with."""
+        """Return the open groups in order, which a resumed run continues."""
         with self._transaction(write=False) as db:
             groups = db.execute(
                 "SELECT id, task_id, size FROM groups WHERE closed IS NULL ORDER BY id"
@@ -240,7 +240,7 @@ class Journal:
             ]
 
     def groups_begun(self) -> int:
-        """How many groups were begun: the number of the next one."""
+        """Return the number of begun groups, which is the number of the next group."""
         with self._transaction(write=False) as db:
             (begun,) = db.execute("SELECT count(*) FROM groups").fetchone()
             return int(begun)
@@ -248,12 +248,13 @@ class Journal:
     # --- the trainer's side ---
 
     def ready(self, after: int = -1, limit: int = 1) -> list[ReadyGroup]:
-        """Closed groups with rows that are neither trained nor dropped, in the order of closing.
+        """Return closed groups with rows that are neither trained nor dropped, in the order of closing.
+
+        A row that was taken but not marked is returned again, for example to the next process.
 
         Args:
-            after: `ReadyGroup.closed` of the last one taken; -1 for all. A row that was taken and not marked
-                comes again when it is asked for, say by the next process.
-            limit: How many groups at most: their tokens are in memory.
+            after: `ReadyGroup.closed` of the last taken group; -1 for all.
+            limit: Maximum number of groups, whose tokens are then in memory.
         """
         groups: dict[int, ReadyGroup] = {}
         with self._transaction(write=False) as db:
@@ -267,31 +268,32 @@ class Journal:
         return list(groups.values())
 
     def mark_trained(self, row_ids: Iterable[int], step: int) -> None:
-        """Keep that these rows were in the optimizer step number `step`, from 1."""
+        """Record that the optimizer step number `step`, from 1, trained these rows."""
         with self._transaction() as db:
             db.executemany("UPDATE rows SET step = ? WHERE id = ?", [(step, row) for row in row_ids])
 
     def forget(self, step: int) -> None:
-        """No checkpoint from before `step` will be gone on with: the ids of rows trained by then can go."""
+        """Delete the ids of rows trained by `step`, because no resume will use an earlier checkpoint."""
         with self._transaction() as db:
             db.execute(f"UPDATE rows SET {EMPTY} WHERE step <= ? AND ids != x''", (step,))
 
     def drop(self, row_ids: Iterable[int], why: Dropped) -> None:
-        """Keep that these rows are never trained; their tokens are not needed any more."""
+        """Record that these rows are never trained, and delete their tokens."""
         with self._transaction() as db:
             rows = [(why, row) for row in row_ids]
             db.executemany(f"UPDATE rows SET dropped = ?, {EMPTY} WHERE id = ?", rows)
 
     def rewind(self, step: int) -> None:
-        """Go back to the checkpoint of `step` (0: to the model that training began with), before anything is
-        taken: the rows of later steps were lost with the weights, and are free again. Those that are dropped
-        or forgotten are not: their ids are gone.
+        """Return to the checkpoint of `step` (0: the first model), before any row is taken.
+
+        The training of later steps was lost with their weights, so their rows are available again, except
+        rows without ids (`drop`, `forget`).
         """
         with self._transaction() as db:
             db.execute("UPDATE rows SET step = NULL WHERE step > ? AND ids != x''", (step,))
 
     def groups_done(self) -> int:
-        """How many groups are behind the trainer: closed, with no row to train (any more)."""
+        """Return the number of groups that are closed and have no more rows to train."""
         with self._transaction(write=False) as db:
             (done,) = db.execute(
                 "SELECT count(closed) - (SELECT count(DISTINCT group_id) FROM rows "
@@ -300,7 +302,7 @@ class Journal:
             return int(done)
 
     def tokens(self) -> Tokens:
-        """What became of the trainable ids of all finished attempts."""
+        """Return the account of the trainable ids of all finished attempts."""
         found = Counter[str]()
         with self._transaction(write=False) as db:
             for fate, tokens in db.execute(FATES):
@@ -308,34 +310,34 @@ class Journal:
         return Tokens(found.pop("trained", 0), found.pop("waiting", 0), dict(+found))
 
     def raise_version(self, version: int, step: int | None = None, *, again: bool = False) -> None:
-        """Keep that there is, or may be, a policy of this version; one that is not above all others changes
-        nothing.
+        """Record a policy version before its announcement. A version that is not the highest has no effect.
 
         Args:
-            step: How many optimizer steps made its weights; None where nobody will go on with them.
-            again: They are no update, but those that an earlier process had sent by that step.
+            step: Number of optimizer steps behind its weights; None if no resume will use them.
+            again: Whether the weights are those that an earlier process had sent by that step, so that they
+                are no update.
         """
         with self._transaction() as db:
             db.execute(RAISE, {"version": version, "step": step, "again": again})
 
     @property
     def version(self) -> int:
-        """The highest policy version of this run so far, announced or about to be; 0 before the first."""
+        """Return the highest recorded policy version of this run; 0 before the first."""
         return max(self.updates(), default=0)
 
     def updates(self) -> dict[int, int]:
-        """Policy version → how many updates its weights had, from 1: the age of what it sampled. Two versions
-        have the same where a run was resumed."""
+        """Return policy version → number of updates of its weights, from 1.
+
+        The number is the age of the version's tokens. After a resume, two versions may have the same number.
+        """
         with self._transaction(write=False) as db:
             return dict(db.execute("SELECT version, updates FROM policies"))
 
     @contextmanager
     def _transaction(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it, or nothing. A writer takes its turn at the beginning, since SQLite does
-        not wait for one that has read before.
-        """
+        """Run one transaction. A writer takes the lock at its beginning: after a read, SQLite would not wait."""
         with self._lock:
-            # Damage that SQLite does not see is a value that is not what was written.
+            # Damage that SQLite does not detect shows as a wrong value.
             broken = (sqlite3.Error, UnicodeDecodeError) if write else (sqlite3.Error, TypeError, ValueError)
             try:
                 with self._db:  # commits, or rolls back

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 FORMAT = 2
-"""Version of the schema, in SQLite's `user_version`; another one is refused."""
+"""Version of the schema, in SQLite's `user_version`. Other versions are refused."""
 
 APPLICATION = 0x53574554
-"""Tells a journal from any other SQLite file: "SWET"."""
+"""SQLite's `application_id` of a journal: "SWET"."""
 
 SCHEMA = """
 CREATE TABLE policies (version INTEGER PRIMARY KEY, step INTEGER, updates INTEGER NOT NULL);
@@ -34,8 +34,8 @@ CREATE TABLE rows (
 CREATE INDEX free_rows ON rows (group_id) WHERE step IS NULL AND dropped IS NULL;
 CREATE INDEX trained_rows ON rows (step) WHERE step IS NOT NULL;
 """
-"""Ids are int32, logprobs float32, both little-endian; a mask is one bit an id. Members live until their
-group is closed: what is trained of them is then in `rows`, whose ids count up in the order of closing."""
+"""Ids are int32, logprobs float32, both little-endian; a mask has one bit per id. Closing a group deletes its
+members and adds their trainable chains to `rows`, whose ids count up in the order of closing."""
 READY = """
 SELECT g.id, g.closed, r.id, r.rollout_id, r.ids, r.mask, r.logprobs, r.advantage, r.policy_update,
     r.reward
@@ -46,7 +46,7 @@ FROM rows AS r JOIN (
 ) AS g ON r.group_id = g.id
 WHERE r.step IS NULL AND r.dropped IS NULL ORDER BY g.closed, r.id
 """
-"""Rows of the next closed groups that have any which is neither trained nor dropped."""
+"""Rows of the next closed groups with a row that is neither trained nor dropped."""
 TRAINED = """
 SELECT rollout_id, sum(tokens) FROM rows WHERE group_id = ? AND step IS NOT NULL GROUP BY rollout_id
 """
@@ -57,13 +57,13 @@ INSERT INTO policies SELECT :version, :step, coalesce(
     (SELECT updates + :version - version FROM policies ORDER BY version DESC LIMIT 1), :version
 ) WHERE :version > (SELECT coalesce(max(version), 0) FROM policies)
 """
-"""A new policy version. Its updates are those that were sent by that step, or count on as its number does."""
+"""Adds a policy version. Its updates are those sent by that step, or grow with the version number."""
 EMPTY = "ids = x'', mask = x'', logprobs = x''"
-"""Sets the arrays of rows that are not needed any more."""
+"""Deletes the arrays of rows."""
 FATES = """
 SELECT CASE WHEN dropped IS NOT NULL THEN dropped WHEN step IS NOT NULL THEN 'trained' ELSE 'waiting' END,
     tokens FROM rows
 UNION ALL SELECT coalesce(skipped, 'stale'), left_out FROM groups
 UNION ALL SELECT 'waiting', tokens FROM chains
 """
-"""What became of trainable ids, and of how many, in parts."""
+"""The account of trainable ids, in parts."""

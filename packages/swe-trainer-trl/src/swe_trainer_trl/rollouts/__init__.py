@@ -1,1 +1,1 @@
-"""The process that runs rollouts: it schedules groups, follows policies and counts."""
+"""The rollout process: schedules groups, follows policy versions and counts."""

@@ -1,4 +1,4 @@
-"""Schedule: groups of attempts, one after the other, from the first rollout to rows in the journal."""
+"""GroupScheduler: runs groups of attempts, from the first rollout to rows in the journal."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from swe_core.errors import ConfigError, SweError
 from swe_trainer_trl.journal.groups import Member, assess
 from swe_trainer_trl.journal.journal import Journal, OpenGroup
 from swe_trainer_trl.rollouts.messages import ENGINE_LOST, FeedOptions
-from swe_trainer_trl.rollouts.metrics import Tally, most_frequent
-from swe_trainer_trl.rollouts.staleness import Freshness
+from swe_trainer_trl.rollouts.metrics import RolloutMetrics, most_frequent
+from swe_trainer_trl.rollouts.staleness import StalenessCheck
 
 logger = logging.getLogger(__name__)
 
 _LOOK = 0.5
-"""Seconds between two looks at a server on which a rollout failed."""
+"""Seconds between two checks of a server on which a rollout failed."""
 _ALIKE = 64
-"""Groups in a row without a spread of rewards, and at least two epochs of them, after which the run ends."""
+"""Consecutive groups without a spread of rewards, in at least two epochs, after which the run ends."""
 
 
-class Schedule:
-    """The groups of a run, without end.
+class GroupScheduler:
+    """Runs groups until it is cancelled.
 
-    A group's number decides its task. Rollouts start in the order of their groups, as many at once as the
-    runner allows, so that the first group to be begun tends to be the first to be whole. No more groups are
-    in flight than the trainer can take: a new one waits until an older one was taken.
+    The number of a group determines its task. Rollouts start in the order of their groups, limited by the
+    runner's concurrency, so the oldest group tends to be complete first. The trainer limits the number of
+    groups in flight: a new group waits until the trainer has taken an older one.
 
     Args:
-        closed: Told when a group is over and in the journal.
-        dead: Whether the policy's server is dead; called in a thread.
+        closed: Called after a group is closed in the journal.
+        dead: Returns whether the policy's server is dead; called in a thread.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Schedule:
         options: FeedOptions,
         journal: Journal,
         runner: RolloutRunner,
-        freshness: Freshness,
-        tally: Tally,
+        freshness: StalenessCheck,
+        tally: RolloutMetrics,
         closed: Callable[[int], None],
         dead: Callable[[], bool],
     ) -> None:
@@ -75,12 +75,13 @@ class Schedule:
         self._without_tokens = 0
 
     async def earlier(self) -> Sequence[OpenGroup]:
-        """What an earlier process left: the groups that are open, which `run` goes on with. Those that wait
-        for the trainer are in flight too. Called before anything is `taken`, or that would be missed.
+        """Return the open groups of an earlier process, which `run` resumes.
+
+        Groups that wait for the trainer count as in flight too. Call this before the first `taken`.
 
         Raises:
             SweError: The journal cannot be read.
-            ConfigError: A group's task is not among the tasks any more.
+            ConfigError: The task of a group is no longer among the tasks.
         """
         groups = await run_sync(self._journal.unfinished)
         for group in groups:
@@ -90,11 +91,11 @@ class Schedule:
         return groups
 
     async def run(self, groups: Sequence[OpenGroup]) -> None:
-        """Go on with `groups`, then begin new ones, until cancelled.
+        """Resume `groups`, then begin new ones, until cancelled.
 
         Raises:
-            SweError: The journal or the run directory cannot be written, or nothing gets a verdict, or
-                nothing that does can be trained.
+            SweError: The journal or the run directory cannot be written, no rollout gets a verdict, or no
+                token can be trained.
         """
         async with anyio.create_task_group() as tasks:
             for group in groups:
@@ -108,24 +109,24 @@ class Schedule:
                 tasks.start_soon(self._group, OpenGroup(number, task_id, size, ()))
 
     async def taken(self, group: int) -> None:
-        """The trainer has taken the group, or it has nothing for it: there is room for another."""
+        """Make room for another group: the trainer has taken this one, or it has no rows."""
         async with self._room:
             self._in_flight.discard(group)
             self._room.notify_all()
 
     def server_lost(self) -> None:
-        """The policy's server has died: attempts that need it are made again once it is back."""
+        """Handle the server's death: its attempts run again after its recovery."""
         self._losses += 1
         if self._server.is_set():
             self._server = anyio.Event()
         self._freshness.server_lost()
 
     def server_back(self) -> None:
-        """It is there again."""
+        """Handle the server's recovery."""
         self._server.set()
 
     def _waiting(self) -> set[int]:
-        """The groups that wait for the trainer; one at a time is in memory."""
+        """Return the groups that wait for the trainer, with one at a time in memory."""
         found, after = set(), -1
         while ready := self._journal.ready(after, limit=1):
             found.add(ready[0].id)
@@ -159,13 +160,13 @@ class Schedule:
     async def _attempt(
         self, group: OpenGroup, attempt: int, members: list[Member], failures: list[str]
     ) -> None:
-        """One attempt, which joins `members` once it is in the journal, and its failure `failures`."""
+        """Run one attempt; add it to `members` after its journal entry, and its failure to `failures`."""
         first = name = f"{group.task_id}-g{group.id}-{attempt}"
         for again in itertools.count(2):
             earlier = self._earlier.get(name)
             if earlier is None:
                 finished, void = await self._tried(name, group.task_id, attempt)
-            else:  # an earlier process finished it, and did not come to say so
+            else:  # an earlier process finished it, but died before its journal entry
                 finished = await run_sync(self._from_disk, earlier)
                 void = _was_interrupted(earlier) or _failed_at_the_engine(earlier)
             if not void:
@@ -174,22 +175,22 @@ class Schedule:
         rollout = finished.rollout
         if rollout.failure is not None:
             failures.append(f"{rollout.failure.boundary}: {rollout.failure.message}")
-        with anyio.CancelScope(shield=True):  # it is finished: a stop must not lose it now
+        with anyio.CancelScope(shield=True):  # finished work must survive a stop
             member = await run_sync(self._member, finished)
             await run_sync(self._journal.add_member, group.id, member)
         members.append(member)
 
     async def _tried(self, name: str, task_id: str, attempt: int) -> tuple[FinishedRollout, bool]:
-        """A rollout, and whether it is void, because the policy's server died meanwhile."""
+        """Return a rollout, and whether the death of the policy's server made it void."""
         async with self._slots:
-            while not self._server.is_set():  # it may be lost again before this task goes on
+            while not self._server.is_set():  # it may die again before this task resumes
                 await self._server.wait()
             losses = self._losses
             finished = await self._roll_out(name, task_id, attempt)
         if not _failed_at_the_engine(finished.rollout):
             return finished, finished.rollout.cancelled_as == ENGINE_LOST
         void = False
-        while self._losses == losses and await run_sync(self._dead):  # of which the trainer will say so
+        while self._losses == losses and await run_sync(self._dead):  # the trainer will report the death
             void = True
             await anyio.sleep(_LOOK)
         return finished, void or self._losses != losses
@@ -223,7 +224,7 @@ class Schedule:
         )
 
     async def _close(self, group: OpenGroup, members: list[Member], failures: list[str]) -> None:
-        """All attempts are over: hand their rows to the trainer, or keep why there are none."""
+        """Hand the rows of all attempts to the trainer, or record why there are none."""
         options = self._options
         assessed = assess(
             members,
@@ -250,7 +251,7 @@ class Schedule:
             self._without_verdict = 0
             self._give_up_if_untrainable(scored)
             return
-        if not failures:  # its attempts were cancelled, which says nothing
+        if not failures:  # all attempts were cancelled, which shows nothing
             return
         self._failures += failures
         self._without_verdict += 1
@@ -261,7 +262,7 @@ class Schedule:
             )
 
     def _give_up_if_untrainable(self, scored: list[Member]) -> None:
-        """No spread may come to an end as the policy learns, but not this: no group can teach it."""
+        """Give up if no group has a trainable token. Unlike a missing spread, this does not change later."""
         if any(member.oldest is not None for member in scored):
             self._lost.clear()
             self._without_tokens = 0
@@ -276,7 +277,7 @@ class Schedule:
             )
 
     def _give_up_if_alike(self, skipped: str | None) -> None:
-        """A policy that always or never succeeds learns nothing, and would be rolled out for ever."""
+        """Give up if the policy always or never succeeds: it would run for ever without learning."""
         self._alike = self._alike + 1 if skipped == "no_spread" else 0
         if self._alike >= max(_ALIKE, 2 * len(self._templates)):
             raise SweError(
@@ -286,15 +287,16 @@ class Schedule:
 
 
 def groups_to_keep_busy(concurrency: int, group_size: int, step_rows: int, max_staleness: int) -> int:
-    """How many groups to have ahead of the trainer, where nobody says: enough to keep all slots busy, and no
-    fewer than the trainer can take before they are stale (TRL's own bound on what is in flight).
+    """Return the default number of groups ahead of the trainer.
 
-    A group is open until its slowest attempt ends, and the slots of the others are free for other groups by
-    then. Of n attempts with exponential durations the slowest takes the n-th harmonic number times the mean
-    of one, and so many times more groups are open than fit into the slots at once.
+    It keeps all slots busy, and is at least what the trainer can take before groups are stale (TRL's bound).
+
+    A group is open until its slowest attempt ends; the slots of its other attempts serve other groups by
+    then. The slowest of n attempts with exponential durations takes H_n (the n-th harmonic number) times the
+    mean duration, so H_n times more groups are open than fit into the slots.
 
     Args:
-        concurrency: Rollouts at once.
+        concurrency: Maximum number of concurrent rollouts.
         step_rows: Rows of an optimizer step.
     """
     slowest = sum(1 / place for place in range(1, group_size + 1))
@@ -304,7 +306,7 @@ def groups_to_keep_busy(concurrency: int, group_size: int, step_rows: int, max_s
 
 
 def tasks_from(begun: int, names: Sequence[str], options: FeedOptions) -> Iterator[str]:
-    """The tasks of the groups from number `begun` on, without end: each of `names` once an epoch."""
+    """Yield the tasks of the groups from number `begun`, without end: each of `names` once an epoch."""
     for number in itertools.count(begun):
         epoch, place = divmod(number, len(names))
         if place == 0 or number == begun:

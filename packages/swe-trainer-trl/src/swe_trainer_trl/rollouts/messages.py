@@ -1,4 +1,4 @@
-"""What the trainer's process and the rollouts' tell each other: JSON lines over two pipes."""
+"""The messages between trainer and rollout process: JSON lines over two pipes."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pydantic import Field, TypeAdapter
 from swe_core.api.records import Record
 
 Value = float | tuple[float, float]
-"""A metric as TRL takes it: a number, or a rate as numerator and denominator."""
+"""A metric for TRL: a number, or a rate as numerator and denominator."""
 ENGINE_LOST = "engine_lost"
-"""Stands in the record and in the ledger of a rollout that was ended because the policy's server had died:
-the attempt is made again."""
+"""Reason, in record and ledger, of a rollout that the death of the server ended. Its attempt runs again."""
 
 
 class FeedOptions(Record):
-    """How groups are made.
+    """Options for groups.
 
     Args:
         group_size: Attempts at one task.
-        max_staleness: How many updates a policy may be behind.
+        max_staleness: Number of updates that a policy may be behind.
         min_scored: Attempts with a verdict that a group needs.
-        keep_without_spread: Whether groups whose rewards are all equal are trained.
-        give_up_after: Groups in a row without any verdict, or any token to train, after which the run ends.
+        keep_without_spread: Whether groups with equal rewards are trained.
+        give_up_after: Consecutive groups without a verdict, or without a trainable token, after which the
+            run ends.
         groups_ahead: Groups that run or wait for the trainer.
         shuffle: Whether each epoch has another order of tasks.
-        seed: Of those orders.
+        seed: Seed of these orders.
     """
 
     group_size: int
@@ -40,11 +40,11 @@ class FeedOptions(Record):
 
 
 class Start(Record):
-    """The first line to the rollouts' process: all that it needs.
+    """The first message to the rollout process.
 
     Args:
-        version: Of the policy.
-        updates: Version → how many updates its weights had, of all versions so far.
+        version: Current policy version.
+        updates: Version → number of updates of its weights, for all earlier versions.
     """
 
     kind: Literal["start"] = "start"
@@ -57,7 +57,7 @@ class Start(Record):
 
 
 class Version(Record):
-    """The policy has this version from now on, whose weights have had so many updates."""
+    """A new policy version, and the number of updates of its weights."""
 
     kind: Literal["version"] = "version"
     version: int
@@ -65,56 +65,56 @@ class Version(Record):
 
 
 class Taken(Record):
-    """The trainer has taken all rows of a group: there is room for another."""
+    """The trainer has taken all rows of a group, so another may begin."""
 
     kind: Literal["taken"] = "taken"
     group: int
 
 
 class Lost(Record):
-    """The policy's server has died: end what needs it, and begin nothing until it is back."""
+    """The policy's server has died: end its rollouts, and begin none until it recovers."""
 
     kind: Literal["lost"] = "lost"
 
 
 class Back(Record):
-    """The policy's server is there again, with its weights."""
+    """The policy's server runs again, with the policy's weights."""
 
     kind: Literal["back"] = "back"
 
 
 class Stop(Record):
-    """Cancel what runs, close every sandbox and end."""
+    """Cancel all rollouts, close every sandbox and end."""
 
     kind: Literal["stop"] = "stop"
 
 
 class Beat(Record):
-    """The rollouts' process gets on: it has come further in its start, or its event loop turns."""
+    """A heartbeat: the start of the rollout process advances, or its event loop runs."""
 
     kind: Literal["beat"] = "beat"
 
 
 class Closed(Record):
-    """A group is over, and in the journal: with rows for the trainer, or without."""
+    """A group is closed in the journal, with or without rows for the trainer."""
 
     kind: Literal["closed"] = "closed"
     group: int
 
 
 class Metrics(Record):
-    """What was measured since the last ones."""
+    """The metrics since the last message."""
 
     kind: Literal["metrics"] = "metrics"
     values: dict[str, Value]
 
 
 class Failed(Record):
-    """The rollouts cannot go on; the process ends.
+    """An error that ends the rollout process.
 
     Args:
         message: One sentence.
-        traceback: Of what should not have happened; "" where the sentence says it all.
+        traceback: Traceback of an unexpected exception; "" for an expected error.
     """
 
     kind: Literal["failed"] = "failed"
@@ -130,15 +130,15 @@ _REPORT: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator
 
 
 def line(message: Command | Report) -> bytes:
-    """One message as a line."""
+    """Encode a message as a line."""
     return message.model_dump_json().encode() + b"\n"
 
 
 def command(data: bytes) -> Command:
-    """The message of a line from the trainer's process."""
+    """Decode a line from the trainer."""
     return _COMMAND.validate_json(data)
 
 
 def report(data: bytes) -> Report:
-    """The message of a line from the rollouts' process."""
+    """Decode a line from the rollout process."""
     return _REPORT.validate_json(data)

@@ -1,7 +1,7 @@
-"""Tally: what the rollouts' side measures, under the names that TRL reduces by.
+"""RolloutMetrics: the metrics of the rollout process, with names that choose TRL's reduction.
 
-TRL picks the reduction by the name and the value's shape: a word `total` is summed over a logging window,
-`max` and `min` are extrema, a pair is a rate (sums of numerators and of denominators), the rest a mean.
+TRL chooses the reduction by the name and the value: `total` is a sum over the logging window, `max` and
+`min` are extrema, a pair is a rate (sum of numerators by sum of denominators), and all others are means.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from swe_trainer_trl.journal.groups import Assessed
 from swe_trainer_trl.rollouts.messages import ENGINE_LOST, Value
 
 _REMEMBERED = 1000
-"""Rollouts that the estimate of saved seconds is made from."""
+"""Number of rollouts in the estimate of saved seconds."""
 
 
-class Tally:
-    """Counts between two `take`s."""
+class RolloutMetrics:
+    """Counts between two calls of `take`."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, float] = defaultdict(float)
@@ -28,7 +28,7 @@ class Tally:
         self._since = time.monotonic()
 
     def rollout(self, rollout: Rollout) -> None:
-        """A rollout is over, whatever its outcome."""
+        """Count a finished rollout."""
         self._sums["rollout/finished_total"] += 1
         self._sums["rollout/sandbox_seconds_total"] += rollout.seconds
         self._sums["_tokens"] += rollout.usage.completion_tokens
@@ -54,13 +54,13 @@ class Tally:
                 self._sums[f"ledger/forks_{cause}_total"] += chains
 
     def cancelled(self, seconds: float) -> None:
-        """A rollout was cancelled as stale after so many seconds; what that saved is an estimate."""
+        """Count a rollout that was cancelled as stale after `seconds`, and estimate the savings."""
         self._sums["staleness/cancelled_total"] += 1
         self._sums["staleness/saved_sandbox_seconds_total"] += remaining(seconds, self._durations)
         self._durations.append((seconds, False))
 
     def group(self, assessed: Assessed) -> None:
-        """A group is over."""
+        """Count a closed group."""
         self._sums["group/closed_total"] += 1
         self._sums["group/rows_total"] += len(assessed.rows)
         self._sums["staleness/left_out_total"] += len(assessed.stale)
@@ -70,11 +70,11 @@ class Tally:
             self._rate("group/reward_std", assessed.reward_std, 1)
 
     def waited(self, seconds: float) -> None:
-        """No group was begun for so many seconds, because enough were ahead of the trainer."""
+        """Count seconds in which the limit of groups ahead prevented a new group."""
         self._sums["group/backpressure_s_total"] += seconds
 
     def take(self, running: int) -> dict[str, Value]:
-        """All that was counted since the last call, and how many rollouts run now."""
+        """Return the counts since the last call, with the number of running rollouts."""
         now = time.monotonic()
         tokens = self._sums.pop("_tokens", 0.0)
         values: dict[str, Value] = {
@@ -94,11 +94,10 @@ class Tally:
 
 
 def remaining(age: float, observed: Iterable[tuple[float, bool]]) -> float:
-    """How much longer a rollout of this age is expected to run, seconds.
+    """Return the expected remaining seconds of a rollout of this age.
 
-    The mean of its remaining time under the product-limit estimate of Kaplan and Meier (1958), in which a
-    cancelled rollout says only that it would have lasted longer. What would last longer than all that was
-    seen is not in it, so it is rather too low.
+    This is the mean under the product-limit estimate of Kaplan and Meier (1958), in which the duration of a
+    cancelled rollout is censored. It ignores durations above the longest observed one, so it is rather low.
 
     Args:
         observed: Durations of earlier rollouts, and whether each ended by itself.
@@ -114,7 +113,7 @@ def remaining(age: float, observed: Iterable[tuple[float, bool]]) -> float:
 
 
 def most_frequent(failures: Iterable[str]) -> str:
-    """The sentence that stands most often among `failures`, and how often; "" where there is none."""
+    """Return the most frequent sentence of `failures` with its count; "" without failures."""
     counts: defaultdict[str, int] = defaultdict(int)
     for failure in failures:
         counts[failure] += 1

@@ -1,7 +1,7 @@
-"""The rollouts' process: python -m swe_trainer_trl.rollouts.process READ WRITE, two descriptors of pipes.
+"""The rollout process: python -m swe_trainer_trl.rollouts.process READ WRITE, two descriptors of pipes.
 
-It has an event loop of its own, so that the trainer never holds up an agent. It ends when the trainer says so
-or is gone, and then every sandbox is closed.
+It has an event loop of its own, so that the trainer never delays an agent. It ends on the trainer's request,
+or with the trainer, and then closes every sandbox.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from swe_core.system.redaction import RedactingFormatter, Redactor, redaction_sc
 from swe_core.system.urls import base_url
 from swe_trainer_trl.journal.journal import Journal
 from swe_trainer_trl.rollouts.messages import Beat, Command, Failed, Report, Start, command, line
-from swe_trainer_trl.rollouts.worker import Feeder
+from swe_trainer_trl.rollouts.worker import RolloutFeeder
 from swe_trainer_trl.server.health import dead
 
 logger = logging.getLogger("swe_trainer_trl")
 
 
-class Link:
-    """The two pipes, seen from here.
+class RolloutLink:
+    """The pipes to the trainer.
 
     Args:
-        read: Descriptor of what the trainer's process says.
-        write: Descriptor of what it is told.
+        read: Descriptor of the pipe with commands.
+        write: Descriptor of the pipe for reports.
     """
 
     def __init__(self, read: int, write: int) -> None:
-        for descriptor in (read, write):  # a process that outlives us must not keep the pipes open
+        for descriptor in (read, write):  # a surviving child must not keep the pipes open
             os.set_inheritable(descriptor, False)
         self._read = os.fdopen(read, "rb", buffering=0)
         self._write = write
 
     def start(self) -> Start:
-        """The first message."""
+        """Return the first message."""
         first = bytearray()
         while not first.endswith(b"\n"):
             byte = self._read.read(1)
@@ -62,7 +62,7 @@ class Link:
         return message
 
     async def commands(self) -> AsyncIterator[Command]:
-        """All further messages; it ends when the trainer's process does."""
+        """Yield all further messages, until the trainer's process ends."""
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), self._read
@@ -74,8 +74,10 @@ class Link:
             transport.close()
 
     def report(self, message: Report) -> None:
-        """Say something; nobody hears it where the trainer is gone. Its process reads at once, always, so
-        this does not block for long."""
+        """Send a message, if the trainer still exists.
+
+        The trainer's process always reads at once, so this does not block for long.
+        """
         data = line(message)
         try:
             while data:
@@ -85,7 +87,7 @@ class Link:
 
 
 class _Silent:
-    """The display of a run whose progress the feeder logs."""
+    """An observer without a display: the feeder logs the progress."""
 
     def started(self, request: RolloutRequest) -> None:
         """Nothing to show."""
@@ -101,7 +103,7 @@ class _Silent:
 
 
 def main() -> int:
-    """Run rollouts for the trainer on the other side of the pipes. Returns the exit code."""
+    """Run rollouts for the trainer on the other side of the pipes; return the exit code."""
     with redaction_scope() as redactor:
         return _main(redactor)
 
@@ -110,30 +112,30 @@ def _main(redactor: Redactor) -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(RedactingFormatter(redactor, "%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     logging.basicConfig(handlers=[handler])
-    link = Link(int(sys.argv[1]), int(sys.argv[2]))
+    link = RolloutLink(int(sys.argv[1]), int(sys.argv[2]))
     try:
         start = link.start()
         _feed(start, link)
     except SweError as error:
         link.report(Failed(message=redactor.text(sentence(error)), traceback=""))
         return 1
-    except BaseException as error:  # the boundary of the process: the trainer tells what happened here
+    except BaseException as error:  # the boundary of the process: the trainer reports it
         told = redactor.text(traceback.format_exc())
         link.report(Failed(message=redactor.text(sentence(error)), traceback=told))
         return 1
     return 0
 
 
-def _feed(start: Start, link: Link) -> None:
+def _feed(start: Start, link: RolloutLink) -> None:
     settings = Settings(**start.settings)
     plugins = load_plugins(settings.run)
     for module in plugins.manager.get_plugins():
         logging.getLogger(str(module.__name__).partition(".")[0]).setLevel(logging.INFO)
-    link.report(Beat())  # each part of the start may take minutes: a data set, a bundle, a server that loads
+    link.report(Beat())  # each part of the start may take minutes: a data set, a bundle, a loading server
     plan = plan_run(settings, plugins)
     link.report(Beat())
     journal = Journal(Path(start.journal))
-    feeder = Feeder(
+    feeder = RolloutFeeder(
         start.options,
         journal,
         start.version,
@@ -154,7 +156,7 @@ def _feed(start: Start, link: Link) -> None:
 
 
 def _dead(url: str | None) -> bool:
-    """Whether the policy's server is dead."""
+    """Return whether the policy's server is dead."""
     return url is not None and dead(base_url(url).removesuffix("/v1")) is not None
 
 

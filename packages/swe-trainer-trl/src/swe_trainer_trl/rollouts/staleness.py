@@ -1,4 +1,4 @@
-"""Freshness: how old the policy of each running rollout is, and the end of those that are too old."""
+"""StalenessCheck: tracks the age of each running rollout's policy, and cancels stale rollouts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.api.worker import RolloutRunner
 from swe_trainer_trl.rollouts.messages import ENGINE_LOST
-from swe_trainer_trl.rollouts.metrics import Tally
+from swe_trainer_trl.rollouts.metrics import RolloutMetrics
 
 STALE = "stale"
-"""Stands in the record and in the ledger of a rollout that was cancelled because its policy is too old."""
+"""Reason, in record and ledger, of a rollout that was cancelled because its policy is too old."""
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A rollout that runs: when it began, its phase, the updates of the oldest policy that sampled an id to
-    train, and after how many seconds it was cancelled."""
+    """A running rollout: its start, its phase, the updates of the oldest policy with a trainable id, and the
+    seconds until its cancellation."""
 
     began: float
     phase: Phase = "open"
@@ -27,15 +27,15 @@ class _Running:
     cancelled: float | None = None
 
 
-class Freshness:
-    """Watches a run (`swe_core.api.rollout_request.Observer`).
+class StalenessCheck:
+    """Observes a run (`swe_core.api.rollout_request.Observer`).
 
     Attributes:
-        version: Of the policy now.
+        version: Current policy version.
 
     Args:
-        updates: Version → how many updates its weights had, of all versions so far.
-        max_staleness: How many updates a rollout's oldest id may be behind.
+        updates: Version → number of updates of its weights, for all earlier versions.
+        max_staleness: Number of updates that a rollout's oldest id may be behind.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Freshness:
         version: int,
         updates: Mapping[int, int],
         max_staleness: int,
-        tally: Tally,
+        tally: RolloutMetrics,
     ) -> None:
         self.version = version
         self._updates = dict(updates)
@@ -54,31 +54,31 @@ class Freshness:
         self._running: dict[str, _Running] = {}
 
     def __len__(self) -> int:
-        """Rollouts that run."""
+        """Return the number of running rollouts."""
         return len(self._running)
 
     @property
     def update(self) -> int:
-        """How many updates the policy's weights have had now."""
+        """Return the number of updates of the current weights."""
         return self.update_of(self.version)
 
     def update_of(self, version: int) -> int:
-        """How many updates the weights of a version had; 0 before the first version."""
+        """Return the number of updates of a version's weights; 0 before the first version."""
         return self._updates.get(version, 0)
 
     def started(self, request: RolloutRequest) -> None:
-        """It runs."""
+        """Track a new rollout."""
         self._running[request.id] = _Running(time.monotonic())
 
     def phase(self, rollout_id: str, phase: Phase) -> None:
-        """It begins, maybe again because its sandbox failed: what it sampled before is not trained."""
+        """Reset a rollout that begins, perhaps again after a sandbox failure: earlier ids are not trained."""
         running = self._running[rollout_id]
         running.phase = phase
         if phase == "open":
             running.oldest = None
 
     def turn(self, rollout_id: str, turn: Turn) -> None:
-        """It has ids now, or more of them; they may be too old already, where the call took long."""
+        """Check the new ids, which may be stale already after a long call."""
         if turn.tokens is None or turn.tokens.dropped is not None:
             return
         running = self._running[rollout_id]
@@ -87,21 +87,20 @@ class Freshness:
         self._cancel_stale(rollout_id, running)
 
     def finished(self, rollout: Rollout) -> None:
-        """It is over. Only now it is known whether it was cancelled, or had its outcome by then."""
+        """Forget a rollout. Only now it is known whether it was cancelled or ended before."""
         running = self._running.pop(rollout.id)
         if running.cancelled is not None and rollout.cancelled_as == STALE:
             self._tally.cancelled(running.cancelled)
 
     def advance(self, version: int, updates: int) -> None:
-        """The policy is `version` from now on, whose weights have had so many updates. Rollouts that this
-        leaves too far behind are cancelled, and their sandboxes freed."""
+        """Set the policy version and the updates of its weights, and cancel rollouts that are now stale."""
         self.version = version
         self._updates[version] = updates
         for rollout_id, running in list(self._running.items()):
             self._cancel_stale(rollout_id, running)
 
     def server_lost(self) -> None:
-        """The policy's server has died: end each rollout whose agent may still ask it."""
+        """End each rollout whose agent may still call the dead server."""
         for rollout_id, running in list(self._running.items()):
             if running.phase in ("open", "prepare", "agent"):
                 self._runner.cancel(rollout_id, ENGINE_LOST)

@@ -1,4 +1,4 @@
-"""Feeder: the worker in the rollouts' process. It feeds the trainer, and does what the trainer says."""
+"""RolloutFeeder: the worker of the rollout process, which feeds the trainer and executes its commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import anyio
 from swe_core.api.worker import RolloutRunner
 from swe_core.errors import ConfigError
 from swe_trainer_trl.journal.journal import Journal
-from swe_trainer_trl.rollouts.group_scheduler import Schedule
+from swe_trainer_trl.rollouts.group_scheduler import GroupScheduler
 from swe_trainer_trl.rollouts.messages import (
     Back,
     Beat,
@@ -23,24 +23,24 @@ from swe_trainer_trl.rollouts.messages import (
     Taken,
     Version,
 )
-from swe_trainer_trl.rollouts.metrics import Tally
-from swe_trainer_trl.rollouts.staleness import Freshness
+from swe_trainer_trl.rollouts.metrics import RolloutMetrics
+from swe_trainer_trl.rollouts.staleness import StalenessCheck
 
 _BEAT = 1.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 _METRICS = 5.0
-"""Seconds between two reports of what was measured."""
+"""Seconds between two reports of metrics."""
 
 
-class Feeder:
-    """Runs groups of attempts until the trainer says stop, or is gone.
+class RolloutFeeder:
+    """Runs groups of attempts until the trainer stops it or ends.
 
     Args:
-        version: Of the policy now.
-        updates: Version → how many updates its weights had, of all versions so far.
-        commands: What the trainer's process says; its end is the end of the run.
-        report: Tells that process something; called in the event loop.
-        dead: Whether the policy's server is dead; called in a thread.
+        version: Current policy version.
+        updates: Version → number of updates of its weights, for all earlier versions.
+        commands: Commands of the trainer. Their end ends the run.
+        report: Sends a message to the trainer; called in the event loop.
+        dead: Returns whether the policy's server is dead; called in a thread.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Feeder:
         self._commands = commands
         self._report = report
         self._dead = dead
-        self._tally = Tally()
+        self._tally = RolloutMetrics()
 
     async def run(self, runner: RolloutRunner) -> None:
         """See `swe_core.api.worker.RolloutWorker`.
 
         Raises:
-            SweError: The journal or the run directory cannot be written, or nothing gets a verdict.
+            SweError: The journal or the run directory cannot be written, or no rollout gets a verdict.
         """
         engine = runner.engine
         if engine is None:
@@ -75,9 +75,10 @@ class Feeder:
                 "choose an agent that makes some, and leave out --mode black-box"
             )
         engine.set_policy_version(self._version)
-        freshness = Freshness(runner, self._version, self._updates, self._options.max_staleness, self._tally)
+        limit = self._options.max_staleness
+        freshness = StalenessCheck(runner, self._version, self._updates, limit, self._tally)
         runner.observe(freshness)
-        schedule = Schedule(
+        schedule = GroupScheduler(
             self._options,
             self._journal,
             runner,
@@ -115,13 +116,13 @@ class Feeder:
             self._report(Beat())
             await anyio.sleep(_BEAT)
 
-    async def _measure(self, freshness: Freshness) -> None:
+    async def _measure(self, freshness: StalenessCheck) -> None:
         while True:
             await anyio.sleep(_METRICS)
             self._report(Metrics(values=self._tally.take(len(freshness))))
 
 
 def _first(errors: ExceptionGroup[Exception]) -> Exception:
-    """The first error, out of the task groups that have wrapped it."""
+    """Return the first error inside nested exception groups."""
     error = errors.exceptions[0]
     return _first(error) if isinstance(error, ExceptionGroup) else error

@@ -1,7 +1,7 @@
-"""Which GPUs are the server's and which the trainer's.
+"""The split of GPUs between server and trainer.
 
-It must be settled before TRL is imported: that asks CUDA for its devices, and from then on
-CUDA_VISIBLE_DEVICES is not read again.
+It must happen before TRL is imported: the import asks CUDA for its devices, and later changes of
+CUDA_VISIBLE_DEVICES have no effect.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from swe_core.errors import ConfigError
 _SERVER = "worker.trl.server"
 
 
-class Layout(NamedTuple):
-    """Which GPUs are whose, by their names in CUDA_VISIBLE_DEVICES; both empty without CUDA."""
+class GPULayout(NamedTuple):
+    """The GPUs of server and trainer, as names in CUDA_VISIBLE_DEVICES; both empty without CUDA."""
 
     server: tuple[str, ...]
     trainer: tuple[str, ...]
 
     @property
     def shared(self) -> bool:
-        """Whether both use one GPU."""
+        """Return whether both use one GPU."""
         return bool(set(self.server) & set(self.trainer))
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """The GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES.
+    """Return the GPUs that this process may use, as names in CUDA_VISIBLE_DEVICES.
 
-    It does not initialise CUDA where NVML is there, so CUDA_VISIBLE_DEVICES may still be changed after it.
+    With NVML this does not initialise CUDA, so CUDA_VISIBLE_DEVICES may still change afterwards.
     """
     count = torch.cuda.device_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -41,17 +41,17 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(name.strip() for name in names[:count])
 
 
-def layout(visible: Sequence[str], wanted: str | None, nccl: bool) -> Layout:
+def layout(visible: Sequence[str], wanted: str | None, nccl: bool) -> GPULayout:
     """Split the GPUs between server and trainer, which is one process on one GPU.
 
     Args:
-        visible: All there are.
-        wanted: `worker.trl.server.gpus`. Unset, the server gets all but the first, cut to a power of two,
-            since it splits the attention heads among them; where there is only one GPU, it is shared.
-        nccl: Whether weights go from one to the other through NCCL, which refuses two ranks on one GPU.
+        visible: All visible GPUs.
+        wanted: `worker.trl.server.gpus`. By default the server gets all but the first, reduced to a power of
+            two, because it splits the attention heads among them. A single GPU is shared.
+        nccl: Whether weights go through NCCL, which refuses two ranks on one GPU.
 
     Raises:
-        ConfigError: A wanted GPU is not there, or NCCL is to be used and no GPU is left for one of the two.
+        ConfigError: A wanted GPU does not exist, or no GPU is left for the trainer with NCCL.
     """
     if wanted is None:
         others = len(visible) - 1
@@ -71,12 +71,12 @@ def layout(visible: Sequence[str], wanted: str | None, nccl: bool) -> Layout:
             f"none of {len(visible)} is left: train an adapter ([worker.trl.lora]) or set "
             "worker.trl.weight_sync to 'disk'"
         )
-    return Layout(server, tuple(left[:1]) or server[:1])
+    return GPULayout(server, tuple(left[:1]) or server[:1])
 
 
 @contextmanager
 def devices(names: tuple[str, ...]) -> Iterator[None]:
-    """Let this process see these GPUs only; none leaves things as they are."""
+    """Restrict this process to these GPUs; without names, change nothing."""
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)

@@ -1,7 +1,7 @@
-"""Looking after the server while the trainer gives it new weights.
+"""Health checks of the server, and supervision of a weight sync.
 
-A vLLM whose engine has died may still hold the connections of requests that it will never answer, and a
-weight sync waits half an hour for its answer. One that lives is paused meanwhile, and answers nobody.
+A vLLM whose engine has died may keep connections open without an answer, and a weight sync waits half an hour
+for its answer. During a sync a healthy server is paused and answers no requests.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ import httpx
 from swe_core.errors import EngineUnavailable
 
 _GONE = (502, 503, 504)
-"""What vLLM says of itself when its engine has died, and a proxy of a server that it does not reach."""
+"""Statuses of a vLLM with a dead engine, and of a proxy that does not reach the server."""
 _EVERY = 3.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 LOOKS = 3
-"""So many in a row must find it dead."""
+"""Number of consecutive checks that must find the server dead."""
 _TIMEOUT = 10.0
 _UNPAUSE = 60.0
-"""Seconds for each of: to connect to a server that is to go on, to send the request, and to be answered."""
+"""Seconds for each step of a request to resume: connect, send, receive."""
 _PARTING = 5.0
-"""The same where nobody may wait long. A server that is busy goes on later, also where nobody waits."""
+"""The same after an interrupted sync. A busy server resumes later, even without a waiting client."""
 _INTERRUPT = signal.SIGURG
-"""Its default is to be ignored: one that comes late does no harm. SIGINT is not heard in a background job."""
+"""Ignored by default, so a late signal does no harm. A background job does not receive SIGINT."""
 
 
 class ServerLost(EngineUnavailable):
-    """The policy's server died, and was not to be had again."""
+    """The policy's server died and did not recover."""
 
 
 @contextmanager
 def watched(url: str) -> Iterator[None]:
-    """End the block where the server dies meanwhile. In the main thread only: it is interrupted by a signal,
-    since nothing else reaches whoever waits for a socket there.
+    """Interrupt the block if the server dies. Only for the main thread, which a signal interrupts, because
+    nothing else wakes a thread that waits for a socket.
 
     Args:
-        url: Its base URL, without `/v1`.
+        url: Base URL of the server, without `/v1`.
 
     Raises:
         EngineUnavailable: The server is dead.
@@ -80,37 +80,38 @@ def watched(url: str) -> Iterator[None]:
 
 @contextmanager
 def not_left_paused(url: str) -> Iterator[None]:
-    """Let the server go on where the block, a weight sync, is broken off, as by Ctrl-C. TRL does it at the
-    end of a whole one only.
+    """Resume the server if the block, a weight sync, is interrupted, for example by Ctrl-C.
+
+    TRL resumes it only after a complete sync.
 
     Args:
-        url: Its base URL, without `/v1`.
+        url: Base URL of the server, without `/v1`.
     """
     try:
         yield
-    except EngineUnavailable:  # it is dead
+    except EngineUnavailable:  # the server is dead
         raise
-    except BaseException:  # whatever it was
+    except BaseException:
         unpause(url, _PARTING)
         raise
 
 
 def unpause(url: str, timeout: float = _UNPAUSE) -> None:
-    """Let the server go on if it is paused. What is wrong with it otherwise is for others to say.
+    """Resume a paused server. Errors are ignored, because others report them.
 
     Args:
-        url: Its base URL, without `/v1`.
-        timeout: Seconds for each of: to connect, to send the request, and to be answered.
+        url: Base URL of the server, without `/v1`.
+        timeout: Seconds for each step of the request: connect, send, receive.
     """
     with suppress(httpx.HTTPError):
         httpx.post(f"{url}/resume", timeout=timeout, trust_env=False)
 
 
 def dead(url: str) -> str | None:
-    """Why the server is dead, in words; None where it is not, or may only be busy.
+    """Return why the server is dead; None if it runs or may only be busy.
 
     Args:
-        url: Its base URL, without `/v1`.
+        url: Base URL of the server, without `/v1`.
     """
     try:
         status = httpx.get(f"{url}/health", timeout=_TIMEOUT, trust_env=False).status_code

@@ -1,9 +1,8 @@
-"""Guard: watches the server of the policy, and has it again where it dies.
+"""ServerRecovery: watches the policy's server, and recovers from its death.
 
-A thread looks at the server. Where it is dead, the rollouts' process hears of it at once, so that no attempt
-fails because of it, and the server is started again, or waited for where the user named it. A fresh server
-has the weights that it was started with: the trainer sends the policy's, in its own thread, before rollouts
-go on.
+A thread checks the server. When the server dies, the rollout process stops its attempts at once, so that none
+fails because of it. The guard restarts its own server, and waits for a server of the user. A restarted server
+has its original weights, so the trainer sends the policy's in its own thread before rollouts resume.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from swe_trainer_trl.server.vllm_server import VLLMServer
 logger = logging.getLogger(__name__)
 
 _EVERY = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 _NOTICED = 20.0
-"""Seconds in which a death is noticed: so many looks, and time-outs of a few of them."""
+"""Seconds within which the guard notices a death: `LOOKS` checks, some of which time out."""
 
 
-class Guard:
-    """Watches a server for as long as its block lasts.
+class ServerRecovery:
+    """Watches a server while its context is open.
 
     Args:
-        url: Its base URL, without `/v1`.
-        server: The server, where it is ours; None where the user named it.
-        options: How often it is started again, or how long it may be away.
-        lost: Called in the guard's thread when it has died.
-        back: Called in the trainer's thread when it is there again and has the policy's weights.
+        url: Base URL of the server, without `/v1`.
+        server: The server to restart; None for a server of the user.
+        options: Limits of restarts and waiting.
+        lost: Called in the guard's thread after a death.
+        back: Called in the trainer's thread when the server has the policy's weights again.
     """
 
     def __init__(
@@ -60,42 +59,43 @@ class Guard:
         self._problem: Exception | None = None
         self._thread = threading.Thread(target=self._watch, name="swe-guard", daemon=True)
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> ServerRecovery:
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._over.set()
         if self._server is not None and not self._serving.is_set():
-            self._server.close()  # it may just be starting
+            self._server.close()  # it may be starting
         self._thread.join()
 
     @property
     def needs_weights(self) -> bool:
-        """Whether the server has died since it had the policy's weights, and serves again.
+        """Return whether the server runs again after a death and lacks the policy's weights.
 
         Raises:
-            ServerLost: It was not to be had again.
+            ServerLost: The server did not recover.
         """
         self._check()
         return self._serving.is_set() and self._loaded != self._life
 
     def wait(self) -> int:
-        """Until the server is there. Returns how often it has died.
+        """Wait until the server runs; return the number of its deaths.
 
         Raises:
-            ServerLost: It was not to be had again.
+            ServerLost: The server did not recover.
         """
         while not self._serving.wait(_EVERY):
             self._check()
         return self._life
 
     def has_weights(self, deaths: int, *, new: bool) -> None:
-        """The server has the policy's weights: rollouts may go on.
+        """Record that the server has the policy's weights, and let rollouts resume.
 
         Args:
-            deaths: What `wait` returned before they were sent; it may have died again since.
-            new: They were trained since the last ones. One that dies of its requests never gets there.
+            deaths: Result of `wait` before the weights were sent. A later death voids them.
+            new: Whether the weights are newly trained, which resets the count of restarts. A server that its
+                requests kill never gets such weights.
         """
         with self._changing:
             if deaths == self._life:
@@ -103,11 +103,11 @@ class Guard:
                     self._restarts = 0
                 if self._loaded != deaths:
                     self._loaded = deaths
-                    logger.info("the server has the policy's weights again: rollouts go on")
+                    logger.info("the server has the policy's weights again: rollouts resume")
                     self._back()
 
     def explains(self, error: Exception) -> bool:
-        """Whether the server is dead, or dies soon, so that whoever asked it got `error`."""
+        """Return whether the death of the server, now or soon, explains `error` of a request."""
         if isinstance(error, SweError) and not isinstance(error, EngineError):
             return False
         until = time.monotonic() + _NOTICED
@@ -133,11 +133,11 @@ class Guard:
                     self._have_again(why)
                     if not self._over.is_set():
                         self._serving.set()
-        except Exception as error:  # told by `wait`, in the trainer's thread
+        except Exception as error:  # `wait` raises it in the trainer's thread
             self._problem = error
 
     def _look(self) -> str | None:
-        """Why the server is dead, a sentence; None where it lives, or may only be busy."""
+        """Return why the server is dead, as a sentence; None if it runs or may only be busy."""
         ended = self._server.died() if self._server is not None else None
         if ended is not None:
             return ended
@@ -146,14 +146,14 @@ class Guard:
         if self._looks < LOOKS:
             return None
         self._looks = 0
-        # One of ours that never gets to its end is ended, and says why by its log.
+        # A dead server whose process hangs is killed, and its log has the reason.
         return self._server.end() if self._server is not None else f"the server {self._url!r} is dead ({why})"
 
     def _have_again(self, why: str) -> None:
-        """Start the server again, or wait for it.
+        """Restart the server, or wait for it.
 
         Raises:
-            ServerLost: It cannot be had.
+            ServerLost: The server did not recover.
         """
         if self._server is None:
             self._wait_for_users(why)

@@ -1,4 +1,4 @@
-"""A vLLM server of the policy: started with the flags that training needs, ended whatever happens to us."""
+"""VLLMServer: starts vLLM with the flags that training needs, and ends it when this process ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from swe_core.errors import ConfigError, EngineUnavailable, SweError
 from swe_core.system.ports import free_port
 from swe_core.system.server_guard import GRACE
 from swe_trainer_trl.config import TRLConfig
-from swe_trainer_trl.server.gpus import Layout
+from swe_trainer_trl.server.gpus import GPULayout
 from swe_trainer_trl.server.health import dead
 
 if TYPE_CHECKING:
@@ -32,38 +32,38 @@ if TYPE_CHECKING:
 
 _SERVER = "worker.trl.server"
 _SHARED = 0.4
-"""vLLM's share of a GPU that the trainer uses too."""
+"""vLLM's share of a GPU that it shares with the trainer."""
 _CPU_CONTEXT = 16_384
-"""Tokens of context on a CPU where nobody says: the cache must hold one whole context."""
+"""Default context in tokens on a CPU. The cache must hold one complete context."""
 _CPU_CACHE = "4"
-"""GiB of the KV cache on a CPU, where VLLM_CPU_KVCACHE_SPACE is unset."""
+"""GiB of the KV cache on a CPU, if VLLM_CPU_KVCACHE_SPACE is unset."""
 _POLL = 0.3
-"""Seconds between two questions whether it is healthy, which no event says."""
+"""Seconds between two health checks of a starting server."""
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as --max-lora-rank."""
+"""vLLM's values of --max-lora-rank."""
 
 _PREFIX = re.compile(
     r"^(\(\w+( \w+=\S+)*\) )*((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:.]+ \[[^\]]*\] )?\s*"
 )
-"""What vLLM puts before a line of its log: the process, then the level, the time and the place."""
+"""vLLM's prefix of a log line: process, level, time and place."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _EXCEPTION = re.compile(r"^([A-Za-z_]\w*\.)*[A-Za-z_]\w*(Error|Exception|Interrupt)\b(:.*)?$|^\S+: error: ")
 _FOLLOWS = re.compile(r"Engine core initialization failed|See root cause above|EngineDeadError")
-"""Errors that only say that there was another one."""
+"""Errors that only refer to another one."""
 _DECIDES = re.compile(r"out of memory|address already in use|free memory on device|KV cache", re.IGNORECASE)
-"""Errors that say the cause, whatever else fell with them."""
+"""Errors that name the cause."""
 
 
 class VLLMServer:
-    """A server that can be started, also again once it has ended. Threads may share it.
+    """A server that can be started and restarted. Threads may share it.
 
     Args:
-        url: Its base URL, without `/v1`.
-        model: What it serves, and the name to ask for.
-        log: What it says is appended there.
-        command: Starts it.
-        environment: Of that command.
-        timeout: Seconds from its start until it must be healthy.
+        url: Base URL, without `/v1`.
+        model: The served model, and its name in requests.
+        log: File to which the output is appended.
+        command: Command that starts the server.
+        environment: Environment of that command.
+        timeout: Seconds from the start until the server must be healthy.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class VLLMServer:
         self._starting = threading.Lock()
         self._closed = False
         self._begin = 0
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it is healthy.
+        """Start the server and wait until it is healthy.
 
         Raises:
             SweError: The log cannot be written.
-            EngineUnavailable: It ended, or is not healthy in time; the sentence quotes its log. Or somebody
-                else serves at its port.
+            EngineUnavailable: The server ended or is not healthy in time (the sentence quotes its log), or
+                another server uses its port.
         """
         with self._starting:
             if self._closed:
@@ -102,42 +102,42 @@ class VLLMServer:
                     f"another process serves at {self.url!r}, where vLLM is to serve the model "
                     f"{self.model!r}: end it"
                 )
-            self._keeper, self._begin = _kept(self._command, self._environment, self.log)
+            self._guard, self._begin = _start_guarded(self._command, self._environment, self.log)
         try:
-            self._wait(self._keeper)
+            self._wait(self._guard)
         except EngineUnavailable:
-            _end(self._keeper)
+            _end(self._guard)
             raise
 
     def close(self) -> None:
-        """End it for good, also while it starts."""
+        """End the server for good, also during a start."""
         with self._starting:
             self._closed = True
-            if self._keeper is not None:
-                _end(self._keeper)
+            if self._guard is not None:
+                _end(self._guard)
 
     def died(self, within: float = 0.0) -> str | None:
-        """Why it ended, a sentence; None while it runs.
+        """Return why the server ended, as a sentence; None while it runs.
 
         Args:
-            within: Seconds to wait for its end.
+            within: Seconds to wait for the end.
         """
-        if self._keeper is None:
+        if self._guard is None:
             return None
         try:
-            self._keeper.wait(within)
+            self._guard.wait(within)
         except subprocess.TimeoutExpired:
             return None
         return self._death()
 
     def end(self) -> str:
-        """End it, and wait until it has. Returns what `died` would have said before that."""
+        """End the server, wait for its end, and return the earlier result of `died`."""
         said = self._death()
-        if self._keeper is not None:
-            _end(self._keeper)
+        if self._guard is not None:
+            _end(self._guard)
         return said
 
-    def _wait(self, keeper: subprocess.Popen[bytes]) -> None:
+    def _wait(self, guard: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + self._timeout
         with httpx.Client(trust_env=False, timeout=5.0) as client:  # no proxy on the way to loopback
             while time.monotonic() < deadline:
@@ -145,7 +145,7 @@ class VLLMServer:
                 with suppress(httpx.TransportError):
                     healthy = client.get(f"{self.url}/health").is_success
                 with suppress(subprocess.TimeoutExpired):
-                    keeper.wait(0 if healthy else _POLL)
+                    guard.wait(0 if healthy else _POLL)
                     raise EngineUnavailable(
                         f"vLLM did not start for the model {self.model!r}: {self._said()}"
                     )
@@ -172,23 +172,23 @@ def vllm_server(
     args: AsyncGRPOConfig,
     config: TRLConfig,
     *,
-    gpus: Layout,
+    gpus: GPULayout,
     lora_rank: int | None,
     log: Path,
 ) -> Iterator[VLLMServer]:
-    """A healthy server for as long as the block lasts, and never longer than this process.
+    """Yield a healthy server, which ends with the block and never outlives this process.
 
-    It runs in a session of its own, so a Ctrl-C in the terminal does not reach it before it reaches us.
+    The server has a session of its own, so a Ctrl-C in the terminal reaches this process first.
 
     Args:
         model: A directory, or a name on the Hub.
-        gpus: The server's; none is the CPU.
-        lora_rank: Of the adapters that it is to serve; None where it gets all weights.
-        log: What it says is appended there.
+        gpus: GPUs of the server; none means the CPU.
+        lora_rank: Rank of the adapters to serve; None for full weights.
+        log: File to which the output is appended.
 
     Raises:
-        ConfigError: vLLM is not installed, or the model's directory is no model.
-        EngineUnavailable: It does not start; the sentence quotes its log.
+        ConfigError: vLLM is not installed, or the model's directory contains no model.
+        EngineUnavailable: The server does not start; the sentence quotes its log.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
@@ -212,10 +212,10 @@ def vllm_server(
 
 
 def model_config(model: str, args: AsyncGRPOConfig) -> PreTrainedConfig:
-    """The configuration of `model`, read as the trainer reads it.
+    """Return the configuration of `model` with the trainer's options.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The configuration cannot be read.
     """
     initial = _model_options(args)
     return read_model_config(
@@ -224,13 +224,13 @@ def model_config(model: str, args: AsyncGRPOConfig) -> PreTrainedConfig:
 
 
 def read_model_config(model: str, **options: Any) -> PreTrainedConfig:
-    """The configuration of `model`.
+    """Return the configuration of `model`.
 
     Args:
-        options: Of transformers' `from_pretrained`.
+        options: Options of transformers' `from_pretrained`.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The configuration cannot be read.
     """
     from transformers import AutoConfig
 
@@ -248,14 +248,14 @@ def server_arguments(
     args: AsyncGRPOConfig,
     config: TRLConfig,
     *,
-    gpus: Layout,
+    gpus: GPULayout,
     lora_rank: int | None,
     port: int,
 ) -> list[str]:
-    """The arguments of vLLM's server; those of the user come last, and so win.
+    """Return the arguments of vLLM's server. Those of the user come last, so they win.
 
     Raises:
-        ConfigError: `lora_rank` is more than vLLM serves.
+        ConfigError: `lora_rank` exceeds vLLM's maximum.
     """
     options = config.server
     flags = ["--model", model, "--served-model-name", model, "--host", "127.0.0.1", "--port", str(port)]
@@ -263,7 +263,7 @@ def server_arguments(
         "--logprobs-mode",
         "processed_logprobs",
     ]  # at the temperature of training, as TRL's loss has them
-    flags += ["--stream-interval", "8"]  # an event a token costs server and host a third of their time more
+    flags += ["--stream-interval", "8"]  # one event per token would cost server and host a third more time
     initial = _model_options(args)
     flags += ["--dtype", options.dtype or str(initial["dtype"]).removeprefix("torch.")]
     if initial["revision"] is not None:
@@ -277,7 +277,7 @@ def server_arguments(
         flags += [
             "--max-loras",
             str(args.max_staleness + 2),
-        ]  # what TRL holds at once while it loads the next one
+        ]  # TRL keeps older adapters while it loads the next one
     elif config.weight_sync == "trl":
         flags += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
     if gpus.server:
@@ -285,14 +285,14 @@ def server_arguments(
         flags += ["--gpu-memory-utilization", str(share)] if share is not None else []
         flags += ["--tensor-parallel-size", str(len(gpus.server))] if len(gpus.server) > 1 else []
     else:
-        # vLLM on CPU dies of a request with a seed whose prompt it takes in parts: take all prompts whole.
+        # vLLM on CPU crashes on a seeded request whose prompt is chunked.
         flags += ["--enforce-eager", "--no-enable-chunked-prefill"]
         flags += ["--max-num-batched-tokens", str(options.max_model_len)] if options.max_model_len else []
     return [*flags, *options.args]
 
 
-def server_environment(base: Mapping[str, str], gpus: Layout, *, lora: bool) -> dict[str, str]:
-    """The server's environment: `base`, its GPUs and the endpoints that synchronise weights."""
+def server_environment(base: Mapping[str, str], gpus: GPULayout, *, lora: bool) -> dict[str, str]:
+    """Return the server's environment: `base`, its GPUs and the endpoints for weight syncs."""
     environment = dict(base) | {"VLLM_SERVER_DEV_MODE": "1"}
     if lora:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
@@ -303,13 +303,13 @@ def server_environment(base: Mapping[str, str], gpus: Layout, *, lora: bool) -> 
     return environment
 
 
-def _kept(
+def _start_guarded(
     command: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """A process that never runs longer than this process.
+    """Start a process that never outlives this process.
 
     Returns:
-        Its keeper, which ends when it ends, and where in `log` it begins, bytes.
+        The process's guard, which ends with it, and the start of its output in `log` (bytes).
 
     Raises:
         SweError: The log cannot be written.
@@ -321,7 +321,7 @@ def _kept(
         raise SweError(f"cannot write {str(log)!r}: {error.strerror or error}") from error
     with os.fdopen(descriptor, "ab") as output:
         begin = output.seek(0, os.SEEK_END)
-        keeper = subprocess.Popen(
+        guard = subprocess.Popen(
             keep,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -329,23 +329,23 @@ def _kept(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return keeper, begin
+    return guard, begin
 
 
-def _end(keeper: subprocess.Popen[bytes]) -> None:
-    keeper.terminate()
+def _end(guard: subprocess.Popen[bytes]) -> None:
+    guard.terminate()
     try:
         with suppress(subprocess.TimeoutExpired):
-            keeper.wait(GRACE + 5)
+            guard.wait(GRACE + 5)
     finally:  # a second Ctrl-C, or it hangs
-        if keeper.poll() is None:
+        if guard.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(keeper.pid, signal.SIGKILL)
-            keeper.wait()
+                os.killpg(guard.pid, signal.SIGKILL)
+            guard.wait()
 
 
 def telling(log: str) -> str:
-    """The line of vLLM's log that says best why it ended, or the last one where it names no error."""
+    """Return the line of vLLM's log that explains its end best; without an error, the last line."""
     lines = [_PREFIX.sub("", _ANSI.sub("", line)).strip() for line in log.splitlines()]
     errors = [number for number, line in enumerate(lines) if _EXCEPTION.match(line)]
     causes = [number for number in errors if not _FOLLOWS.search(lines[number])]
@@ -353,7 +353,7 @@ def telling(log: str) -> str:
     for numbers in (deciding, causes, errors):
         if numbers:
             text = lines[numbers[-1]]
-            if "validation error" in text:  # pydantic's, which says what it is in the next line
+            if "validation error" in text:  # pydantic's, whose next line has the reason
                 text = " ".join([text, *lines[numbers[-1] + 1 : numbers[-1] + 2]])
             return text[:500]
     said = [line for line in lines if line]
@@ -373,7 +373,7 @@ def _refuse_no_model(model: str) -> None:
 
 
 def _model_options(args: AsyncGRPOConfig) -> Mapping[str, Any]:
-    """How the trainer loads the model, which the server must do too."""
+    """Return the trainer's options for loading the model, which the server needs too."""
     initial = args.model_init_kwargs or {}
     return {
         "dtype": initial.get("dtype", vars(args).get("dtype", "float32")),  # TRL 1.10 has no such argument
@@ -383,6 +383,6 @@ def _model_options(args: AsyncGRPOConfig) -> Mapping[str, Any]:
 
 
 def _cpu_context(model: str, args: AsyncGRPOConfig) -> int:
-    """Tokens of context on a CPU: the model's own, but no more than fit beside everything else."""
+    """Return the context in tokens on a CPU: the model's, limited to what fits into memory."""
     found = model_config(model, args)
     return min(int(found.get_text_config().max_position_embeddings), _CPU_CONTEXT)

@@ -26,7 +26,7 @@ from swe_trainer_trl.journal.checkpoints import CHECKPOINTS, METRICS_FILE, MODEL
 from swe_trainer_trl.journal.journal import JOURNAL, Journal
 from swe_trainer_trl.rollouts.group_scheduler import groups_to_keep_busy
 from swe_trainer_trl.rollouts.messages import FeedOptions
-from swe_trainer_trl.server.recovery import Guard
+from swe_trainer_trl.server.recovery import ServerRecovery
 from swe_trainer_trl.server.vllm_server import VLLMServer
 from swe_trainer_trl.trainer import cpu_attention
 from swe_trainer_trl.trainer.arguments import sampling
@@ -48,7 +48,7 @@ SUMMARY = "training.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """What is to be trained.
 
     Args:
@@ -118,7 +118,7 @@ def rollout_settings(
     return Settings(**changed)
 
 
-def train(job: Job) -> None:
+def train(job: TrainingJob) -> None:
     """Train to the end, save the model and say what became of every sampled token.
 
     Raises:
@@ -141,7 +141,8 @@ def train(job: Job) -> None:
         )
         tasks = [{"prompt": task.instance_id} for task in job.tasks]
         groups = math.ceil(arguments.num_train_epochs * len(tasks)) if arguments.max_steps <= 0 else None
-        with Guard(url, job.server, job.config.server, worker.server_lost, worker.server_back) as guard:
+        recovery = ServerRecovery(url, job.server, job.config.server, worker.server_lost, worker.server_back)
+        with recovery as guard:
             trainer = Trainer(
                 worker=worker,
                 journal=journal,
@@ -176,7 +177,7 @@ def train(job: Job) -> None:
         journal.close()
 
 
-def _transfer(job: Job) -> Any:
+def _transfer(job: TrainingJob) -> Any:
     """What sends weights to the server; None is TRL's own way."""
     if job.config.weight_sync != "disk":
         return None
@@ -184,7 +185,7 @@ def _transfer(job: Job) -> Any:
     return DiskWeightTransfer(url, job.directory / WEIGHTS, job.model_config)
 
 
-def _feed_options(job: Job) -> FeedOptions:
+def _feed_options(job: TrainingJob) -> FeedOptions:
     config, arguments = job.config, job.arguments
     ahead = config.groups_ahead or groups_to_keep_busy(
         job.settings.run.concurrency,

@@ -19,7 +19,7 @@ from swe_trainer_trl.journal.checkpoints import checkpoints
 from swe_trainer_trl.journal.journal import Journal
 from swe_trainer_trl.normalization import Normalize, weighted
 from swe_trainer_trl.server.health import not_left_paused, watched
-from swe_trainer_trl.server.recovery import Guard
+from swe_trainer_trl.server.recovery import ServerRecovery
 from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 
 _EPOCHS_OF_TRL = "_EpochStopCallback"
@@ -50,7 +50,7 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         metrics: Path,
         groups: int | None,
         normalize: Normalize = "rollout",
-        guard: Guard | None = None,
+        guard: ServerRecovery | None = None,
         **others: Any,
     ) -> None:
         super().__init__(rollout_worker=worker, **others)
@@ -107,7 +107,7 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
                 pass
         self._sent_at = step
 
-    def _sent(self, guard: Guard, *, new: bool) -> bool:
+    def _sent(self, guard: ServerRecovery, *, new: bool) -> bool:
         """Send the weights. Returns whether the server lived on meanwhile."""
         deaths = guard.wait()
         try:
