@@ -1,9 +1,9 @@
-"""A training in virtual time: the package's own feeder, and rollouts of which nothing is but their length.
+"""A training in virtual time: the package's own feeder, and rollouts with nothing but a duration.
 
-What decides is real: `RolloutFeeder` with its schedule, staleness and tally. Simulated are the rollouts, which take
-as long as a law says and end with a verdict at random, the journal, which is a dictionary, and the trainer,
-which takes rows in the order in which groups are closed, drops stale ones by TRL's rule, takes a while for a
-step and then announces the next version.
+The decisions are real: `RolloutFeeder` with its scheduler, staleness check and metrics. The rest is a
+simulation: rollouts, whose durations follow a law and whose verdicts are random; the journal, a dictionary;
+and the trainer, which takes rows in the order in which groups close, drops stale ones by TRL's rule, takes some time
+for a step, and then announces the next version.
 """
 
 from __future__ import annotations

@@ -342,7 +342,7 @@ def test_server_lasts_as_long_as_its_block(log: Path) -> None:
         server.start()
         assert server.died() is None
         pid = int(log.read_text().split()[-1])
-        assert os.getpgid(pid) == server._keeper.pid != os.getpgrp()
+        assert os.getpgid(pid) == server._guard.pid != os.getpgrp()
     assert gone(pid)
     assert "long ago" in log.read_text()
     said = server.died()

@@ -335,7 +335,7 @@ class Journal:
 
     @contextmanager
     def _transaction(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
-        """Run one transaction. A writer takes the lock at its beginning: after a read, SQLite would not wait."""
+        """Run one transaction. A writer locks at its beginning, because SQLite does not wait after a read."""
         with self._lock:
             # Damage that SQLite does not detect shows as a wrong value.
             broken = (sqlite3.Error, UnicodeDecodeError) if write else (sqlite3.Error, TypeError, ValueError)
