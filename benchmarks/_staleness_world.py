@@ -2,8 +2,8 @@
 
 The decisions are real: `RolloutFeeder` with its scheduler, staleness check and metrics. The rest is a
 simulation: rollouts, whose durations follow a law and whose verdicts are random; the journal, a dictionary;
-and the trainer, which takes rows in the order in which groups close, drops stale ones by TRL's rule, takes some time
-for a step, and then announces the next version.
+and the trainer, which takes rows in the order in which groups close, drops stale ones by TRL's rule, takes
+some time for a step, and then announces the next version.
 """
 
 from __future__ import annotations
