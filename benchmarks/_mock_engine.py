@@ -4,7 +4,7 @@
 
 The last two are vLLM's token-in, token-out endpoints; /v1/completions gives back exactly the ids that it was
 sent, as vLLM does with `return_token_ids`. Chat completions with `return_token_ids` bring ids too: a prompt
-goes on with those of the one before it. A stream has an event a token, or as the request's `stream_interval`
+continues those of the one before it. A stream has an event a token, or as the request's `stream_interval`
 says, and is sent at once unless it is paced. HTTP is spoken by hand, so that on a machine with few cores the
 mock takes as little as possible from the proxy that is measured.
 

@@ -21,7 +21,7 @@ class Peer:
     """A package at one version.
 
     Args:
-        requirement: What pip is told to install, with the version.
+        requirement: Requirement for pip, with the version.
     """
 
     name: str

@@ -19,7 +19,7 @@ class _Jumping(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
-            raise RuntimeError("everybody waits for somebody else: nothing will ever happen")
+            raise RuntimeError("all tasks wait for each other: a deadlock")
         self.now += max(timeout, 0.0)
         return super().select(0)
 

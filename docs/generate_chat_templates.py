@@ -149,7 +149,7 @@ def outcome(template: ChatTemplate, renderer: Renderer, conversation: Sequence[M
         reprints = not after.startswith(before + template.tokenizer.decode(sampled[:-1]))
         if more is not None and not after.endswith(renderer.text(more)) and not reprints:
             raise ValueError(
-                f"{renderer.name} goes on with {renderer.text(more)!r}, the template with {after!r}"
+                f"{renderer.name} continues with {renderer.text(more)!r}, the template with {after!r}"
             )
         bare = template.without_cue(conversation[:turn], TOOLS)
         kept = kept and bare is not None and after.startswith(bare)

@@ -1,4 +1,4 @@
-"""A one-file plugin of an agent that keeps, prints and sends back all that it is told. Loaded with -p."""
+"""A one-file plugin of an agent that stores, prints and sends back all that it receives. Loaded with -p."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What stands between the engine `vllm` and its server in tests: a proxy that observes.
 
-It notes what was sampled without a line of ours in between, so it can say whether ours is right.
+It records what was sampled without code of swe-core in between, as the reference for it.
 """
 
 from __future__ import annotations

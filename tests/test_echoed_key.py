@@ -95,7 +95,7 @@ def sampled(shift: int) -> str:
 
 @pytest.mark.parametrize("key", [CANARY, OTHER])
 async def test_vllm(swe_core: SweCore, scripted: Scripted, tmp_path: Path, key: str) -> None:
-    """The ids stay those that were sampled, and each turn goes on from the ids of the one before."""
+    """The ids are those that were sampled, and each turn continues the ids of the one before."""
     replies = [*map(sampled, range(6)), "done"]
     async with scripted(replies, piece=1) as vllm:
         done = await run_with(swe_core, tmp_path, "vllm", vllm.url, key)

@@ -67,7 +67,7 @@ class Asked:
     """What sandboxes were asked to run, seen on its way through the local HF.
 
     Attributes:
-        relays: Job → what the relays in it are told on their standard input, and nobody else may know.
+        relays: Job → the secret input of its relays.
         tested: Jobs in which tests were run.
     """
 

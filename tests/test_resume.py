@@ -1,4 +1,4 @@
-"""An evaluation that was killed, interrupted or out of disk goes on where it was; nothing is lost or left."""
+"""An evaluation that was killed, interrupted or out of disk resumes where it was; nothing is lost or left."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Evaluation:
         return data[: data.rfind(b"\n") + 1]
 
     def start(self, *args: str) -> Program:
-        """Begin the run, or go on with it where there is something to go on with."""
+        """Begin the run, or resume it if it exists."""
         argv = ["--resume", str(self.out)]
         if not (self.out / "run.json").exists():
             argv = [

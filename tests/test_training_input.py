@@ -1,5 +1,5 @@
 """Training with wrong input and in bad luck: one sentence, nothing left running, and a run directory that is
-either not there or can be gone on with."""
+either missing or can be resumed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Command:
     started: list[Program] = field(default_factory=list)
 
     def start(self, *args: str, env: dict[str, str] | None = None) -> Program:
-        """A run into `out`, or one that goes on there, where `args` begin with `--resume`."""
+        """A run into `out`; with `--resume` in `args` a resumed one."""
         where = [] if args[:1] == ("--resume",) else ["--out", str(self.out)]
         environment = {**FRUGAL, "TMPDIR": str(self.scratch), **(env or {})}
         self.started.append(self.warm.start(["run", *args, *where], environment, stderr=self.log))
@@ -340,7 +340,7 @@ def test_resume_rejects_a_directory_without_a_training(command: Command, tmp_pat
     assert "is not a training run that can be resumed: it has no 'train.sqlite'" in said
 
 
-# bad luck on the way: what is finished is kept, and gone on with
+# failures on the way: finished work is kept and the run resumes
 
 
 @pytest.mark.slow

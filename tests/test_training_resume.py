@@ -1,4 +1,4 @@
-"""Training, killed again and again at different moments, and gone on with each time: nothing that is finished
+"""A training that is killed at different moments and resumed each time: nothing that is finished
 is done again, nothing is trained twice, and nothing is left behind."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Kept:
 
 @dataclass
 class Run:
-    """A training that is killed and gone on with."""
+    """A training that is killed and resumed."""
 
     out: Path
     scratch: Path
@@ -69,7 +69,7 @@ class Run:
         return Training(0, "", "", self.out)
 
     def start(self) -> Program:
-        """Start it, or go on with it."""
+        """Start or resume it."""
         arguments = ["--resume", str(self.out)] if self.ends else [*self.first, "--out", str(self.out)]
         environment = {**FRUGAL, "TMPDIR": str(self.scratch)}
         return self.warm.start(["run", *arguments], environment, stderr=self.log)
@@ -254,7 +254,7 @@ def attempt(rollout_id: str) -> tuple[int, int]:
 
 
 def check_versions(run: Run) -> None:
-    """Each process goes on with the versions above those of the one before."""
+    """The versions of each process are above those of the one before."""
     started = datetime.min.replace(tzinfo=UTC)
     before = 0
     for kept in run.ends:

@@ -1,4 +1,4 @@
-"""The policy's server is killed at five moments of a training, and started again: the training goes on,
+"""The policy's server is killed at five moments of a training, and started again: the training continues,
 nothing that was finished is lost or done again, and no group is skipped because of it."""
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_server_that_is_killed_costs_no_group(
 
         steps = len(killed.steps())
         killed.until(lambda: len(killed.steps()) > steps + 1)
-        killed.kill()  # as a step ends, whatever else goes on
+        killed.kill()  # at the end of a step
         killed.start()
         killed.kill()  # as it is back
         killed.start()

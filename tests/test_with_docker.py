@@ -19,7 +19,7 @@ def run(*command: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[st
 
 
 def with_docker(*command: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    # Not as root, who would start an engine; whoever runs the tests as another user is none already.
+    # As another user, because root would start an engine.
     other = ["setpriv", "--reuid=65534", "--clear-groups"] if os.getuid() == 0 and env else []
     return run(*other, str(SCRIPT), *command, env={**os.environ, **env})
 

@@ -122,7 +122,7 @@ def serve(registry: Registry) -> Iterator[Registry]:
                 if slowly and registry.stall:
                     registry.stopped.wait()
             except ConnectionError:
-                return  # whoever pulls has hung up
+                return  # the client has closed the connection
 
         def log_message(self, *args: object) -> None:
             pass

@@ -184,7 +184,7 @@ async def test_tools_of_a_task_work_for_whichever_user(
 async def test_git_works_for_whichever_user_where_files_are_protected(
     provider: DockerProvider, spec: SandboxSpec, user_image: str, repository: Path
 ) -> None:
-    """The top of the repository is the keeper's then, and git would refuse one of somebody else."""
+    """The keeper owns the top of the repository, and git refuses a repository of another user."""
     update = {"image": user_image, "repository": repository, "write_protect": True}
     async with provider.open(spec.model_copy(update=update)) as sandbox:
         assert await sandbox.protect(["/testbed/test_it.py"])
@@ -251,7 +251,7 @@ FURTHER = [
 async def test_code_that_breaks_its_sandbox(
     provider: DockerProvider, spec: SandboxSpec, deed: str, says: str
 ) -> None:
-    """It is told from a sandbox that died of itself, again and again, and killing still works."""
+    """It differs from a sandbox that died by itself, every time, and killing still works."""
     async with provider.open(spec) as sandbox:
         process = await sandbox.start(["sh", "-c", f"{deed}; echo done; exec sleep 600"])
         async for stream, chunk in process.output():

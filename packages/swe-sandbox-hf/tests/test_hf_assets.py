@@ -138,7 +138,7 @@ async def test_another_process_uploads_nothing(
 
 
 async def test_two_concurrent_uploads(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
-    """Both look before either has uploaded: whoever is second finds it there."""
+    """Both look before either has uploaded, and the second finds the archive."""
     looked, both = 0, anyio.Event()
     first, second = provider_of(), provider_of()
     for provider in (first, second):
@@ -282,7 +282,7 @@ async def test_token_that_may_not_create_it(local_hf: LocalHF, monkeypatch: pyte
 async def test_token_that_may_only_read(
     local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is enough where somebody has uploaded what is needed."""
+    """It is enough if another user has uploaded the archives."""
     await use(provider_of(), with_asset)
     local_hf.jobs.jobs.clear()
     monkeypatch.setenv("HF_TOKEN", local_hf.add_token(["job.read", "job.write", "repo.content.read"]))
@@ -330,7 +330,7 @@ async def test_token_that_may_only_read_is_asked_for_once(
 
 
 async def test_data_set_that_is_public(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
-    """Nothing is made public by surprise; what somebody has published can be used."""
+    """Nothing becomes public by surprise, and published archives can be used."""
     await use(provider_of(), with_asset)
     local_hf.jobs.jobs.clear()
     full = repo(local_hf)
@@ -392,7 +392,7 @@ async def test_missing_asset(local_hf: LocalHF, with_asset: SandboxSpec, asset: 
 
 
 async def test_archive_that_is_none(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
-    """One that somebody put there by hand."""
+    """An archive that a user put there by hand."""
     await use(provider_of(), with_asset)
     (path,) = archives_in(local_hf)
     repo(local_hf).commit("main", {path: b"no archive"}, "broken")

@@ -235,7 +235,7 @@ async def test_shell_that_says_something_else(
 async def test_token_that_is_revoked_in_the_middle(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One sentence for whoever uses the sandbox, and one in the log where it cannot be destroyed."""
+    """One sentence for the user of the sandbox, and one in the log if it cannot be destroyed."""
     async with provider.open(spec) as sandbox:
         process = await sandbox.start(["sleep", "600"])
         local_hf.accounts.revoke(local_hf.token)

@@ -321,7 +321,7 @@ def test_finished_commands_are_removed(shell: Shell) -> None:
 
 
 def test_command_waits_for_a_slow_reader(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more than its limit unfetched it is stopped, and goes on once somebody has fetched it."""
+    """With more than its limit unfetched it is stopped, and continues once the output is fetched."""
     script = Shell.script
 
     def edited(self: Shell, name: str) -> str:
@@ -394,7 +394,7 @@ def test_asset_is_unpacked_read_only(shell: Shell, tmp_path: Path, streamed: boo
     assert (there / "bin" / "tool").stat().st_mode & 0o777 == 0o555
     assert there.stat().st_mode & 0o222 == 0
     for path in (there, there / "bin"):
-        path.chmod(0o755)  # so that whoever is not root can remove it
+        path.chmod(0o755)  # so that other users than root can remove it
 
 
 def test_asset_that_did_not_arrive_whole(shell: Shell, tmp_path: Path) -> None:

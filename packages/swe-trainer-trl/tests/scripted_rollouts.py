@@ -62,7 +62,7 @@ class AgentConfig(Config):
 
 
 class ScriptedAgent(AgentSpec):
-    """Does what it is told."""
+    """Executes its script."""
 
     name = "scripted"
 

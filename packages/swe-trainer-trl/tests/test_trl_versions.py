@@ -22,7 +22,7 @@ _VERSIONS = [
     "1.16.0",
 ]
 _OWN_VLLM = {"1.10.0", "1.11.0", "1.12.0"}
-"""Import names that the vLLM of today no longer has; without any vLLM they train with a transfer of ours."""
+"""Import names that the vLLM of today no longer has; without any vLLM they train with swe-core's transfer."""
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

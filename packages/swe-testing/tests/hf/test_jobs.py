@@ -1,4 +1,4 @@
-"""Jobs of the local HF, by the real client: what runs, what is refused, what is told."""
+"""Jobs of the local HF, by the real client: what runs, what is refused, what is reported."""
 
 from __future__ import annotations
 

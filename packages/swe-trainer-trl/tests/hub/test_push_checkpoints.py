@@ -187,7 +187,7 @@ def test_training_that_came_back(hf: LocalHF, run: RunDirectory, tmp_path: Path)
     assert [group.members[0].rollout_id for group in journal.unfinished()] == ["t-g0-0"]
     journal.close()
     assert RunDirectory.resume(there, Redactor()).rollouts() == []
-    # It goes on, pushes, and comes back once more: nothing of before is lost.
+    # It continues, pushes, and is restored once more: nothing is lost.
     finish(restored, "t-g0-1-2")
     journal = Journal(there / JOURNAL)
     journal.add_member(0, Member("t-g0-1-2", 1, 1.0, (), None, None))
@@ -248,7 +248,7 @@ def test_command(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
 
 def test_another_training_keeps_its_checkpoints(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     pushed(run, 3)
-    assert prepared(PushOptions(to=TO), run.path) is not None  # the same goes on
+    assert prepared(PushOptions(to=TO), run.path) is not None  # the same run resumes
     for other in (tmp_path / "not-there", tmp_path / "other"):
         with pytest.raises(UsageError, match="has the checkpoints of another training"):
             prepared(PushOptions(to=TO), other)

@@ -442,7 +442,7 @@ def test_sigkill_loses_nothing(path: Path, watched: bool, kills: int) -> None:
 
 
 def add_until_full(path: Path) -> None:
-    """Fill a disk, then see that the journal has all that it returned for and goes on when there is space."""
+    """Fill a disk, then check that the journal has all that it confirmed and works again with free space."""
     with opened(path) as journal:
         group = journal.open_group("task", 10**6)
         added = 0

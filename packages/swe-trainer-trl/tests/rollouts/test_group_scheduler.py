@@ -105,7 +105,7 @@ class Script:
         self._held[name].set()
 
     async def held(self, name: str) -> None:
-        """Until somebody waits for `name`."""
+        """Wait until a task waits for `name`."""
         await self._asked[name].wait()
 
 
@@ -226,7 +226,7 @@ async def feeding(
     dying: Collection[int] = (),
     **options: Any,
 ) -> AsyncIterator[Feed]:
-    """A feeder in the run directory `path`, which is gone on with where it is there; `first` are its first
+    """A feeder in the run directory `path`, which resumes an existing run; `first` are its first
     commands. It is stopped in the end."""
     mark = uuid.uuid4().hex
     agent, script, provider = ScriptedAgent(AgentConfig(mark=mark)), Script(words), Watched(dying)
@@ -662,7 +662,7 @@ def test_rollout_is_cancelled_once_when_an_id_that_may_be_trained_is_too_old(
 
 
 def test_tokens_of_a_lost_try_make_no_rollout_stale() -> None:
-    """Its sandbox failed, and it is run again: those ids are not trained, so their age is no matter."""
+    """Its sandbox failed, and it is run again: those ids are not trained, so their age does not count."""
     runner = Cancelled()
     freshness = StalenessCheck(runner, 0, {}, 0, RolloutMetrics())
     freshness.started(_request("a"))

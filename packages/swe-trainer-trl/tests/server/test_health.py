@@ -20,7 +20,7 @@ from swe_trainer_trl.server.health import not_left_paused, watched
 
 
 class Stuck(LoopbackServer):
-    """Answers `/pause` once it is let, and `/health` as it is told."""
+    """Answers `/pause` on request, and `/health` with the set status."""
 
     def __init__(self) -> None:
         super().__init__()

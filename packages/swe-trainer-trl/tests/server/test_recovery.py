@@ -57,7 +57,7 @@ class Bench:
 
     @contextmanager
     def guarded(self, server: VLLMServer | None, **options: float) -> Iterator[ServerRecovery]:
-        """The guard of a server of ours that is started, or of one of the user."""
+        """The recovery of a started server, or of a server of the user."""
         from swe_trainer_trl.server.recovery import ServerRecovery
 
         chosen = ServerOptions(**options)

@@ -89,7 +89,7 @@ async def talk(impostor: Impostor, endpoint: str = ANY) -> None:
 
 @pytest.mark.parametrize("proof", [b"x" * (MAX_PROOF + 1), b"x" * (4 << 20), b"x" * 64 + b"\n", b"\n"])
 async def test_client_without_a_proof_is_refused(proof: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of it is kept, and after some times it counts as somebody else."""
+    """Nothing of it is kept, and after some attempts it counts as a stranger."""
     monkeypatch.setattr(receiver, "_IMPOSTURES", 4)
     with pytest.raises(ProtocolError, match="not ours any more"):
         await talk(Impostor(proof=lambda *_: proof))

@@ -212,5 +212,5 @@ async def test_cancelled_read_with_data_is_quiet() -> None:
             tasks.start_soon(stream.receive)
             await anyio.wait_all_tasks_blocked()
             far.send(b"x")
-            await asyncio.sleep(0)  # the next turn of the loop sees the data, and this goes on before it
+            await asyncio.sleep(0)  # the next turn of the loop sees the data, and this runs before it
             tasks.cancel_scope.cancel()
