@@ -252,7 +252,7 @@ def test_poisoned_bundle_is_built_anew(
     assert ensure_bundle(cache=cache, packages=packages) == built
     assert contents_of(built.path) == before
     (record,) = caplog.records
-    assert "is not what was built there: it is built anew, and what was there is in" in record.message
+    assert "has changed since it was built: it is rebuilt, and the old one is in" in record.message
     ensure_bundle(cache=cache, packages=packages)
     assert len(caplog.records) == 1
 

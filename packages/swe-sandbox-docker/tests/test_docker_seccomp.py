@@ -246,7 +246,7 @@ async def test_engine_without_seccomp_is_refused(
     (note,) = [note for note in provider.notes() if "system calls" in note]
     assert "AF_VSOCK" in note
     monkeypatch.setattr("swe_sandbox_docker.client._limits", lambda info: client.limits)
-    assert "does not take our seccomp profile (sandbox.docker.seccomp)" in checks.engine().text
+    assert "does not accept swe-core's seccomp profile (sandbox.docker.seccomp)" in checks.engine().text
 
 
 @pytest.mark.docker

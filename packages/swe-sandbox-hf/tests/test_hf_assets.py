@@ -396,7 +396,7 @@ async def test_archive_that_is_none(local_hf: LocalHF, with_asset: SandboxSpec) 
     await use(provider_of(), with_asset)
     (path,) = archives_in(local_hf)
     repo(local_hf).commit("main", {path: b"no archive"}, "broken")
-    with pytest.raises(SandboxError, match=r"cannot copy what belongs into '/opt/swe/mine' in the sandbox"):
+    with pytest.raises(SandboxError, match=r"cannot unpack the files of '/opt/swe/mine' in the sandbox"):
         await use(provider_of(), with_asset)
 
 

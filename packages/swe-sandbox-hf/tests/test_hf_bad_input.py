@@ -259,7 +259,7 @@ def test_unknown_answers_of_the_service_refuse_no_run() -> None:
     check(SandboxSpec(memory_mb=10**6, cpus=500), "odd", flavors)
     with pytest.raises(PolicyRefused, match="choose another, such as odd"):
         check(SandboxSpec(memory_mb=1024), "b", flavors)
-    with pytest.raises(PolicyRefused, match="no flavor has as much, so ask less"):
+    with pytest.raises(PolicyRefused, match="no flavor has this much, so request less"):
         check(SandboxSpec(memory_mb=1024), "b", {"b": flavors["b"]})
 
 

@@ -1,4 +1,4 @@
-"""PiAgent: runs Pi, unmodified, in a sandbox."""
+"""PiAgent: unmodified Pi in a sandbox."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from swe_agents_pi.events import parse_line
 from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, Asset
 
 PROVIDER = "rollout"
-"""Pi's provider name for the rollout's endpoint."""
+"""Pi's name for the provider with the rollout's endpoint."""
 TOKEN = "SWE_LLM_TOKEN"  # noqa: S105 (the name of a variable)
-"""Variable with the rollout's token. No SDK reads it, so no child of Pi calls the endpoint by accident."""
+"""Variable with the rollout's token. No SDK reads it, so children of Pi do not call the LLM by accident."""
 _DAY_MS = 24 * 3600 * 1000
-"""Pi's time limit, longer than any rollout: the host limits the time of a reply."""
+"""Timeout longer than any rollout, because the host limits the time of a reply."""
 
 
 class PiAgent(AgentSpec):
-    """The Pi coding agent in JSON mode, with the rollout's endpoint as its only provider.
+    """The Pi coding agent, in JSON mode, with the rollout's endpoint as its only provider.
 
-    Pi loads nothing that a repository has for agents (AGENTS.md, extensions, skills, settings), because it
-    would be a second, unrecorded prompt.
+    Pi does not load a repository's files for agents (AGENTS.md, extensions, skills, settings), which would be
+    a second, unrecorded prompt.
     """
 
     name = "pi"
@@ -37,19 +37,23 @@ class PiAgent(AgentSpec):
         self.config = config or PiConfig()
 
     def assets(self) -> Sequence[Asset]:
-        """Return the bundle of node and Pi. Raises the errors of `ensure_bundle`."""
+        """Return the bundle of node and Pi, built on first use.
+
+        Raises:
+            SweError: See `ensure_bundle`.
+        """
         bundle = ensure_bundle(self.config.node)
         return (Asset(name=self.name, path=bundle.path, digest=bundle.digest),)
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
-        """Return Pi's models.json and settings.json for this rollout, which do not contain the token."""
+        """Return Pi's models.json and settings.json for this rollout, without the token."""
         return {
             f"{_agent_dir(ctx)}/models.json": json.dumps(self._models(ctx)).encode(),
             f"{_agent_dir(ctx)}/settings.json": json.dumps(self._settings()).encode(),
         }
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        """Return the command line of Pi in print mode, which reads one prompt from standard input."""
+        """Return the command of Pi in print mode: it reads one prompt from standard input, and ends."""
         bundle = ctx.asset(self.name)
         argv = [
             f"{bundle}/{NODE}", f"{bundle}/{CLI}", "--print", "--mode", "json", "--no-session",
@@ -63,7 +67,7 @@ class PiAgent(AgentSpec):
         return argv
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
-        """Return the variables of Pi: its directory, switches and the token."""
+        """Return Pi's directory, its switches and the token."""
         env = {
             "PI_CODING_AGENT_DIR": _agent_dir(ctx),
             "PI_OFFLINE": "1",
@@ -72,24 +76,24 @@ class PiAgent(AgentSpec):
             TOKEN: ctx.api_key,
         }
         host = urlsplit(ctx.base_url).hostname or ""
-        if _is_loopback(host):  # else a proxy in the image's environment would get the calls
+        if _is_loopback(host):  # a proxy in the image's environment would get the LLM calls
             env |= {"NO_PROXY": host, "no_proxy": host}
         return env
 
     def stdin(self, ctx: AgentContext) -> bytes:
-        """Return the prompt, in which Pi's command line would interpret some characters."""
+        """Return the prompt. On standard input, Pi does not parse it as command line arguments."""
         return ctx.prompt.encode()
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
-        """Return the transcript events of one line of Pi's JSON output."""
+        """Return the transcript events of one line of Pi's JSON events."""
         return parse_line(line)
 
     def failure(self, ended: AgentExit) -> str | None:
-        """Return why Pi failed; None if it succeeded.
+        """Return why Pi failed, or None if it succeeded.
 
-        In JSON mode Pi exits with 0 after failed LLM calls, so the last event decides; an error that a retry
-        repaired is not the last event. An empty reply, or one cut at its token limit, is no failure: it is
-        the policy's reply, and the patch is graded.
+        In JSON mode Pi exits with 0 even if its LLM calls fail, so the last event decides. After a successful
+        retry, the last event is not an error. An empty reply, or one that was cut off at its token limit, is
+        no failure: the policy wrote it, and the patch is graded.
         """
         said = f": {ended.last_error.text}" if ended.last_error is not None else ""
         if ended.exit_code == 0:
@@ -129,7 +133,7 @@ class PiAgent(AgentSpec):
     def _settings(self) -> dict[str, Any]:
         retries = self.config.retries
         settings: dict[str, Any] = {
-            # Compaction rewrites the policy's history, so it is off by default.
+            # Compaction rewrites the history that the policy saw, so it is off by default.
             "compaction": {"enabled": False},
             "retry": {
                 "enabled": retries > 0,
@@ -154,7 +158,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _signal_name(number: int) -> str:
-    """Return `SIGTERM` for 15; for SIGKILL also its usual reason."""
+    """Return `SIGTERM` for 15; for SIGKILL also the usual cause."""
     try:
         name = signal.Signals(number).name
     except ValueError:
@@ -163,10 +167,10 @@ def _signal_name(number: int) -> str:
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated with `over`, with nested tables merged."""
+    """Return `base` updated with `over`. Tables merge key by key."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
         both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merged(below, value) if both else value  # type: ignore[arg-type]  # `both` says that they are mappings
+        merged[key] = _merged(below, value) if both else value  # type: ignore[arg-type]  # `both` ensures mappings
     return merged

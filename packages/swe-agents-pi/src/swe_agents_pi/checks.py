@@ -1,4 +1,4 @@
-"""Checks of `swe-core doctor` for the agent `pi`."""
+"""Checks of what the agent `pi` needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from swe_core.errors import AgentError
 
 
 def node() -> Finding:
-    """Check for a node to bundle."""
+    """Check that a usable node exists."""
     try:
         return Finding("ok", str(find_node(None)))
     except AgentError as error:
@@ -17,7 +17,7 @@ def node() -> Finding:
 
 
 def bundle() -> Finding:
-    """Check whether the bundle is built or can be, without a request to a registry."""
+    """Check that the bundle is built, or that npm exists to build it. This does not run npm."""
     try:
         if (built := find_bundle()) is not None:
             return Finding("ok", f"{PI.spec} is built in {str(built.path)!r}")

@@ -1,8 +1,8 @@
-"""Parses Pi's JSON event stream (`--mode json`) line by line into transcript events.
+"""A parser of Pi's JSON event stream (`--mode json`), which returns transcript events.
 
-Each line is parsed alone, because one parser serves many concurrent rollouts. The order of events therefore
-shows whether an error ended the agent: a failed LLM call is an `error`, and the reply of a successful retry
-follows it. If Pi gives up, its `agent_end` contains the error, which is fatal.
+Each line is parsed on its own, because one parser serves many rollouts. The order of events therefore shows
+whether an error ended the agent: a failed LLM call is an `error`, and the reply of a successful retry follows
+it. When Pi gives up, its `agent_end` contains the error, which becomes fatal.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from swe_core import AgentEvent
 
 _UPDATE = '{"type":"message_update"'
-"""Beginning of the lines that repeat a growing message: most of the output, without new information."""
+"""Prefix of lines that repeat a message while it is generated. Most of the output is such lines."""
 _MAX_ODD = 2000
 
 
 def parse_line(line: str) -> Sequence[AgentEvent]:
-    """Return the transcript events of one line. Never raises."""
+    """Return the transcript events of one line. This never raises."""
     if not line.strip() or line.startswith(_UPDATE):
         return ()
     try:
@@ -36,7 +36,7 @@ def parse_line(line: str) -> Sequence[AgentEvent]:
         case "auto_retry_start":
             text = f"retry {event.get('attempt')} of {event.get('maxAttempts')}: {event.get('errorMessage')}"
         case "auto_retry_end":
-            text = "the retry succeeded" if event.get("success") is True else "the retries did not help"
+            text = "the retry succeeded" if event.get("success") is True else "the retries failed"
         case "compaction_start":
             text = f"compaction started: {event.get('reason')}"
         case "compaction_end":
@@ -72,14 +72,14 @@ def _assistant(message: Mapping[str, Any]) -> Iterator[AgentEvent]:
     if error is not None:
         yield _event("error", error)
         return
-    if not said:  # an empty reply is a reply too, which ends earlier failures
+    if not said:  # even an empty reply ends an earlier failure
         yield _event("text", "")
     if message.get("stopReason") == "length":
         yield _event("info", "the reply was cut off at its token limit")
 
 
 def _end(event: Mapping[str, Any]) -> Iterator[AgentEvent]:
-    """Return the fatal error with which the agent ended. `agent_end` repeats every message."""
+    """Yield the fatal error if the agent ended with one. `agent_end` repeats every message."""
     messages = _blocks(event.get("messages"))
     last = messages[-1] if messages else {}
     error = _error_of(last) if last.get("role") == "assistant" else None
@@ -88,7 +88,7 @@ def _end(event: Mapping[str, Any]) -> Iterator[AgentEvent]:
 
 
 def _error_of(message: Mapping[str, Any]) -> str | None:
-    """Return Pi's reason for a failed LLM call; None if the call succeeded."""
+    """Return Pi's error message for the LLM call behind `message`, or None if the call succeeded."""
     reason = message.get("stopReason")
     if reason not in ("error", "aborted"):
         return None
@@ -106,7 +106,7 @@ def _text_of(content: object) -> str:
 
 
 def _event(kind: Any, text: str, tool: str | None = None, *, fatal: bool = False) -> AgentEvent:
-    """Return an event of valid Unicode, because Pi cuts text between the halves of a surrogate pair."""
+    """Return an event of valid Unicode. Pi may cut text inside a surrogate pair."""
     tool = None if tool is None else _whole(tool)
     return AgentEvent(kind=kind, text=_whole(text), tool=tool, fatal=fatal)
 

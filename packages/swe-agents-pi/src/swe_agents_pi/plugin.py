@@ -1,4 +1,4 @@
-"""The plugin: agent `pi` and its checks."""
+"""The plugin's entry point."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _create(config: PiConfig) -> AgentSpec:
 
 @hookimpl
 def swe_agents() -> Iterable[Component[AgentSpec]]:
-    """Return the agent `pi`."""
+    """Register the agent `pi`."""
     return [Component("pi", _create, PiConfig, "the Pi coding agent, unmodified, from a host-built bundle")]
 
 
 @hookimpl
 def swe_checks() -> Iterable[Check]:
-    """Return the checks for Pi."""
+    """Register the checks of what Pi needs."""
     from swe_agents_pi.checks import CHECKS
 
     return CHECKS

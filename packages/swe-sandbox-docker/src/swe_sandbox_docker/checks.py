@@ -1,4 +1,4 @@
-"""Checks of `swe-core doctor` for Docker containers."""
+"""Checks of what container sandboxes need."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from swe_core.errors import SandboxError
 
 _SECONDS = 10
 _LITTLE = 10 * 2**30
-"""Minimum free bytes: images of tasks have 1 to 4 GB each."""
+"""Minimum free bytes. Task images have 1 to 4 GB each."""
 
 
 def engine() -> Finding:
-    """Check that a Docker Engine answers, and report what it can enforce."""
+    """Check that a Docker Engine answers, and report which limits it can enforce."""
     from swe_sandbox_docker.client import Client, resolve_host
 
     try:
@@ -25,27 +25,29 @@ def engine() -> Finding:
     client.api.close()
     limits = client.limits
     lacks = f"; it cannot limit {', '.join(limits.missing)}" if limits.missing else ""
-    seccomp = "" if limits.seccomp else "; it does not take our seccomp profile (sandbox.docker.seccomp)"
+    seccomp = (
+        "" if limits.seccomp else "; it does not accept swe-core's seccomp profile (sandbox.docker.seccomp)"
+    )
     about = f"{limits.cpus} processors, {limits.storage}"
     text = f"Engine {limits.version} at {client.host}, {about}{lacks}{seccomp}"
     return Finding("ok", text)
 
 
 def disk() -> Finding:
-    """Check the free space for images, if the Engine's files are on this host."""
+    """Check the free space for images, if this host can see the Engine's files."""
     from swe_sandbox_docker.client import Client, resolve_host
 
     try:
         client = Client(resolve_host(None), timeout=_SECONDS)
     except SandboxError:
-        return Finding("info", "cannot be told without an Engine")
+        return Finding("info", "unknown without an Engine")
     try:
         info: dict[str, Any] = client.api.info()
     finally:
         client.api.close()
     root = Path(info["DockerRootDir"])
     if not root.is_dir():
-        return Finding("info", f"cannot be told: {str(root)!r} is not on this host")
+        return Finding("info", f"unknown: {str(root)!r} is not on this host")
     free = shutil.disk_usage(root).free
     text = f"{free / 2**30:.1f} GiB free in {str(root)!r}, {info['Images']} images"
     if free >= _LITTLE:

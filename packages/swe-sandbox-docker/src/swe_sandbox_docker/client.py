@@ -1,8 +1,8 @@
-"""Client: docker-py in threads, and raw streams of the Docker Engine in the event loop.
+"""Asynchronous client of the Docker Engine: docker-py in threads, and raw streams in the event loop.
 
-docker-py blocks, so its calls run in worker threads. The streams of an exec last as long as its command: one
-thread for each would limit a run to some hundred commands, and docker-py's socket loses the bytes that
-arrive with the head of the reply. This module therefore reads these streams from the engine's socket.
+docker-py blocks, so its calls run in worker threads. The streams of an exec are read here from the engine's
+socket, for two reasons. A thread for each command would limit a run to some hundred commands, and docker-py's
+own socket loses the data that arrives together with the head of the reply.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from swe_sandbox_docker.seccomp import MACHINES
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 CALLS = 64
-"""Maximum number of concurrent blocking calls."""
+"""Maximum number of concurrent blocking calls; more wait."""
 TIMEOUT = 120
-"""Maximum seconds of one call. On few cores, many containers start slowly."""
+"""Seconds that one call may take. Starting many containers on few cores is slow."""
 _MAX_HEAD = 65536
 _MAX_REASON = 500
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """The limits that the engine reports it can enforce.
+    """What the engine reports that it can enforce.
 
     Args:
         cpus: Number of processors.
         missing: Names of the limits that it cannot enforce.
         swap: Whether it can prevent a container from using swap beyond its memory.
-        storage: Storage driver and file system below it.
-        quota: Whether it can perhaps limit what a container writes.
-        version: Version of the engine.
-        seccomp: Whether it can apply the package's system call profile.
+        storage: Its storage driver and the file system under it.
+        quota: Whether it may support a quota for all that a container writes.
+        version: Its version.
+        seccomp: Whether it can apply swe-core's seccomp profile to a container.
     """
 
     cpus: int
@@ -63,7 +63,8 @@ def resolve_host(configured: str | None) -> str:
     """Return the engine's address: the setting, else DOCKER_HOST, else Docker's default.
 
     Raises:
-        SandboxError: The engine is on another machine, which shares no directory or socket with this host.
+        SandboxError: The address is not a Unix socket. An engine on another machine cannot share directories
+            and sockets.
     """
     host = configured or os.environ.get("DOCKER_HOST") or DEFAULT_HOST
     if not host.startswith("unix://"):
@@ -76,10 +77,10 @@ def resolve_host(configured: str | None) -> str:
 
 
 class Client:
-    """A connection to one engine, which many tasks may share.
+    """A client of one engine. Tasks of one event loop may share a client.
 
     Args:
-        timeout: Maximum seconds of one call.
+        timeout: Seconds that one call may take.
 
     Raises:
         SandboxError: No engine answers at `host`.
@@ -89,7 +90,7 @@ class Client:
         self.host = host
         self.socket = host.removeprefix("unix://")
         try:
-            with socket.socket(socket.AF_UNIX) as probe:  # docker-py leaks its socket without a listener
+            with socket.socket(socket.AF_UNIX) as probe:  # if this fails, docker-py would leak its socket
                 probe.connect(self.socket)
             self.api = docker.APIClient(
                 base_url=host, version="auto", timeout=timeout, max_pool_size=CALLS, num_pools=1
@@ -101,14 +102,14 @@ class Client:
                 "unix:///PATH of one that runs and that you may use"
             ) from None
         self._limiter = anyio.CapacityLimiter(CALLS)
-        # It holds only idle connections, and a provider does not know its last sandbox.
+        # A provider does not learn which sandbox is its last. The API client holds only idle connections.
         weakref.finalize(self, self.api.close)
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a blocking function of docker-py in a thread. Cancellation waits for its end.
 
         Raises:
-            docker.errors.APIError: The engine refused.
+            docker.errors.APIError: The engine refuses.
             SandboxError: The engine no longer answers.
         """
         try:
@@ -117,11 +118,11 @@ class Client:
             raise
         except (DockerException, OSError) as error:
             raise SandboxError(
-                f"the Docker Engine at {self.host!r} does not answer any more: {reason(error)}"
+                f"the Docker Engine at {self.host!r} no longer answers: {reason(error)}"
             ) from error
 
     async def hijack(self, path: str, body: dict[str, Any]) -> tuple[SocketStream, bytearray]:
-        """Post to a `path` of the API whose reply is a raw stream, and take over the connection.
+        """POST to a `path` of the API that replies with a raw stream, and take over the connection.
 
         Returns:
             The connection, and the bytes of the stream that arrived with the head of the reply.
@@ -140,7 +141,7 @@ class Client:
             connection = await anyio.connect_unix(self.socket)
         except OSError as error:
             raise SandboxError(
-                f"the Docker Engine at {self.host!r} does not answer any more: {reason(error)}"
+                f"the Docker Engine at {self.host!r} no longer answers: {reason(error)}"
             ) from error
         try:
             await connection.send(request.encode())
@@ -149,16 +150,14 @@ class Client:
                 reply += await connection.receive()
             head, _, rest = reply.partition(b"\r\n\r\n")
             status = int(head.split(None, 2)[1])
-            # Standard input may be sent only now: the engine drops bytes that arrive before it has switched.
+            # The engine drops standard input that arrives before it has sent this reply.
             if status not in (101, 200):
                 kind = SandboxDied if status in (404, 409) else SandboxError
                 said = rest.decode(errors="replace").strip() or f"status {status}"
                 raise kind(f"the Docker Engine refuses the streams of a container: {said}")
         except (anyio.EndOfStream, anyio.BrokenResourceError, IndexError, ValueError) as error:
             await anyio.aclose_forcefully(connection)
-            raise SandboxError(
-                f"the Docker Engine at {self.host!r} answered with something that is no HTTP reply"
-            ) from error
+            raise SandboxError(f"the Docker Engine at {self.host!r} sent an invalid HTTP reply") from error
         except BaseException:
             await anyio.aclose_forcefully(connection)
             raise
@@ -166,8 +165,10 @@ class Client:
 
 
 def reason(error: BaseException) -> str:
-    """What an exception of docker-py says, in one line: the innermost cause, or the engine's own words, which
-    may bring a whole Go stack and are cut."""
+    """Return the engine's message, or the innermost cause of an exception, as one line.
+
+    The line is shortened, because the engine may send a whole Go stack.
+    """
     if isinstance(error, APIError) and error.explanation:
         text = str(error.explanation)
         if text.startswith("{"):  # older engines repeat the JSON of the reply

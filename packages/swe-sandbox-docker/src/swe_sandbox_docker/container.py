@@ -1,4 +1,4 @@
-"""Creates a container from a SandboxSpec: its permissions, and its files before it starts."""
+"""Creation of a container from a SandboxSpec: its limits, and its files before it starts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from swe_core.system.process_owner import LABEL, current_owner
 from swe_sandbox_docker.client import Client
 
 SOCKET_DIR = "/run/swe"
-"""Path in the sandbox of the host directory with the sockets of its relays, read-only."""
+"""Read-only mount point of the host directory with the sockets of the sandbox's relays."""
 
 KEEPER_ID = 65432
 KEEPER = f"{KEEPER_ID}:{KEEPER_ID}"
-"""User and group of the container's first processes. Commands run as another user: without CAP_KILL even
-root cannot signal these processes, so an agent that kills every process does not end its sandbox."""
+"""User and group of the container's first processes. Commands run as another user and without CAP_KILL, so
+even root cannot signal these processes: an agent that kills everything it sees does not end its sandbox."""
 READY = b"ready"
 FILTERED = b"seccomp 2"
-"""Output of the first process before READY if a system call filter applies to it (proc(5), `Seccomp`)."""
-# Reads its standard input until it is closed (lifeline.py), without forking.
+"""Printed by the first process before READY if a seccomp filter applies to it (proc(5), `Seccomp`)."""
+# The shell reads standard input until it is closed (lifeline.py). It does not fork.
 _KEEP = (
     'while read -r key mode; do [ "$key" != Seccomp: ] || echo "seccomp $mode"; done </proc/self/status; '
     f"echo {READY.decode()}; while read -r _; do :; done"
 )
-_OWN_PROCESSES = 2  # docker-init and the keeper's shell
+_OWN_PROCESSES = 2  # docker-init and this shell
 
 _SPOOL = 32 * 1024 * 1024
 
@@ -48,11 +48,11 @@ class User:
 
 
 def check(spec: SandboxSpec, client: Client) -> str:
-    """Check `spec` and return its image.
+    """Check `spec`, and return its image.
 
     Raises:
         PolicyRefused: The engine cannot enforce a limit.
-        SandboxError: The image or a host directory is missing.
+        SandboxError: `spec` names no image, or a host directory does not exist.
     """
     if spec.image is None:
         raise SandboxError(
@@ -68,10 +68,10 @@ def check(spec: SandboxSpec, client: Client) -> str:
 
 
 def require_limits(client: Client) -> None:
-    """Check that the engine can limit a container's resources.
+    """Raise if the engine cannot limit a container's resources.
 
     Raises:
-        PolicyRefused: The engine cannot.
+        PolicyRefused: The engine cannot enforce a limit.
     """
     if client.limits.missing:
         raise PolicyRefused(
@@ -90,14 +90,14 @@ def create(
     quota: bool,
     seccomp: str | None,
 ) -> str:
-    """Create the container, do not start it, and return its id. Blocks.
+    """Create the container without starting it, and return its id. Blocking.
 
     Args:
-        quota: Limit the sum of written bytes; else the limit holds for each file.
-        seccomp: The system call profile; None is the engine's own.
+        quota: Limit the sum of all written files; otherwise limit each file.
+        seccomp: The seccomp profile; None for the engine's own.
 
     Raises:
-        docker.errors.APIError: The engine refused.
+        docker.errors.APIError: The engine refuses.
     """
     api = client.api
     mounts = [Mount(SOCKET_DIR, str(sockets), type="bind", read_only=True)]
@@ -128,7 +128,7 @@ def create(
         command=[],
         entrypoint=["sh", "-c", _KEEP],
         user=KEEPER,
-        stdin_open=True,  # docker-py closes it when the client that is attached disconnects (StdinOnce)
+        stdin_open=True,  # docker-py sets StdinOnce: a disconnect of the attached client closes it
         environment={**spec.env, "HOME": HOME_DIR},
         working_dir=spec.workdir,
         labels={**spec.labels, "swe-core": "1", LABEL: current_owner()},
@@ -140,11 +140,11 @@ def create(
 
 
 def fill(client: Client, container: str, user: User, spec: SandboxSpec) -> None:
-    """Create the home directory and copy the repository, both owned by `user`. Blocks.
+    """Create the home directory and copy the repository, both owned by `user`. Blocking.
 
     Raises:
         SandboxError: The repository cannot be read.
-        docker.errors.APIError: The engine refused.
+        docker.errors.APIError: The engine refuses.
     """
     with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -169,10 +169,10 @@ def _add(archive: tarfile.TarFile, source: Path, target: str, user: User) -> Non
 
 
 def as_keepers(archive: bytes) -> bytes:
-    """Return a tar archive with the keeper as owner.
+    """Return a tar archive with the keeper as the owner of all members.
 
-    Only the keeper may write to its files. Every user may create files in its directories, but the sticky
-    bit protects the keeper's files there from removal and replacement.
+    Only the keeper may write to the files. In the directories all users may create files, but the sticky bit
+    prevents them from replacing or removing the keeper's.
     """
     made = io.BytesIO()
     with (
@@ -188,14 +188,14 @@ def as_keepers(archive: bytes) -> bytes:
 
 
 def resolve_user(client: Client, container: str, configured: str) -> User:
-    """Return the image's user, with its numbers. Blocks.
+    """Return the image's configured user with its numeric ids. Blocking.
 
     Args:
-        configured: `NAME`, `UID`, `NAME:GROUP` or `UID:GID`.
+        configured: `NAME`, `UID`, `NAME:GROUP` or `UID:GID`; "" for root.
 
     Raises:
         SandboxError: The image has no such user or group.
-        docker.errors.APIError: The engine refused.
+        docker.errors.APIError: The engine refuses.
     """
     name, _, group = configured.partition(":")
     name = name or "root"
@@ -208,9 +208,9 @@ def resolve_user(client: Client, container: str, configured: str) -> User:
 
 
 def _look_up(client: Client, container: str, path: str, name: str) -> tuple[int, int]:
-    """Return fields 3 and 4 of the entry with the name or number `name`.
+    """Return fields 3 and 4 of the entry with the name or number `name`. A number needs no entry.
 
-    A number without an entry stands for itself. Callers ignore field 4 of /etc/group, which is no number.
+    In /etc/group, field 4 is not a number, and callers ignore it.
     """
     for line in _read(client, container, path).splitlines():
         fields = line.split(":")

@@ -1,4 +1,4 @@
-"""Images: finds images on this host, or pulls each missing one once."""
+"""Images on this host. A missing image is pulled once for all sandboxes that wait for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from swe_sandbox_docker.client import Client, reason
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY = 5.0
-"""Seconds between two log lines of a pull."""
+"""Seconds between two log lines about a pull."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Images:
     """The images of one engine.
 
     Args:
-        pull: With `never`, a missing image is an error.
+        pull: With `never`, an image that is not on this host is an error.
     """
 
     def __init__(self, client: Client, pull: Literal["missing", "never"]) -> None:
@@ -43,10 +43,10 @@ class Images:
         self._pulls: dict[str, _Pull] = {}
 
     async def ensure(self, image: str) -> dict[str, Any]:
-        """Return the engine's description of `image`, after pulling a missing one.
+        """Return the engine's description of `image`, and pull the image if it is not on this host.
 
         Raises:
-            ImageNotFound: The image is absent and cannot be pulled.
+            ImageNotFound: The image is missing and cannot be pulled.
             SandboxError: The name is invalid, or the engine does not answer.
         """
         while True:
@@ -76,7 +76,7 @@ class Images:
         return found
 
     async def _pull_for_all(self, image: str) -> None:
-        """Pull and wake the waiting tasks. After cancellation, one of them pulls."""
+        """Pull, and wake the waiting tasks. After a cancellation the next of them pulls."""
         pull = self._pulls[image] = _Pull()
         try:
             pull.problem = await self._pull(image)
@@ -87,10 +87,10 @@ class Images:
             raise ImageNotFound(pull.problem)
 
     async def _pull(self, image: str) -> str | None:
-        """Pull with progress in the log; return the reason of a failure.
+        """Pull, and log the progress. Return an error message, or None.
 
-        This does not use docker-py: a thread that waits for a registry cannot be cancelled, but closing the
-        connection ends the pull.
+        This does not use docker-py, because a thread that waits for a registry cannot be cancelled. Closing
+        the connection ends the pull.
         """
         api = self._client.api
         repository, tag = parse_repository_tag(image)
@@ -121,7 +121,7 @@ class Images:
                         logger.info("pulling the image %s: %s", image, _summary(layers))
         except httpx.HTTPError as error:
             raise SandboxError(
-                f"the Docker Engine at {self._client.host!r} broke off while it pulled the image {image!r}: "
+                f"the Docker Engine at {self._client.host!r} failed while it pulled the image {image!r}: "
                 f"{reason(error)}"
             ) from error
         logger.info("pulled the image %s in %.0f s", image, time.monotonic() - started)
@@ -129,14 +129,14 @@ class Images:
 
 
 def _credentials(api: APIClient, repository: str) -> dict[str, str]:
-    """Return the header with the credentials for the registry in the user's Docker configuration. Blocks."""
+    """Return the header with the user's Docker credentials for the image's registry. Blocking."""
     registry, _ = auth.resolve_repository_name(repository)
     header = auth.get_config_header(api, registry)
     return {"X-Registry-Auth": header.decode() if isinstance(header, bytes) else header} if header else {}
 
 
 def _note(event: dict[str, Any], layers: dict[str, dict[str, int]]) -> None:
-    """Record the progress of a layer."""
+    """Record the progress of a layer from an event."""
     status = event.get("status", "")
     if status == "Pulling fs layer":
         layers[event["id"]] = {}

@@ -1,4 +1,4 @@
-"""Lifeline: the connection to a container's first process, which keeps the container running."""
+"""The connection of this program to a container's first process, which keeps the container running."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from swe_sandbox_docker.client import Client, reason
 from swe_sandbox_docker.container import READY
 from swe_sandbox_docker.streams import take_frames
 
-_MAX_WORDS = 4096  # of a shell's output, which code inside may have replaced
+_MAX_WORDS = 4096  # kept from the shell's output, since code inside may have replaced the shell
 
 
 class ShellEnded(Exception):
-    """The shell that keeps a container running ended at once; the message is its output.
+    """A container's first shell ended at once. The message is the shell's output.
 
     Args:
-        code: The container's exit code, above 128 after a signal.
+        code: The container's exit code, above 128 if a signal ended it.
     """
 
     def __init__(self, message: str, code: int) -> None:
@@ -26,13 +26,13 @@ class ShellEnded(Exception):
 
 
 class Lifeline:
-    """Holds the standard input of a container's shell, which ends when this input is closed.
+    """The standard input of a container's first shell. The shell ends when it is closed.
 
     When this program ends, even by SIGKILL, the kernel closes its connections. The engine then closes the
-    shell's standard input, and with the container's first process every process inside ends.
+    shell's standard input, and all processes inside end with the container's first process.
 
     Args:
-        tasks: Task group of the task that holds the connection. The container ends with this task.
+        tasks: The task group of the task that holds the connection. The container ends with that task.
     """
 
     def __init__(self, client: Client, container: str, tasks: TaskGroup) -> None:
@@ -41,11 +41,11 @@ class Lifeline:
         self._tasks = tasks
 
     async def start(self) -> bytes:
-        """Start the container, wait for its shell, hold the connection and return the shell's output.
+        """Start the container, wait until its shell prints `READY`, and return the shell's output.
 
         Raises:
-            ShellEnded: The shell ended.
-            docker.errors.APIError: The engine refused.
+            ShellEnded: The shell ended instead.
+            docker.errors.APIError: The engine refuses.
             SandboxError: The engine does not answer.
         """
         streams = "stream=1&stdin=1&stdout=1&stderr=1"
@@ -54,7 +54,7 @@ class Lifeline:
             await self._client.call(self._client.api.start, self._container)
             return await self._hear(connection, data)
         finally:
-            # Held even without output in time: the agent may have replaced the shell, and it runs.
+            # Hold it even if the shell prints nothing: the agent may have replaced it with a silent one.
             self._tasks.start_soon(_hold, connection)
 
     async def _hear(self, connection: SocketStream, data: bytearray) -> bytes:
@@ -64,7 +64,7 @@ class Lifeline:
                 data += await connection.receive()
             except anyio.EndOfStream:
                 ended = await self._client.call(self._client.api.wait, self._container)
-                words = " ".join(said.decode(errors="replace").split()) or "it ended without a word"
+                words = " ".join(said.decode(errors="replace").split()) or "it ended without output"
                 raise ShellEnded(words, ended["StatusCode"]) from None
             except anyio.BrokenResourceError as error:
                 raise SandboxDied(
@@ -75,9 +75,10 @@ class Lifeline:
 
 
 async def _hold(connection: SocketStream) -> None:
-    """Keep the connection until the container ends, and drop the output of its first process.
+    """Keep the connection open until the container ends.
 
-    The agent may replace the shell with one that prints much, and a stopping container waits for readers.
+    The output of the first process is read and dropped. The agent may have replaced the shell with one that
+    prints much, and the engine waits for readers when it stops a container.
     """
     async with connection:
         try:

@@ -1,4 +1,4 @@
-"""The plugin: sandbox `docker` and its checks."""
+"""The plugin's entry point."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _create(config: DockerConfig) -> SandboxProvider:
 
 @hookimpl
 def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:
-    """Return the sandbox `docker`."""
+    """Register the sandbox `docker`."""
     yield Component(
         name="docker",
         create=_create,
@@ -31,7 +31,7 @@ def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:
 
 @hookimpl
 def swe_checks() -> Iterable[Check]:
-    """Return the checks for Docker containers."""
+    """Register the checks of what container sandboxes need."""
     from swe_sandbox_docker.checks import CHECKS
 
     return CHECKS

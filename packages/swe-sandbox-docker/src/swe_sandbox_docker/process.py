@@ -1,4 +1,4 @@
-"""DockerProcess: one command in a container."""
+"""One command in a container."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from swe_sandbox_docker.streams import take_frames
 
 _CANNOT_RUN, _MISSING, _KILLED = 126, 127, 137
 _GRACE = 0.1
-"""Seconds after which the engine knows that a container has died whose command has."""
+"""Seconds after the death of a command until the engine reports the death of its container."""
 _REFUSED = b"OCI runtime exec failed"
 _NOT_FOUND = ("executable file not found", "no such file or directory")
 
 
 class DockerProcess(FedProcess):
-    """A command of the exec API.
+    """A command that was started with the exec API.
 
-    Two tasks of the sandbox serve it: `feed` sends its standard input; `run` reads its output from the engine
-    and then requests the exit code. The engine ends the output when the command and all holders of its
-    streams have ended, or two seconds after the command's end. Chunks have at most 32 KiB. The command blocks
-    while the buffer of unread chunks is full.
+    Two tasks of the sandbox serve it. `feed` sends its standard input. `run` reads its output and then its
+    exit code from the engine. The engine ends the output when the command and all holders of its streams have
+    ended, or two seconds after the end of the command. Chunks have at most 32 KiB. The command blocks while
+    the buffer of chunks is full.
 
     Args:
         mark: The value of SWE_EXEC_ID, which marks the command's processes.
-        connection: Connection to the engine for standard input and output; closed at the end.
-        first: Output that arrived with the engine's answer.
-        death: Returns why the container does not run; None if it runs.
-        kill_tree: Kills every process that carries a mark. Processes that multiply faster than they are
-            killed one by one are killed with everything else in the sandbox.
+        connection: The connection to the engine for standard input and output. `follow` closes it.
+        first: Output that arrived with the head of the engine's reply.
+        death: Returns why the container does not run, or None if it runs.
+        kill_tree: Kills every process that carries a mark. If processes multiply faster than they are killed
+            one by one, it kills everything in the sandbox.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class DockerProcess(FedProcess):
         await self._kill_tree(self._mark)
 
     async def feed(self, stdin: bytes) -> None:
-        """Send standard input and its end. A command that stops reading is no error."""
+        """Send all of standard input and close it. A command that stops reading is no error."""
         try:
             await self._connection.send(stdin)
             await self._connection.send_eof()
@@ -72,7 +72,7 @@ class DockerProcess(FedProcess):
             return
 
     async def follow(self) -> int:
-        """Read the output to its end and return the exit code."""
+        """Read the output from the engine to its end, then return the exit code."""
         async with self._connection:
             refusal = await self._take()
             refused, code = await self._exit_code(refusal)
@@ -81,7 +81,7 @@ class DockerProcess(FedProcess):
             return code
 
     async def _take(self) -> bytes:
-        """Pass on the output; return a single chunk that may be the runtime's refusal instead."""
+        """Pass on all output, except a single chunk that may be the runtime's refusal. Return that one."""
         data = self._first
         held = b""
         first = True
@@ -105,7 +105,7 @@ class DockerProcess(FedProcess):
                 ) from None
 
     async def _exit_code(self, refusal: bytes) -> tuple[bool, int]:
-        """Return whether the runtime refused the command, and the exit code."""
+        """Return whether the runtime refused to run the command, and the exit code."""
         state = await self._ended()
         refused = bool(refusal) and not state["Pid"]
         code: int = state["ExitCode"]
@@ -113,8 +113,8 @@ class DockerProcess(FedProcess):
             text = refusal.decode(errors="replace")
             missing = any(words in text for words in _NOT_FOUND) and "chdir to cwd" not in text
             code = _MISSING if missing else _CANNOT_RUN
-        # If a command is killed, or its container ends, while it starts, the runtime may report anything: a
-        # missing file, with or without a process id, or only an exit code.
+        # If the command is killed or the container ends while the command starts, the runtime's report is
+        # arbitrary: a missing file, with or without a process id, or only an exit code.
         if self.condemned and (refusal or code in (_CANNOT_RUN, _MISSING, _KILLED)):
             return bool(refusal), _KILLED
         if refusal or code == _KILLED:
@@ -123,20 +123,21 @@ class DockerProcess(FedProcess):
         return refused, code
 
     async def _ended(self) -> dict[str, Any]:
-        """Wait for the command's end and return the engine's record of it.
+        """Wait for the end of the command, and return the engine's description of it.
 
-        The streams have ended, so usually the command has too. The engine cannot wait for a command that has
-        closed its own streams, so this method polls.
+        As its streams have ended, the command usually has, too. Only a command that closed its own streams
+        still runs. The engine has no call to wait for it, so this polls.
         """
         pause = 0.002
         while True:
             try:
                 state: dict[str, Any] = await self._client.call(self._client.api.exec_inspect, self._exec_id)
-            except NotFound:  # lost with a restart or with the container
+            except NotFound:  # the container was restarted or removed
                 state = {"Running": False, "ExitCode": _KILLED, "Pid": None}
             except APIError as error:
                 raise SandboxError(
-                    f"cannot learn how a command in the sandbox {self._container!r} ended: {reason(error)}"
+                    f"cannot get the exit code of a command in the sandbox {self._container!r}: "
+                    f"{reason(error)}"
                 ) from None
             if not state["Running"] and state["ExitCode"] is not None:
                 return state

@@ -42,7 +42,7 @@ from swe_sandbox_docker.seccomp import MACHINES, profile
 logger = logging.getLogger(__name__)
 
 _DIRECTORY = "swe-docker-"
-_RANDOM = "00000000"  # as long as what mkdtemp puts there
+_RANDOM = "00000000"  # as long as the random part of mkdtemp
 _SHARED = "s"
 _OWNER = "owner"
 _CONFLICT = 409
@@ -50,19 +50,16 @@ _TRUST = "set sandbox.docker.seccomp to 'engine' to trust its own"
 
 
 class DockerProvider:
-    """One container per sandbox, on a Docker Engine of this host.
-
-    Connects when the first sandbox is opened, not before.
-    """
+    """One container per sandbox, on a Docker Engine of this host. It connects at the first use."""
 
     def __init__(self, config: DockerConfig) -> None:
         self._config = config
         self._connecting = threading.Lock()
         self._connected: tuple[Client, Images] | None = None
-        self._quota = True  # until the engine says that it has none
+        self._quota = True  # until the engine refuses one
 
     def _connect(self) -> tuple[Client, Images]:
-        """Blocking: the connection, made once."""
+        """Return the client and the images, after connecting once. Blocking."""
         with self._connecting:
             if self._connected is None:
                 client = Client(resolve_host(self._config.host))
@@ -70,17 +67,17 @@ class DockerProvider:
             return self._connected
 
     def check_supported(self, spec: SandboxSpec) -> None:
-        """See `SelectiveProvider.check_supported`. The first connection shows what the engine can do."""
+        """See `SelectiveProvider.check_supported`. The engine's limits are checked once it is connected."""
         require_room(Path(tempfile.gettempdir(), f"{_DIRECTORY}{_RANDOM}", _SHARED))
         if self._connected is not None:
             require_limits(self._connected[0])
             self._seccomp(self._connected[0], spec)
 
     def _seccomp(self, client: Client, spec: SandboxSpec) -> str | None:
-        """The profile for a container of `spec`; None is the engine's own.
+        """Return the seccomp profile for a container of `spec`, or None for the engine's own.
 
         Raises:
-            PolicyRefused: There is to be one of ours, and the engine has no use for it.
+            PolicyRefused: `spec` needs swe-core's profile, and the engine cannot apply it.
         """
         if self._config.seccomp == "engine":
             return None
@@ -122,7 +119,7 @@ class DockerProvider:
         sockets: Path,
         seccomp: str | None,
     ) -> User:
-        """Create and fill the container. Blocks; `open` removes what a failure leaves."""
+        """Create and fill the container. After a failure, `open` removes what it leaves. Blocking."""
         quota = self._quota and client.limits.quota
         try:
             try:
@@ -166,7 +163,7 @@ class DockerProvider:
         try:
             client, _ = self._connect()
         except SandboxError:
-            return ()  # `open` raises it
+            return ()  # `open` will raise it
         found = []
         if not (self._quota and client.limits.quota):
             found.append(_no_quota(client))
@@ -176,9 +173,8 @@ class DockerProvider:
             )
         if self._config.seccomp == "engine" or not client.limits.seccomp:
             found.append(
-                f"The Docker Engine ({client.limits.version}) says what system calls a container may make, "
-                "not swe-core: it may let code inside open AF_VSOCK sockets, which no network policy "
-                "confines."
+                f"The Docker Engine ({client.limits.version}), not swe-core, filters the system calls of a "
+                "container: it may let code inside open AF_VSOCK sockets, which no network policy confines."
             )
         return found
 
@@ -198,7 +194,7 @@ class DockerProvider:
         return len(abandoned)
 
     async def _containers(self) -> tuple[Client, Sequence[Mapping[str, Any]]]:
-        """Return the engine and all of its containers that are sandboxes.
+        """Return the client, and the engine's containers that are sandboxes.
 
         Raises:
             SandboxError: No engine answers.
@@ -241,13 +237,13 @@ def _no_quota(client: Client) -> str:
 
 @contextmanager
 def _socket_directory() -> Iterator[Path]:
-    """Yield a directory for the container, inside a private one that names its owner."""
+    """Provide a directory for the container, inside a private one that names its owner process."""
     private = Path(tempfile.mkdtemp(prefix=_DIRECTORY))
     try:
         (private / _OWNER).write_text(current_owner())
         shared = private / _SHARED
         shared.mkdir()
-        shared.chmod(0o755)  # whatever the umask: the sandbox's user must get to the socket
+        shared.chmod(0o755)  # despite the umask: the sandbox's user must reach the socket
         yield shared
     finally:
         shutil.rmtree(private, ignore_errors=True)
@@ -258,6 +254,6 @@ def _reap_directories() -> None:
         try:
             owner = (private / _OWNER).read_text()
         except OSError:
-            continue  # another user's, or not complete yet
+            continue  # another user's, or incomplete
         if is_orphaned(owner):
             shutil.rmtree(private, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""DockerSandbox: a running container as a sandbox."""
+"""DockerSandbox: a running container."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from swe_sandbox_docker.lifeline import Lifeline, ShellEnded
 from swe_sandbox_docker.process import DockerProcess
 
 KILL_TIMEOUT = 10.0
-"""Seconds for a kill from inside, before the container is restarted."""
+"""Seconds that a kill from inside may take; afterwards the container is restarted."""
 START_TIMEOUT = 30.0
-"""Seconds for the shell of a restarted container to report that it runs."""
+"""Seconds until the shell of a restarted container must print `READY`."""
 
 _MAX_PROTECTED = 256 * 1024 * 1024
 _BAD_REQUEST = 400
@@ -39,9 +39,9 @@ class DockerSandbox(Sandbox):
     Args:
         container: The container's name.
         user: The user of commands.
-        sockets: The host directory that is `SOCKET_DIR` in the container.
-        tasks: Task group for the tasks of commands.
-        lifeline: The connection that started the container.
+        sockets: The host directory that is mounted at `SOCKET_DIR`.
+        tasks: The task group that serves the sandbox's commands.
+        lifeline: The connection that keeps the container running.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class DockerSandbox(Sandbox):
         return process
 
     async def kill_all(self) -> None:
-        """See `Sandbox.kill_all`. Restart the container, which keeps its files.
+        """See `Sandbox.kill_all`. This restarts the container, which keeps its files.
 
-        A restart needs nothing inside except the shell, and no process survives its namespace.
+        A restart needs nothing inside but the shell, and no process survives it.
         """
         for process in self._processes:
             process.condemned = True
@@ -114,12 +114,14 @@ class DockerSandbox(Sandbox):
         broken = f"the code inside broke the sandbox {self.id!r}"
         try:
             await self._client.call(self._client.api.stop, self.id, timeout=0)
-            with anyio.move_on_after(START_TIMEOUT):  # a shell that the agent replaced may print nothing
+            with anyio.move_on_after(
+                START_TIMEOUT
+            ):  # the agent may have replaced the shell with a silent one
                 await self._lifeline.start()
         except ShellEnded as ended:
             if ended.code > _SIGNALLED:
                 raise SandboxDied(f"the sandbox {self.id!r} was killed while it started again") from None
-            raise SandboxBroken(f"{broken}: its shell (sh) does not run any more: {ended}") from None
+            raise SandboxBroken(f"{broken}: its shell (sh) no longer runs: {ended}") from None
         except APIError as error:
             if _is_about_files(error):
                 raise SandboxBroken(f"{broken}: it does not start again: {reason(error)}") from None
@@ -133,11 +135,11 @@ class DockerSandbox(Sandbox):
         return reach_by_socket(self, endpoint, self._sockets, SOCKET_DIR)
 
     async def protect(self, paths: Sequence[str]) -> bool:
-        """See `Sandbox.protect`.
+        """See `Sandbox.protect`. The keeper becomes the owner of the files and of their directories.
 
-        The keeper becomes the owner of the files and of the repository's directories above them, which get
-        the sticky bit. Code inside, even root, lacks the capabilities to bypass this. Git is configured to
-        accept a repository of another user.
+        The directories are those up to the top of the repository, and get the sticky bit. Code inside lacks
+        the capabilities to override this, even as root. The git configuration gets a `safe.directory`, so
+        that git still works in a repository of another owner.
         """
         top = posixpath.normpath(self.spec.workdir)
         above = {above for path in paths for above in _directories(path, top)}
@@ -160,7 +162,7 @@ class DockerSandbox(Sandbox):
         return True
 
     async def _death(self) -> str | None:
-        """Return why the container does not run; None if it runs."""
+        """Return why the container does not run, or None if it runs."""
         try:
             container = await self._client.call(self._client.api.inspect_container, self.id)
         except APIError as error:
@@ -173,14 +175,14 @@ class DockerSandbox(Sandbox):
         return f"its container ended with exit code {state['ExitCode']}"
 
     async def _kill_tree(self, mark: str) -> None:
-        """Kill the processes with `mark` from inside, else all processes from outside."""
+        """Kill the processes that carry `mark` from inside. If this fails, kill everything from outside."""
         with anyio.move_on_after(KILL_TIMEOUT):
             process = await self.start(["sh", "-c", KILL_TREE, "sh", mark], cwd="/")
             async for _ in process.output():
                 pass
             if await process.wait() == 0:
                 return
-        with suppress(SandboxBroken):  # all processes are dead; the next use of the sandbox raises it
+        with suppress(SandboxBroken):  # all processes are dead; the next use reports the error
             await self.kill_all()
 
 
@@ -191,7 +193,7 @@ def _directories(path: str, top: str) -> Iterator[str]:
 
 
 def _is_about_files(error: APIError) -> bool:
-    """Return whether changed files prevent the restart of a container.
+    """Return whether a restart failed because of the container's files.
 
     The engine answers 400 if a program or a mount point is missing, and 500 if the working directory is a
     file.

@@ -1,4 +1,4 @@
-"""The Engine API's framing of stdout and stderr in one stream."""
+"""The Engine API's framing of a container's output: stdout and stderr in one stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STDERR = 2
 
 
 def take_frames(data: bytearray) -> Iterator[tuple[Stream, bytes]]:
-    """Remove the complete frames at the start of `data` and yield them."""
+    """Yield the whole frames at the start of `data` and remove them from it."""
     while len(data) >= _HEADER:
         end = _HEADER + int.from_bytes(data[4:_HEADER], "big")
         if len(data) < end:

@@ -1,8 +1,8 @@
-"""Pytest fixtures for tests that need containers; public API for plugin authors.
+"""Pytest fixtures for tests that need containers. Public API for plugin authors.
 
     pytest_plugins = ["swe_sandbox_docker.testing"]  # in the root conftest.py
 
-Without an engine, tests with these fixtures are skipped, with the remedy as the reason.
+Without an engine, tests that use these fixtures are skipped; the skip reason names the remedy.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 IMAGE = os.environ.get("SWE_DOCKER_TEST_IMAGE", "swe-core-demo:1")
-"""The image of the tests, with sh, git, Python, pytest and a /testbed."""
+"""Image for tests, with sh, git, Python, pytest and a /testbed."""
 
 _BUILD = Path(__file__).parents[2] / "demo-image" / "from-debs"
 
 
 @pytest.fixture(scope="session")
 def docker_engine() -> str:
-    """Return the address of an engine that answers."""
+    """Return the address of a running engine."""
     from swe_core.errors import SandboxError
     from swe_sandbox_docker.client import Client, resolve_host
 
@@ -35,7 +35,7 @@ def docker_engine() -> str:
 
 @pytest.fixture(scope="session")
 def docker_image(docker_engine: str) -> str:
-    """Return the name of the image. A source checkout on Debian builds a missing one."""
+    """Return the name of the test image. In a source checkout on Debian, build it if it is missing."""
     import docker
 
     client = docker.APIClient(base_url=docker_engine, version="auto")

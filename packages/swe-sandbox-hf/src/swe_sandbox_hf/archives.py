@@ -1,4 +1,4 @@
-"""Archives: directories of this host as compressed archives to upload. Those of assets are cached."""
+"""Compressed archives of host directories, for upload into sandboxes. Archives of assets are cached."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ from swe_core.errors import SandboxError
 from swe_core.system.seal import Seal
 
 PART = 2 * 1024 * 1024
-"""Bytes of one upload. The client sends no more in one request, and a failed part is repeated alone."""
+"""Bytes per upload request. A failed request repeats only its own part."""
 FORMAT = "tar.gz"
 KEEP_SECONDS = 30 * 24 * 3600
+"""Seconds that the cache keeps an unused archive. Each new archive triggers the cleanup."""
 KEEP_BYTES = 4 * 1024**3
-"""Limits of the cache: archives that were used within this time, up to this size."""
+"""Maximum size of the cache. The cleanup drops the least recently used archives first."""
 _LEVEL = 6
 _DAY = 24 * 3600
-"""Seconds between updates of a use time. An update changes the ctime, so the file must be read once."""
+"""Minimum seconds between two updates of an archive's mtime, its time of last use. Each update changes the
+ctime, after which the seal must read the whole file again."""
 
 logger = logging.getLogger(__name__)
 
 
 def size_of(source: bytes | BinaryIO) -> int:
-    """Return the number of bytes of `source`."""
+    """Return the size of `source`, data or an open file, in bytes."""
     return len(source) if isinstance(source, bytes) else os.fstat(source.fileno()).st_size
 
 
 def parts_of(source: bytes | BinaryIO) -> Iterator[bytes]:
-    """Yield the bytes of `source`, `PART` at a time. A file may have any number of concurrent readers."""
+    """Yield `source` in parts of at most `PART` bytes. Concurrent readers may share an open file."""
     for start in range(0, size_of(source), PART):
         if isinstance(source, bytes):
             yield source[start : start + PART]
@@ -49,7 +51,10 @@ def parts_of(source: bytes | BinaryIO) -> Iterator[bytes]:
 
 
 class Archives:
-    """Makes gzipped archives, and caches those of assets: compression may take longer than a start."""
+    """Gzipped archives of repositories and assets.
+
+    Archives of assets stay in the user's cache, because compressing one may take longer than a sandbox start.
+    """
 
     def __init__(self) -> None:
         self._cache = platformdirs.user_cache_path("swe-core") / "archives"
@@ -57,12 +62,15 @@ class Archives:
 
     @contextmanager
     def of(self, spec: SandboxSpec) -> Iterator[dict[str, BinaryIO]]:
-        """Yield directory inside → archive, for the repository and the assets of `spec`. Entering blocks.
+        """Provide the archives of `spec`'s repository, in its current state, and of its assets.
 
-        The files are open, so cleaning the cache does not affect them.
+        Entering the context blocks. The archives are open files, readable even after a cleanup of the cache.
+
+        Yields:
+            Directory inside the sandbox → the archive to unpack there.
 
         Raises:
-            SandboxError: A directory cannot be read, or the disk of this host is full.
+            SandboxError: A directory cannot be read, or the disk is full.
         """
         with ExitStack() as stack:
             made: dict[str, BinaryIO] = {}
@@ -84,21 +92,19 @@ class Archives:
             while True:  # another process may clean the cache
                 if not Seal(path).holds():
                     if path.exists():
-                        logger.warning(
-                            "%r is not known to be what was made there: it is made anew", str(path)
-                        )
+                        logger.warning("cannot verify the cached archive %r: it is rebuilt", str(path))
                     write(asset.path, path, f"asset {asset.name}")
                     Seal(path).put()
                     self._prune(path)
                 with suppress(FileNotFoundError):
                     file = path.open("rb")
                     if time.time() - os.fstat(file.fileno()).st_mtime > _DAY:
-                        with suppress(OSError):  # a read-only cache of another user
+                        with suppress(OSError):  # the cache may be another user's, and read-only
                             os.utime(file.fileno())
                     return file
 
     def _prune(self, new: Path) -> None:
-        """Remove archives that were not used for long, and the least recently used above the size limit."""
+        """Remove archives older than `KEEP_SECONDS`, and the least recently used ones above `KEEP_BYTES`."""
         with os.scandir(self._cache) as entries:
             found = []
             for entry in entries:
@@ -107,18 +113,18 @@ class Archives:
                         found.append((entry.stat().st_mtime, entry.stat().st_size, Path(entry.path)))
         oldest, total = time.time() - KEEP_SECONDS, 0
         for used, size, path in sorted(found, reverse=True):
-            whole = path.name.endswith(FORMAT)  # else another process writes it, or crashed
+            whole = path.name.endswith(FORMAT)  # otherwise a part file of this or another process
             total += size if whole else 0
             if path != new and (used < oldest or (whole and total > KEEP_BYTES)):
-                with suppress(OSError):  # another user's
+                with suppress(OSError):  # it may belong to another user
                     path.unlink()
 
 
 def write(source: Path, target: Path, what: str) -> None:
-    """Write an archive of `source` atomically. Blocks; other processes may write the same archive.
+    """Write a gzipped archive of `source` to `target` atomically, even with concurrent processes. Blocking.
 
     Args:
-        what: Name of `source` for errors.
+        what: A name for `source` in error messages.
 
     Raises:
         SandboxError: `source` cannot be read, or the disk is full.

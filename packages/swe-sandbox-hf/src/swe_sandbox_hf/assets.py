@@ -1,4 +1,4 @@
-"""AssetsRepo: assets in a data set of the Hub that sandboxes mount, uploaded once instead of per sandbox."""
+"""Assets in a data set of the Hub, which sandboxes mount. Each is uploaded once, not once per sandbox."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from swe_sandbox_hf.archives import FORMAT, write
 from swe_sandbox_hf.client import ATTEMPTS, Client
 
 FOLDER = "swe-core-assets"
-"""Folder of the archives in the repository. Sandboxes see only this folder."""
+"""Folder of the archives in the repository. Sandboxes mount only this folder."""
 MOUNT = "/mnt/swe-core-assets"
-"""Path of that folder in a sandbox."""
+"""Mount point of that folder in a sandbox."""
 _KIND = "dataset"
 _FORBIDDEN: tuple[Kind, ...] = ("scope", "missing")
 _WRONG: tuple[Kind, ...] = (*_FORBIDDEN, "name")
@@ -33,11 +33,11 @@ _DIGEST_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """What a sandbox gets instead of uploads.
+    """Mounted assets of a sandbox, in place of uploads.
 
     Args:
-        volumes: Volumes that its job mounts.
-        contents: Directory inside → path inside of the archive to unpack there.
+        volumes: Volumes that the job mounts.
+        contents: Directory inside → the archive inside to unpack there.
     """
 
     volumes: Sequence[Volume] = ()
@@ -47,10 +47,10 @@ class Mounted:
 class AssetsRepo:
     """The archives of assets in a data set of the Hub.
 
-    The name of an archive contains its asset's digest, so an archive is never uploaded twice or replaced: the
-    parent of each commit is the state that was read. Sandboxes mount the first commit that has the archives,
-    so later changes do not reach them. After the first refused upload, this class only looks for archives
-    that others have uploaded.
+    The name of an archive contains the digest of its asset, and each commit names its parent. So no archive
+    is uploaded twice or replaced. Sandboxes mount the first commit that was found or made; later changes to
+    the data set do not reach them. After the Hub has refused a write for lack of permission, later calls only
+    look whether another user has uploaded the missing archives.
 
     Args:
         repo_id: OWNER/NAME of the data set.
@@ -72,11 +72,11 @@ class AssetsRepo:
         await self._info(client)
 
     async def mounted(self, client: Client, assets: Sequence[Asset]) -> Mounted:
-        """Return how a sandbox mounts these assets, after uploading missing ones.
+        """Upload the assets that the data set lacks, and return what a sandbox mounts.
 
         Raises:
-            ConfigError: As in `prepare`.
-            SandboxError: Missing assets cannot be uploaded.
+            ConfigError: See `prepare`.
+            SandboxError: An asset is missing and cannot be uploaded.
         """
         if not assets:
             return Mounted()
@@ -98,7 +98,7 @@ class AssetsRepo:
         return Mounted((volume,), contents)
 
     def forget(self, mounted: Mounted) -> None:
-        """Forget this state, because a sandbox that should mount it could not be created."""
+        """Forget the revision of `mounted` after a sandbox with it failed to open. The next looks again."""
         stale = {volume.revision for volume in mounted.volumes}
         self._revisions = {names: one for names, one in self._revisions.items() if one not in stale}
 
@@ -124,7 +124,7 @@ class AssetsRepo:
         )
 
     async def _commit(self, client: Client, missing: Mapping[str, Asset], parent: str | None) -> str | None:
-        """Commit archives on top of `parent`; return the new commit, or None if `parent` is outdated."""
+        """Add archives to the commit `parent`. Return the new commit, or None if `parent` is outdated."""
 
         def commit(directory: str) -> str:
             made = client.api.create_commit(
@@ -146,7 +146,7 @@ class AssetsRepo:
         )
         if self._unwritable is not None:
             raise _refused(self._unwritable, doing)
-        disable_progress_bars()  # they would disturb the display of a run
+        disable_progress_bars()  # they would garble the display of a run
         with tempfile.TemporaryDirectory(prefix="swe-hf-", ignore_cleanup_errors=True) as directory:
             await anyio.to_thread.run_sync(compress, directory)
             try:
@@ -157,12 +157,12 @@ class AssetsRepo:
                     return None
                 if problem.kind not in _FORBIDDEN:
                     raise client.explained(error, doing) from error
-                if problem.kind == "scope":  # a missing repository may be created again
+                if problem.kind == "scope":  # a missing data set may be created again
                     self._unwritable = problem
                 raise _refused(problem, doing) from error
 
     async def _info(self, client: Client) -> DatasetInfo:
-        """Return the state of the data set, and create a missing one."""
+        """Return the current state of the data set, and create it if it is missing."""
         look = partial(client.api.dataset_info, self._repo_id)
         create = partial(client.api.create_repo, self._repo_id, repo_type=_KIND, private=True, exist_ok=True)
         try:

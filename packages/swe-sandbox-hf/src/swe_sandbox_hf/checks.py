@@ -1,4 +1,4 @@
-"""Checks of `swe-core doctor` for Hugging Face Sandboxes."""
+"""Checks of what Hugging Face Sandboxes need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from swe_core.errors import SandboxError
 
 
 def account() -> Finding:
-    """Check for a token that the service accepts."""
+    """Check that the service accepts the token."""
     from swe_sandbox_hf.client import Client
 
     try:
@@ -24,9 +24,9 @@ def account() -> Finding:
 
 
 def internet() -> Finding:
-    """Name the setting by which a run accepts internet access."""
+    """Name the setting by which a run accepts internet access. It does not depend on this machine."""
     return Finding(
-        "info", "code inside reaches it, which nothing can prevent: a run needs sandbox.hf.internet = true"
+        "info", "sandboxes always have internet access: a run needs sandbox.hf.internet = true to accept it"
     )
 
 

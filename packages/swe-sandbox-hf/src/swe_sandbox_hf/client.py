@@ -1,7 +1,7 @@
-"""Client: `huggingface_hub` in threads, with retries, and its errors as sentences.
+"""Asynchronous client of Hugging Face: `huggingface_hub` in threads, with retries and readable errors.
 
-Versions 1 and 2 of the library use different HTTP libraries, so this module imports neither: it recognises
-errors of the transport by the base class that they share with the library's own HTTP error.
+Versions 1 and 2 of `huggingface_hub` use different HTTP libraries, so this module names neither. It takes the
+transport's error class from the bases of the client's own HTTP error.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from swe_sandbox_hf.feed import Garbled
 logger = logging.getLogger(__name__)
 
 CALLS = 48
-"""Maximum number of concurrent blocking calls."""
+"""Maximum number of concurrent blocking calls; more wait."""
 FOLLOWING = 4096
-"""Maximum number of commands that threads follow concurrently."""
+"""Maximum number of commands followed at once. Each occupies a waiting thread."""
 ATTEMPTS = 9
 BACKOFF = tenacity.wait_exponential(multiplier=0.1, max=8.0) + tenacity.wait_random(0.0, 0.2)
-"""Seconds between two attempts, in total up to half a minute."""
+"""Seconds between two attempts, up to half a minute in total."""
 TERMINAL = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
 """Stages of a job that has ended."""
 
 TRANSPORT: type[Exception] = HfHubHTTPError.__bases__[0]
-"""The HTTP library's `HTTPError`, which it raises without a complete answer."""
+"""`HTTPError` of the client's HTTP library, raised when the answer is missing or incomplete."""
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NOT_FOUND = 404
 _MAX_REASON = 400
@@ -48,29 +48,31 @@ _LOG_SECONDS = 10.0
 
 
 class BrokenOff(Exception):
-    """The stream of a command ended before the command."""
+    """The stream of a command ended before the command did."""
 
 
 class Killed(BrokenOff):
-    """Something inside the sandbox killed the command."""
+    """A command was killed, but not by this program."""
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status of an error of the library; None without an answer."""
+    """Return the HTTP status of a client error, or None if no answer arrived."""
     if isinstance(error, HfHubHTTPError):
         return int(error.response.status_code)
     return error.status_code if isinstance(error, HubSandboxError) else None
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed."""
+    """Return whether another attempt may succeed."""
     if isinstance(error, (HfHubHTTPError, HubSandboxError)):
         return status_of(error) in _TRANSIENT
     return isinstance(error, (TRANSPORT, BrokenOff))
 
 
-class Tail:
-    """Keeps the end of a text that arrives in pieces, which hostile code inside may write.
+class Kept:
+    """The last characters of a text that arrives in pieces.
+
+    The text is bounded, because code inside may have replaced the program that prints it.
 
     Args:
         most: Number of characters to keep.
@@ -82,10 +84,10 @@ class Tail:
         self._seen = 0
 
     def add(self, piece: str) -> None:
-        """Append a piece.
+        """Add a piece.
 
         Raises:
-            Garbled: The text is too long, so it probably has no end.
+            Garbled: The text exceeds 16 Mi characters.
         """
         self._seen += len(piece)
         if self._seen > _ENDLESS:
@@ -94,13 +96,13 @@ class Tail:
 
 
 class Client:
-    """Hugging Face for one user. Many tasks of one event loop may share it.
+    """Hugging Face for one user. Tasks of one event loop may share a client.
 
     Attributes:
-        redactor: Removes the credentials from every error and log line, also outside a run.
+        redactor: Removes the credentials from errors and log lines, even outside of a run.
 
     Raises:
-        SandboxError: There is no token.
+        SandboxError: No token is configured.
     """
 
     def __init__(self) -> None:
@@ -121,7 +123,7 @@ class Client:
 
     @property
     def scheme(self) -> str:
-        """Return the scheme of the service with `//`, which the URLs of ports inside share."""
+        """The URL scheme of the service with its slashes, which is also that of ports inside."""
         return str(self.api.endpoint).partition("//")[0] + "//"
 
     async def call(
@@ -131,12 +133,12 @@ class Client:
         between: Callable[[], Awaitable[None]] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call a blocking, idempotent function in a thread, with retries after transient errors.
+        """Call a blocking function of the client in a thread, and repeat it after transient failures.
 
-        On cancellation the thread ends by itself.
+        The function must be safe to repeat. If the caller is cancelled, the thread runs to its own end.
 
         Args:
-            between: Called after each failure. An exception of it ends the retries.
+            between: Called after each failure. An exception that it raises ends the attempts.
 
         Raises:
             Exception: The function's own, after the last attempt.
@@ -163,7 +165,7 @@ class Client:
         return await retrying(attempt)
 
     async def unhurried(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a slow blocking function once in a thread, to its end, without retries."""
+        """Call a slow blocking function once in a thread, without retries, and wait for its end."""
         return await anyio.to_thread.run_sync(partial(function, *args, **kwargs), limiter=self._following)
 
     async def follow(
@@ -175,19 +177,19 @@ class Client:
         env: dict[str, str] | None = None,
         stdin: str | None = None,
     ) -> tuple[int, str]:
-        """Run a command to its end, once.
+        """Run a command to its end, without retries.
 
         Args:
             hear: Called in the thread with each piece of standard output.
 
         Returns:
-            The exit code (137 after a signal) and the end of standard error.
+            The exit code (137 if a signal killed the command) and the end of standard error.
 
         Raises:
             BrokenOff: The stream ended before the command.
-            Exception: The library's, if the service refused or did not answer the request.
+            Exception: The client's own, if the request is refused or unanswered.
         """
-        said = Tail(_MAX_REASON)
+        said = Kept(_MAX_REASON)
         asked = partial(
             sandbox.run,
             list(argv),
@@ -198,7 +200,7 @@ class Client:
             on_stdout=hear,
             on_stderr=said.add,
         )
-        run = partial(_whole, asked)
+        run = partial(_complete, asked)
         result = await anyio.to_thread.run_sync(run, limiter=self._following, abandon_on_cancel=True)
         code = 137 if result.exit_code is None else int(result.exit_code)
         return code, " ".join(said.text.split())
@@ -209,16 +211,19 @@ class Client:
         argv: Sequence[str],
         between: Callable[[], Awaitable[None]] | None = None,
     ) -> tuple[int, str, str]:
-        """Run a short, idempotent command; return its exit code, standard output and standard error.
+        """Run a short command, and repeat it after transient failures. It must be safe to repeat.
+
+        Returns:
+            The exit code, and the ends of standard output and standard error.
 
         Raises:
             Garbled: The output is too long.
-            Exception: The library's, after the last attempt.
+            Exception: The client's own, after the last attempt.
         """
 
         def asked() -> tuple[int, str, str]:
-            out, err = Tail(_MAX_SAID), Tail(_MAX_SAID)
-            result = _whole(
+            out, err = Kept(_MAX_SAID), Kept(_MAX_SAID)
+            result = _complete(
                 partial(
                     sandbox.run,
                     list(argv),
@@ -234,10 +239,10 @@ class Client:
         return found
 
     async def job(self, id: str, namespace: str) -> JobInfo | None:
-        """Return the service's record of a job; None if the job is unknown.
+        """Return the service's record of a job, or None if the job does not exist.
 
         Raises:
-            Exception: The library's, after the first attempt.
+            Exception: The client's own, after the first attempt.
         """
         inspect = partial(self.api.inspect_job, job_id=id, namespace=namespace)
         try:
@@ -248,7 +253,7 @@ class Client:
             raise
 
     async def last_words(self, id: str, namespace: str) -> str:
-        """Return the last lines of a job's log as one line; empty if they do not arrive soon."""
+        """Return the last lines of a job's log as one line, or "" if the service does not send them soon."""
 
         def fetch() -> list[str]:
             return list(islice(self.api.fetch_job_logs(job_id=id, namespace=namespace), 10_000))[-_LOG_LINES:]
@@ -262,19 +267,19 @@ class Client:
         return self.line(" | ".join(line.strip() for line in lines if line.strip()))
 
     def line(self, text: str) -> str:
-        """Return `text` as one line, cut and without credentials."""
+        """Return `text` as one shortened line without credentials."""
         return one_line(self.redactor.text(text), _MAX_REASON)
 
     def reason(self, error: BaseException) -> str:
-        """Return the message of an exception as one line, with the server's own words if it has any."""
+        """Return the message of a client exception as one line, with the server's own text if it sent one."""
         return self.line(said_by(error))
 
     def problem(self, error: Exception) -> Problem:
-        """Classify an error of the library."""
+        """Classify an error of the client."""
         return problem_of(error, said=self.reason(error), endpoint=str(self.api.endpoint))
 
     def explained(self, error: Exception, doing: str) -> SandboxError:
-        """Return an error of the library as one sentence.
+        """Return a client error as a `SandboxError` of one sentence.
 
         Args:
             doing: The failed action, such as "open a sandbox".
@@ -295,13 +300,13 @@ class Client:
             logger.debug("attempt %d failed: %s", state.attempt_number, self.reason(error))
 
 
-def _whole(run: Callable[[], Any]) -> Any:
-    """Return the result of `run`, the stream of a command, if the stream came to its end."""
+def _complete(run: Callable[[], Any]) -> Any:
+    """Return the result of a command, or raise `BrokenOff` if its stream is incomplete."""
     try:
         return run()
     except HubSandboxError as error:
         if error.status_code is None:
             raise BrokenOff(str(error)) from error
         raise
-    except (ValueError, KeyError) as error:  # a cut line, or one of a proxy, is no event
+    except (ValueError, KeyError) as error:  # a line that was cut, or that a proxy wrote
         raise BrokenOff(f"an answer that is not the sandbox server's: {error}") from error

@@ -1,4 +1,4 @@
-"""Feed: decodes the output of `inside/follow.sh` to exact bytes, however its text is cut or interrupted."""
+"""Feed: a decoder of the output of `inside/follow.sh` that restores the exact bytes after interruptions."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ _STREAMS: dict[str, Stream] = {"o": "stdout", "e": "stderr"}
 
 
 LONGEST = 2 * 1024 * 1024
-"""Maximum characters of a line: follow.sh encodes one MiB at a time, and some base64 writes no newlines."""
+"""Maximum characters of an unfinished line. follow.sh encodes 1 MiB at a time, with some base64 programs
+without newlines."""
 _NUMBER, _CODE = re.compile(r"[0-9]{1,15}"), re.compile(r"[0-9]{1,3}")
 
 
 class Garbled(Exception):
-    """Output that follow.sh never writes: the connection or the sandbox's shell is broken."""
+    """The text is not from follow.sh: the connection corrupted it, or the sandbox's shell was replaced."""
 
 
 @dataclass(slots=True)
 class Feed:
     """The received state of one command.
 
-    After an interrupted text, call `broken`, then add the text of a follow.sh that starts at `offsets`.
+    After an interruption of the text, call `broken`, start follow.sh again at `offsets`, and add its text.
 
     Attributes:
         started: Whether the command has started.
-        code: The exit code, after the command's end and with all output received.
+        code: Its exit code, once it has ended and all of its output has arrived.
         offsets: Received bytes of each stream.
     """
 
@@ -40,10 +41,10 @@ class Feed:
     _stream: Stream | None = None
 
     def add(self, text: str) -> Iterator[tuple[Stream, bytes]]:
-        """Add a piece of text and yield the bytes that it completes.
+        """Add a piece of text, and yield the bytes that it completes.
 
         Raises:
-            Garbled: follow.sh does not write such text.
+            Garbled: The text is not the output of follow.sh.
         """
         whole, newline, rest = text.rpartition("\n")
         if not newline:
@@ -55,7 +56,7 @@ class Feed:
         self._line = rest
         held: list[str] = []
         for line in lines:
-            if not line:  # refused, because they could continue for ever
+            if not line:  # an endless sequence of them must fail
                 raise Garbled("an empty line")
             if not line.startswith("."):
                 held.append(line)
@@ -66,7 +67,7 @@ class Feed:
         yield from self._decoded(held)
 
     def broken(self) -> None:
-        """Handle an interrupted text: drop the unfinished line."""
+        """Drop the unfinished line after an interruption of the text."""
         self._line = ""
         self._stream = None
 
@@ -93,7 +94,7 @@ class Feed:
             raise Garbled(text[:100])
         try:
             data = binascii.a2b_base64(text, strict_mode=True)
-        except ValueError:  # also what is not ASCII
+        except ValueError:  # also non-ASCII text
             raise Garbled(text[:100]) from None
         self.offsets[self._stream] += len(data)
         yield self._stream, data

@@ -1,4 +1,4 @@
-"""Flavors of Hugging Face hardware, and whether one has enough for a sandbox."""
+"""Check of a flavor's hardware against the resources that a sandbox requests."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Flavor:
 
     Args:
         name: As in `hf jobs hardware`.
-        cpus: Number of processors; None if the service's text has an unknown form.
+        cpus: Number of processors; None if the service's text cannot be parsed.
         memory_mb: Memory in MiB; None as above.
-        dollars: US dollars per minute.
+        dollars: Price per minute, US dollars.
     """
 
     name: str
@@ -32,14 +32,14 @@ class Flavor:
     dollars: float
 
     def has(self, spec: SandboxSpec) -> bool:
-        """Return whether processors and memory suffice. An unknown amount suffices."""
+        """Return whether the flavor has the resources of `spec`. An unknown amount counts as enough."""
         return (self.cpus is None or self.cpus >= spec.cpus) and (
             self.memory_mb is None or self.memory_mb >= spec.memory_mb
         )
 
 
 def flavors_of(hardware: Sequence[JobHardwareInfo]) -> dict[str, Flavor]:
-    """Return name → flavor, cheapest first. The service writes amounts as `2 vCPU` and `16 GB`."""
+    """Return name → flavor, cheapest first. The service writes `2 vCPU` and `16 GB`."""
     found = (
         Flavor(one.name, _number(one.cpu), _memory(one.ram), float(one.unit_cost_usd)) for one in hardware
     )
@@ -47,7 +47,7 @@ def flavors_of(hardware: Sequence[JobHardwareInfo]) -> dict[str, Flavor]:
 
 
 def check(spec: SandboxSpec, name: str, flavors: dict[str, Flavor]) -> None:
-    """Refuse a sandbox that needs more than the flavor `name` has.
+    """Raise if a sandbox requests more than the flavor `name` has.
 
     Raises:
         ConfigError: The flavor does not exist.
@@ -58,11 +58,13 @@ def check(spec: SandboxSpec, name: str, flavors: dict[str, Flavor]) -> None:
         return
     enough = [other.name for other in flavors.values() if other.has(spec)][:_NAMED]
     remedy = (
-        f"choose another, such as {', '.join(enough)}" if enough else "no flavor has as much, so ask less"
+        f"choose another, such as {', '.join(enough)}"
+        if enough
+        else "no flavor has this much, so request less"
     )
     raise PolicyRefused(
         f"the flavor {name!r} of sandbox.hf.flavor has {flavor.cpus} processors and {flavor.memory_mb} MiB "
-        f"of memory, and {spec.cpus:g} and {spec.memory_mb} MiB are asked for: {remedy}"
+        f"of memory, but the sandbox needs {spec.cpus:g} and {spec.memory_mb} MiB: {remedy}"
     )
 
 

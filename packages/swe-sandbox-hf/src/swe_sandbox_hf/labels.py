@@ -1,4 +1,4 @@
-"""The labels of jobs, which name their owner in the characters that labels may have."""
+"""Labels of swe-core's jobs, which name the owner in the characters that labels allow."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from huggingface_hub import JobInfo
 from swe_core.system.process_owner import LABEL
 
 UNIQUE = "swe-core.sandbox"
-"""Label with a unique name, which identifies a job whose id was lost with the answer."""
+"""Label with a unique name of each job, which finds a job whose id never arrived."""
 POOL = "hf-sandbox-pool"
-"""The library's label of a pool's jobs. They can have no other labels, so the pool's name has the owner."""
+"""The client's label of a pool's jobs. They have no other labels, so the pool's name contains the owner."""
 _POOLED = "swe-core_"
 _LONGEST = 63
 _RESERVED = re.compile(r"hf-sandbox.*|name")
 
 
 def encoded(owner: str) -> str:
-    """Return an owner (`swe_core.system.process_owner`) as the value of a label, with `_` for `/`."""
+    """Return an owner (`swe_core.system.process_owner`) as a label value, with underscores for slashes."""
     return owner.replace("/", "_")
 
 
@@ -29,17 +29,17 @@ def pool_name(owner: str, name: str) -> str:
 
 
 def owner_of(job: JobInfo) -> str | None:
-    """Return the owner of a job; None for a job that swe-core did not start."""
+    """Return the owner of a job, or None if swe-core did not start the job."""
     labels: Mapping[str, str] = job.labels or {}
     value = labels.get(LABEL)
     if value is None and labels.get(POOL, "").startswith(_POOLED):
         value = labels[POOL].removeprefix(_POOLED).partition("_")[2]
-    # Only the host, the first field, may contain underscores.
+    # Only the first field, the host, may contain underscores.
     return "/".join(value.rsplit("_", 4)) if value else None
 
 
 def labels_of(given: Mapping[str, str], owner: str, name: str) -> dict[str, str]:
-    """Return the labels of a job: those of the run, in valid characters, its owner and its unique name."""
+    """Return a job's labels: the run's, in allowed characters, with `owner` and the unique `name`."""
     shown = {
         _plain(key): _plain(value) for key, value in given.items() if not _RESERVED.fullmatch(_plain(key))
     }

@@ -1,4 +1,4 @@
-"""Life: whether the job of a sandbox still runs."""
+"""Life: the check whether the job of a sandbox still runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from swe_sandbox_hf.client import TERMINAL, TRANSPORT, Client, is_transient
 
 
 class Life:
-    """Checks on request whether a job still runs, and remembers its end.
+    """Checks on demand whether a job runs, and remembers its death.
 
     Args:
         sandbox: The sandbox's id, for errors.
-        job: The job of the sandbox.
-        namespace: The namespace of the job.
+        job: The job's id.
+        namespace: The job's namespace.
     """
 
     def __init__(self, client: Client, sandbox: str, job: str, namespace: str) -> None:
@@ -27,7 +27,7 @@ class Life:
         self._died: SandboxDied | None = None
 
     async def check(self) -> None:
-        """Check whether the job still runs. Concurrent calls share one request.
+        """Check that the job still runs. Concurrent callers share one request.
 
         Raises:
             SandboxDied: The job has ended.
@@ -47,14 +47,14 @@ class Life:
             job = await self._client.job(self._job, self._namespace)
         except TRANSPORT as error:
             if not is_transient(error):
-                raise self._client.explained(error, f"look after the sandbox {self._sandbox!r}") from error
+                raise self._client.explained(error, f"check the sandbox {self._sandbox!r}") from error
             return
         if job is not None and job.status.stage not in TERMINAL:
             return
         stage = "gone" if job is None else f"{job.status.stage}"
         message = (job.status.message if job is not None else None) or "no reason given"
         words = await self._client.last_words(self._job, self._namespace)
-        last = f"; its last words were: {words}" if words else ""
+        last = f"; its log ends with: {words}" if words else ""
         self._died = SandboxDied(
             f"the sandbox {self._sandbox!r} died: its job is {stage} ({self._client.line(message)}){last}"
         )

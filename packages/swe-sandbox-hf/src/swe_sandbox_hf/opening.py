@@ -1,4 +1,4 @@
-"""Opening: one blocking call that creates something with a cost, with safe cancellation."""
+"""Opening: a blocking call that makes something which costs money, with safe cancellation."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from swe_sandbox_hf.client import Client
 T = TypeVar("T")
 
 _ROUND = 1.0
-"""Seconds between two attempts to cancel the result of an abandoned call."""
+"""Seconds between two attempts to cancel what an abandoned call has made."""
 
 
 class Opening(Generic[T]):
-    """Runs `make` in a thread, and leaves nothing behind after an error or a cancellation.
+    """Makes something in a thread. A failure or a cancellation leaves nothing behind.
 
     Args:
-        make: Blocks until its result is ready.
-        cancel: Destroys what the service has of the result; `make` then fails soon.
+        make: Blocking. Returns when the thing is ready.
+        cancel: Destroys what `make` has made, if the service knows it yet. `make` then fails soon.
     """
 
     def __init__(self, client: Client, make: Callable[[], T], cancel: Callable[[], Awaitable[None]]) -> None:
@@ -35,7 +35,7 @@ class Opening(Generic[T]):
         """Return the result of `make`.
 
         Raises:
-            Exception: The exception of `make`, after `cancel`.
+            Exception: The error of `make`, raised after `cancel`.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._work)
@@ -55,7 +55,7 @@ class Opening(Generic[T]):
         with anyio.CancelScope(shield=True):
             try:
                 self._made.append(await self._client.unhurried(self._make))
-            except Exception as error:  # `run` raises it
+            except Exception as error:  # `run` raises it unchanged
                 self._failure = error
             finally:
                 self._over.set()

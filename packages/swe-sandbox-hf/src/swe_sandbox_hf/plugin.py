@@ -1,4 +1,4 @@
-"""The plugin: sandbox `hf` and its checks."""
+"""The plugin's entry point."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _create(config: HfConfig) -> SandboxProvider:
 
 @hookimpl
 def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:
-    """Return the sandbox `hf`."""
+    """Register the sandbox `hf`. This host connects to it, without a public URL, tunnel or open port."""
     yield Component(
         name="hf",
         create=_create,
@@ -31,7 +31,7 @@ def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:
 
 @hookimpl
 def swe_checks() -> Iterable[Check]:
-    """Return the checks for Hugging Face Sandboxes."""
+    """Register the checks of what Hugging Face Sandboxes need."""
     from swe_sandbox_hf.checks import CHECKS
 
     return CHECKS

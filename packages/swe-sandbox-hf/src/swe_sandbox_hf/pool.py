@@ -19,7 +19,7 @@ from swe_sandbox_hf.labels import pool_name
 
 @dataclass(slots=True)
 class _Shared:
-    """A pool and the number of its open sandboxes."""
+    """A pool with its number of users."""
 
     pool: SandboxPool | None = None
     users: int = 0
@@ -27,7 +27,7 @@ class _Shared:
 
 
 class Pools:
-    """The pools of a provider: one per image, closed with its last sandbox."""
+    """The pools of a provider, one per image. A pool closes with its last sandbox."""
 
     def __init__(self, config: HfConfig) -> None:
         self._config = config
@@ -37,10 +37,13 @@ class Pools:
     async def sandbox(
         self, client: Client, namespace: str, image: str
     ) -> AsyncIterator[tuple[HubSandbox, str]]:
-        """Yield a sandbox of the image's pool and the id of its job.
+        """Open a sandbox in the image's pool.
+
+        Yields:
+            The sandbox, and the id of its job.
 
         Raises:
-            SandboxError: The sandbox cannot be created.
+            SandboxError: The sandbox cannot be opened.
         """
         shared = self._pools.setdefault(image, _Shared())
         shared.users += 1

@@ -1,4 +1,4 @@
-"""HfProcess: one command in a Hugging Face sandbox."""
+"""One command in a Hugging Face Sandbox."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from swe_sandbox_hf.feed import Feed
 
 
 class HfProcess(FedProcess):
-    """A detached command whose streams go to files inside, and a task on the host that follows it.
+    """A command that runs detached inside, with its output in files, and a task here that follows it.
 
-    Back-pressure: while the buffer of unread output is full, the task fetches nothing. Output that it has
-    not fetched is in files inside; above 64 MiB the command's session is stopped until less is left.
+    Back-pressure: while the buffer of output is full, the task fetches nothing. Output that has not been
+    fetched stays in the files inside. When these hold more than 64 MiB, follow.sh stops the command's session
+    until they hold less.
 
     Args:
         sandbox: The sandbox's id.
-        follow: Follows the command and passes its output to `hear`, until `feed` has its exit code.
-        kill_tree: Kills every process of the command. If processes multiply faster than it kills them, it
-            kills everything in the sandbox.
+        follow: Follows the command and calls `hear` with its output, until `feed` has the exit code.
+        kill_tree: Kills every process of the command. If processes multiply faster than they are killed one
+            by one, it kills everything in the sandbox.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class HfProcess(FedProcess):
         """See `FedProcess.follow`."""
         await self._follow(self)
         if self.feed.code is None:
-            raise SandboxError(f"the sandbox {self._sandbox!r} did not say how a command in it ended")
+            raise SandboxError(f"the sandbox {self._sandbox!r} did not report the exit code of a command")
         return self.feed.code
 
     async def kill_tree(self) -> None:
@@ -59,7 +60,7 @@ class HfProcess(FedProcess):
             await self.wait()
 
     async def hear(self, text: str) -> None:
-        """Process output of follow.sh."""
+        """Decode output of follow.sh, and pass it on."""
         for stream, chunk in self.feed.add(text):
             await self.put(stream, chunk)
         if self.feed.started:

@@ -52,7 +52,8 @@ class Service:
     """The connection to the service.
 
     Args:
-        namespace: Namespace of the jobs.
+        client: The service's client.
+        namespace: The namespace of the jobs.
         flavors: Name → hardware.
     """
 
@@ -62,7 +63,7 @@ class Service:
 
 
 class HfProvider:
-    """Opens one Hugging Face Sandbox per sandbox. The first use connects to the service."""
+    """One Hugging Face Sandbox per sandbox. It connects to the service at the first use."""
 
     def __init__(self, config: HfConfig) -> None:
         self._config = config
@@ -76,7 +77,7 @@ class HfProvider:
         self._http: httpx.AsyncClient | None = None
 
     async def _service(self) -> Service:
-        """Return the service, after one request for the user and the hardware.
+        """Return the service, after one request each for the account and the flavors.
 
         Raises:
             SandboxError: The token is missing or rejected, or the service does not answer.
@@ -99,9 +100,9 @@ class HfProvider:
         """See `SandboxProvider.open`."""
         image = self._image(spec)
         service = await self._service()
-        self.check_supported(spec)  # again, because the flavors are known now
+        self.check_supported(spec)  # again, now with the flavors
         async with self._places, self._shared() as http, AsyncExitStack() as stack:
-            # Before the first cost.
+            # Before anything costs money.
             mounted = Mounted()
             if self._assets is not None:
                 mounted = await self._assets.mounted(service.client, spec.assets)
@@ -111,7 +112,7 @@ class HfProvider:
                 try:
                     hub, job = await self._create(stack, service, spec, image, mounted.volumes)
                 except SweError:
-                    if self._assets is not None:  # perhaps the volume no longer exists
+                    if self._assets is not None:  # its volume may be the reason
                         self._assets.forget(mounted)
                     raise
                 tasks = await stack.enter_async_context(background_task_group())
@@ -133,7 +134,7 @@ class HfProvider:
         return spec.image
 
     def check_supported(self, spec: SandboxSpec) -> None:
-        """See `SelectiveProvider.check_supported`. The flavors are known after the first connection."""
+        """See `SelectiveProvider.check_supported`. The flavor is checked once the service is connected."""
         if spec.network != "full" and not self._config.internet:
             raise PolicyRefused(
                 f"Hugging Face Sandboxes cannot keep code inside from the internet, and network "
@@ -151,7 +152,7 @@ class HfProvider:
 
     @asynccontextmanager
     async def _shared(self) -> AsyncIterator[httpx.AsyncClient]:
-        """Yield the HTTP client that the relays of all open sandboxes share."""
+        """Provide the HTTP client of all relays, which is open while any sandbox is."""
         if self._http is None:
             self._http = http_client()
         self._open += 1
@@ -172,7 +173,7 @@ class HfProvider:
         image: str,
         volumes: Sequence[Volume],
     ) -> tuple[HubSandbox, str]:
-        """Create a sandbox, which `stack` destroys; return it and its job's id."""
+        """Create a sandbox that `stack` destroys. Return it and its job's id."""
         client, config = service.client, self._config
         if config.pool:
             return await stack.enter_async_context(self._pools.sandbox(client, service.namespace, image))
@@ -223,7 +224,7 @@ class HfProvider:
         return [_entry(job, owner) for job, owner in found]
 
     async def reap(self) -> int:
-        """See `SandboxProvider.reap`. Each run begins with it, so it prepares the data set for assets too."""
+        """See `SandboxProvider.reap`. As a run begins with it, it also creates the data set for assets."""
         service, found = await self._jobs()
         abandoned = [job.id for job, owner in found if is_orphaned(owner)]
         async with anyio.create_task_group() as removals:
@@ -234,7 +235,7 @@ class HfProvider:
         return len(abandoned)
 
     async def _jobs(self) -> tuple[Service, Sequence[tuple[JobInfo, str]]]:
-        """Return the service, and the running and scheduled jobs of swe-core with their owners."""
+        """Return the service, and swe-core's running and scheduled jobs with their owners."""
         service = await self._service()
         try:
             jobs = await _list(service, None)
@@ -245,7 +246,7 @@ class HfProvider:
 
 
 async def cancel_job(service: Service, job: str) -> None:
-    """Cancel a job if it exists. A failure is only logged, because the next run can reap the job."""
+    """Cancel a job if it exists. A failure is only logged, as the next run can reap the job."""
     client = service.client
     try:
         await client.call(client.api.cancel_job, job_id=job, namespace=service.namespace)
@@ -279,7 +280,7 @@ async def _list(service: Service, labels: dict[str, str] | None) -> list[JobInfo
 
 
 def _refused(client: Client, error: Exception, image: str) -> SandboxError:
-    """Return a failed opening as one sentence."""
+    """Return the error for a sandbox that could not be created."""
     explained = client.explained(error, f"open a sandbox of the image {image!r}")
     if "terminated during startup" in str(error) and _ABSENT.search(str(error).partition("message:")[2]):
         return ImageNotFound(str(explained))

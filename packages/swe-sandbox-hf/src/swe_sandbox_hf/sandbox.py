@@ -32,14 +32,14 @@ from swe_sandbox_hf.life import Life
 from swe_sandbox_hf.process import HfProcess
 
 INLINE = 128 * 1024
-"""Maximum bytes of standard input in the request that starts the command."""
+"""Maximum bytes of standard input that the request that starts a command carries."""
 FOLLOWERS = 14
-"""Maximum concurrent commands of one sandbox. The client opens 18 connections to a sandbox's server; each
-running command holds one, and a kill needs one."""
+"""Maximum number of concurrent commands per sandbox; more wait. The client opens at most 18 connections to a
+sandbox's server. Each running command holds one, and a kill needs one."""
 UPLOADS = 4
-"""Maximum concurrent uploads of parts."""
+"""Maximum number of parts uploaded at once."""
 KILL_TIMEOUT = 60.0
-"""Seconds for a kill from inside."""
+"""Seconds that a kill from inside may take."""
 
 _NOT_STARTED, _GONE, _NEVER = 73, 74, 75
 _KILLED = 137
@@ -58,16 +58,16 @@ _KILL, _SETUP, _ASSET = _script("kill.sh"), _script("setup.sh"), _script("asset.
 
 
 class HfSandbox(Sandbox):
-    """A running sandbox, in a job of its own or of a pool.
+    """A running sandbox, in its own job or in that of a pool.
 
     Args:
-        hub: The library's handle.
-        job: The job of the sandbox.
-        namespace: The namespace of the job.
-        flavor: The hardware of the job.
+        hub: The client's handle of the sandbox.
+        job: The id of its job.
+        namespace: The job's namespace.
+        flavor: The job's hardware.
         pooled: Whether other sandboxes share the job.
-        tasks: Task group for the tasks that follow commands.
-        http: HTTP client for ports inside.
+        tasks: The task group that serves the sandbox's commands.
+        http: The client for requests to ports inside.
     """
 
     def __init__(
@@ -91,24 +91,24 @@ class HfSandbox(Sandbox):
         self._pooled = pooled
         self._tasks = tasks
         self._http = http
-        self._base = ""  # directory inside with the files of commands
-        self._files = ""  # the same directory, for the files' API
+        self._base = ""  # directory of the files of its commands
+        self._files = ""  # the same directory, as a path for the files API
         self._drop = ""
-        self._over: list[str] = []  # directories of ended commands
+        self._over: list[str] = []  # directories of finished commands, to be removed
         self._processes: WeakSet[HfProcess] = WeakSet()
         self._followers = anyio.CapacityLimiter(FOLLOWERS)
 
     async def prepare(self, archives: Mapping[str, BinaryIO | PurePosixPath]) -> None:
-        """Create the directories of the sandbox and unpack archives into them.
+        """Create the directories of a sandbox, and unpack archives into them.
 
         Args:
-            archives: Directory inside → an archive on this host, or the path of one inside.
+            archives: Directory → its archive: an open file on this host, or a path inside.
 
         Raises:
-            SandboxError: The image lacks a tool, or a directory cannot be created.
+            SandboxError: The image lacks a tool, or a directory cannot be made or filled.
         """
         name = f"swe-core-{secrets.token_hex(6)}"
-        # For a pooled sandbox, paths of the files' API begin at its home.
+        # In a pool only the home is writable, and paths of the files API are relative to it.
         argv = [name, HOME_DIR, self.spec.workdir, *([""] if self._pooled else ["/var/tmp", "/tmp"])]
         code, said, complaint = await self._inside(_SETUP, *argv)
         if code:
@@ -119,7 +119,7 @@ class HfSandbox(Sandbox):
         self._files = f"/{name}" if self._pooled else self._base
         for directory, archive in archives.items():
             await self._unpack(directory, archive)
-        self._drop = drop  # from here on
+        self._drop = drop  # only from now on: to unpack needs capabilities
 
     async def _unpack(self, directory: str, archive: BinaryIO | PurePosixPath) -> None:
         script = _ASSET if directory.startswith(f"{ASSETS_DIR}/") else _REPOSITORY
@@ -133,9 +133,7 @@ class HfSandbox(Sandbox):
         code = await process.wait()
         if code:
             why = self._client.line(complaint.decode(errors="replace")) or f"exit code {code}"
-            raise SandboxError(
-                f"cannot copy what belongs into {directory!r} in the sandbox {self.id!r}: {why}"
-            )
+            raise SandboxError(f"cannot unpack the files of {directory!r} in the sandbox {self.id!r}: {why}")
 
     async def start(
         self,
@@ -171,7 +169,11 @@ class HfSandbox(Sandbox):
         return process
 
     async def _send(self, mark: str, stdin: bytes | BinaryIO | None) -> tuple[str, str | None]:
-        """Upload long standard input. Return where launch.sh finds it, and the part for the request."""
+        """Upload standard input if it is too long for the request.
+
+        Returns:
+            The argument STDIN of launch.sh, and the standard input that the request carries.
+        """
         if stdin is None:
             return "none", None
         size = size_of(stdin)
@@ -195,7 +197,7 @@ class HfSandbox(Sandbox):
     async def _follow(
         self, mark: str, launch: Sequence[str], env: dict[str, str], stdin: str | None, process: HfProcess
     ) -> None:
-        """Start a command and follow it to its end. After a broken connection, resume at the last offset."""
+        """Start a command and follow it to its end. Resume at the last byte after each interruption."""
         feed = process.feed
 
         def hear(text: str) -> None:  # called in the thread that reads
@@ -215,20 +217,20 @@ class HfSandbox(Sandbox):
                             self._hub, launch, hear, env=env, stdin=stdin
                         )
                     failure: Exception | None = self._ended(process, code, complaint)
-                except Exception as error:  # whatever it is, `_translated` knows or raises it
+                except Exception as error:  # `_translated` translates or raises it
                     failure = error
                 feed.broken()
                 if feed.code is not None or failure is None:
                     break
                 failures = 1 if feed.offsets != before else failures + 1
-                if failures >= ATTEMPTS or not self._passes(failure):
+                if failures >= ATTEMPTS or not self._may_pass(failure):
                     raise await self._translated(failure, "run a command")
                 await self._life.check()
                 await anyio.sleep(self._pause(failures))
         self._over.append(mark)
 
     def _ended(self, process: HfProcess, code: int, complaint: str) -> Exception | None:
-        """Return the error of a follower that ended with `code` and did not report the command's end."""
+        """Return the error of a follower that ended with `code`, or None if the exit code is known."""
         if process.feed.code is not None:
             return None
         if code == _NOT_STARTED:
@@ -241,16 +243,16 @@ class HfSandbox(Sandbox):
                 f"the code inside broke the sandbox {self.id!r}: it removed the files of its commands"
             )
         if code == _NEVER:
-            return Killed("it was ended before it began")
+            return Killed("it did not start")
         if code == _KILLED:
             return Killed("it was killed")
         return SandboxBroken(
-            f"the code inside broke the sandbox {self.id!r}: its shell (sh) does not run any more: "
-            f"{complaint or f'it ended with {code} and without a word'}"
+            f"the code inside broke the sandbox {self.id!r}: its shell (sh) no longer runs: "
+            f"{complaint or f'it exited with code {code} and no output'}"
         )
 
     @staticmethod
-    def _passes(failure: Exception) -> bool:
+    def _may_pass(failure: Exception) -> bool:
         return is_transient(failure) or isinstance(failure, Garbled)
 
     @staticmethod
@@ -261,15 +263,15 @@ class HfSandbox(Sandbox):
         """See `Sandbox.kill_all`."""
         for process in self._processes:
             process.condemned = True
-        failure: Exception = TimeoutError(f"everything inside was not killed in {KILL_TIMEOUT:g} s")
+        failure: Exception = TimeoutError(f"killing everything inside took more than {KILL_TIMEOUT:g} s")
         with anyio.move_on_after(KILL_TIMEOUT):
             for failures in range(1, ATTEMPTS + 1):
                 code, _, _ = await self._inside(_KILL_ALL)
                 if code == 0:
                     return
                 await anyio.sleep(self._pause(failures))
-            failure = Killed("what was to kill everything inside was killed")
-        raise await self._deed(failure)
+            failure = Killed("the command that kills everything inside was killed")
+        raise await self._shell_error(failure)
 
     async def _kill_tree(self, mark: str) -> None:
         with anyio.move_on_after(KILL_TIMEOUT):
@@ -282,8 +284,8 @@ class HfSandbox(Sandbox):
         """See `Sandbox.reach`."""
         if self._pooled:
             raise SandboxError(
-                f"the sandbox {self.id!r} is of a pool, in which nothing can listen for the agent's LLM "
-                "calls: leave out sandbox.hf.pool"
+                f"the sandbox {self.id!r} belongs to a pool, where nothing can listen for the agent's "
+                "LLM calls: leave out sandbox.hf.pool"
             )
 
         def connect(port: int) -> HttpTransport:
@@ -293,17 +295,17 @@ class HfSandbox(Sandbox):
         return reach_by_pull(self, endpoint, connect)
 
     async def keep_alive(self, seconds: float) -> None:
-        """Send a request every `seconds`, because the service sees no activity in a running command."""
+        """Send a request every `seconds`: for the service, a running command is no activity."""
         while True:
             await anyio.sleep(seconds)
-            with suppress(SandboxError):  # the next use of the sandbox raises it
+            with suppress(SandboxError):  # the next use reports the error
                 await self._ask(self._hub.processes)
 
     async def _inside(self, script: str, *argv: str) -> tuple[int, str, str]:
-        """Run an idempotent script with the rights of the server's user.
+        """Run a script with all privileges of the server's user. The script must be safe to repeat.
 
         Raises:
-            SandboxBroken: The sandbox no longer has a shell.
+            SandboxBroken: The shell inside no longer runs.
             SandboxError: The script could not be run.
         """
         command = [_SH, "-c", script, "sh", *argv]
@@ -311,7 +313,7 @@ class HfSandbox(Sandbox):
             return await self._client.run(self._hub, command, between=self._life.check)
         except SandboxDied:
             raise
-        except Exception as error:  # whatever it is, `_translated` knows or raises it
+        except Exception as error:  # `_translated` translates or raises it
             raise await self._translated(error, "run a command") from error
 
     async def _ask(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -319,13 +321,14 @@ class HfSandbox(Sandbox):
             return await self._client.call(function, *args, between=self._life.check)
         except SandboxDied:
             raise
-        except Exception as error:  # whatever it is, `_translated` knows or raises it
+        except Exception as error:  # `_translated` translates or raises it
             raise await self._translated(error, "exchange files") from error
 
     async def _translated(self, error: Exception, doing: str) -> SandboxError:
-        """Return an error of the library as an error of swe-core.
+        """Translate an error of the client or of this package to a `SandboxError`.
 
         Raises:
+            SandboxDied: The job does not run.
             Exception: `error` itself, if it is of another kind.
         """
         await self._life.check()
@@ -334,38 +337,38 @@ class HfSandbox(Sandbox):
         status = getattr(error, "status_code", None)
         if status == _BAD_REQUEST and "spawn" in str(error):
             return SandboxBroken(
-                f"the code inside broke the sandbox {self.id!r}: its shell (sh) does not run any more: "
+                f"the code inside broke the sandbox {self.id!r}: its shell (sh) no longer runs: "
                 f"{self._client.reason(error)}"
             )
         if isinstance(error, Killed | Garbled):
-            return await self._deed(error)
-        if self._passes(error):
-            return self._silent(error)
+            return await self._shell_error(error)
+        if self._may_pass(error):
+            return self._no_answer(error)
         if isinstance(error, TRANSPORT) or status is not None:
             return SandboxError(f"cannot {doing} in the sandbox {self.id!r}: {self._client.reason(error)}")
         raise error
 
-    async def _deed(self, error: Exception) -> SandboxError:
-        """Return the error for a shell that is repeatedly killed or missing.
+    async def _shell_error(self, error: Exception) -> SandboxError:
+        """Return the error for a shell that was killed or replaced at each attempt.
 
-        If the job runs and its server answers, code inside is the cause.
+        If the job runs and its server answers, the code inside broke the shell.
 
         Raises:
-            SandboxDied: The job has ended.
+            SandboxDied: The job does not run.
         """
         try:
             await self._client.call(self._hub.processes, between=self._life.check)
         except (TRANSPORT, HubSandboxError):
             await self._life.check()
-            return self._silent(error)
+            return self._no_answer(error)
         return SandboxBroken(
-            f"the code inside broke the sandbox {self.id!r}: its shell (sh) does not run any more: "
+            f"the code inside broke the sandbox {self.id!r}: its shell (sh) no longer runs: "
             f"{self._client.reason(error)}"
         )
 
-    def _silent(self, error: Exception) -> SandboxDied:
+    def _no_answer(self, error: Exception) -> SandboxDied:
         return SandboxDied(
-            f"the sandbox {self.id!r} does not answer any more, after {ATTEMPTS} attempts: "
+            f"the sandbox {self.id!r} no longer answers, after {ATTEMPTS} attempts: "
             f"{self._client.reason(error)}"
         )
 
