@@ -15,8 +15,8 @@ from swe_core.api.messages import Message
 from swe_core.errors import ConfigError
 from swe_core.tokens.family_renderer import FAMILIES, FamilyRenderer
 from swe_core.tokens.probe_messages import TOOLS, reply, result, user
-from swe_core.tokens.reading import ReplyReader
 from swe_core.tokens.renderer import TAIL
+from swe_core.tokens.reply_reader import ReplyReader
 from swe_testing.tokenizer import family_tokens, make_tokenizer
 
 if TYPE_CHECKING:

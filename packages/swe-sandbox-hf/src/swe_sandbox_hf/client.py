@@ -69,7 +69,7 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, (TRANSPORT, BrokenOff))
 
 
-class Kept:
+class Tail:
     """The last characters of a text that arrives in pieces.
 
     The text is bounded, because code inside may have replaced the program that prints it.
@@ -189,7 +189,7 @@ class Client:
             BrokenOff: The stream ended before the command.
             Exception: The client's own, if the request is refused or unanswered.
         """
-        said = Kept(_MAX_REASON)
+        said = Tail(_MAX_REASON)
         asked = partial(
             sandbox.run,
             list(argv),
@@ -222,7 +222,7 @@ class Client:
         """
 
         def asked() -> tuple[int, str, str]:
-            out, err = Kept(_MAX_SAID), Kept(_MAX_SAID)
+            out, err = Tail(_MAX_SAID), Tail(_MAX_SAID)
             result = _complete(
                 partial(
                     sandbox.run,

@@ -198,11 +198,11 @@ async def prepare_tree(
     protection = Protection(trees, task)
     known = {**sources, **reference.contents}
     contents = await _read(sandbox, base, contents_needed(trees, protection), known, timeout)
-    settled = await anyio.to_thread.run_sync(merge_trees, trees, protection, contents)
-    written = {entry.id for entry in settled.changes.values() if entry is not None}
-    new = [*settled.contents, *(data for id, data in reference.contents.items() if id in written)]
+    merged = await anyio.to_thread.run_sync(merge_trees, trees, protection, contents)
+    written = {entry.id for entry in merged.changes.values() if entry is not None}
+    new = [*merged.contents, *(data for id, data in reference.contents.items() if id in written)]
     files = {f"new-{number}": content for number, content in enumerate(new)}
-    files["changes"] = index_info(settled.changes, len(base.tree))
+    files["changes"] = index_info(merged.changes, len(base.tree))
     done = await _git(sandbox, base, _WRITE, packed(files), timeout)
     if done.exit_code != 0:
         raise GraderError(
@@ -217,9 +217,9 @@ async def prepare_tree(
     return GradedTree(
         files=files_to_run(task, trees),
         id=done.text.strip(),
-        is_base=settled.is_base,
+        is_base=merged.is_base,
         applied_with=applied_with,
-        tampering=settled.tampering,
+        tampering=merged.tampering,
         tests=digest_of_tests(trees, protection),
         own={path: entry.id for path, entry in own.items()},
         decisive=tuple(filter(protection.decides, own)),

@@ -10,8 +10,8 @@ from swe_core.api.deltas import whole
 from swe_core.api.engine import Emit
 from swe_core.api.messages import Message
 from swe_core.errors import EngineError
-from swe_core.tokens.reading import ReplyReader
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
+from swe_core.tokens.reply_reader import ReplyReader
 
 _TEXTS = ("reasoning_content", "content")
 

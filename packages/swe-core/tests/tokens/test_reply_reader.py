@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from swe_core.tokens.family_renderer import FamilyRenderer
-from swe_core.tokens.reading import ReplyReader
 from swe_core.tokens.renderer import Parsed, Tools
+from swe_core.tokens.reply_reader import ReplyReader
 from swe_core.tokens.template_renderer import TemplateRenderer
 from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 
