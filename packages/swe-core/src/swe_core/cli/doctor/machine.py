@@ -118,9 +118,7 @@ def _gpus() -> Finding:
     try:
         found = ask("nvidia-smi", fields, "--format=csv,noheader").splitlines()
     except (OSError, subprocess.SubprocessError):
-        return Finding(
-            "missing", "nvidia-smi is there and fails", "Run `nvidia-smi` and fix the error that it reports."
-        )
+        return Finding("missing", "nvidia-smi is there and fails", "Run `nvidia-smi` and fix its error.")
     return Finding("ok", "; ".join(found)) if found else Finding("info", "none")
 
 
