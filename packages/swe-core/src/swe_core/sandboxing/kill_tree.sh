@@ -1,9 +1,8 @@
-# Kills one command and all that it started: kill_tree.sh ID
+# Kills one command and all its descendants: kill_tree.sh ID
 #
-# Its processes are those whose environment carries SWE_EXEC_ID=ID, wherever they went (also into a session
-# or a process group of their own), and the descendants of those, whatever environment they gave themselves.
-# Only what the shell itself can do: nothing is forked, so it works where no process may be added.
-# Ends with 0 when none is left, with 1 when they multiply faster than they are killed.
+# Its processes are those with SWE_EXEC_ID=ID in their environment, in any session or process group, and their
+# descendants, whatever their environment. The script uses shell built-ins only and forks nothing, so it works
+# at the limit of processes. Exit code 0: none is left; 1: they multiply faster than they are killed.
 marker=SWE_EXEC_ID=$1
 known=' ' # those that were found before, some of which may still be dying
 births=0  # rounds that found others

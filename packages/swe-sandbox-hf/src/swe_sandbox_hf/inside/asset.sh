@@ -1,5 +1,5 @@
-# Unpacks an asset, gzipped, and lets nobody write it: asset.sh DIRECTORY [ARCHIVE], else from standard input.
-# Its owner is a user that nothing runs as, where we may say so: root without capabilities cannot change it then.
+# Unpacks a gzipped asset and makes it read-only: asset.sh DIRECTORY [ARCHIVE], default standard input.
+# If possible its owner is a user without processes, so that root without capabilities cannot change it.
 mkdir -p "$1" && tar -x -z -f "${2:--}" -C "$1" || exit 73
 chown -R 65432:65432 "$1" 2>/dev/null
 chmod -R a-w,a+rX "$1"

@@ -1,12 +1,12 @@
-# Says what a command prints, in base64, from these offsets on, and how it ended: follow.sh DIR OUT ERR [new]
+# Prints a command's output in base64 from these offsets, and its end: follow.sh DIR OUT ERR [new]
 #
-#   .s           it has started
-#   .o N, .e N   what comes is of standard output, or error, and begins at byte N: lines of base64
-#   .t           nothing new for a while
-#   .x CODE      it has ended: its exit code
+#   .s           the command has started
+#   .o N, .e N   the next lines of base64 are standard output, or error, from byte N
+#   .t           no new output for a while
+#   .x CODE      the command has ended with this exit code
 #
-# Asked again, at other offsets, it goes on there. Ends with 74 where the files are no more; with 75 where the
-# command, which is "new", has not started after ten seconds.
+# A later call with other offsets resumes there. Exit code 74: the files no longer exist; 75: the "new" command
+# has not started after ten seconds.
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:$PATH
 d=$1 out=$2 err=$3 new=$4
 chunk=1048576  # bytes that are encoded at a time
@@ -52,7 +52,7 @@ pause=0.005 naps=0 quiet=0
 while :; do
   ending
   if [ "$code" = ... ]; then
-    # Of a command that is killed with its supervisor nobody writes down how it ended.
+    # If a command is killed together with its supervisor, its exit code is not recorded.
     read -r stat 2>/dev/null <"/proc/$pid/stat" || stat=') X'
     case ${stat##*) } in
       [ZX]*)

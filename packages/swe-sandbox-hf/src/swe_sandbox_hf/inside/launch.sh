@@ -1,10 +1,10 @@
-# Starts one command, once, however often it is asked to, and then follows it:
+# Starts one command exactly once, however often it is called, and then follows it:
 #   launch.sh BASE MARK STDIN CWD DROP SUPERVISE FOLLOW OVER ARGV...
 #
-# STDIN is "none"; "inline N": our own standard input has it in base64, N bytes; or "parts N": files in.* in the
-# command's directory have it, in their order. DROP goes before the command: it drops capabilities. OVER names
-# the directories of commands that nobody asks for any more. Our environment is the command's. Ends with 73, and
-# says why, where the command cannot be started.
+# STDIN is "none"; "inline N": this script's standard input has N bytes in base64; or "parts N": the files in.* of
+# the command's directory have it, in order. DROP is a prefix of the command that drops capabilities. OVER names
+# the directories of ended commands. The environment of this script is the command's. Exit code 73, with the
+# reason: the command cannot be started.
 path=$PATH
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:$PATH
 base=$1 mark=$2 stdin=$3 cwd=$4 drop=$5 supervise=$6 follow=$7
@@ -25,11 +25,11 @@ take() { # puts its standard input together, in a file of our own
   fi
 }
 if [ ! -e "$d/run" ]; then
-  # The same request may be here twice, after its first answer was lost: then the other may be the faster one.
+  # The same request may arrive twice, if its first answer was lost, and the other one may be faster.
   [ "$stdin" = none ] || take || [ -e "$d/run" ] || exit 73
-  # Written over when the command ends: that needs no room on a disk that is full by then.
+  # Overwritten when the command ends, which works on a full disk too.
   echo ... >"$d/exit.$$" && : >>"$d/out" && : >>"$d/err" || exit 73
-  # A session of its own: the server may end those that a request started together with the request.
+  # A session of its own, because the server may end processes of a request together with the request.
   export SWE_EXEC_ID="$mark"
   $(command -v setsid) /bin/sh -c "$supervise" sh "$d" $$ "$path" "$cwd" "$drop" "$@" </dev/null >/dev/null 2>&1 &
   unset SWE_EXEC_ID

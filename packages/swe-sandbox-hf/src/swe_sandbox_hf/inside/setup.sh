@@ -1,8 +1,8 @@
-# Looks at a sandbox and makes what it needs: setup.sh NAME HOME WORKDIR PLACE...
+# Examines a sandbox and creates its directories: setup.sh NAME HOME WORKDIR PLACE...
 #
-# Prints where the files of its commands are kept, below one of the places, and the words before a command that has no capabilities; no
-# words where the image has no setpriv(1) of util-linux, or where its files belong to another user, for whose
-# files root needs some.
+# Prints the directory for the files of commands, below the first writable PLACE, and a prefix of commands that
+# drops capabilities. The prefix is empty if the image lacks setpriv(1) of util-linux, or if WORKDIR belongs to
+# another user, because root needs capabilities for its files.
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:$PATH
 missing=
 for tool in base64 cat chmod dd mkdir mv rm sleep stat tar wc; do

@@ -1,7 +1,7 @@
-# Runs a command with its streams in files, and writes down how it ended:
+# Runs a command with its streams in files, and records its exit code:
 #   supervise.sh DIR REQUEST PATH CWD DROP ARGV...
 #
-# Only the first of those that were started for the same command does; REQUEST names what was made for this one.
+# Only the first supervisor of a command does so; REQUEST names the files of this one.
 d=$1 request=$2 path=$3 cwd=$4 drop=$5
 shift 5
 if ! mkdir "$d/run" 2>/dev/null || ! mv "$d/exit.$request" "$d/exit"; then
@@ -10,7 +10,7 @@ if ! mkdir "$d/run" 2>/dev/null || ! mv "$d/exit.$request" "$d/exit"; then
 fi
 echo $$ >"$d/pid"
 (
-  # It may be a secret: it is opened for the command alone, and then there is no file of it any more.
+  # Standard input may be secret: the command has it open, and its file is deleted.
   if [ -e "$d/stdin.$request" ]; then
     exec <"$d/stdin.$request"
     rm -f "$d"/in.* "$d"/stdin.*
