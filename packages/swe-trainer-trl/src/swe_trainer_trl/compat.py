@@ -1,6 +1,6 @@
-"""What this package uses of TRL's asynchronous GRPO, by the same names for every version that it supports.
+"""TRL's asynchronous GRPO under the same names for every supported version.
 
-No other module imports TRL's internals. Importing this one imports TRL, torch and transformers.
+No other module imports TRL's internals. The import of this module imports TRL, torch and transformers.
 
     1.10–1.14, 1.16   trl.experimental.async_grpo
     1.15              the same, but it cannot be imported without CUDA: it needs Triton
@@ -50,10 +50,10 @@ _INSTALL = "pip install 'trl==1.16.0'"
 
 
 def _load() -> tuple[str, Any]:
-    """The version of TRL, and the package that has its trainer and configuration.
+    """Return the version of TRL, and the package with its trainer and configuration.
 
     Raises:
-        ConfigError: TRL is not installed, cannot be imported, or is a version that does not work here.
+        ConfigError: TRL is not installed, cannot be imported, or its version is not supported here.
     """
     try:
         found = version("trl")
@@ -73,18 +73,18 @@ def _load() -> tuple[str, Any]:
         trl = import_module("trl")
         if hasattr(trl, "AsyncGRPOTrainer"):
             return found, trl
-        with warnings.catch_warnings():  # it warns that it may change, which is why this module exists
+        with warnings.catch_warnings():  # TRL warns that this API may change; this module handles that
             warnings.filterwarnings("ignore", "You are importing from 'trl.experimental'")
             return found, import_module("trl.experimental.async_grpo")
-    except (ImportError, RuntimeError) as error:  # RuntimeError is what TRL makes of an ImportError
+    except (ImportError, RuntimeError) as error:  # TRL turns an ImportError into a RuntimeError
         raise ConfigError(f"TRL {found} cannot be imported ({_one_line(error)}): {_INSTALL}") from error
 
 
 def _resolve(package: Any) -> Mapping[str, Any]:
-    """What is used of TRL. All of it is found from the trainer's own module, wherever that is.
+    """Return the names of TRL that this package uses. They are found through the trainer's module.
 
     Raises:
-        ConfigError: It is not there, or a sample wants more than `make_sample` gives.
+        ConfigError: A name is missing, or a sample has a required field that `make_sample` does not set.
     """
     try:
         module = sys.modules[package.AsyncGRPOTrainer.__module__]
@@ -128,18 +128,18 @@ def make_sample(
     metrics: Mapping[str, float],
     enqueued_at: float | None = None,
 ) -> RolloutSample:
-    """One row for the trainer: a `RolloutSample` of the installed version, which may lack the last field.
+    """Return one row for the trainer: a `RolloutSample` of the installed version.
 
     Args:
-        prompt, completion: Messages. TRL shows them in its traces and trains on neither.
+        prompt, completion: Messages. TRL shows them in its traces, but trains on neither.
         input_ids: [N], the whole row.
-        completion_mask: [N], 1 where the policy sampled the id, which is where it is trained.
+        completion_mask: [N], 1 where the policy sampled the id, so that it is trained.
         old_log_probs: [N], natural, at the temperature of training; 0.0 where the mask is 0.
-        advantage: Of every trained id.
-        model_version: The policy's; TRL drops the row once it is more than `max_staleness` behind.
-        group_id: Counts the tasks that were trained.
-        metrics: Are averaged over the rows of a step and logged. The same names for every row.
-        enqueued_at: When it was queued, on the clock of `time.time`; since 1.11.
+        advantage: Advantage of every trained id.
+        model_version: Version of the policy. TRL drops a row that is more than `max_staleness` behind.
+        group_id: Number of the group, by which TRL counts trained tasks.
+        metrics: Metrics that are averaged over the rows of a step and logged; the same names for every row.
+        enqueued_at: Time of queueing, on the clock of `time.time`; ignored before TRL 1.11.
     """
     given = {
         "prompt": prompt,
@@ -166,10 +166,10 @@ if not TYPE_CHECKING:
     WeightTransferProtocol = _names["WeightTransferProtocol"]
 
 trainer_module: Any = sys.modules[AsyncGRPOTrainer.__module__]
-"""Where the trainer looks up its functions."""
+"""Module in which the trainer looks up its functions."""
 packing_module: Any = (
     sys.modules[trainer_module.TreeRow.__module__] if hasattr(trainer_module, "TreeRow") else None
 )
-"""Packing by shared prefixes and its attention, since 1.16; None before."""
+"""Module of the packing by shared prefixes and its attention, since TRL 1.16; None before."""
 LORA: bool = "peft_config" in inspect.signature(AsyncGRPOTrainer).parameters
-"""Whether the trainer takes `peft_config`, since 1.14."""
+"""Whether the trainer accepts `peft_config`, since TRL 1.14."""

@@ -1,4 +1,4 @@
-"""Settings of the worker `trl`: `[worker.trl]`. Nothing heavy is imported here."""
+"""Settings of the worker `trl`: `[worker.trl]`. This module imports neither torch nor TRL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swe_trainer_trl.presets import load_preset, overlay
 
 
 class ServerOptions(Config):
-    """`[worker.trl.server]`: the vLLM server that is started where `--engine-url` names none."""
+    """`[worker.trl.server]`: the vLLM server that is started if `--engine-url` names none."""
 
     gpus: str | None = Field(
         default=None,
@@ -74,7 +74,7 @@ class TRLConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _with_preset(cls, values: Any) -> Any:
-        """Lay the user's settings over those of the preset, so that nobody can forget to."""
+        """Lay the user's settings over those of the preset."""
         if isinstance(values, Mapping) and isinstance(values.get("preset"), str):
             return overlay(load_preset(values["preset"]), values)
         return values

@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVER_LOG = "vllm.log"
-"""In the run directory."""
+"""Name in the run directory."""
 
 _END = 10.0
-"""Seconds that a server which has failed has to end."""
+"""Seconds to wait for the end of a server that has failed."""
 _ASK = 30.0
-"""Seconds that a server has to say what it is."""
+"""Timeout of requests about the server itself, in seconds."""
 
 
 class TRLLauncher(Launcher):
-    """The worker `trl`: trains in this process, runs the agents in another, serves the policy in a third."""
+    """The worker `trl`: training in this process, agents in a second one, the policy's server in a third."""
 
     def __init__(self, config: TRLConfig) -> None:
         self._config = config
 
     def launch(self, launch: Launch) -> bool:
-        """See `Launcher.launch`. The trained model is in the run directory, in `model`."""
+        """See `Launcher.launch`. The trained model is saved in `model` in the run directory."""
         try:
             with _signals_interrupt():
                 self._launch(launch)
@@ -93,7 +93,7 @@ class TRLLauncher(Launcher):
             from swe_trainer_trl.trainer.arguments import grpo_arguments, lora_config
             from swe_trainer_trl.trainer.train import ADAPTER, TrainingJob, check, rollout_settings, train
 
-            # `attempts` is 1 where nobody set it, and a group of one has no spread.
+            # `attempts` is 1 by default, and a group of one has no spread.
             attempts = run.attempts if run.attempts > 1 else None
             arguments = grpo_arguments(config, output_dir=directory / CHECKPOINTS, group_size=attempts)
             adapter = lora_config(config)
@@ -104,7 +104,7 @@ class TRLLauncher(Launcher):
             if url is not None:
                 settings = _with_server(settings, url, run.model or model)
                 if launch.resume:
-                    unpause(url)  # a trainer that was killed during a weight sync has left it so
+                    unpause(url)  # a trainer that was killed during a weight sync leaves the server paused
                 run_in_loop(_check_engine, settings)
                 if adapter is not None and config.weight_sync == "trl":
                     require_adapters(url)
@@ -113,7 +113,7 @@ class TRLLauncher(Launcher):
             if not launch.resume:
                 create_directory(plan, plugins, directory, Redactor(), planned=None)
                 stack.enter_context(locked(directory))
-                Journal(directory / JOURNAL).close()  # from now on the run can be gone on with
+                Journal(directory / JOURNAL).close()  # from now on the run can be resumed
             server = None
             if url is None:
                 rank = adapter.r if adapter is not None and config.weight_sync == "trl" else None
@@ -124,7 +124,7 @@ class TRLLauncher(Launcher):
                 )
                 settings = _with_server(settings, server.url, model)
             arguments.vllm_server_base_url = settings.run.engine_url
-            with _pushed(launch), _swept(plan.sandbox), _blamed(server):
+            with _pushed(launch), _sandboxes_removed(plan.sandbox), _errors_explained(server):
                 if server is not None:
                     run_in_loop(_check_engine, settings)
                 train(
@@ -144,10 +144,10 @@ class TRLLauncher(Launcher):
 
 
 def _one_server(urls: str) -> str:
-    """The base URL of the user's server, without `/v1`.
+    """Return the base URL of the user's server, without `/v1`.
 
     Raises:
-        ConfigError: It is none, or there are several, as the engine takes them for an evaluation.
+        ConfigError: The URL is invalid, or there are several, which only an evaluation supports.
     """
     if "," in urls:
         raise ConfigError(
@@ -158,7 +158,7 @@ def _one_server(urls: str) -> str:
 
 
 def _require_one_process() -> None:
-    """Refuse `accelerate launch` and torchrun: each of their processes would start a run of its own.
+    """Refuse `accelerate launch` and torchrun: each of their processes would start its own run.
 
     Raises:
         ConfigError: This is one of several processes.
@@ -172,10 +172,10 @@ def _require_one_process() -> None:
 
 
 def _require_journal(directory: Path) -> None:
-    """Refuse to go on with a run whose journal is not there: what it has finished would count for nothing.
+    """Refuse to resume a run without a journal, since its finished rollouts would be lost.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The journal does not exist.
     """
     if not (directory / JOURNAL).is_file():
         raise UsageError(
@@ -191,13 +191,13 @@ def _with_server(settings: Settings, url: str, model: str) -> Settings:
 
 
 def require_adapters(url: str) -> None:
-    """Refuse a server that takes no adapters: TRL would merge them and send all weights instead.
+    """Refuse a server without support for adapters: TRL would merge them and send all weights instead.
 
     Args:
-        url: Its base URL, without `/v1`.
+        url: The server's base URL, without `/v1`.
 
     Raises:
-        ConfigError: It takes none, or does not say.
+        ConfigError: The server takes no adapters, or does not report whether it does.
     """
     try:
         reply = httpx.get(
@@ -218,14 +218,14 @@ def require_adapters(url: str) -> None:
 
 
 def refuse_used(url: str, name: str) -> None:
-    """Refuse a server that holds adapters of another training: vLLM takes each of their names once.
+    """Refuse a server that holds adapters of another training: vLLM accepts each adapter name only once.
 
     Args:
-        url: Its base URL, without `/v1`.
-        name: What the names of adapters begin with.
+        url: The server's base URL, without `/v1`.
+        name: Prefix of the adapters' names.
 
     Raises:
-        ConfigError: It holds some, or does not say.
+        ConfigError: The server holds such adapters, or does not report its adapters.
     """
     try:
         reply = httpx.get(f"{url}/v1/models", timeout=_ASK, trust_env=False).raise_for_status()
@@ -243,10 +243,10 @@ def refuse_used(url: str, name: str) -> None:
 
 
 async def _check_engine(settings: Settings) -> None:
-    """Ask the server what the rollouts' process will ask it, before the policy is loaded.
+    """Run the engine's check of the server before the policy is loaded.
 
     Raises:
-        SweError: It does not answer, serves another model, or cannot be used with these settings.
+        SweError: The server does not answer, serves another model, or does not fit these settings.
     """
     side = plan_run(settings, load_plugins(settings.run)).model_side
     if isinstance(side, ResolvedComponent):
@@ -255,8 +255,8 @@ async def _check_engine(settings: Settings) -> None:
 
 
 @contextmanager
-def _blamed(server: VLLMServer | None) -> Iterator[None]:
-    """One sentence for what ends a training: where the server has died, that is why."""
+def _errors_explained(server: VLLMServer | None) -> Iterator[None]:
+    """Turn an error that ends the training into one sentence. If the server has died, quote its log."""
     try:
         yield
     except Exception as error:  # the boundary to torch, transformers and TRL
@@ -270,17 +270,17 @@ def _blamed(server: VLLMServer | None) -> Iterator[None]:
 
 
 def _death(server: VLLMServer, error: Exception) -> str | None:
-    """Why our own server ended, a sentence; None where it lives."""
+    """Return why the server ended, as a sentence; None if it is healthy."""
     if not isinstance(error, EngineError):
         return server.died()
-    # One that fails may be about to end, and says more then; one that is dead may never get to its end.
+    # A failing server may be about to end and log the reason. A dead server may also hang instead.
     died = server.died(_END)
     return server.end() if died is None and dead(server.url) else died
 
 
 @contextmanager
 def _pushed(launch: Launch) -> Iterator[None]:
-    """Push in the end what the rollouts' process had no time to."""
+    """Push the rollouts that the rollouts' process has not pushed yet."""
     try:
         yield
     finally:
@@ -288,7 +288,7 @@ def _pushed(launch: Launch) -> Iterator[None]:
         if options.to is not None:
             try:
                 push_run(RunDirectory.open(launch.directory), options)
-            except Exception as error:  # the boundary to the Hub: what is pushed or not ends no training
+            except Exception as error:  # the boundary to the Hub: a failed push does not fail the training
                 logger.warning(
                     "some rollouts are not pushed: %s; this pushes them later: swe-core push %s --to %s",
                     sentence(error),
@@ -298,21 +298,23 @@ def _pushed(launch: Launch) -> Iterator[None]:
 
 
 @contextmanager
-def _swept(sandbox: ResolvedComponent) -> Iterator[None]:
-    """Remove what a rollouts' process that was killed left behind, instead of leaving it to the next run."""
+def _sandboxes_removed(sandbox: ResolvedComponent) -> Iterator[None]:
+    """Remove sandboxes that a killed rollouts' process left behind, so that the next run need not do it."""
     try:
         yield
     finally:
         try:
             run_in_loop(cast(SandboxProvider, sandbox.create()).reap)
         except SweError as error:
-            logger.warning("sandboxes that were left behind could not be looked for: %s", sentence(error))
+            logger.warning("the search for leftover sandboxes failed: %s", sentence(error))
 
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """`ending_signals` end a training as Ctrl-C does, which does also where a shell has started us in the
-    background and had us ignore it: everything that was started is stopped."""
+    """Handle `ending_signals` like Ctrl-C, so that everything that was started is stopped.
+
+    This includes SIGINT itself, which a process in the background of a shell ignores by default.
+    """
     signals = ending_signals()
     before = [signal.signal(number, signal.default_int_handler) for number in signals]
     try:

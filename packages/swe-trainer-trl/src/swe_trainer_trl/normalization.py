@@ -1,13 +1,13 @@
-"""How much each trained id counts in an optimizer step.
+"""Weights of the trained ids in an optimizer step.
 
-TRL divides the loss of each micro-batch by that micro-batch's own ids and by the number of micro-batches
-(`AsyncGRPOTrainer.compute_loss`), so how much an id counts depends on the rows beside it. A rollout that is
-cut into five chains would count five times where each row is a micro-batch, and a token of a short chain more
-than one of a long chain.
+TRL divides the loss of each micro-batch by the number of its ids and by the number of micro-batches
+(`AsyncGRPOTrainer.compute_loss`), so the weight of an id depends on the other rows of its micro-batch. With
+one row per micro-batch, a rollout with five chains would have five times the weight, and a token of a short
+chain more weight than a token of a long chain.
 
-Its loss of an id, `-min(r A, clip(r) A)`, grows in proportion to the advantage `A`, and what is clipped
-depends on the sign of `A` alone. So an advantage that is multiplied by a weight is a loss that is multiplied
-by it, and TRL's own division can be taken back.
+TRL's loss of an id, `-min(r A, clip(r) A)`, is proportional to the advantage `A`, and clipping depends only
+on the sign of `A`. So a factor on the advantage is a factor on the loss, and such factors can undo TRL's
+division.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Normalize = Literal["rollout", "token"]
-"""What counts alike in a step: each rollout, or each trained id."""
+"""What has equal weight in a step: each rollout, or each trained id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a step trains of one rollout in one row.
+    """The part of a rollout that a step trains in one row.
 
     Args:
-        rollout_id: The rollout.
-        tokens: Trained ids of the row.
-        whole: Trained ids of the rollout, in all of its rows, whichever steps they are in.
+        rollout_id: Id of the rollout.
+        tokens: Number of trained ids in the row.
+        whole: Number of trained ids in all rows of the rollout, over all steps.
     """
 
     rollout_id: str
@@ -44,12 +44,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How the ids of one optimizer step are weighted.
+    """Weights of one optimizer step.
 
     Args:
-        scales: What the advantages of each micro-batch are multiplied by.
-        weights: How much each rollout counts, by its id. With "rollout" it is 1, or the share of its ids that
-            the step trains; with "token" it is in proportion to its ids, and 1 on average.
+        scales: Factor of the advantages of each micro-batch.
+        weights: Rollout id → weight. With "rollout" the weight is 1, or the share of the rollout's ids that
+            the step trains. With "token" it is proportional to the number of ids, and 1 on average.
     """
 
     scales: tuple[float, ...]
@@ -57,15 +57,16 @@ class Step:
 
 
 def weighted(normalize: Normalize, parts: Sequence[Part], micro_batches: Sequence[float]) -> Step:
-    """The weights of a step.
+    """Return the weights of a step.
 
-    With "rollout" the step's loss is the mean over its rollouts of the mean over the rollout's ids, where the
-    advantages of each row come divided by `Part.whole`; a rollout that several steps share counts in each by
-    its share of ids. With "token" it is the sum over all ids divided by their number.
+    With "rollout" the loss of the step is the mean over rollouts of the mean over each rollout's ids. It
+    requires that the advantages of each row are already divided by `Part.whole`. A rollout that spans several
+    steps counts in each by its share of ids. With "token" the loss is the mean over all ids.
 
     Args:
+        normalize: What has equal weight.
         parts: All rows of the step.
-        micro_batches: How many ids TRL divides each micro-batch by.
+        micro_batches: The number of ids by which TRL divides each micro-batch.
     """
     tokens: dict[str, float] = {}
     for part in parts:

@@ -1,4 +1,4 @@
-"""The entry point: the worker `trl`, and the commands that deploy a run."""
+"""The plugin: the worker `trl`, its options and checks, and the commands that restore and deploy a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _create(config: TRLConfig) -> TRLLauncher:
 def swe_workers() -> Iterable[Component[RolloutWorker | TRLLauncher]]:
     """Offer `trl`."""
     summary = "train the model with TRL's AsyncGRPOTrainer"
-    # A policy has millions of tries: what it learns should not be how to look like a fix.
+    # A policy has millions of tries, so it must not be rewarded for patches that only look like a fix.
     strict = {"grader": {"swe": {"suspicious": "unresolved"}}}
     return [Component("trl", _create, TRLConfig, summary, defaults={"engine": "vllm"}, settings=strict)]
 
@@ -41,7 +41,7 @@ def swe_options() -> Iterable[RunOption]:
 
 @hookimpl
 def swe_checks() -> Iterable[Check]:
-    """What training needs of this machine."""
+    """Offer the checks of this machine for training."""
     from swe_trainer_trl.checks import CHECKS
 
     return CHECKS

@@ -1,4 +1,4 @@
-"""Presets: settings of `[worker.trl]` to start from; what the user sets wins, key by key."""
+"""Presets: initial settings of `[worker.trl]`. The user's settings win, key by key."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _FOLDER = files("swe_trainer_trl") / "presets"
 
 
 def preset_names() -> list[str]:
-    """All presets, sorted."""
+    """Return the names of all presets, sorted."""
     return sorted(
         file.name.removesuffix(".toml") for file in _FOLDER.iterdir() if file.name.endswith(".toml")
     )
 
 
 def load_preset(name: str) -> dict[str, Any]:
-    """The settings of the preset `name`, of the same shape as `[worker.trl]`.
+    """Return the settings of the preset `name`, in the form of `[worker.trl]`.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: There is no preset of that name.
     """
     names = preset_names()
     if name not in names:
@@ -35,10 +35,10 @@ def load_preset(name: str) -> dict[str, Any]:
 
 
 def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with all that `top` sets; tables are joined, anything else of `top` replaces that of `base`."""
+    """Return `base` overlaid by `top`: tables are merged, other values of `top` replace those of `base`."""
     merged = dict(base)
     for key, value in top.items():
         below = merged.get(key)
         both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = overlay(below, value) if both else value  # type: ignore[arg-type]  # `both` says that they are mappings
+        merged[key] = overlay(below, value) if both else value  # type: ignore[arg-type]  # narrowed by `both`
     return merged

@@ -261,7 +261,7 @@ _COLOURED = "\x1b[0;36m(EngineCore pid=1)\x1b[0;0m ERROR 11-21 17:44:22 [core.py
         (_COLOURED, "OSError: no such model"),
         (_FLAG, _FLAG),
         ("one\n\ntwo\n\n", "two"),
-        ("", "it said nothing"),
+        ("", "it logged nothing"),
         ("KeyboardInterrupt", "KeyboardInterrupt"),
     ],
 )
@@ -373,7 +373,7 @@ def test_hanging_dead_server_is_reported_with_its_log(log: Path, monkeypatch: py
         server.start()
         os.kill(started_as(log), signal.SIGUSR1)
         said = r"^the vLLM server of 'm' ended: .* its log is .*; resume with --resume$"
-        with pytest.raises(SweError, match=said), launch._blamed(server):
+        with pytest.raises(SweError, match=said), launch._errors_explained(server):
             raise EngineUnavailable("no answer")
 
 
@@ -382,7 +382,7 @@ def test_live_server_is_not_blamed(log: Path, monkeypatch: pytest.MonkeyPatch) -
     port = free_port()
     with served(stub(port), log, port) as server:
         server.start()
-        with pytest.raises(EngineUnavailable, match=r"^no answer$"), launch._blamed(server):
+        with pytest.raises(EngineUnavailable, match=r"^no answer$"), launch._errors_explained(server):
             raise EngineUnavailable("no answer")
         assert server.died() is None
 
@@ -447,7 +447,7 @@ def test_without_vllm(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
 def test_directory_without_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Path) -> None:
     monkeypatch.setattr("swe_trainer_trl.server.vllm_server.importlib.util.find_spec", lambda name: name)
     for model in (tmp_path / "missing", tmp_path):
-        with pytest.raises(ConfigError, match=rf"{model}' is no directory of a model"):
+        with pytest.raises(ConfigError, match=rf"{model}' is not a model directory"):
             _enter(str(model), TRLConfig(), log)
     assert not log.exists()
 

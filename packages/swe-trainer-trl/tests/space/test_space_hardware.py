@@ -134,7 +134,7 @@ def test_model_that_is_tied_is_refused_where_weights_go_through_files(
         else:
             check_run(REQUEST, trained(run, weight_sync="disk", **trl))
     Path("mine", "config.json").unlink()
-    with pytest.raises(ConfigError, match="the model 'mine' is no directory of a model"):
+    with pytest.raises(ConfigError, match="the model 'mine' is not a model directory"):
         check_run(REQUEST, trained(run, weight_sync="disk", **trl))
 
 

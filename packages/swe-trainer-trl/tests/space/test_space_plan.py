@@ -474,7 +474,9 @@ def test_wheels_come_from_where_a_package_was_installed_from(tmp_path: Path) -> 
     assert source(Installed({"url": f"{where}/x.whl", "archive_info": {}})) == f"some-plugin @ {where}/x.whl"
     revision = {"url": "https://git.invalid/x", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
     assert source(Installed(revision)) == "some-plugin @ git+https://git.invalid/x@abc"
-    with pytest.raises(ConfigError, match=r"'some-plugin' was installed from '.*/gone', which is not there"):
+    with pytest.raises(
+        ConfigError, match=r"'some-plugin' was installed from '.*/gone', which no longer exists"
+    ):
         source(Installed({"url": f"{where}/gone", "dir_info": {}}))
 
 

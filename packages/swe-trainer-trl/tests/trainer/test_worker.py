@@ -535,7 +535,7 @@ def talk(*said: bytes) -> tuple[int, list[dict[str, Any]]]:
 def test_process_without_a_trainer_ends(training: Training) -> None:
     code, (only,) = talk()
     assert (code, only["kind"]) == (1, "failed")
-    assert only["message"] == "EOFError: the trainer ended before it said what to do"
+    assert only["message"] == "EOFError: the trainer ended before it sent a message"
 
 
 def test_start_gives_signs_of_life_too(training: Training) -> None:

@@ -1,1 +1,1 @@
-"""Checkpoints on the Hugging Face Hub: pushed, and restored."""
+"""Push and restore of checkpoints on the Hugging Face Hub."""

@@ -1,8 +1,8 @@
-"""Push checkpoints to a model repository on the Hub (docs/internals/hub.md); `restore` reads them.
+"""Push of checkpoints to a model repository on the Hub (docs/internals/hub.md); `restore` reads them.
 
-Transformers' own `hub_strategy="checkpoint"` does not do what a resumed training needs: it leaves out the
-journal, uploads a large checkpoint in several commits, so that a kill leaves a mixture of two, and tells
-nobody of a push that failed. Here a checkpoint is one commit with everything that `--resume` needs.
+Transformers' own `hub_strategy="checkpoint"` does not fit a resumed training. It leaves out the journal. It
+uploads a large checkpoint in several commits, so that a kill leaves a mixture of two checkpoints. It does not
+report failed pushes. Here a checkpoint is one commit with everything that `--resume` needs.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ logger = logging.getLogger(__name__)
 
 _STAGED = "push"
 _LEFT_OUT = ("training_args.bin",)
-"""A pickle, with this machine's paths; nothing of it is needed to go on."""
+"""A pickle with paths of this machine, which a resumed run does not need."""
 _TEXTS = (RUN_FILE, ROLLOUTS_FILE, METRICS_FILE)
 
 
 class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here
-    """Pushes each checkpoint that is saved while no other is under way, in a thread of its own.
+    """Pushes checkpoints in a separate thread. A checkpoint that is saved during another push is skipped.
 
-    A push that fails is told and keeps nobody from training.
+    A failed push is logged and does not stop the training.
 
     Args:
-        options: `to` names the repository; it is created where it is not there.
+        options: `to` names the repository, which is created if it does not exist.
         directory: The run directory.
 
     Raises:
@@ -61,12 +61,12 @@ class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is 
         self._opened = False
 
     def open(self) -> None:
-        """Create the repository, or see that it may be pushed to.
+        """Create the repository, or check that the token may push to it.
 
         Raises:
-            TryLater: The Hub cannot be asked now.
-            UsageError: The token may not, the name is taken by something else or another training, or the
-                repository is public and should not be.
+            TryLater: The Hub is not available now.
+            UsageError: The token has no permission, the name is taken by another model or training, or the
+                repository is public but should be private.
         """
         with translate_errors(self.id):
             self._api.create_repo(self.id, private=self._private, exist_ok=True)
@@ -88,22 +88,22 @@ class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is 
         if there is not None and (not run.is_file() or there != run_name(_info(run.read_bytes()))):
             raise UsageError(
                 f"the model {self.id!r} has the checkpoints of another training, {there}: name another, or "
-                f"go on with that one (swe-core restore {self.id} RUN, swe-core run --resume RUN)"
+                f"resume that one (swe-core restore {self.id} RUN, swe-core run --resume RUN)"
             )
         self._opened = True
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A checkpoint is there."""
+        """Push the new checkpoint, unless another push is running."""
         if self._thread is None or not self._thread.is_alive():
             self._begin()
 
     def finish(self, model: Path) -> None:
-        """Push what is left and the trained model, and wait for it.
+        """Push the last checkpoint if needed and the trained model, and wait for the end.
 
         Args:
-            model: Its directory.
+            model: Directory of the trained model.
         """
         self._wait()
         path, step = last_checkpoint(self._directory / CHECKPOINTS)
@@ -122,7 +122,7 @@ class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is 
             self._thread.join()
 
     def _begin(self) -> None:
-        """Keep what belongs to the last checkpoint aside, and push that in a thread."""
+        """Copy everything of the last checkpoint, and push the copy in a thread."""
         path, step = last_checkpoint(self._directory / CHECKPOINTS)
         if path is None:
             return
@@ -147,10 +147,13 @@ class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is 
     def _commit(
         self, files: Mapping[str, Path], folder: str, message: str, first: Mapping[str, bytes] | None = None
     ) -> None:
-        """One commit after which `folder` has these files and no others; the root keeps its others.
+        """Make one commit after which `folder` has exactly these files. The root keeps its other files.
 
         Args:
-            first: What is written at the root where nothing of that name is.
+            files: Path in `folder` → file.
+            folder: Folder in the repository; "" for the root.
+            message: Message of the commit.
+            first: Files to add at the root unless they exist.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -172,7 +175,7 @@ class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is 
             )
 
     def _card(self) -> bytes:
-        """The model's README. Who owns it says what its licence is."""
+        """Return the README of the model. The licence is left to its owner."""
         options = _info((self._directory / RUN_FILE).read_bytes()).settings
         base = options.get("worker", {}).get("trl", {}).get("model") or options["run"]["model"] or ""
         known = f"base_model: {base}\n" if public_name(base) == base and "/" in base else ""
@@ -182,9 +185,9 @@ class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is 
             f"# {self.id.partition('/')[2]}\n\n"
             f"{public_name(base)}, trained by swe-core with TRL on rollouts of an unmodified coding agent. "
             f"The [rollouts](https://huggingface.co/datasets/{self.id}) are a data set of the same name. "
-            f"`{FOLDER}` is the last checkpoint, from which the training can go on.\n\n"
-            "No licence is stated: whoever owns this model says which, with regard to that of the model that "
-            "training began with.\n"
+            f"`{FOLDER}` is the last checkpoint, from which the training can be resumed.\n\n"
+            "No licence is stated. The owner of this model must choose one that fits the licence of the base "
+            "model.\n"
         ).encode()
 
     def _read(self, name: str) -> bytes:
@@ -195,7 +198,7 @@ class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is 
     def _boundary(self, what: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # the training goes on; the next checkpoint is another chance
+        except Exception as error:  # the training continues, and the next checkpoint is pushed again
             logger.warning("%s is not pushed: %s", what, sentence(error))
 
 
@@ -203,7 +206,7 @@ def prepared(options: PushOptions, directory: Path) -> CheckpointPush | None:
     """What pushes the checkpoints, asked for before anything is started; None where they go nowhere.
 
     Raises:
-        UsageError: They can never be pushed like this.
+        UsageError: A push with these options cannot succeed.
     """
     if options.to is None:
         return None
@@ -211,20 +214,23 @@ def prepared(options: PushOptions, directory: Path) -> CheckpointPush | None:
     try:
         push.open()
     except TryLater as error:
-        logger.warning("%s; the training goes on, and it is tried again", sentence(error))
+        logger.warning("%s; the training starts, and the next push tries again", sentence(error))
     return push
 
 
 def _stage(directory: Path, checkpoint: Path, staged: Path) -> None:
-    """Keep what belongs to `checkpoint` in `staged` until it is pushed: transformers removes old checkpoints,
-    and the run goes on. The journal comes last, so that it knows every rollout that is told of."""
+    """Copy everything of `checkpoint` to `staged` until it is pushed.
+
+    Meanwhile transformers removes old checkpoints, and the run continues. The journal is copied after the
+    rollouts, so that it knows every rollout of the copy.
+    """
     state = staged / Path(STATE).name
     state.mkdir(parents=True)
     redactor = push_redactor()
     for name in _TEXTS:
         if (directory / name).is_file():
             text = (directory / name).read_text()
-            if name == RUN_FILE:  # `directory` is of this machine, and may name who works on it
+            if name == RUN_FILE:  # `directory` is a path of this machine, and may contain a user's name
                 text = _info(text.encode()).model_dump_json(indent=2, exclude={"directory"})
             (state / name).write_bytes(redactor.text(text).encode())
     before = directory / EARLIER
@@ -242,7 +248,7 @@ def _stage(directory: Path, checkpoint: Path, staged: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(path, target)
-            except OSError:  # a file system without hard links
+            except OSError:  # the file system has no hard links
                 shutil.copyfile(path, target)
 
 

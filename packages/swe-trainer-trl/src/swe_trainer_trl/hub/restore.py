@@ -1,4 +1,4 @@
-"""Restore a training run from the last checkpoint on the Hub (docs/internals/hub.md)."""
+"""Restore of a training run from the last checkpoint on the Hub (docs/internals/hub.md)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from swe_core.rollout.run_directory import FOLDERS, ROLLOUTS_FILE, RUN_FILE
 from swe_trainer_trl.journal.checkpoints import CHECKPOINTS, METRICS_FILE
 
 FOLDER = "last-checkpoint"
-"""In the repository, as transformers calls it: other programs can go on from it, too."""
+"""Folder of the checkpoint in the repository. The name is that of transformers, for use by other programs."""
 STATE = f"{FOLDER}/swe-core"
-"""What of the run directory belongs to it."""
+"""Folder of the files of the run directory."""
 EARLIER = "earlier.jsonl"
-"""In a run directory that was restored: the rollouts of before, whose folders are not here."""
+"""File in a restored run directory with the earlier rollouts, whose folders were not pushed."""
 
 
 @click.command("restore", short_help="Restore a training run from the Hub.")
@@ -41,18 +41,19 @@ def restore_command(repo_id: str, directory: Path) -> None:
 
 
 def restore(repo_id: str, directory: Path) -> int | None:
-    """Make a run directory from the last checkpoint that was pushed; `swe-core run --resume` resumes it.
+    """Create a run directory from the last pushed checkpoint. `swe-core run --resume` resumes it.
 
     Args:
-        directory: Is not there, or is empty. It is made whole or not at all.
+        repo_id: OWNER/NAME of the repository.
+        directory: The run directory, which must not exist or be empty. It is created atomically.
 
     Returns:
-        The step of the checkpoint; None where nothing was pushed yet, or there is no such repository.
+        The step of the checkpoint; None if there is no checkpoint or no such repository.
 
     Raises:
-        TryLater: The Hub cannot be asked now.
-        UsageError: The token may not read it, or `directory` is not empty.
-        SweError: The checkpoint cannot be resumed.
+        TryLater: The Hub is not available now.
+        UsageError: The token may not read the repository, or `directory` is not empty.
+        SweError: The checkpoint cannot be resumed, or `directory` cannot be written.
     """
     if directory.exists() and any(directory.iterdir()):
         raise UsageError(
@@ -68,7 +69,7 @@ def restore(repo_id: str, directory: Path) -> int | None:
             try:
                 info = api.model_info(repo_id)
             except RepositoryNotFoundError as error:
-                if problem_of(error).kind != "missing":  # the client calls other refusals so, too
+                if problem_of(error).kind != "missing":  # the client raises it for other refusals, too
                     raise
                 return None
             if f"{STATE}/{RUN_FILE}" not in {one.rfilename for one in info.siblings or ()}:
@@ -92,7 +93,7 @@ def restore(repo_id: str, directory: Path) -> int | None:
 
 
 def earlier(directory: Path) -> list[Rollout]:
-    """The rollouts of a restored run that were finished before its checkpoint was pushed."""
+    """Return the rollouts of a restored run that had finished before its checkpoint was pushed."""
     try:
         lines = (directory / EARLIER).read_bytes().splitlines()
     except FileNotFoundError:
@@ -101,8 +102,8 @@ def earlier(directory: Path) -> list[Rollout]:
 
 
 def _arrange(run: Path, checkpoint: Path) -> int:
-    """Make a run directory of what was downloaded. Returns the step."""
-    from swe_trainer_trl.journal.journal import JOURNAL, Journal  # numpy: not at the start of every command
+    """Turn the downloaded files into a run directory. Return the step."""
+    from swe_trainer_trl.journal.journal import JOURNAL, Journal  # lazy: imports numpy
 
     state = checkpoint / Path(STATE).name
     try:
@@ -136,8 +137,8 @@ def _arrange(run: Path, checkpoint: Path) -> int:
 
 
 def _counted(rollout_id: str, begun: int, members: dict[str, set[str]]) -> bool:
-    """Whether the journal knows what became of a rollout. One that had just finished when it was copied runs
-    again, and would count twice."""
+    """Return whether the journal contains a rollout. A rollout that finished during the copy is not in the
+    journal: it runs again, and would count twice."""
     for group, known in members.items():
         if group in rollout_id:
             return rollout_id in known

@@ -1,4 +1,4 @@
-"""Arrays as compact blobs, little-endian, and back."""
+"""Conversion of arrays to compact little-endian blobs, and back."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Journal:
     """The open journal of a run, which creates a missing file. Threads may share it.
 
     Args:
-        path: The file. SQLite keeps two more beside it while it is open.
+        path: The file. SQLite keeps two more files beside it while it is open.
 
     Raises:
         UsageError: The file is no journal, or has another format version.
@@ -137,8 +137,8 @@ class Journal:
             elif version != FORMAT:
                 raise UsageError(
                     f"the training journal {str(self._path)!r} has format {version}, and this version of "
-                    f"swe-trainer-trl works with format {FORMAT}; go on with the one that wrote it, or start "
-                    "a new run"
+                    f"swe-trainer-trl works with format {FORMAT}; resume with the version that wrote it, or "
+                    "start a new run"
                 )
         # None of these can be set inside a transaction.
         try:

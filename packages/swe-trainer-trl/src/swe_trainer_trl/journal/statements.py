@@ -50,7 +50,7 @@ WHERE r.step IS NULL AND r.dropped IS NULL ORDER BY g.closed, r.id
 TRAINED = """
 SELECT rollout_id, sum(tokens) FROM rows WHERE group_id = ? AND step IS NOT NULL GROUP BY rollout_id
 """
-"""Rollout and trained ids of a group."""
+"""Selects the number of trained ids of each rollout of a group."""
 RAISE = """
 INSERT INTO policies SELECT :version, :step, coalesce(
     CASE WHEN :again THEN (SELECT max(updates) FROM policies WHERE step <= :step) END,

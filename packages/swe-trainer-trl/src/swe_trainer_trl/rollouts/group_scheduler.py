@@ -298,6 +298,7 @@ def groups_to_keep_busy(concurrency: int, group_size: int, step_rows: int, max_s
     Args:
         concurrency: Maximum number of concurrent rollouts.
         step_rows: Rows of an optimizer step.
+        max_staleness: How many updates a policy may be behind.
     """
     slowest = sum(1 / place for place in range(1, group_size + 1))
     busy = math.ceil(concurrency * slowest / group_size)

@@ -100,7 +100,8 @@ def remaining(age: float, observed: Iterable[tuple[float, bool]]) -> float:
     cancelled rollout is censored. It ignores durations above the longest observed one, so it is rather low.
 
     Args:
-        observed: Durations of earlier rollouts, and whether each ended by itself.
+        age: Seconds since the rollout began.
+        observed: Durations of earlier rollouts in seconds, and whether each ended by itself.
     """
     longer = sorted((one for one in observed if one[0] > age), key=lambda one: (one[0], not one[1]))
     expected, surviving, before = 0.0, 1.0, age

@@ -54,11 +54,11 @@ class RolloutLink:
         while not first.endswith(b"\n"):
             byte = self._read.read(1)
             if not byte:
-                raise EOFError("the trainer ended before it said what to do")
+                raise EOFError("the trainer ended before it sent a message")
             first += byte
         message = command(bytes(first))
         if not isinstance(message, Start):
-            raise EOFError(f"the trainer said {message.kind!r} first")
+            raise EOFError(f"the trainer's first message is {message.kind!r}, but must be 'start'")
         return message
 
     async def commands(self) -> AsyncIterator[Command]:

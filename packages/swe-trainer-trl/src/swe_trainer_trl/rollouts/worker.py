@@ -87,7 +87,7 @@ class RolloutFeeder:
             lambda group: self._report(Closed(group=group)),
             self._dead,
         )
-        open_groups = await schedule.earlier()  # before any command: they may be about these groups
+        open_groups = await schedule.earlier()  # before any command, which may refer to these groups
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._beat)
@@ -106,7 +106,7 @@ class RolloutFeeder:
                         engine.set_policy_version(command.version)
                         freshness.advance(command.version, command.updates)
                 tasks.cancel_scope.cancel()
-        except ExceptionGroup as errors:  # the first one cancelled the others
+        except ExceptionGroup as errors:  # the first error cancelled the other tasks
             raise _first(errors) from None
         finally:
             self._report(Metrics(values=self._tally.take(0)))

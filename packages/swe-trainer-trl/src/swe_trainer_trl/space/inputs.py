@@ -1,4 +1,4 @@
-"""The files that a run reads, found from its settings: they travel to where it is deployed."""
+"""The input files of a run, found by its settings, which are part of a deployment."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ _ROWS = (".jsonl", ".json", ".parquet")
 
 
 def input_files(config: Path, settings: Settings, include: Iterable[Path] = ()) -> dict[str, Path]:
-    """Every file that the run reads, by its path in the working directory there, which is the one here: the
-    settings name them relative to it.
+    """Return every file that the run reads, by its path in the working directory of the deployed run.
+
+    The path is the same as here, since settings name files relative to the working directory.
 
     Args:
-        config: The settings file; it lies at the top there.
-        settings: What it says.
+        config: The settings file, which is placed at the top.
+        settings: Its settings.
         include: Files and directories that no setting of the core names.
 
     Raises:
-        ConfigError: One is missing, or not below the working directory, or a link in a directory leads out.
+        ConfigError: A file is missing or not below the working directory, or a link in a directory leads out
+            of it.
     """
     found = {config.name: config}
     for what, text in (*_named(settings), *((f"--include {str(path)!r}", str(path)) for path in include)):
@@ -36,7 +38,7 @@ def input_files(config: Path, settings: Settings, include: Iterable[Path] = ()) 
 
 
 def _named(settings: Settings) -> Iterator[tuple[str, str]]:
-    """What the settings say in words, and the path that they name."""
+    """Yield each path in the settings, after a description of the setting."""
     run = settings.run
     for name in ("verified", "image_map", "recording"):
         path: Path | None = getattr(run, name)
@@ -59,7 +61,7 @@ def _models(workers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str
 
 
 def _local(text: str) -> bool:
-    """Whether this is a path and no name on the Hub."""
+    """Return whether a text is a path rather than a name on the Hub."""
     return text.startswith((".", "/", "~")) or Path(text).exists()
 
 
@@ -77,16 +79,16 @@ def _files(what: str, path: Path) -> Iterator[Path]:
 
 
 def _below(what: str, directory: Path) -> Iterator[Path]:
-    """The files of a directory, but those that nobody sees in it: `.git`, `.env`.
+    """Yield the files of a directory, without hidden ones such as `.git` and `.env`.
 
-    The directory itself may be a link, since it was named. What lies below it was not, so a link there must
-    not bring in files from elsewhere.
+    The directory itself may be a link, since the user named it. A link below it must not add files from
+    outside.
     """
     here, root = Path.cwd().resolve(), directory.resolve()
     for path in sorted(directory.rglob("*")):
         if any(part.startswith(".") for part in path.relative_to(directory).parts):
             continue
-        if path.is_symlink() and path.exists():  # else it leads nowhere, or to itself
+        if path.is_symlink() and path.exists():  # skip broken and circular links
             target = path.resolve()
             if not (target.is_relative_to(here) or target.is_relative_to(root)):
                 raise ConfigError(

@@ -1,4 +1,4 @@
-"""The keys of Spaces that were deployed from here: files that only their owner reads."""
+"""The keys of Spaces that were deployed from this machine, in files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from swe_core.errors import UsageError
 
 
 class KeyStore:
-    """One file for each Space.
+    """A store with one file per Space.
 
     Args:
-        directory: Default is below the user's state directory.
+        directory: Directory of the files; None for the default below the user's state directory.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory or platformdirs.user_state_path("swe-core") / "spaces"
 
     def keep(self, repo_id: str, key: str) -> None:
-        """Keep the key of a Space in place of an earlier one.
+        """Store the key of a Space. It replaces an earlier key.
 
         Raises:
-            UsageError: It cannot be written.
+            UsageError: The file cannot be written.
         """
         path = self._path(repo_id)
         try:
@@ -39,7 +39,7 @@ class KeyStore:
             ) from None
 
     def find(self, repo_id: str) -> str | None:
-        """The key of a Space; None where it was not deployed from here."""
+        """Return the key of a Space; None if the Space was not deployed from this machine."""
         try:
             return self._path(repo_id).read_text()
         except OSError:

@@ -1,4 +1,4 @@
-"""What must not be shown by a deployment: whoever may read a Space may read its files and variables."""
+"""Search for secrets in a deployment: readers of a Space can read its files and variables."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from swe_core.hub.secrets import secret_variables
 from swe_trainer_trl.space.deployment import HUB_TOKEN, Deployment
 
 _SHORTEST = 8
-"""Characters of a secret that is looked for: a shorter one is found by accident."""
+"""Shortest secret to search for, in characters: shorter ones occur by chance."""
 _TOKEN = re.compile(HUB_TOKEN.pattern.encode())
 _WRITTEN_FROM = {"README.md": "--set", "deployment.json": "--set", "dependencies.txt": "--requirement"}
-"""Files that are made here → the option that such a value in them comes from."""
+"""Generated file → the option from which a value in it comes."""
 
 
 def refuse_leaks(deployment: Deployment, values: Mapping[str, str], environment: Mapping[str, str]) -> None:
-    """Refuse a deployment that would show a secret. Wheels are not looked into: they are compressed.
+    """Refuse a deployment that would show a secret. Wheels are not searched, since they are compressed.
 
     Args:
-        values: Secret → value, as far as they are known.
-        environment: That of this process; its variables whose names say that they are secrets count as such,
-            declared or not.
+        deployment: The deployment.
+        values: Secret → value, for the secrets with a known value.
+        environment: Environment of this process. A variable that is a secret by its name counts as one, even
+            if it is not declared.
 
     Raises:
-        ConfigError: A file or a variable holds one of them, or a token of the Hub, whoever it belongs to;
-            the sentence does not repeat it.
+        ConfigError: A file or a variable contains a secret, or any token of the Hub. The message does not
+            repeat the value.
     """
     known = [(f"the secret {name!r}", value) for name, value in values.items()]
     known += [

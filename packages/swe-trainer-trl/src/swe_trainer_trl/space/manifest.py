@@ -1,26 +1,26 @@
-"""What both sides of a deployment know: written here, read there."""
+"""Names and the manifest that both sides of a deployment share."""
 
 from __future__ import annotations
 
 from swe_core.api.records import Record
 
 PORT = 7860
-"""Where a Space is asked."""
+"""HTTP port of a Space."""
 KEY = "SWE_SPACE_KEY"
-"""The secret that opens `/state`: random, another for each deployment."""
+"""Secret that authorises `/state`: random for each deployment."""
 KEY_HEADER = "X-Swe-Key"
-"""The header that carries it. `Authorization` carries the Hub's token to a private Space's door."""
+"""Header with that key. `Authorization` holds the Hub's token, which a private Space requires."""
 TOKEN = "HF_TOKEN"  # noqa: S105 - a name
-"""The secret that lets the Space pause itself, and read and write what is private on the Hub."""
+"""Secret with which the Space pauses itself, and accesses private repositories on the Hub."""
 
 
 class Manifest(Record):
-    """`deployment.json`.
+    """The content of `deployment.json`.
 
     Args:
         config: The settings file, in the working directory of the run.
-        sets: As `--set`, each one.
-        secrets: Variables whose values nothing may show.
+        sets: Values of `--set`.
+        secrets: Variables whose values must not be shown.
     """
 
     config: str

@@ -1,4 +1,4 @@
-"""What a run would find out only where it is deployed, on hardware that is paid for by then."""
+"""Checks of a run before its deployment, so that errors do not show up on paid hardware."""
 
 from __future__ import annotations
 
@@ -21,27 +21,30 @@ logger = logging.getLogger(__name__)
 
 
 def check_run(request: Request, settings: Settings, *, ask: bool = True) -> Needs:
-    """Refuse what can be told here: sandboxes that cannot be opened there, rows that cannot be read, settings
-    of the training that TRL does not have, a model whose weights cannot go to vLLM.
+    """Check what can be checked on this machine.
+
+    The checks cover sandboxes that the target cannot open, unreadable rows, training settings that TRL does
+    not have, and a model whose weights cannot be sent to vLLM.
 
     Args:
-        settings: Those of the run.
-        ask: Whether the Hub may be asked for the model's configuration.
+        request: The request for the deployment.
+        settings: Settings of the run.
+        ask: Whether the model's configuration may be read from the Hub.
 
     Returns:
-        What only the Hub can tell, to be asked before anything is created.
+        Requirements that only the Hub can check, before anything is created.
 
     Raises:
-        UsageError: Something of it is wrong.
+        UsageError: A check failed.
         PluginError: A plugin that the settings name cannot be loaded, or several fill one role.
     """
-    # SWE_PLUGINS does not travel, so there is no allow-list there.
+    # SWE_PLUGINS is not part of a deployment, so the run has no allow-list.
     plugins = load_plugins(settings.run, {})
     worker = resolve_component(settings, plugins, "worker", settings.run.worker)
     default = default_component("sandbox", worker)
     sandbox = resolve_component(settings, plugins, "sandbox", settings.run.sandbox, default=default)
     _check_sandbox(request, settings, sandbox)
-    # A data set of the Hub is read there, with the token that it has there.
+    # The run reads a data set of the Hub with its own token.
     if Path(settings.run.tasks).exists():
         selection(settings, plugins).tasks()
     kinds: tuple[RepoKind, ...] = ("dataset",)
@@ -63,7 +66,7 @@ def _check_training(config: TRLConfig, settings: Settings, ask: bool) -> Trainin
     arguments = checked_grpo(config)
     if config.lora is None or find_spec("peft") is not None:
         lora_config(config)
-    else:  # it is installed there, and need not be here
+    else:  # the deployment installs PEFT, so this machine need not have it
         logger.warning("PEFT is not installed here, so worker.trl.lora was not checked: pip install peft")
     model = config.model or settings.run.model
     if config.weight_sync == "disk" and model is not None:
@@ -76,8 +79,10 @@ def _check_training(config: TRLConfig, settings: Settings, ask: bool) -> Trainin
 
 
 def _check_tied(model: str, arguments: Mapping[str, Any], ask: bool) -> None:
-    """Refuse a model that the run would refuse for its tied embeddings, as far as it can be read here: one on
-    the Hub may be open to the run's token alone."""
+    """Refuse a model with tied embeddings, as the run would.
+
+    A model on the Hub that cannot be read is only logged: it may be open to the run's token alone.
+    """
     from swe_trainer_trl.server.vllm_server import read_model_config
     from swe_trainer_trl.trainer.disk_weight_transfer import refuse_tied
 
@@ -106,7 +111,7 @@ def _check_sandbox(request: Request, settings: Settings, sandbox: ResolvedCompon
     if sandbox.name == "docker":
         raise ConfigError(
             f"{named} asks for the sandbox 'docker', and a {request.target} has no container engine: use "
-            "sandboxes that are elsewhere, such as the plugin 'hf'"
+            "remote sandboxes, such as those of the plugin 'hf'"
         )
     if sandbox.name == "local" and not sandbox.config.model_dump()["unisolated"]:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a deployed run says of itself: read from its run directory, where each step is a line."""
+"""The state of a deployed run, read from its run directory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _WIDTH = 2000
 
 
 class State(Record):
-    """`/state`.
+    """The reply of `/state`.
 
     Args:
-        phase: "starting"; "serving" once vLLM is started; "training" from the first step; then how it ended.
-        step: The trainer's, None before the first.
-        resumed: Whether it went on with what was there.
-        exit_code: Of `swe-core run`, once it has ended.
-        lines: What it said last, oldest first.
+        phase: "starting"; "serving" after the start of vLLM; "training" from the first step; then how the run
+            ended.
+        step: Last step of the trainer; None before the first one.
+        resumed: Whether the run was resumed.
+        exit_code: Exit code of `swe-core run`; None before its end.
+        lines: Last lines of the output, oldest first.
     """
 
     phase: Phase
@@ -42,10 +43,10 @@ class State(Record):
 
 
 class Said:
-    """The last lines that were said, without secrets and control characters.
+    """The last lines of the output, without secrets and control characters.
 
     Args:
-        secrets: What is replaced.
+        secrets: Values to replace.
     """
 
     def __init__(self, secrets: Collection[str]) -> None:
@@ -55,12 +56,12 @@ class Said:
         self._lines: deque[str] = deque(maxlen=_LINES)
 
     def add(self, text: str) -> str | None:
-        """One line more.
+        """Add a line.
 
         Returns:
-            It as it may be shown; None where there is nothing to show.
+            The line in the form that may be shown; None if it is empty.
         """
-        # What a carriage return had overwritten, a progress bar's earlier states, is gone on a terminal too.
+        # Keep the text after the last carriage return only, as a terminal does with a progress bar.
         shown = one_line(self._redactor.text(text.rstrip("\r\n").rpartition("\r")[2]), _WIDTH)
         if not shown:
             return None
@@ -69,12 +70,12 @@ class Said:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Oldest first."""
+        """The lines, oldest first."""
         return tuple(self._lines)
 
 
 def phase_of(run: Path) -> tuple[Phase, int | None]:
-    """How far the run in the directory `run` has come, and its last step."""
+    """Return the phase of the run in the directory `run`, and its last step."""
     step = _last_step(run / METRICS_FILE)
     if step:
         return "training", step
@@ -93,5 +94,5 @@ def _last_step(file: Path) -> int | None:
         try:
             return int(orjson.loads(line)["step"])
         except (ValueError, KeyError, TypeError):
-            continue  # it is being written, or began before the tail
+            continue  # the line is incomplete, or began before the tail
     return None

@@ -1,9 +1,9 @@
-"""What runs in the container: it answers, runs `swe-core run`, and pauses the Space when that has ended.
+"""The program in the container: serves HTTP, runs `swe-core run`, and pauses the Space after the run.
 
     python -m swe_trainer_trl.space.supervisor deployment.json
 
-It listens before it starts anything, since a Space that does not answer in time is given up. `/health` says
-only that it is there; `/state` says more, to who has the key.
+The supervisor listens before it starts anything, since the Hub gives up a Space that does not answer in time.
+`/health` reports only that the supervisor runs. `/state` reports the state of the run if the key is given.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from swe_trainer_trl.space.manifest import KEY, KEY_HEADER, PORT, Manifest
 from swe_trainer_trl.space.state import Phase, Said, State, phase_of
 
 SPACE = "SPACE_ID"
-"""The variable that names the Space, where there is one; on a Job there is none."""
+"""Variable with the name of the Space; unset in a Job."""
 RUN = "run"
-"""The run directory, below the data directory."""
+"""Name of the run directory in the data directory."""
 
 _LASTING = Path("/data")
-"""Where a Space with persistent storage has it."""
+"""Path of the persistent storage of a Space."""
 _DRAIN = 5.0
-"""Seconds for the last words of a process that has ended."""
+"""Seconds to wait for the rest of the output after the end of the process."""
 _STOP = GRACE + 20
-"""Seconds for a run to end in that was told to."""
+"""Seconds within which a stopped run must end."""
 _PAUSED = 120.0
-"""Seconds until a Space that is paused is stopped."""
+"""Seconds to wait for the stop of a paused Space."""
 _WAITS = (2.0, 4.0, 8.0, 16.0, 0.0)
-"""Seconds after each try to reach the Hub."""
+"""Seconds to wait after each failed request to the Hub."""
 _LONGEST = 1 << 20
-"""Bytes of a line that has no end."""
+"""Length in bytes after which an unfinished line is split."""
 
 
 class Supervisor:
-    """Runs the command of a deployment to its end, and answers for it.
+    """Runs the command of a deployment to its end, and serves its state over HTTP.
 
     Args:
-        manifest: What to run.
-        data: Where the run directory is; what lies there already is gone on with.
-        environment: That of the run; the key to `/state` is left out of it.
+        manifest: The content of `deployment.json`.
+        data: Directory of the run directory. A run that exists there is resumed.
+        environment: Environment of the run, with the key to `/state`, which the run itself does not get.
     """
 
     def __init__(self, manifest: Manifest, data: Path, environment: Mapping[str, str]) -> None:
@@ -71,7 +71,7 @@ class Supervisor:
         self.resumed = (self._run / RUN_FILE).is_file()
 
     def state(self) -> State:
-        """What it says now."""
+        """Return the current state of the run."""
         phase, step = phase_of(self._run)
         return State(
             phase=self._ended or phase,
@@ -82,17 +82,17 @@ class Supervisor:
         )
 
     def command(self) -> list[str]:
-        """The arguments of `swe-core`: to begin, or to go on with what a container before this one left."""
+        """Return the arguments of `swe-core`, which start the run or resume that of an earlier container."""
         if self.resumed:
             return ["run", "--resume", str(self._run)]
         sets = [argument for text in self._manifest.sets for argument in ("--set", text)]
         return ["run", "--config", self._manifest.config, *sets, "--out", str(self._run)]
 
     async def run(self, port: int = PORT) -> int:
-        """Answer on `port`, run, and pause the Space.
+        """Serve HTTP on `port`, run the command, and pause the Space.
 
         Returns:
-            The exit code of the run; 0 where it was stopped from outside, since it can be gone on with.
+            The exit code of the run; 0 if a signal stopped it, since it can be resumed.
         """
         async with self._served(port), anyio.create_task_group() as tasks:
             tasks.start_soon(self._heed_signals)
@@ -123,23 +123,24 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,  # a signal to our group is ours to pass on, once
+            start_new_session=True,  # the supervisor alone passes on signals to its group, once
         )
         async with process, anyio.create_task_group() as tasks:
             tasks.start_soon(self._end, process)
             heard = anyio.Event()
             tasks.start_soon(self._hear, process.stdout, heard)
             code = await process.wait()
-            with anyio.move_on_after(_DRAIN):  # a child of its own may hold the pipe open
+            with anyio.move_on_after(_DRAIN):  # a child of the process may hold the pipe open
                 await heard.wait()
             tasks.cancel_scope.cancel()
         return code if code >= 0 else 128 - code
 
     async def _restored(self) -> bool:
-        """Fetch the run from the Hub where this machine's disk has none, and it pushes its checkpoints.
+        """Fetch the run from the Hub if it pushes checkpoints and the disk has no run.
 
         Returns:
-            Whether it is known now if there is one: to begin anew would be refused, or replace what is kept.
+            Whether the Hub answered. Otherwise the run must not start: if the Hub has a checkpoint, a new run
+            would be refused or replace it.
         """
         settings = load_settings(Path(self._manifest.config), self._manifest.sets)
         if self.resumed or settings.push.to is None:
@@ -159,10 +160,10 @@ class Supervisor:
         return False
 
     def _require_same(self, settings: Settings) -> None:
-        """Refuse to go on with another run that pushes to the same name.
+        """Refuse to resume another run that pushes to the same name.
 
         Raises:
-            ConfigError: It has other settings.
+            ConfigError: The restored run has other settings.
         """
         if RunDirectory.open(self._run).info.settings != settings.model_dump(mode="json"):
             shutil.rmtree(self._run)
@@ -172,7 +173,7 @@ class Supervisor:
             )
 
     async def _end(self, process: Process) -> None:
-        """Pass the signal on that ends us, and wait no longer than a Space waits for us."""
+        """Pass the stop signal on, and kill the process before the Space kills the container."""
         await self._stop.wait()
         process.terminate()
         await anyio.sleep(_STOP)
@@ -196,15 +197,17 @@ class Supervisor:
             sys.stdout.flush()
 
     async def _pause(self) -> None:
-        """Pause the Space that this is, so that it costs nothing any more, and wait for its end. Where it
-        cannot be paused, our own end is what is left."""
+        """Pause this Space, so that it costs nothing, and wait for the stop signal.
+
+        If the pause fails, the supervisor ends nevertheless.
+        """
         space = self._environment.get(SPACE)
         if not space:
             return
         for wait in _WAITS:
             try:
                 await anyio.to_thread.run_sync(_pause_space, space, abandon_on_cancel=True)
-            except Exception as error:  # the boundary to a library with httpx or httpx2 below
+            except Exception as error:  # the boundary to a library on httpx or httpx2
                 self._say(f"the Space {space!r} cannot be paused: {sentence(error)}")
                 await anyio.sleep(wait)
             else:
@@ -236,7 +239,7 @@ class Supervisor:
 
 
 async def _here(_request: web.Request) -> web.Response:
-    return web.Response(text="swe-core is at work here; /health answers anybody, /state who has the key.\n")
+    return web.Response(text="swe-core is running. /health is open, /state requires the key.\n")
 
 
 async def _health(_request: web.Request) -> web.Response:
@@ -244,7 +247,7 @@ async def _health(_request: web.Request) -> web.Response:
 
 
 async def _lines(stream: ByteReceiveStream) -> AsyncIterator[str]:
-    """The lines of a stream as they end; one without an end in pieces."""
+    """Yield the lines of a stream when they are complete. A line that is too long is split."""
     rest = b""
     async for data in stream:
         *whole, rest = (rest + data).split(b"\n")
@@ -264,14 +267,14 @@ def _pause_space(space: str) -> None:
 
 
 def data_directory(environment: Mapping[str, str], lasting: Path = _LASTING) -> Path:
-    """Where the run directory is: on storage that outlives the container where there is some."""
+    """Return the directory of the run directory, on persistent storage if available."""
     if lasting.is_dir() and os.access(lasting, os.W_OK):
         return lasting
     return Path(environment.get("HOME", "/tmp")) / "data"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The entry point; `arguments` are the path of `deployment.json`."""
+    """Run the supervisor with the path of `deployment.json`. Return the exit code."""
     manifest = Manifest.model_validate_json(Path(arguments[0]).read_bytes())
     environment = dict(os.environ)
     return anyio.run(Supervisor(manifest, data_directory(environment), environment).run)

@@ -1,4 +1,4 @@
-"""The packages that a deployed run needs, as the wheels of what is installed here."""
+"""Wheels of the installed packages that a deployed run needs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CORE = "swe-core"
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """One wheel.
+    """A wheel file.
 
     Args:
-        name: Of its distribution, normalised.
-        version: As in the file's name.
-        file: Where it is.
-        sha256: Of its bytes, in hexadecimal digits.
+        name: Normalised name of its distribution.
+        version: Version in the name of the file.
+        file: Path of the file.
+        sha256: SHA-256 of the file, in hexadecimal digits.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Wheel:
 
 
 def installed() -> list[Distribution]:
-    """`swe-core` and every distribution that offers it a plugin, by name: what runs here must be there."""
+    """Return `swe-core` and every distribution with a plugin for it, sorted by name."""
     found = {CORE: distribution(CORE)}
     for point in entry_points(group=PROJECT):
         if point.dist is not None:
@@ -49,11 +49,13 @@ def installed() -> list[Distribution]:
 
 
 def source(package: Distribution) -> str:
-    """What pip makes the wheel of an installed distribution from: the directory that it was installed from,
-    the archive or the revision, or its version on the package index (`direct_url.json`, PEP 610).
+    """Return pip's source for the wheel of an installed distribution.
+
+    The source is the directory, archive or revision that it was installed from (`direct_url.json`, PEP 610),
+    or its version on the package index.
 
     Raises:
-        ConfigError: It was installed from a directory that is not there any more.
+        ConfigError: The distribution was installed from a directory that no longer exists.
     """
     text = package.read_text("direct_url.json")
     if text is None:
@@ -64,8 +66,8 @@ def source(package: Distribution) -> str:
         directory = Path(url2pathname(urlsplit(url).path))
         if not directory.is_dir():
             raise ConfigError(
-                f"{package.name!r} was installed from {str(directory)!r}, which is not there any more: "
-                "install it again"
+                f"{package.name!r} was installed from {str(directory)!r}, which no longer exists: "
+                "reinstall the package"
             )
         return str(directory)
     if "vcs_info" in origin:
@@ -74,11 +76,11 @@ def source(package: Distribution) -> str:
 
 
 def make_wheels(packages: Iterable[Distribution], directory: Path) -> list[Wheel]:
-    """The wheels of `packages`, in `directory`; the same sources give the same bytes.
+    """Build the wheels of `packages` in `directory`. The same sources give the same bytes.
 
     Raises:
-        ConfigError: The sources of one are not there any more.
-        SweError: pip is missing, or could not make one.
+        ConfigError: The sources of a package no longer exist.
+        SweError: pip is missing, or a build failed.
     """
     if importlib.util.find_spec("pip") is None:
         raise SweError(
@@ -86,7 +88,7 @@ def make_wheels(packages: Iterable[Distribution], directory: Path) -> list[Wheel
             "or `uv pip install pip`"
         )
     sources = [source(package) for package in packages]
-    # Without isolation where the build backend is there: then nothing has to be downloaded.
+    # With an installed build backend, isolation is off, so that pip downloads nothing.
     isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
     command = ["-m", "pip", "--disable-pip-version-check", "-q", "wheel", "--no-deps", *isolation]
     _pip([*command, "--wheel-dir", str(directory), *sources])

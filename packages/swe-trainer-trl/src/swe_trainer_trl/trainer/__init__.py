@@ -1,1 +1,1 @@
-"""The process that trains: TRL's trainer, its arguments, the queue of rows, the transfer of weights."""
+"""The process that trains: TRL's trainer, its arguments, the queue of rows and the weight transfer."""

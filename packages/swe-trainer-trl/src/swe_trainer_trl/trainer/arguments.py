@@ -1,7 +1,7 @@
-"""Settings → the objects that TRL and PEFT are given: AsyncGRPOConfig, LoraConfig.
+"""Conversion of settings to the objects of TRL and PEFT: AsyncGRPOConfig and LoraConfig.
 
-A key that could have no effect is refused, with the setting to use instead: a number that a user wrote down
-and that does nothing is worse than an error.
+A key without effect is refused, and the error names the setting to use instead. A value that silently does
+nothing is worse than an error.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ _REFUSED: Mapping[str, str] = {
         _NO_DATALOADER,
     ),
 }
-"""Keys of AsyncGRPOConfig that are not taken, and the rest of the sentence that says so."""
+"""Refused keys of AsyncGRPOConfig, with the rest of the error's sentence."""
 
 _SAVING: Mapping[str, Any] = {"save_steps": 10, "save_total_limit": 2}
-"""TRL's 500 steps may be days of rollouts, and what was trained after a checkpoint is lost in a crash."""
+"""Other defaults than TRL's: 500 steps may take days, and a crash loses all steps after the checkpoint."""
 
 _AT_LEAST: Mapping[str, int] = {
     "num_generations": 2,
@@ -89,23 +89,25 @@ _ADAPTER = (
     *("r", "lora_alpha", "lora_dropout", "use_rslora", "init_lora_weights"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
 )
-"""Keys of LoraConfig whose adapters vLLM serves exactly. It takes one scale for all modules, so no
-rank_pattern or alpha_pattern; it has no place for biases, DoRA's magnitudes or modules trained whole."""
+"""Keys of LoraConfig whose adapters vLLM serves exactly. vLLM uses one scale for all modules, so there is no
+rank_pattern or alpha_pattern. It does not support biases, DoRA's magnitudes or fully trained modules."""
 _MERGED = (
     *(*_ADAPTER, "rank_pattern", "alpha_pattern", "bias", "lora_bias", "use_dora", "fan_in_fan_out"),
     *("modules_to_save", "trainable_token_indices", "target_parameters", "ensure_weight_tying"),
 )
-"""Keys of LoraConfig where the adapter is merged before it is synchronised."""
+"""Keys of LoraConfig if the adapter is merged before the sync."""
 _INITIAL = (True, False, "gaussian", "orthogonal")
-"""Ways to begin an adapter that leave the frozen weights as the server has them, unlike PiSSA and others."""
+"""Initialisations that leave the frozen weights as the server has them, unlike PiSSA and others."""
 _HEADS = ("lm_head", "embed_tokens")
 
 
 def checked_grpo(config: TRLConfig) -> dict[str, Any]:
-    """`[worker.trl.grpo]`, each value as the type that TRL declares. This asks nothing of the machine.
+    """Return `[worker.trl.grpo]` with each value in the type that TRL declares.
+
+    The check does not depend on the hardware of this machine.
 
     Raises:
-        ConfigError: A key is unknown or not taken, or a value is wrong.
+        ConfigError: A key is unknown or refused, or a value is wrong.
     """
     for key in config.grpo:
         if key in _REFUSED:
@@ -116,17 +118,18 @@ def checked_grpo(config: TRLConfig) -> dict[str, Any]:
 
 
 def grpo_arguments(config: TRLConfig, *, output_dir: Path, group_size: int | None = None) -> AsyncGRPOConfig:
-    """TRL's arguments from `[worker.trl.grpo]`.
+    """Return TRL's arguments from `[worker.trl.grpo]`.
 
-    Without CUDA it trains on the CPU in full precision, where the settings do not say otherwise. This
-    initialises CUDA, so set CUDA_VISIBLE_DEVICES before.
+    Without CUDA, the default is training on the CPU in full precision. The call initialises CUDA, so set
+    CUDA_VISIBLE_DEVICES before.
 
     Args:
-        output_dir: Where TRL writes checkpoints.
-        group_size: Attempts per task where the user gave them; they win over `num_generations`.
+        config: The settings of the worker.
+        output_dir: Directory in which TRL writes checkpoints.
+        group_size: Attempts per task that the user asked for; wins over `num_generations`. None if unset.
 
     Raises:
-        ConfigError: A key is unknown or not taken, or a value is wrong.
+        ConfigError: A key is unknown or refused, or a value is wrong.
     """
     values = checked_grpo(config)
     if group_size is not None:
@@ -148,11 +151,11 @@ def grpo_arguments(config: TRLConfig, *, output_dir: Path, group_size: int | Non
 
 
 def sampling(arguments: AsyncGRPOConfig) -> dict[str, Any]:
-    """The settings of `[engine.vllm]` that decide what is sampled, from TRL's arguments.
+    """Return the sampling settings of `[engine.vllm]` from TRL's arguments.
 
-    Its loss divides the logits by `temperature`, so the policy must be sampled at the same one. It knows
-    nothing of top_p, top_k and min_p: with them the server's log-probabilities are those of a narrower
-    distribution, and ratios begin below 1.
+    TRL's loss divides the logits by `temperature`, so sampling must use the same temperature. The loss
+    ignores top_p, top_k and min_p. With them, the server's log-probabilities are those of a narrower
+    distribution, and the ratios start below 1.
     """
     return {
         "temperature": arguments.temperature,
@@ -163,13 +166,13 @@ def sampling(arguments: AsyncGRPOConfig) -> dict[str, Any]:
 
 
 def lora_config(config: TRLConfig) -> LoraConfig | None:
-    """PEFT's configuration from `[worker.trl.lora]`; None where all weights are trained.
+    """Return PEFT's configuration from `[worker.trl.lora]`; None if all weights are trained.
 
-    Every linear layer but the head is adapted, where `target_modules` is unset.
+    By default, every linear layer but the head is adapted (`target_modules`).
 
     Raises:
-        ConfigError: PEFT or a new enough TRL is missing, a key is unknown, a value is wrong, or vLLM would
-            not serve the adapter as it was trained.
+        ConfigError: PEFT or a recent TRL is missing, a key is unknown, a value is wrong, or vLLM cannot serve
+            the adapter exactly.
     """
     if config.lora is None:
         return None
@@ -216,8 +219,20 @@ def lora_config(config: TRLConfig) -> LoraConfig | None:
 def _checked(
     model: type[Any], values: Mapping[str, Any], where: str, whose: str, only: Iterable[str] | None = None
 ) -> dict[str, Any]:
-    """`values` for the fields of the dataclass `model`, each as the type that its field declares, which a
-    dataclass itself does not check; text that says a number becomes one."""
+    """Return `values`, each validated against the type of its field in the dataclass `model`.
+
+    A dataclass does not check types itself. Numbers given as text are converted.
+
+    Args:
+        model: The dataclass.
+        values: Field → value.
+        where: Settings table, for messages.
+        whose: Owner of the fields, for messages.
+        only: Allowed fields; None for all but the refused ones.
+
+    Raises:
+        ConfigError: A key is unknown, or a value is wrong.
+    """
     hints = get_type_hints(model)
     declared = {one.name: one for one in fields(model) if one.init}
     offered = list(only) if only is not None else [name for name in declared if name not in _REFUSED]
@@ -257,5 +272,5 @@ def _listed(value: str | list[str]) -> list[str]:
 
 
 def _readable(hint: Any) -> str:
-    """A type, as people write it."""
+    """Return a type as users write it."""
     return hint.__name__ if type(hint) is type else str(hint).replace("typing.", "")

@@ -1,8 +1,8 @@
-"""Training without CUDA, for tests and laptops: TRL's trainer wants a CUDA kernel for its attention.
+"""Attention without CUDA, for training in tests and on laptops: TRL's trainer needs a CUDA kernel otherwise.
 
-Up to TRL 1.15 the kernel is Hugging Face's `flash-attn3`, for which transformers' `sdpa` stands in: it reads
-from the position ids where a packed sequence begins. Since 1.16 the trainer packs rows into a tree and calls
-`flash_attn_varlen_func`, for which `attention` here stands in.
+Up to TRL 1.15 the kernel is Hugging Face's `flash-attn3`. Transformers' `sdpa` replaces it: it finds the
+starts of packed sequences by their position ids. Since 1.16 the trainer packs rows into a tree and calls
+`flash_attn_varlen_func`, which `attention` replaces.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 
 @cache
 def install() -> None:
-    """Let trainers that are made from now on run on this machine's CPU; with CUDA, do nothing.
+    """Patch TRL so that new trainers run on the CPU. With CUDA, do nothing.
 
-    It changes TRL in this process, for good, once.
+    The patch is applied once and stays until the process ends.
     """
     if torch.cuda.is_available():
         return
@@ -36,11 +36,11 @@ def install() -> None:
         trainer.create_model_from_path = _with_sdpa(trainer.create_model_from_path)
     else:  # up to 1.12
         trainer.AutoModelForCausalLM = _model_loader(trainer.AutoModelForCausalLM)
-    if hasattr(trainer, "get_peak_flops_per_device"):  # it asks CUDA, and takes None for "not known"
+    if hasattr(trainer, "get_peak_flops_per_device"):  # it asks CUDA; None means "unknown"
         trainer.get_peak_flops_per_device = lambda *_: None
     _log.warning(
-        "no CUDA device was found: the policy is trained on the CPU with plain attention, which is for tests "
-        "and laptops and as slow as that"
+        "no CUDA device was found: the policy is trained on the CPU, which is slow and for tests and laptops "
+        "only"
     )
 
 
@@ -58,24 +58,24 @@ def attention(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
 ) -> torch.Tensor:
-    """What FlashAttention's `flash_attn_varlen_func` computes, as far as TRL asks for it, by any device.
+    """Compute FlashAttention's `flash_attn_varlen_func` on any device, for the arguments that TRL uses.
 
     Args:
         query: [sum of Lq, heads, width].
-        key, value: [sum of Lk, heads of keys, width]; several heads of the query may share one.
-        cu_seqlens_q, cu_seqlens_k: [segments + 1], where each segment begins, and the end.
-        max_seqlen_q, max_seqlen_k: The longest segment, which is not needed here.
-        softmax_scale: What scores are multiplied by; None is 1/√width.
+        key, value: [sum of Lk, heads of keys, width]; several query heads may share a key head.
+        cu_seqlens_q, cu_seqlens_k: [segments + 1], the start of each segment, and the end.
+        max_seqlen_q, max_seqlen_k: Length of the longest segment; unused.
+        softmax_scale: Factor of the scores; None is 1/√width.
         causal: Must be true. The masks are aligned at the end: the last query of a segment sees all its keys.
-        window_size: Keys to the left of its own that a query sees, of which -1 is all, and a number without
-            meaning where attention is causal.
+        window_size: Number of keys to the left of its own that a query sees, -1 for all. The second number
+            has no meaning in causal attention.
         softcap: Must be 0.
 
     Returns:
         [sum of Lq, heads, width].
 
     Raises:
-        ConfigError: The model's attention has something that is not done here.
+        ConfigError: The model's attention is not supported.
     """
     if softcap or not causal:
         raise ConfigError(
@@ -113,13 +113,13 @@ def _segment(
 
 
 class _FlashAttention:
-    """What TRL takes for the module of the kernel."""
+    """Replacement of the kernel's module."""
 
     flash_attn_varlen_func = staticmethod(attention)
 
 
 def _with_sdpa(load: Any) -> Any:
-    """`load`, which makes a model, with another attention than it is told."""
+    """Wrap the model loader `load` so that it always uses `sdpa`."""
 
     def load_with_sdpa(*args: Any, **kwargs: Any) -> Any:
         return load(*args, **{**kwargs, "attn_implementation": "sdpa"})
@@ -128,7 +128,7 @@ def _with_sdpa(load: Any) -> Any:
 
 
 def _model_loader(auto: Any) -> Any:
-    """What the trainer takes for `AutoModelForCausalLM`."""
+    """Return a replacement of `AutoModelForCausalLM` for the trainer."""
 
     class Loader:
         from_pretrained = staticmethod(_with_sdpa(auto.from_pretrained))

@@ -1,4 +1,4 @@
-"""DiskWeightTransfer: new weights for a vLLM server through files that it reads, which needs no CUDA."""
+"""DiskWeightTransfer: sends weights to a vLLM server through files, without CUDA."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 _SHARD_BYTES = 2 * 10**9
 _TIMEOUT = 1800.0
-"""Seconds that the server has for each of its parts of a sync, as in TRL's own transfer."""
+"""Timeout of each request of a sync in seconds, as in TRL's own transfer."""
 _CONNECT_TIMEOUT = 10.0
 
 
 class DiskWeightTransfer:
-    """TRL's `WeightTransferProtocol`: each sync writes a checkpoint and has the server load it.
+    """TRL's `WeightTransferProtocol` through files: each sync writes a checkpoint, and the server loads it.
 
-    Requests that are being sampled are held from `pause` to `resume` and then go on: what they have is read
-    again by the new weights, so that each token's log-probability is that of the weights that sampled it,
-    after all the tokens before it.
+    The server holds running requests from `pause` to `resume`. Then it prefills their tokens again with the
+    new weights, so each token's log-probability is that of the weights that sampled it, given all the tokens
+    before it.
 
     Args:
-        url: The server's base URL, without `/v1`. It must run with `VLLM_SERVER_DEV_MODE=1`.
-        folder: Where checkpoints go; the server must see it under the same path. Only the last one stays, so
-            it needs room for two.
-        config: The model's.
-        shard_bytes: A file of the checkpoint has no more, unless one tensor has; that much is copied into
-            memory at a time.
-        timeout: Seconds for each request.
+        url: The server's base URL, without `/v1`. The server must run with `VLLM_SERVER_DEV_MODE=1`.
+        folder: Directory of the checkpoints, which the server must see under the same path. Only the last
+            checkpoint is kept, so the disk needs room for two.
+        config: Configuration of the model.
+        shard_bytes: Largest size of a checkpoint file in bytes, unless a single tensor is larger. At most
+            that much is copied into memory at a time.
+        timeout: Timeout of each request in seconds.
 
     Raises:
         ConfigError: The model's embeddings are tied.
@@ -61,10 +61,10 @@ class DiskWeightTransfer:
         self._syncs = 0
 
     def init_weight_transfer(self) -> None:
-        """Make the folder, and remove what an earlier run left there.
+        """Create the folder, and remove the checkpoints of an earlier run.
 
         Raises:
-            SweError: It cannot be made.
+            SweError: The folder cannot be created.
         """
         with self._writing():
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -74,26 +74,29 @@ class DiskWeightTransfer:
         """Hold the server's requests.
 
         Raises:
-            EngineError: The server did not do it.
+            EngineError: The request failed.
         """
         with self._resumed_on_failure():
             self._post("/pause", mode="keep")
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Let the server sample from these weights, which it has under the same names.
+        """Write the weights and have the server load them.
+
+        Args:
+            iterator: Name and tensor of each weight, under the server's names.
 
         Raises:
-            SweError: They cannot be written.
-            EngineError: The server did not load them.
+            SweError: The weights cannot be written.
+            EngineError: The server did not load the weights.
         """
         with self._resumed_on_failure():
             checkpoint = self._write(iterator)
             load = {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}}
             self._post("/collective_rpc", load)
-            # vLLM does not promise that a pause which keeps requests drops their cache, though 0.31 does it;
-            # without the parameter this call fails where requests hold some, and the old cache stays.
+            # vLLM 0.31 drops the cache of requests that a pause keeps, but does not document it. Without the
+            # parameter, this call fails while requests hold cache blocks, and the old cache stays.
             reply = self._post("/reset_prefix_cache", reset_running_requests="true")
-            if reply.content and not reply.json()["success"]:  # older servers say nothing
+            if reply.content and not reply.json()["success"]:  # older servers send an empty reply
                 raise EngineError(
                     f"the server {self._url!r} did not drop what it computed with the old weights: start it "
                     "without a KV connector"
@@ -101,19 +104,19 @@ class DiskWeightTransfer:
         self._remove_all_but(checkpoint)
 
     def resume(self) -> None:
-        """Let requests go on.
+        """Resume the server's requests.
 
         Raises:
-            EngineError: The server did not do it.
+            EngineError: The request failed.
         """
         self._post("/resume")
 
     def destroy(self) -> None:
-        """Remove the last checkpoint: the server has read it."""
+        """Remove the last checkpoint, which the server has read."""
         self._remove_all_but(None)
 
     def _write(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> Path:
-        """A new directory with the weights, which appears when all of them are in it."""
+        """Write the weights to a new directory, and return it. The directory appears when it is complete."""
         self._syncs += 1
         done = self._folder / f"weights-{self._syncs}"
         part = self._folder / f"weights-{self._syncs}.part"
@@ -123,7 +126,7 @@ class DiskWeightTransfer:
                 _save_shards(iterator, part, self._shard_bytes)
                 self._config.save_pretrained(part)
                 part.rename(done)
-        except Exception:  # whatever it was: half a checkpoint must not stay
+        except Exception:  # an incomplete checkpoint must not stay
             shutil.rmtree(part, ignore_errors=True)
             raise
         return done
@@ -162,10 +165,10 @@ class DiskWeightTransfer:
 
     @contextlib.contextmanager
     def _resumed_on_failure(self) -> Iterator[None]:
-        """The trainer ends with the error and never resumes, so whoever else asks the server would wait."""
+        """Resume the server after an error: the trainer ends and would leave other clients waiting."""
         try:
             yield
-        except Exception:  # whatever it was
+        except Exception:
             with contextlib.suppress(SweError):
                 self.resume()
             raise
@@ -176,7 +179,7 @@ class DiskWeightTransfer:
 
         try:
             yield
-        except (OSError, SafetensorError) as error:  # the latter is what safetensors makes of an OSError
+        except (OSError, SafetensorError) as error:  # safetensors turns an OSError into the latter
             raise SweError(
                 f"the weights cannot be written to {str(self._folder)!r} ({error}): make room there, or set "
                 "another run directory"
@@ -184,12 +187,12 @@ class DiskWeightTransfer:
 
 
 def refuse_tied(config: PreTrainedConfig) -> None:
-    """Refuse a model whose weights cannot go through files.
+    """Refuse a model whose weights cannot be sent through files.
 
     Raises:
-        ConfigError: Its embeddings are tied.
+        ConfigError: The model's embeddings are tied.
     """
-    # A configuration lacks the attribute where its model has no head to tie.
+    # The attribute is missing if the model has no head to tie.
     if any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config())):
         raise ConfigError(
             "the model ties its output head to its input embeddings, and vLLM keeps a packed copy of "
@@ -199,7 +202,7 @@ def refuse_tied(config: PreTrainedConfig) -> None:
 
 
 def _save_shards(iterator: Iterator[tuple[str, torch.Tensor]], directory: Path, limit: int) -> None:
-    """Write weights into files of at most `limit` bytes and an index, as transformers does."""
+    """Write weights into files of at most `limit` bytes and an index, in transformers' layout."""
     from safetensors.torch import save_file
 
     places: dict[str, str] = {}

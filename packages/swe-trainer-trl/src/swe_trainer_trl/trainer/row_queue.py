@@ -1,4 +1,4 @@
-"""RowBuffer: the queue that the trainer drains, which knows what it has handed out."""
+"""RowBuffer: the trainer's queue of rows, which keeps track of the rows that it handed out."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from swe_trainer_trl.normalization import Part
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """One row on its way to the trainer.
+    """One row for the trainer.
 
     Args:
         row_id: Its id in the journal.
-        part: What it trains of its rollout.
-        version: The policy's when it was sampled, of versions that are updates.
+        group: Number of its group.
+        part: The part of its rollout that it trains.
+        version: Updates of the oldest policy of its group.
+        sample: The row in TRL's form.
     """
 
     row_id: int
@@ -33,21 +35,22 @@ class Item:
 class RowBuffer(queue.Queue[Any]):
     """`RolloutWorkerProtocol.rollout_buffer`.
 
-    A group goes in as a whole, and out as a whole or not at all: when the trainer asks for its first row,
-    TRL's own rule (`version - row's version > max_staleness`) says whether the group is too old, and a weight
-    sync between two of its rows changes nothing. So the trainer trains every row that it gets, in the order
-    in which it got them: this is how the journal knows what was trained.
+    A group enters as a whole, and leaves as a whole or not at all. When the trainer asks for the first row of
+    a group, TRL's own rule (`version - row's version > max_staleness`) decides whether the group is too old.
+    A weight sync between two of its rows changes nothing. So the trainer trains every row that it gets, in
+    order, and the journal can record which rows were trained.
 
     Attributes:
-        shared: Whether each row's advantage is handed out divided by the trained ids of its whole rollout,
-            for a trainer that goes on from there (`swe_trainer_trl.normalization`), which TRL's own does not.
+        shared: Whether `get` divides the advantage of each row by the trained ids of its whole rollout. This
+            is for a trainer that applies `swe_trainer_trl.normalization`, unlike TRL's own.
 
     Args:
-        maxsize: Rows from which on no further group goes in.
-        version: The policy's version now.
-        stale: Told of a row that was left out.
-        taken: Told of a group whose rows have all been asked for.
-        ahead: How many of the policy's versions were no update: what waits is no older for them.
+        maxsize: Number of rows from which no further group enters; 0 for no limit.
+        version: Returns the current version of the policy.
+        max_staleness: How many updates a group may be behind.
+        stale: Called with each row that is left out as too old.
+        taken: Called with the number of a group after the trainer has asked for all its rows.
+        ahead: Returns the number of versions that were no update. They do not make a waiting row older.
     """
 
     def __init__(
@@ -71,10 +74,14 @@ class RowBuffer(queue.Queue[Any]):
         self._begun: int | None = None
 
     def put_group(self, items: Sequence[Item], timeout: float) -> bool:
-        """Put a whole group in, even beyond `maxsize`, once there is room for its first row.
+        """Add a whole group, even beyond `maxsize`, as soon as there is room for its first row.
+
+        Args:
+            items: The rows of the group.
+            timeout: Seconds to wait for room.
 
         Returns:
-            Whether there was room in time.
+            Whether the group was added in time.
         """
         until = time.monotonic() + timeout
         with self.not_full:
@@ -91,10 +98,10 @@ class RowBuffer(queue.Queue[Any]):
         return True
 
     def get(self, block: bool = True, timeout: float | None = None) -> RolloutSample:
-        """The next row that is fresh.
+        """Return the next row that is fresh.
 
         Raises:
-            queue.Empty: There is none in time.
+            queue.Empty: No fresh row came in time.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -111,7 +118,7 @@ class RowBuffer(queue.Queue[Any]):
                     self._stale(item)
                     continue
                 self._begun = item.group
-            # TRL would leave out an older one, and train half a group.
+            # TRL would drop an older row, and train half a group.
             item.sample.model_version = max(version, oldest)
             self._handed.append(item)
             if self.shared:
@@ -119,22 +126,28 @@ class RowBuffer(queue.Queue[Any]):
             return item.sample
 
     def handed(self, tokens: int) -> list[Part]:
-        """Which rows the trainer is about to train, of those handed out: the next ones with so many trained
-        ids in all.
+        """Return the parts that the trainer is about to train.
+
+        They are the next rows in the order in which they were handed out.
+
+        Args:
+            tokens: Number of trained ids of these rows.
 
         Raises:
-            ValueError: It has other rows, or not whole ones.
+            ValueError: The number does not match whole rows.
         """
         return [item.part for item in self._next(tokens)]
 
     def trained(self, tokens: int) -> list[int]:
-        """Which rows have been trained, of those handed out: the next ones with so many trained ids in all.
+        """Remove the rows that have been trained, and return their ids in the journal.
 
-        Returns:
-            Their ids in the journal.
+        They are the next rows in the order in which they were handed out.
+
+        Args:
+            tokens: Number of trained ids of these rows.
 
         Raises:
-            ValueError: The trainer trained other rows, or not whole ones.
+            ValueError: The number does not match whole rows.
         """
         items = self._next(tokens)
         for _ in items:

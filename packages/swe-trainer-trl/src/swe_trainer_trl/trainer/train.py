@@ -1,4 +1,4 @@
-"""One training run, once a server of the policy is there."""
+"""One training run on a running server of the policy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ADAPTER = "trl-policy"
 """TRL serves the adapter of version n as `trl-policy-v{n}`."""
 WEIGHTS = "weights"
 SUMMARY = "training.json"
-"""In the run directory."""
+"""Names in the run directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,16 @@ class TrainingJob:
     """What is to be trained.
 
     Args:
+        config: Settings of the worker.
         directory: The run directory, with a journal.
-        settings: Those of the rollouts' process.
+        tasks: The tasks to train on.
+        settings: Settings of the rollouts' process.
         model: The policy's weights, a directory or a name on the Hub.
-        model_config: Its configuration.
-        arguments: TRL's, which know the server's URL.
-        adapter: None where all weights are trained.
-        server: Serves the policy, where it is ours; None where the user named it.
-        push: Where checkpoints go besides; None where nowhere.
+        model_config: Configuration of the model.
+        arguments: TRL's arguments, with the server's URL.
+        adapter: Configuration of the adapter; None if all weights are trained.
+        server: The server that this process started; None if the user named an external one.
+        push: Pushes the checkpoints to the Hub; None if they stay local.
     """
 
     config: TRLConfig
@@ -75,10 +77,10 @@ class TrainingJob:
 
 
 def check(config: TRLConfig, adapter: LoraConfig | None, model_config: PreTrainedConfig) -> None:
-    """What can be told before anything is started or written.
+    """Check the weight sync before anything is started or written.
 
     Raises:
-        ConfigError: Weights cannot go to the server in the way that is set.
+        ConfigError: Weights cannot be sent to the server as configured, or TRL's CUDA kernels are missing.
     """
     if config.weight_sync == "disk":
         refuse_tied(model_config)
@@ -97,13 +99,16 @@ def check(config: TRLConfig, adapter: LoraConfig | None, model_config: PreTraine
 def rollout_settings(
     settings: Settings, engine: str, config: TRLConfig, arguments: AsyncGRPOConfig
 ) -> Settings:
-    """The settings of the rollouts' process: the run's, and how the policy is sampled.
+    """Return the settings of the rollouts' process: those of the run, with the trainer's sampling settings.
 
     Args:
-        engine: The engine's name.
+        settings: Settings of the run.
+        engine: Name of the engine.
+        config: Settings of the worker.
+        arguments: TRL's arguments.
 
     Raises:
-        ConfigError: The engine's settings say otherwise.
+        ConfigError: The engine's settings contradict TRL's arguments.
     """
     changed = settings.model_dump(mode="json")
     values = changed["engine"].setdefault(engine, {})
@@ -122,7 +127,7 @@ def train(job: TrainingJob) -> None:
     """Train to the end, save the model and say what became of every sampled token.
 
     Raises:
-        SweError: Training could not begin or go on.
+        SweError: Training failed.
     """
     cpu_attention.install()
     directory, arguments, url = job.directory, job.arguments, job.arguments.vllm_server_base_url
@@ -159,7 +164,7 @@ def train(job: TrainingJob) -> None:
             if job.push is not None:
                 trainer.add_callback(job.push)
             over = step >= arguments.max_steps if groups is None else journal.groups_done() >= groups
-            if checkpoint is not None and over:  # killed after its last step; one more would be too many
+            if checkpoint is not None and over:  # killed after the last step, so train no further one
                 trainer._load_from_checkpoint(str(checkpoint))
             else:
                 try:
@@ -206,8 +211,11 @@ def _feed_options(job: TrainingJob) -> FeedOptions:
 
 
 def _sum_up(run: RunDirectory, journal: Journal, steps: int) -> None:
-    """Keep and say where all sampled tokens went: those of rollouts without a verdict and those that no row
-    may train are in the rollouts' ledgers, the rest in the journal."""
+    """Write and log what became of all sampled tokens.
+
+    The rollouts' ledgers count the tokens of rollouts without a verdict and the tokens that no row may train.
+    The journal counts the rest.
+    """
     rollouts = [*earlier(run.path), *run.rollouts()]
     ledgers = [rollout.ledger for rollout in rollouts if rollout.ledger is not None]
     kept = journal.tokens()

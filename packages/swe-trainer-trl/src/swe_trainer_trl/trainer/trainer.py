@@ -1,4 +1,4 @@
-"""Trainer: TRL's AsyncGRPOTrainer, which also keeps what it has trained, so that a run can be resumed."""
+"""Trainer: TRL's AsyncGRPOTrainer, which also records what it has trained, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ from swe_trainer_trl.server.recovery import ServerRecovery
 from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 
 _EPOCHS_OF_TRL = "_EpochStopCallback"
-"""It counts a group when its first row is fetched, a batch before that is trained, and from 0 again after a
-resume; the journal knows better."""
+"""TRL's callback that ends the training. It counts a group when its first row is fetched, a batch before that
+row is trained, and starts at 0 after a resume. The journal counts correctly, so the callback is removed."""
 
 
 class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
-    """TRL's trainer with our worker, for one process.
+    """TRL's trainer with `TRLRolloutWorker`, in one process.
 
-    Every optimizer step marks its rows in the journal. The trainer trains the rows that it is given in their
-    order and whole, so the number of ids in the loss of a step says which they were. How much each of them
-    counts is as `normalize` says, not as TRL's micro-batches fall.
+    Every optimizer step marks its rows in the journal. The trainer trains whole rows in the order in which it
+    gets them, so the number of ids in the loss of a step identifies the rows. `normalize` decides the weight
+    of each id, not the composition of TRL's micro-batches.
 
     Args:
-        metrics: The file that logs are appended to.
-        groups: How many groups make the training, trained or skipped; None where `max_steps` does.
-        normalize: What counts alike in a step: each rollout, or each trained id.
-        guard: Watches the server, so that its death ends nothing; None where nobody does.
-        others: What TRL's trainer takes.
+        worker: Supplies the rows.
+        journal: The journal of the run.
+        metrics: The file to which logs are appended.
+        groups: Number of groups, trained or skipped, after which training ends; None if `max_steps` ends it.
+        normalize: What has equal weight in a step: each rollout, or each trained id.
+        guard: Recovers the server when it dies; None without recovery.
+        **others: Arguments of TRL's trainer.
     """
 
     def __init__(
@@ -67,11 +69,10 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
             if type(callback).__name__ == _EPOCHS_OF_TRL:
                 self.remove_callback(callback)
         self.add_callback(_Keeper(journal, self._take_rows, metrics, groups))
-        self.model_version = worker.version  # versions count on over a resume: no two policies share one
+        self.model_version = worker.version  # a resumed run continues the count: versions are unique
 
     def get_batch_samples(self, *arguments: Any) -> Any:
-        """See transformers. These are the micro-batches of one step, so that now it is known how much each of
-        their ids counts."""
+        """See transformers. The batches are those of one step, so the weights of its ids are known here."""
         batches, items = super().get_batch_samples(*arguments)
         ids = [float(batch["global_n_tokens"][0]) for batch in batches]
         step = weighted(self._normalize, self._worker.rollout_buffer.handed(round(sum(ids))), ids)
@@ -84,18 +85,18 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         return batches, items
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
-        """See TRL; afterwards it is known which rows were in it."""
+        """See TRL. Also record which rows were trained."""
         tokens = round(float(inputs["global_n_tokens"][0]))
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._rows += self._worker.rollout_buffer.trained(tokens)
         return loss
 
     def _sync_weight(self) -> None:
-        """See TRL; where the server dies meanwhile, the next one gets the weights, and one that lives is not
-        left paused.
+        """See TRL. If the server dies during the sync, its successor gets the weights. After any other error,
+        the server is not left paused.
 
-        The new version is kept before the server knows of it: vLLM takes an adapter's name once, so after a
-        kill in between another name must follow.
+        The journal gets the new version before the server does: vLLM accepts an adapter's name only once, so
+        after a kill in between the next sync must use another name.
         """
         step = self.state.global_step
         again = self._sent_at in (None, step)  # the first weights are those of a checkpoint
@@ -112,7 +113,7 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         deaths = guard.wait()
         try:
             if deaths != self._deaths and self.weight_transfer is not None:
-                self.weight_transfer.init_weight_transfer()  # what it had made went with the server
+                self.weight_transfer.init_weight_transfer()  # its state was lost with the server
             self._deaths = deaths
             self._send_weights()
         except Exception as error:  # TRL raises whatever its HTTP client does
@@ -128,17 +129,17 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
             super()._sync_weight()
 
     def _send_again(self) -> None:
-        """Give the weights to a server that has none, because it was started again."""
+        """Send the weights to a server that was restarted."""
         if self._guard is not None and self._guard.needs_weights:
             self._sync_weight()
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """See transformers; a full disk is told as such."""
+        """See transformers. A full disk becomes one sentence."""
         with saving(Path(self.args.output_dir)):
             super()._save_checkpoint(model, trial)
 
     def end_progress(self) -> None:
-        """End the line of the progress bar, which a training that fails leaves open."""
+        """End the line of the progress bar, which a failed training leaves open."""
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, ProgressCallback) and callback.training_bar is not None:
                 callback.training_bar.close()
@@ -150,21 +151,22 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
 
 @contextmanager
 def saving(directory: Path) -> Iterator[None]:
-    """One sentence for what keeps the model from being written.
+    """Translate errors of the block, which writes the model, into one sentence.
 
     Raises:
-        SweError: It cannot be.
+        SweError: The model cannot be written.
     """
     try:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:  # torch makes the last one of a full disk
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
         raise SweError(
-            f"the model cannot be written to {str(directory)!r} ({sentence(error)}): make room, then --resume"
+            f"the model cannot be written to {str(directory)!r} ({sentence(error)}): make room, then resume "
+            "with --resume"
         ) from error
 
 
-class _Keeper(TrainerCallback):  # type: ignore[misc]  # nor is transformers here
-    """Keeps what must outlive the trainer: which rows were trained at which step, and what was logged."""
+class _Keeper(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here
+    """Callback that records which rows were trained at which step, and the logged metrics."""
 
     def __init__(
         self, journal: Journal, rows: Callable[[], list[int]], metrics: Path, groups: int | None
@@ -177,7 +179,7 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]  # nor is transformers her
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The step counts, and its checkpoint, if there is one, comes after this."""
+        """Mark the rows of the step as trained. A checkpoint of the step is saved after this call."""
         self._journal.mark_trained(self._rows(), state.global_step)
         if self._groups is not None and self._journal.groups_done() >= self._groups:
             control.should_training_stop = True
@@ -186,7 +188,7 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]  # nor is transformers her
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """What was trained before the oldest checkpoint that is kept is not needed any more."""
+        """Remove the ids of rows that were trained by the step of the oldest kept checkpoint."""
         self._journal.forget(min(checkpoints(Path(args.output_dir)), default=(0, None))[0])
 
     def on_log(
@@ -197,14 +199,15 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]  # nor is transformers her
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Append what is logged."""
+        """Append the logged metrics to the file."""
         values = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
         entry = {"step": state.global_step, "time": datetime.now(UTC), "values": values}
         try:
             with self._metrics.open("ab") as file:
-                # numpy.float64 is a float, and what TRL 1.11 to 1.14 log of some metrics
+                # TRL 1.11 to 1.14 log some metrics as numpy.float64, which is a float
                 file.write(orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
         except OSError as error:
             raise SweError(
-                f"cannot write {str(self._metrics)!r}: {error.strerror or error}; make room, then --resume it"
+                f"cannot write {str(self._metrics)!r}: {error.strerror or error}; make room, then resume "
+                "with --resume"
             ) from error

@@ -1,4 +1,4 @@
-"""TRLRolloutWorker: what TRL's trainer takes rollouts from. The rollouts run in a process of their own."""
+"""TRLRolloutWorker: supplies TRL's trainer with rollouts, which run in a separate process."""
 
 from __future__ import annotations
 
@@ -42,35 +42,38 @@ from swe_trainer_trl.trainer.row_queue import Item, RowBuffer
 logger = logging.getLogger(__name__)
 
 _GRACE = 60.0
-"""Seconds that the rollouts' process has to close its sandboxes."""
+"""Seconds within which the rollouts' process must close its sandboxes."""
 _POLL = 0.5
-"""Seconds between two looks at whether to stop, where a queue is full."""
+"""Seconds between two checks for a stop while the buffer is full."""
 _NOT_FOR_THE_CHILD = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
 )
-"""What `accelerate launch` and torchrun tell the processes of a trainer; the rollouts are none of them."""
+"""Variables that `accelerate launch` and torchrun set for a trainer's processes. They do not apply to the
+rollouts' process."""
 
 
 class TRLRolloutWorker:
-    """TRL's `RolloutWorkerProtocol`, on rollouts of an agent that nobody changed.
+    """TRL's `RolloutWorkerProtocol`, with rollouts of an unmodified agent.
 
-    `start` spawns the process in which agents run; rows come back through the journal, so that what a killed
-    process had finished is there when the run is resumed.
+    `start` spawns the process in which the agents run. Rows come back through the journal, so a resumed run
+    has everything that a killed process had finished.
 
     Attributes:
         rollout_buffer: Rows for the trainer.
-        metrics_queue: What the rollouts measured, for the trainer's log.
-        version: Of the policy; 0 before the trainer's first weight sync.
+        metrics_queue: Metrics of the rollouts, for the trainer's log.
+        version: Version of the policy; 0 before the trainer's first weight sync.
         idle: Called in the trainer's thread while it waits for rows.
 
     Args:
-        settings: The run's, with the engine's URL and how it samples.
-        directory: The run directory, which is there.
-        journal: Its journal, at `journal_path`.
-        options: How groups are made.
+        settings: Settings of the run, with the engine's URL and sampling settings.
+        directory: The existing run directory.
+        journal: The journal of the run.
+        journal_path: Path of that journal.
+        options: Options of the groups.
         queue_rows: Rows to hold for the trainer, besides those of one group.
-        max_row: Ids of the longest row that the trainer takes; None or 0 for any. Asked for each group.
+        max_row: Returns the largest number of ids in a row for the trainer, None or 0 for no limit. It is
+            called for each group.
     """
 
     def __init__(
@@ -112,10 +115,10 @@ class TRLRolloutWorker:
         self._failure: Failed | None = None
         self._problem: BaseException | None = None
 
-    # what TRL asks
+    # --- TRL's protocol ---
 
     def start(self) -> None:
-        """Start the rollouts. TRL calls it once, after the first weight sync."""
+        """Start the rollouts. TRL calls this method once, after the first weight sync."""
         theirs_read, commands = os.pipe()
         ours_read, theirs_write = os.pipe()
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_CHILD}
@@ -127,7 +130,7 @@ class TRLRolloutWorker:
                 pass_fds=(theirs_read, theirs_write),
                 stdin=subprocess.DEVNULL,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is the trainer's to hear, which then says stop
+                start_new_session=True,  # Ctrl-C reaches the trainer only, which then sends Stop
             )
         except BaseException:
             os.close(commands)
@@ -149,15 +152,17 @@ class TRLRolloutWorker:
             self._commands = commands
             for message in (start, Lost()) if self._server_lost else (start,):
                 self._write(message)
-        # Only now: what they say comes after that.
+        # The messages of the threads must come after these.
         for work, name in ((lambda: self._listen(ours_read), "reports"), (self._pump, "rows")):
             thread = threading.Thread(target=self._guarded, args=(work,), name=f"swe-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def stop(self) -> None:
-        """End the rollouts, with every sandbox closed; what they had not finished can be resumed. TRL
-        calls it when training ends, however it does."""
+        """End the rollouts and close every sandbox. Unfinished rollouts can be resumed.
+
+        TRL calls this method when training ends, also after an error.
+        """
         self._stopping.set()
         if self._process is None:
             return
@@ -181,7 +186,7 @@ class TRLRolloutWorker:
                 self._commands = None
 
     def update_model_version(self, model_version: int) -> None:
-        """The policy has this version from now on."""
+        """Set the version of the policy."""
         self._journal.raise_version(model_version)
         updates = self._journal.updates()[model_version]
         self.version = model_version
@@ -189,20 +194,23 @@ class TRLRolloutWorker:
         self._say(Version(version=model_version, updates=updates))
 
     def server_lost(self) -> None:
-        """The policy's server has died: its rollouts are ended, and their attempts left open."""
+        """End the rollouts on the policy's server, which has died. Their attempts stay open."""
         self._server_lost = True
         self._say(Lost())
 
     def server_back(self) -> None:
-        """It is there again, with the policy's weights: rollouts go on."""
+        """Resume the rollouts: the server is back and has the policy's weights."""
         self._server_lost = False
         self._say(Back())
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise where no more rows will come. TRL asks whenever it has waited for some.
+        """Raise an error if no more rows will come. TRL calls this method whenever it has waited for rows.
+
+        Args:
+            stale_after_s: Seconds without a heartbeat after which the process counts as hung.
 
         Raises:
-            SweError: The rollouts' process has ended, or says nothing since `stale_after_s` seconds.
+            SweError: The rollouts' process has ended or hangs, or rows cannot be read.
         """
         self.idle()
         if self._problem is not None:
@@ -215,7 +223,7 @@ class TRLRolloutWorker:
             return
         code = self._process.poll()
         if code is not None:
-            for thread in self._threads[:1]:  # its last words may still be on their way
+            for thread in self._threads[:1]:  # its last messages may still be in the pipe
                 thread.join(_POLL)
             if self._failure is not None:
                 raise SweError(_with_traceback(self._failure))
@@ -231,19 +239,19 @@ class TRLRolloutWorker:
                 "(grpo.heartbeat_stale_after_s), so it hangs; resume with --resume"
             )
 
-    # its two threads
+    # --- threads ---
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as problem:  # told by check_health, in the trainer's thread
+        except BaseException as problem:  # raised by check_health, in the trainer's thread
             self._problem = problem
 
     def _listen(self, descriptor: int) -> None:
-        """Hear what the rollouts' process says, until it ends."""
+        """Receive the messages of the rollouts' process until it ends."""
         with os.fdopen(descriptor, "rb") as reports:
             for data in reports:
-                if not data.endswith(b"\n"):  # it was killed while it said this
+                if not data.endswith(b"\n"):  # the process was killed while it wrote this line
                     return
                 self._heard = time.monotonic()
                 message = report(data)
@@ -255,16 +263,16 @@ class TRLRolloutWorker:
                     self._failure = message
 
     def _pump(self) -> None:
-        """Take groups from the journal as they are closed, into the buffer."""
+        """Move closed groups from the journal into the buffer."""
         after = -1
         while True:
-            self._closed.clear()  # before the look at `_stopping`, which is set before it
+            self._closed.clear()  # clear before the check: `stop` sets `_stopping` before `_closed`
             if self._stopping.is_set():
                 return
             for group in self._journal.ready(after):
                 after = group.closed
                 self._hand_over(group)
-                self._closed.set()  # there may be more
+                self._closed.set()  # more groups may be ready
             self._closed.wait()
 
     def _hand_over(self, group: ReadyGroup) -> None:
@@ -294,7 +302,7 @@ class TRLRolloutWorker:
             completion_mask=row.completion_mask,
             old_log_probs=row.old_log_probs,
             advantage=row.advantage,
-            model_version=row.update,  # the buffer makes a version of it
+            model_version=row.update,  # the buffer converts it to a version
             group_id=group,
             metrics={"sample/reward": row.reward},
             enqueued_at=time.time(),
@@ -303,7 +311,7 @@ class TRLRolloutWorker:
             row_id, group, Part(row.rollout_id, count(row.completion_mask), whole), row.update, sample
         )
 
-    # what they say to the rollouts' process
+    # --- messages to the rollouts' process ---
 
     def _stale(self, item: Item) -> None:
         self._journal.drop([item.row_id], "stale")
@@ -317,7 +325,7 @@ class TRLRolloutWorker:
             self._write(message)
 
     def _write(self, message: Command) -> None:
-        with suppress(BrokenPipeError):  # that it has ended is check_health's to tell
+        with suppress(BrokenPipeError):  # check_health reports the end of the process
             if self._commands is not None:
                 data = line(message)
                 while data:
@@ -325,7 +333,7 @@ class TRLRolloutWorker:
 
 
 def _nothing() -> None:
-    """What an idle trainer does where nobody says anything else."""
+    """Do nothing; the default of `TRLRolloutWorker.idle`."""
 
 
 def _with_traceback(failure: Failed) -> str:
