@@ -18,7 +18,8 @@ from swe_core.api.engine import EngineSession
 from swe_core.api.records import Turn
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.interception.server import InterceptionServer
-from swe_core.tokens.chains import chains_of, recount
+from swe_core.report.token_audit import recount
+from swe_core.tokens.chains import chains_of
 from swe_testing.serving.start import TokenServer
 from swe_testing.vllm import tool_call
 

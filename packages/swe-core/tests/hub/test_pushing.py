@@ -14,7 +14,8 @@ import pytest
 
 from swe_core.errors import SweError, UsageError
 from swe_core.hub import push
-from swe_core.hub.options import PushOptions, hub_extensions
+from swe_core.hub.extensions import hub_extensions
+from swe_core.hub.options import PushOptions
 from swe_core.hub.push import HubPush, push_run
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RunDirectory

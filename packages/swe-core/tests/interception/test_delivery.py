@@ -19,8 +19,9 @@ from swe_core.api.records import Ledger
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.sse import EventStream
+from swe_core.report.token_audit import recount
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.tokens.chains import chains_of, recount
+from swe_core.tokens.chains import chains_of
 from swe_testing.records import make_run
 from swe_testing.waiting import until
 

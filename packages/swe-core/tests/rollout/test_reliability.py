@@ -27,8 +27,8 @@ from swe_core.api.engine import Engine, EngineSession
 from swe_core.api.records import Ledger, requests_of
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
+from swe_core.report.token_audit import recount
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.tokens.chains import recount
 from swe_core.tokens.ledger import add_ledgers
 from swe_testing.records import make_run
 from swe_testing.vllm import ScriptedVLLM, VLLMFault

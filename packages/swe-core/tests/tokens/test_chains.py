@@ -17,7 +17,8 @@ from swe_core.api.chain import Chain
 from swe_core.api.engine import ForkCause, Sampled
 from swe_core.api.records import Turn, TurnTokens
 from swe_core.errors import LedgerError
-from swe_core.tokens.chains import Step, build_chains, chains_of, recount
+from swe_core.report.token_audit import recount
+from swe_core.tokens.chains import Step, build_chains, chains_of
 from swe_core.tokens.token_log import TokenLog
 from swe_testing.records import make_turn
 

@@ -230,7 +230,7 @@ def _execute(
         said: Receives the notes that the display prints.
     """
     from swe_core.cli.progress import LiveProgress, PlainProgress
-    from swe_core.hub.options import hub_extensions
+    from swe_core.hub.extensions import hub_extensions
     from swe_core.run.execute import execute
     from swe_core.system.event_loop import run as run_in_loop
 

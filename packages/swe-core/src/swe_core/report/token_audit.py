@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from swe_core.api.records import Ledger, Rollout, Turn
 from swe_core.errors import LedgerError, UsageError
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.tokens.chains import recount
-from swe_core.tokens.ledger import RETRIED, add_ledgers
+from swe_core.tokens.chains import build_chains, step_of
+from swe_core.tokens.ledger import RETRIED, add_ledgers, prove
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,24 @@ def audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> TokenAudit:
         if differing := _differing(ledgers[-1], found):
             problems.append(f"{rollout.id}: its ledger is not what its turns on disk say: {differing}")
     return TokenAudit(add_ledgers(ledgers), sampled, tuple(problems))
+
+
+def recount(turns: Iterable[Turn], no_reward: str | None = None) -> Ledger | None:
+    """Prove the ledger of a rollout again from its recorded turns; None if they have no tokens.
+
+    Args:
+        turns: As `RunDirectory.turns` gives them.
+        no_reward: As in `prove`.
+
+    Raises:
+        LedgerError: The records do not fit together, or do not balance.
+    """
+    with_tokens = [(turn.index, turn.tokens) for turn in turns if turn.tokens is not None]
+    if not with_tokens:
+        return None
+    steps = [step_of(index, tokens) for index, tokens in with_tokens]
+    sampled = sum(len(tokens.completion) for _, tokens in with_tokens)
+    return prove(sampled, steps, build_chains(steps), no_reward)
 
 
 def _tries(run: RunDirectory, rollout: Rollout) -> Iterator[tuple[list[Turn], str | None]]:

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from swe_core.api.chain import Chain
 from swe_core.api.engine import ForkCause, Rendered
-from swe_core.api.records import Ledger, Turn, TurnTokens
+from swe_core.api.records import Turn, TurnTokens
 from swe_core.errors import LedgerError
-from swe_core.tokens.ledger import prove
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,21 +190,3 @@ def chains_of(turns: Iterable[Turn]) -> list[Chain]:
         LedgerError: The records do not fit together.
     """
     return build_chains(step_of(turn.index, turn.tokens) for turn in turns if turn.tokens is not None)
-
-
-def recount(turns: Iterable[Turn], no_reward: str | None = None) -> Ledger | None:
-    """Prove the ledger of a rollout again from its recorded turns; None where they have no tokens.
-
-    Args:
-        turns: As `RunDirectory.turns` gives them.
-        no_reward: As in `prove`.
-
-    Raises:
-        LedgerError: The records do not fit together, or do not balance.
-    """
-    with_tokens = [(turn.index, turn.tokens) for turn in turns if turn.tokens is not None]
-    if not with_tokens:
-        return None
-    steps = [step_of(index, tokens) for index, tokens in with_tokens]
-    sampled = sum(len(tokens.completion) for _, tokens in with_tokens)
-    return prove(sampled, steps, build_chains(steps), no_reward)

@@ -18,7 +18,7 @@ from pathlib import Path
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.errors import SweError, sentence
-from swe_core.hub.options import hub_extensions
+from swe_core.hub.extensions import hub_extensions
 from swe_core.run.components import load_plugins
 from swe_core.run.execute import execute
 from swe_core.run.plan import plan_run
