@@ -95,7 +95,7 @@ def test_text_report_has_every_section(run: Run) -> None:
         "pass@1 25.0% 6.0% to 63.5% 2",
         "pass@2 41.7% 8.7% to 84.3% 2",
         "pass@4 100.0% 20.7% to 100.0% 1",
-        "Errors and cancelled rollouts, 5 of them, are in no n of pass@k.",
+        "pass@k excludes errors and cancelled rollouts (5).",
         "1 task has no verdict.",
         "Tampering in 2 rollouts: tests 2, shadow 1",
         "Suspicious code in 2 patches, 1 of them resolved: memory 2, frame access 1",

@@ -3,7 +3,7 @@
 A canonical message is a dict as in chat completions, in normal form:
 
     role               "system", "user", "assistant" or "tool"
-    content            text, "" where there is none
+    content            text, perhaps ""
     reasoning_content  assistant only, where present: the model's reasoning
     tool_calls         assistant only, where present: {"id", "type": "function",
                        "function": {"name", "arguments"}}, arguments as text

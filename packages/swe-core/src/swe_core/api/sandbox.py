@@ -341,7 +341,7 @@ class SandboxProvider(Protocol):
         ...
 
     async def list(self) -> Sequence[SandboxEntry]:
-        """Return the existing sandboxes of all runs, as far as they have an owner's label.
+        """Return the existing sandboxes of all runs that have an owner's label.
 
         Raises:
             SandboxError: The provider cannot list them, for example because the service does not answer.
@@ -370,7 +370,7 @@ class SelectiveProvider(SandboxProvider, Protocol):
     """
 
     def check_supported(self, spec: SandboxSpec) -> None:
-        """Raise what `open` would raise for every sandbox of a run, as far as this is known.
+        """Raise what `open` would raise for every sandbox of a run, if this is known already.
 
         A run calls this before it starts anything, with the settings alone, and again after `reap`. The
         method opens nothing and sends no requests.

@@ -62,7 +62,7 @@ class Plugin:
     Args:
         name: Name of its entry point, stem of its file or name of its module.
         origin: Distribution name, file path or module name.
-        version: The distribution's version; "" where there is none.
+        version: The distribution's version; "" without one.
         builtin: Whether it ships with the core.
         components: Its components; empty when it is broken.
         options: Its options of `swe-core run`; empty when it is broken.

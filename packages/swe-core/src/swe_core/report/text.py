@@ -162,7 +162,7 @@ def _estimates(facts: Facts) -> list[RenderableType]:
     unscored = facts.outcomes["error"] + facts.outcomes["cancelled"]
     lines: list[RenderableType] = [Uncut(table)]
     if unscored:
-        lines.append(Text(f"Errors and cancelled rollouts, {unscored:,} of them, are in no n of pass@k."))
+        lines.append(Text(f"pass@k excludes errors and cancelled rollouts ({unscored:,})."))
     if silent := sum(not task.verdicts for task in facts.tasks):
         lines.append(Text(f"{silent:,} task{'s have' if silent > 1 else ' has'} no verdict."))
     return lines

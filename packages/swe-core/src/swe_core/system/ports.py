@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 def _outside() -> int:
-    """Return a random port below the ephemeral range; 0, any free port, where there is none."""
+    """Return a random port below the ephemeral range; 0, any free port, if none is free there."""
     try:
         lowest = int(_EPHEMERAL.read_text().split()[0])
     except (OSError, ValueError, IndexError):

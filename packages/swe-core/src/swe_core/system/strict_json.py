@@ -1,4 +1,4 @@
-"""Parse JSON and refuse duplicate keys, of which `json` keeps the last value."""
+"""Parse JSON and refuse duplicate keys; `json` would keep the last value."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Comparison:
         self._found_on: dict[Renderer, list[str]] = {}
 
     def recognise(self, known: str | None = None) -> FamilyRenderer | None:
-        """Return the family whose format is the template's; None where there is none.
+        """Return the family with the template's format; None without one.
 
         The family gives the template's ids on every turn. If none does, it does so with thinking on, and its
         first prompt differs least: with thinking off some families keep empty thinking that templates drop.

@@ -26,7 +26,7 @@ class Parsed:
 
     Args:
         content: The text, with tool-call blocks that have no name.
-        reasoning: The thinking; None where there is none.
+        reasoning: The thinking; None without any.
         calls: The tool calls: name, arguments as text (as sampled where they are no JSON), and the format's
             id, None where it has none.
     """

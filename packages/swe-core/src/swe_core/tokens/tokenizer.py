@@ -145,7 +145,7 @@ def _is_qwen(backend: Tokenizer) -> bool:
 
 
 def _read(name: str, file: str) -> dict[str, Any]:
-    """Read a JSON file of the model; empty where there is none."""
+    """Read a JSON file of the model; empty if it is missing."""
     path = _path(name, file)
     return json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
 

@@ -31,7 +31,7 @@ class Machine:
         audit: Its AUDIT_ARCH_* (linux/audit.h).
         socket: The number of socket(2).
         denied: The numbers of the calls that do not exist inside.
-        foreign: The first number of another ABI under the same AUDIT_ARCH_*; None where there is none.
+        foreign: The first number of another ABI under the same AUDIT_ARCH_*; None without one.
     """
 
     audit: int

@@ -13,7 +13,7 @@ class Environment:
     """The documented environment of all rows of a data set.
 
     Args:
-        image: The published image; None where there is none.
+        image: The published image; None without one.
         setup: Shell lines that its tests need.
         test_command: None where none is known for the row.
         test_files: As `Task.test_files`.

@@ -53,7 +53,7 @@ class TestOutcome:
 
     Args:
         fail_to_pass: How each of these tests ended.
-        channel: Where the statuses come from; the log where the reporter knows none of the tests.
+        channel: Where the statuses come from; the log if the reporter reports none of the tests.
         problems: Why the task is not solved, one sentence each; empty if it is solved.
         discrepancies: Evidence against the run.
         silent: Whether it gave no result at all.

@@ -89,7 +89,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def parse(self, raw: bytes | bytearray) -> ParsedRequest:
-        """Parse a request's body, validated as far as this program relies on it.
+        """Parse a request's body, and validate the parts that this program uses.
 
         Raises:
             BadRequest: The body is not a request of this dialect, or needs images or the like.

@@ -51,7 +51,7 @@ class VerifyCache:
         self._directory = directory
 
     def get(self, facts: Mapping[str, object]) -> TaskVerdict | None:
-        """The verdict that was reached from exactly `facts`; None where there is none that can be read."""
+        """Return the verdict for exactly `facts`; None without a readable one."""
         try:
             return TaskVerdict.model_validate_json(self._path(facts).read_bytes())
         except (OSError, ValidationError):  # a damaged entry is as good as none

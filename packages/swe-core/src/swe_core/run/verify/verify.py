@@ -154,13 +154,13 @@ async def verify_tasks(
     cache: VerifyCache | None,
     done: Callable[[TaskVerdict, bool], None],
 ) -> None:
-    """Verify `tasks`, in their order as far as they run at once.
+    """Verify `tasks` concurrently; they start in order.
 
     Args:
-        concurrency: Sandboxes at once, of all tasks together.
-        cache: Verdicts of earlier calls; None is no cache.
-        done: Told each verdict as soon as it is reached, and whether it comes from the cache. What it raises
-            ends everything; what is running is dropped, as on cancellation.
+        concurrency: Maximum concurrent sandboxes of all tasks.
+        cache: Verdicts of earlier calls; None caches nothing.
+        done: Called with each verdict at once, and whether it comes from the cache. An exception of it
+            ends everything, as on cancellation.
     """
     waiting = iter(tasks)
     sandboxes = anyio.CapacityLimiter(concurrency)

@@ -71,7 +71,7 @@ class Sender:
             start(partial(self._push, at, body))
 
     def _when(self) -> float:
-        """Return when the next push begins, as far as known."""
+        """Return the start of the next push, if known."""
         whole = len(self._outbox) <= self._limit
         if self._under_way and not (self._pace.urgent and whole and self._under_way < _AT_ONCE):
             return math.inf  # the end of a push wakes us

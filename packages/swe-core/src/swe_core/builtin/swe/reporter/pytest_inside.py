@@ -82,7 +82,7 @@ def make_hooks(send, hold, flush, root, known):
         look(whole=True)
 
     def watch_comparing():
-        """Watch what tests compare values with, as far as it was loaded since."""
+        """Watch modules for comparing values that were loaded since."""
         for name in COMPARING:
             module = sys.modules.get(name)
             for where, space in spaces_of(name, module) if type(module) is types.ModuleType else ():

@@ -342,7 +342,7 @@ class Sleeper:
                     say = make_send(session, key, stream)[0]
                     report(say, lambda: announce(stream, half), *read_known(self.here))
             except (ImportError, AttributeError, KeyError, OSError, ValueError):
-                pass  # a unittest that we do not know, of which nothing was replaced yet: the log counts
+                pass  # an unknown unittest, with nothing replaced yet: the log counts
         return spec
 
     def is_ours(self, spec):
