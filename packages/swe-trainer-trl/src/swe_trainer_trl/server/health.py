@@ -91,7 +91,7 @@ def not_left_paused(url: str) -> Iterator[None]:
         yield
     except EngineUnavailable:  # the server is dead
         raise
-    except BaseException:
+    except BaseException:  # also Ctrl-C: the server must not stay paused
         unpause(url, _PARTING)
         raise
 

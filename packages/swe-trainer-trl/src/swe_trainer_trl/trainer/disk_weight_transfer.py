@@ -168,7 +168,7 @@ class DiskWeightTransfer:
         """Resume the server after an error: the trainer ends and would leave other clients waiting."""
         try:
             yield
-        except Exception:
+        except Exception:  # of any kind: the server must not stay paused
             with contextlib.suppress(SweError):
                 self.resume()
             raise

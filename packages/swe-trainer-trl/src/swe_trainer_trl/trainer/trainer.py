@@ -68,7 +68,7 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         for callback in list(self.callback_handler.callbacks):
             if type(callback).__name__ == _EPOCHS_OF_TRL:
                 self.remove_callback(callback)
-        self.add_callback(_Keeper(journal, self._take_rows, metrics, groups))
+        self.add_callback(_JournalCallback(journal, self._take_rows, metrics, groups))
         self.model_version = worker.version  # a resumed run continues the count: versions are unique
 
     def get_batch_samples(self, *arguments: Any) -> Any:
@@ -165,7 +165,7 @@ def saving(directory: Path) -> Iterator[None]:
         ) from error
 
 
-class _Keeper(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here
+class _JournalCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here
     """Callback that records which rows were trained at which step, and the logged metrics."""
 
     def __init__(
