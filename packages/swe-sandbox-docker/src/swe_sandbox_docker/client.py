@@ -158,7 +158,7 @@ class Client:
         except (anyio.EndOfStream, anyio.BrokenResourceError, IndexError, ValueError) as error:
             await anyio.aclose_forcefully(connection)
             raise SandboxError(f"the Docker Engine at {self.host!r} sent an invalid HTTP reply") from error
-        except BaseException:
+        except BaseException:  # also cancellation: clean up, then raise
             await anyio.aclose_forcefully(connection)
             raise
         return connection, bytearray(rest)

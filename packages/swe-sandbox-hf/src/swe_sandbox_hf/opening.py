@@ -41,7 +41,7 @@ class Opening(Generic[T]):
             tasks.start_soon(self._work)
             try:
                 await self._over.wait()
-            except BaseException:
+            except BaseException:  # also cancellation: clean up, then raise
                 with anyio.CancelScope(shield=True):
                     await self._give_up()
                 raise

@@ -162,7 +162,7 @@ class HfSandbox(Sandbox):
         self._tasks.start_soon(process.run)
         try:
             await process.started()
-        except BaseException:
+        except BaseException:  # also cancellation: clean up, then raise
             with anyio.CancelScope(shield=True), suppress(SandboxError):
                 await process.kill()
             raise

@@ -373,7 +373,7 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # also SystemExit: a half-loaded module must not stay
         del sys.modules[name]
         raise
     return module

@@ -104,7 +104,7 @@ def start(directory: Path, home: Path, tests: int, port: int | None = None) -> T
     except (StartFailed, httpx.HTTPError) as error:
         stop(pid)
         raise StartFailed(f"vLLM did not start: {error}; its log says {_error_in_log(home)!r}") from error
-    except BaseException:
+    except BaseException:  # also cancellation: clean up, then raise
         stop(pid)
         raise
     seconds = time.monotonic() - begun

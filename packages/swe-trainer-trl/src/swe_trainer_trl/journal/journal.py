@@ -115,7 +115,7 @@ class Journal:
             raise self._failed(error) from error
         try:
             self._prepare()
-        except BaseException:
+        except BaseException:  # also cancellation: clean up, then raise
             self._db.close()
             raise
 

@@ -302,7 +302,7 @@ class Hub:
         """Delete the new repository if the block fails, so that its name is free again."""
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # also Ctrl-C: the new repository has the secrets
             self._keys.forget(repo_id)
             try:
                 self._api.delete_repo(repo_id, repo_type=kind)

@@ -132,7 +132,7 @@ class TRLRolloutWorker:
                 env=environment,
                 start_new_session=True,  # Ctrl-C reaches the trainer only, which then sends Stop
             )
-        except BaseException:
+        except BaseException:  # also cancellation: clean up, then raise
             os.close(commands)
             os.close(ours_read)
             raise

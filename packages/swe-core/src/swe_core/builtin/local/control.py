@@ -26,7 +26,7 @@ def sealed(data: bytes) -> int:
             file.write(data)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         os.lseek(fd, 0, os.SEEK_SET)
-    except BaseException:
+    except BaseException:  # also cancellation: clean up, then raise
         os.close(fd)
         raise
     return fd
@@ -72,7 +72,7 @@ class Control:
         number, ended = self._expect()
         try:
             await self._send_with({"op": "start", "id": number}, request, *streams)
-        except BaseException:
+        except BaseException:  # also cancellation: clean up, then raise
             del self._awaited[number]
             raise
         return number, ended

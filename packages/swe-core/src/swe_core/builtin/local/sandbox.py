@@ -138,7 +138,7 @@ class LocalSandbox(Sandbox):
                 pipes[reading] = stream
                 os.set_blocking(reading, False)
             number, ended = await self._control.start(request, passed)
-        except BaseException:
+        except BaseException:  # also cancellation: clean up, then raise
             for fd in pipes:
                 os.close(fd)
             raise
