@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.api.engine import Completion
+from swe_core.api.engine import ChatRequest, Completion
 from swe_core.api.limits import Budgets
 from swe_core.api.records import Turn
 from swe_core.errors import ContextOverflow
 from swe_core.interception.budgets import RemainingBudget
+from swe_core.interception.gate import SPENT
 from swe_core.interception.server import InterceptionServer
 from swe_testing.waiting import until
 
@@ -27,7 +28,7 @@ def _body(number: int, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_calls_over_the_turns_budget_get_finish_reason_length(
+async def test_calls_over_the_turns_budget_get_a_text_that_ends_an_agent(
     server: InterceptionServer, stream: bool
 ) -> None:
     engine, turns = Typist(), list[Turn]()
@@ -41,10 +42,40 @@ async def test_calls_over_the_turns_budget_get_finish_reason_length(
         with anyio.fail_after(120):
             await gate.ending()
     assert [reply.status_code for reply in replies] == [200] * 3
-    assert '"finish_reason":"length"' not in replies[1].text
-    assert '"finish_reason":"length"' in replies[2].text
+    assert SPENT not in replies[1].text
+    assert SPENT in replies[2].text
+    assert '"finish_reason":"stop"' in replies[2].text
+    assert "tool_calls" not in replies[2].text
     assert gate.ended_by == "turns"
     assert len(engine.asked) == gate.turns == len(turns) == 2
+
+
+async def test_agent_that_ignores_a_spent_budget_gets_an_error(server: InterceptionServer) -> None:
+    async with server.session(Typist(), who(), lambda _: None, Budgets(turns=1)) as gate:
+        async with by_hand(server, gate) as http:
+            replies = [await http.post("/chat/completions", json=_body(number)) for number in range(10)]
+    assert [reply.status_code for reply in replies] == [200] * 9 + [410]
+    assert replies[-1].json()["error"]["type"] == "rollout_over"
+
+
+async def test_auxiliary_call_is_dropped_for_its_reason_and_is_no_turn(server: InterceptionServer) -> None:
+    def purpose(request: ChatRequest) -> str | None:
+        return "title" if request.messages[-1]["content"] == "1" else None
+
+    engine, turns = Typist(), list[Turn]()
+    async with server.session(engine, who(), turns.append, Budgets(turns=2), auxiliary=purpose) as gate:
+        async with by_hand(server, gate) as http:
+            replies = [await http.post("/chat/completions", json=_body(number)) for number in range(3)]
+        ledger = gate.ledger()
+    assert [reply.json()["choices"][0]["message"]["content"] for reply in replies] == [engine.text] * 3
+    assert [(turn.auxiliary, turn.tokens and turn.tokens.dropped) for turn in turns] == [
+        (None, None),
+        ("title", "title"),
+        (None, None),
+    ]
+    assert ledger is not None
+    assert ledger.dropped == {"title": ledger.sampled // 3}
+    assert ledger.trained == 2 * ledger.sampled // 3
 
 
 async def test_remaining_completion_tokens_bound_each_call(server: InterceptionServer) -> None:
@@ -79,7 +110,7 @@ async def test_wall_budget_cuts_a_call_and_keeps_its_text(server: InterceptionSe
         ledger = gate.ledger()
     assert reply.status_code == 200
     assert '"finish_reason":"length"' in reply.text
-    assert '"finish_reason":"length"' in over.text
+    assert SPENT in over.text
     if stream:
         assert reply.text.index('"content":"a"') < reply.text.index('"content":"b"')
     (turn,) = turns
@@ -147,14 +178,14 @@ async def test_concurrent_calls_share_the_completion_tokens(server: Interception
 
             async def ask(number: int, **more: Any) -> None:
                 reply = await http.post("/chat/completions", json=_body(number, **more))
-                finished.append(reply.json()["choices"][0]["finish_reason"])
+                finished.append(reply.json()["choices"][0]["message"]["content"])
 
             group.start_soon(lambda: ask(0, max_tokens=7))
             await until(lambda: len(engine.asked) == 1)
             group.start_soon(ask, 1)
             await until(lambda: len(engine.asked) == 2)
             await ask(2)  # the others hold all that is left, which is no end
-            assert finished == ["length"]
+            assert finished == [SPENT]
             assert gate.ended_by is None
             engine.let(100)
             await until(lambda: len(finished) == 3)

@@ -8,12 +8,15 @@ from typing import Any
 import orjson
 import pytest
 
-from swe_core.interception.dialects.base import BadRequest, ParsedRequest
+from swe_core.interception.dialects.base import BadRequest, ParsedRequest, Target
 from swe_core.interception.dialects.chat import ChatCompletions
+
+CHAT = ChatCompletions()
+TARGET = Target(CHAT.routes[0])
 
 
 def _parse(*messages: dict[str, Any], **more: Any) -> ParsedRequest:
-    return ChatCompletions().parse(orjson.dumps({"messages": messages, **more}))
+    return CHAT.parse(orjson.dumps({"messages": messages, **more}), TARGET)
 
 
 def _call(arguments: Any) -> dict[str, Any]:
@@ -167,7 +170,7 @@ def test_too_deep_request_is_rejected(place: Callable[[Any], dict[str, Any]]) ->
     """orjson reads 1024 levels and writes 254."""
     body = {"messages": [{"role": "user", "content": "hi"}], **place(_nested(200))}
     with pytest.raises(BadRequest, match="nested more than 128 levels deep"):
-        ChatCompletions().parse(orjson.dumps(body))
+        CHAT.parse(orjson.dumps(body), TARGET)
 
 
 def test_deepest_allowed_request_is_accepted() -> None:

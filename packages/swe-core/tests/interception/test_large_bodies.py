@@ -20,8 +20,8 @@ from swe_core.api.engine import Completion
 from swe_core.api.limits import Budgets
 from swe_core.interception import bodies
 from swe_core.interception.bodies import MAX_VALUES, Room, values
-from swe_core.interception.dialects import DIALECTS, chat
-from swe_core.interception.dialects.base import BadRequest, ParsedRequest
+from swe_core.interception.dialects import DIALECTS, chat, common
+from swe_core.interception.dialects.base import BadRequest, ParsedRequest, Target
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
 from swe_testing.waiting import until
@@ -34,6 +34,7 @@ OK = Completion({"role": "assistant", "content": "ok"})
 SMALL = json.dumps({"messages": HELLO}).encode()
 SPACES = b" " * (1 << 20)
 PATH = "/chat/completions"
+TARGET = Target(DIALECTS[0].routes[0])
 LARGE = 300_000
 """Bytes of a body that is not parsed in the event loop."""
 
@@ -148,7 +149,7 @@ async def test_tool_arguments_do_not_count_as_prompt(server: InterceptionServer)
 async def test_body_with_too_many_values_is_not_parsed(
     server: InterceptionServer, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
-    monkeypatch.setattr(chat, "_load", lambda raw: pytest.fail("it is parsed"))
+    monkeypatch.setattr(chat, "load", lambda raw: pytest.fail("it is parsed"))
     async with server.session(Plugin(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
         reply = await http.post(PATH, content=body.ljust(LARGE))
     assert reply.status_code == 400
@@ -197,14 +198,14 @@ def test_value_count_ignores_text(value: Any, escaped: bool, piece: int) -> None
 def test_slow_parser_only_gets_lone_surrogates(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
     real = json.loads
-    monkeypatch.setattr(chat.json, "loads", lambda raw: seen.append(raw) or real(raw))
+    monkeypatch.setattr(common.json, "loads", lambda raw: seen.append(raw) or real(raw))
     for broken in (SMALL + b"!", SMALL[:-1], b'{"messages": NaN}', b"[" * 2000):
         with pytest.raises(BadRequest, match="is not JSON"):
-            DIALECTS[0].parse(broken)
-    assert DIALECTS[0].parse(SMALL).messages == HELLO
+            DIALECTS[0].parse(broken, TARGET)
+    assert DIALECTS[0].parse(SMALL, TARGET).messages == HELLO
     assert seen == []
     half = rb'{"messages": [{"role": "user", "content": "cut \ud83d"}]}'
-    assert DIALECTS[0].parse(half).messages == [{"role": "user", "content": "cut ?"}]
+    assert DIALECTS[0].parse(half, TARGET).messages == [{"role": "user", "content": "cut ?"}]
     assert seen == [half]
 
 
@@ -214,11 +215,11 @@ async def test_parsing_a_large_body_does_not_block_others(
     """Another large body waits for the parser; small ones do not."""
     parsing, free, real = threading.Event(), threading.Event(), chat.ChatCompletions.parse
 
-    def parse(dialect: chat.ChatCompletions, raw: bytes) -> ParsedRequest:
+    def parse(dialect: chat.ChatCompletions, raw: bytes, target: Target) -> ParsedRequest:
         if len(raw) > 3 << 20:
             parsing.set()
             assert free.wait(30)
-        return real(dialect, raw)
+        return real(dialect, raw, target)
 
     monkeypatch.setattr(chat.ChatCompletions, "parse", parse)
     async with AsyncExitStack() as stack:

@@ -113,7 +113,7 @@ def test_path_of_a_file_is_rejected(tmp_path: Path, run: RunDirectory) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "not a run directory"), ("{", "not JSON"), ('{"format": 99}', "format 99"), ("[]", "format None"),
-     ('{"format": 1}', "format 1, and .* reads 4 and 5: read it with the version that wrote it"),
+     ('{"format": 1}', "format 1, and .* reads 4, 5, 6: read it with the version that wrote it"),
      ('{"format": 5}', "damaged")],
 )  # fmt: skip
 def test_open_rejects_other_directories(tmp_path: Path, content: str | None, message: str) -> None:

@@ -9,10 +9,13 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from swe_core.api.engine import ChatRequest
 from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Asset
 from swe_core.api.task import Task
 
 Arguments = TypeVar("Arguments", bound=BaseModel)
+DialectName = Literal["chat", "responses", "messages", "google"]
+"""A wire format: OpenAI's chat completions and Responses, Anthropic's Messages, Google's Gemini API."""
 EventKind = Literal["text", "reasoning", "tool_call", "tool_result", "error", "info"]
 
 
@@ -58,6 +61,11 @@ class AgentContext:
     home: str = HOME_DIR
     tools_url: str = ""
     exit_url: str = ""
+
+    @property
+    def root_url(self) -> str:
+        """Return `base_url` without `/v1`, for agents that append a version themselves."""
+        return self.base_url.removesuffix("/v1")
 
     def asset(self, name: str) -> str:
         """Return the path of the asset `name` inside the sandbox."""
@@ -106,7 +114,7 @@ class AgentSpec(ABC):
 
     name: str
     version: str = ""
-    dialect: Literal["chat"] | None = "chat"
+    dialect: DialectName | None = "chat"
     """The agent's LLM dialect; None for an agent without LLM calls."""
 
     def assets(self) -> Sequence[Asset]:
@@ -139,6 +147,14 @@ class AgentSpec(ABC):
     def tools(self, ctx: AgentContext) -> Sequence[HostTool[Any]]:
         """Return the host tools of this rollout, behind `ctx.tools_url`. Called once per rollout."""
         return ()
+
+    def auxiliary(self, request: ChatRequest) -> str | None:
+        """Return what an LLM call is for, such as "title", if it is no part of the policy's work, else None.
+
+        Such a call is answered and recorded. It counts as no turn of the budget, and its tokens are dropped
+        from training for this reason. Must not raise for any request.
+        """
+        return None
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Convert one line of the agent's stdout to transcript events. Must not raise for any line."""

@@ -223,6 +223,14 @@ class Engine(ABC):
             EngineError: The session cannot be ended properly. The rollout fails with this error.
         """
 
+    async def count_tokens(self, request: ChatRequest) -> int | None:
+        """Return the tokens of the request's prompt; None if the engine cannot count them.
+
+        Raises:
+            RequestRefused: The chat template refuses the conversation.
+        """
+        return None
+
     @abstractmethod
     async def complete(
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None

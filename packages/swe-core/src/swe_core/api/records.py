@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from swe_core.api.agent import DialectName
 from swe_core.api.engine import ForkCause, Rendered, Usage
 from swe_core.api.grader import Grade
 from swe_core.api.request_diff import RequestDiff
 from swe_core.errors import Boundary, UsageError
 
-FORMAT_VERSION = 5
-READABLE = (4, FORMAT_VERSION)
-"""Formats that this version reads. In format 4 no turn has `after`."""
+FORMAT_VERSION = 6
+READABLE = (4, 5, FORMAT_VERSION)
+"""Formats that this version reads. `Turn.after` came with 5, `dialect` and `auxiliary` with 6."""
 UNDELIVERED = "undelivered"
 """Reason for dropping the ids of a reply that never reached the agent."""
 Budget = Literal["turns", "completion_tokens", "context", "wall"]
@@ -95,6 +96,11 @@ class Turn(Record):
     usage: Usage = Field(default_factory=Usage)
     error: str | None = None
     tokens: TurnTokens | None = None
+    dialect: DialectName = Field(default="chat", description="wire format of the agent's request")
+    auxiliary: str | None = Field(
+        default=None,
+        description="what the call is for, if not the policy's work, such as 'title'",
+    )
 
     @classmethod
     def from_request(cls, diff: RequestDiff, index: int, body: Mapping[str, Any], **fields: Any) -> Turn:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from swe_core.api.chain import Chain
 from swe_core.api.records import Rollout, Turn, requests_of
 from swe_core.hub.pushed_run import public_name
+from swe_core.interception.dialects.base import Target
 from swe_core.interception.dialects.chat import ChatCompletions
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.redaction import MARK, Redactor
@@ -125,12 +126,15 @@ _SAME = (
 """Columns that are copied from the record."""
 
 
+_CHAT = ChatCompletions()
+
+
 def _conversation(turns: Sequence[Turn]) -> tuple[list[Mapping[str, Any]] | None, str | None]:
     """Return the conversation of the last answered call, with the reply, and its tools as JSON."""
     for turn, body in reversed(list(zip(turns, requests_of(turns), strict=True))):
-        if turn.reply is not None:
+        if turn.reply is not None and turn.auxiliary is None:
             whole = {"messages": [*body["messages"], turn.reply], "tools": body.get("tools")}
-            request = ChatCompletions().parse(orjson.dumps(whole))
+            request = _CHAT.parse(orjson.dumps(whole), Target(_CHAT.routes[0]))
             return list(request.messages), None if request.tools is None else _json(request.tools)
     return None, None
 

@@ -19,7 +19,7 @@ import anyio.to_thread
 from aiohttp import web
 
 from swe_core.errors import ContextOverflow
-from swe_core.interception.dialects.base import BadRequest, Dialect, ParsedRequest
+from swe_core.interception.dialects.base import BadRequest, Dialect, ParsedRequest, Target
 from swe_core.interception.gate import Gate
 
 T = TypeVar("T")
@@ -88,9 +88,9 @@ class Bodies:
 
     @asynccontextmanager
     async def parsed_request(
-        self, request: web.Request, gate: Gate, dialect: Dialect
+        self, request: web.Request, gate: Gate, dialect: Dialect, target: Target
     ) -> AsyncIterator[tuple[bytes, ParsedRequest]]:
-        """Parse a request, and yield it with a key that is equal for requests of the same bytes.
+        """Parse a request, and yield it with a key that is equal for requests of the same path and bytes.
 
         The body counts as held until the context is left.
 
@@ -106,7 +106,7 @@ class Bodies:
         if context is not None:
             bound = min(bound, _allowed(context))
         try:
-            async with self._taken(request, gate, bound, partial(_ask, dialect)) as asked:
+            async with self._taken(request, gate, bound, partial(_ask, dialect, target)) as asked:
                 yield asked
         except _TooLarge as error:
             if context is None or error.size <= _allowed(context):
@@ -231,14 +231,15 @@ def _parse_large(raw: bytearray, parse: Callable[[bytearray], T]) -> T:
     return parse(raw)
 
 
-def _ask(dialect: Dialect, raw: bytearray) -> tuple[bytes, ParsedRequest]:
-    asked = dialect.parse(raw)
+def _ask(dialect: Dialect, target: Target, raw: bytearray) -> tuple[bytes, ParsedRequest]:
+    asked = dialect.parse(raw, target)
     marks = sum(map(raw.count, (b"{", b"[", b",", b"\\u")))  # an upper bound: escaped ones count too
     if marks > MAX_ARGUMENT_VALUES and sum(map(values, _arguments(asked))) > MAX_ARGUMENT_VALUES:
         raise BadRequest(
             f"the arguments of all 'tool_calls' have more than {MAX_ARGUMENT_VALUES} values; send fewer"
         )
-    return hashlib.sha256(raw).digest(), asked
+    path = target.route.path.format_map(target.params).encode()
+    return hashlib.sha256(path + b"\n" + raw).digest(), asked
 
 
 def _arguments(asked: ParsedRequest) -> Iterator[bytes]:

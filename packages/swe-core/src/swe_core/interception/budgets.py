@@ -48,12 +48,15 @@ class RemainingBudget:
         """Return how many tokens are left that no call in flight holds; None is no limit."""
         return None if self.left is None else max(0, self.left - self._held)
 
-    def begin(self, wanted: int | None) -> int | None:
-        """Count a call and return the tokens that it may sample, at most `wanted`; None is no limit.
+    def begin(self, wanted: int | None, is_turn: bool = True) -> int | None:
+        """Begin a call and return the tokens that it may sample, at most `wanted`; None is no limit.
 
         The call holds these tokens until its `end`, so that concurrent calls keep the budget together.
+
+        Args:
+            is_turn: Whether the call counts as a turn.
         """
-        self._calls += 1
+        self._calls += is_turn
         granted = min((limit for limit in (wanted, self.free) if limit is not None), default=None)
         self._held += granted or 0
         return granted

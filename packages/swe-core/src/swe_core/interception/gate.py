@@ -6,15 +6,17 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import anyio
+import orjson
 from anyio.abc import TaskGroup
 
+from swe_core.api.agent import DialectName
 from swe_core.api.chain import Chain
 from swe_core.api.deltas import join
 from swe_core.api.engine import ChatRequest, Completion, Delta, Engine, EngineSession, Sampled, Usage
@@ -43,6 +45,11 @@ if TYPE_CHECKING:
 
 GONE = "the agent closed the connection before the reply was complete"
 SUBMITTED = "the agent has submitted its work, so this rollout answers no more calls"
+SPENT = "The budget of this run is spent. Stop now."
+"""Answer to a call after a budget is spent. Agents retry an empty reply, and end on a text without a call."""
+SPENT_OVER = "the budget of this rollout is spent, so it answers no more calls"
+_SPENT_ANSWERS = 8
+"""Calls that get `SPENT`: enough for sub-agents. An agent that goes on ends on an error."""
 _BEGINNING = "swe_tok_"
 """A prefix of every token: the redactor finds the tokens of all rollouts with one search."""
 
@@ -55,6 +62,14 @@ class _Ended:
     sampled: Sampled | None
     dropped: str | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The dialect of a call, and what it is for if it is no part of the policy's work."""
+
+    dialect: DialectName
+    auxiliary: str | None
 
 
 class Gate:
@@ -85,6 +100,7 @@ class Gate:
         budgets: Budgets,
         metrics: Metrics,
         redactor: Redactor,
+        auxiliary: Callable[[ChatRequest], str | None],
     ) -> None:
         self.engine = engine
         self.session = session
@@ -108,6 +124,9 @@ class Gate:
         self._max_context = budgets.context
         self._metrics = metrics
         self._redactor = redactor
+        self._auxiliary = auxiliary
+        self._memories: dict[str, dict[str, Any]] = {}
+        self._spent_answers = 0
         self._diff = RequestDiff()
         self._calls = Calls()
         self._in_flight: set[Call] = set()
@@ -158,6 +177,22 @@ class Gate:
         self.submitted = True
         self._ending.set()
 
+    def memory(self, dialect: str) -> dict[str, Any]:
+        """Return what a dialect keeps of this rollout."""
+        return self._memories.setdefault(dialect, {})
+
+    async def count_tokens(self, asked: ParsedRequest) -> int:
+        """Return the tokens of a prompt, an estimate where the engine cannot count them.
+
+        Raises:
+            EngineError: The rollout's first failure, or the engine refuses the request.
+            RolloutOver: The rollout has ended.
+        """
+        self._check()
+        request = ChatRequest(asked.body, asked.messages, asked.tools)
+        counted = await apart(partial(self.engine.count_tokens, request), "a count of the engine's tokens")
+        return counted if counted is not None else _estimate(asked)
+
     def reject(self, why: str) -> None:
         """Count an invalid request."""
         self.refusals += 1
@@ -174,7 +209,9 @@ class Gate:
         self._overflowed = True
         self.reject(sentence(why))
 
-    def submit_request(self, key: bytes, asked: ParsedRequest, *, retried: bool) -> Call:
+    def submit_request(
+        self, key: bytes, asked: ParsedRequest, *, retried: bool, dialect: DialectName = "chat"
+    ) -> Call:
         """Return the call that answers a request: a new call, or the one that the request repeats.
 
         Args:
@@ -196,21 +233,25 @@ class Gate:
         if spent is not None or self._allowance.free == 0:
             self._run_out(spent)  # the budget is not spent while calls in flight hold the rest
             self._metrics.refused.labels(spent or "completion_tokens").inc()
-            call.end(Completion({"role": "assistant", "content": ""}, "length"))
+            self._spent_answers += spent is not None
+            if self._spent_answers > _SPENT_ANSWERS:
+                raise RolloutOver(SPENT_OVER)
+            call.end(Completion({"role": "assistant", "content": SPENT}))
             return call
-        # No await since the checks: a close from here on finds the call in flight.
-        self._calls.add(key, call)
-        self._in_flight.add(call)
         request = ChatRequest(
             asked.body,
             asked.messages,
             asked.tools,
-            max_tokens=self._allowance.begin(asked.max_tokens),
             max_context=self._max_context,
             as_told=self._redactor.value,
         )
+        kind = _Kind(dialect, self._auxiliary(request))
+        # No await since the checks: a close from here on finds the call in flight.
+        self._calls.add(key, call)
+        self._in_flight.add(call)
+        request = replace(request, max_tokens=self._allowance.begin(asked.max_tokens, kind.auxiliary is None))
         call.scope.deadline = self._allowance.deadline
-        self._tasks.start_soon(self._generate, call, request, asked)
+        self._tasks.start_soon(self._generate, call, request, asked.stream, kind)
         return call
 
     async def close(self) -> None:
@@ -252,20 +293,20 @@ class Gate:
         self._undelivered = {at: call for at, call in self._undelivered.items() if not call.delivered}
         return self._undelivered
 
-    async def _generate(self, call: Call, request: ChatRequest, asked: ParsedRequest) -> None:
+    async def _generate(self, call: Call, request: ChatRequest, stream: bool, kind: _Kind) -> None:
         """Generate and record a reply; only then end the call for its listeners."""
         started_at, started = datetime.now(UTC), time.monotonic()
         outcome: Completion | Exception | None = None
         try:
             with self._metrics.in_flight.track_inprogress(), call.scope:
-                emit = call.emit if asked.stream else None
+                emit = call.emit if stream else None
                 work = partial(self.engine.complete, request, self.session, emit)
                 outcome = redacted(_checked(await apart(work, "a call of the engine")), self._redactor)
         except Exception as error:  # the boundary that records any error of a plugin's engine
             outcome = error
         finally:  # also where the server is cancelled: sampled tokens are recorded
             ended = self._ended(call, request, outcome)
-            self._record(call, ended, request, started_at, time.monotonic() - started)
+            self._record(call, ended, request, kind, started_at, time.monotonic() - started)
             call.end(self.failure or ended.outcome)
             self._leave(call)
 
@@ -306,11 +347,17 @@ class Gate:
         return _Ended(failure, sampled, "failed", sentence(failure))
 
     def _record(
-        self, call: Call, ended: _Ended, request: ChatRequest, started_at: datetime, seconds: float
+        self,
+        call: Call,
+        ended: _Ended,
+        request: ChatRequest,
+        kind: _Kind,
+        started_at: datetime,
+        seconds: float,
     ) -> None:
-        tokens, error = self._tokens(ended)
+        tokens, error = self._tokens(ended, kind)
         try:
-            turn = self._turn(ended, request, started_at, seconds, tokens, error)
+            turn = self._turn(ended, request, kind, started_at, seconds, tokens, error)
             self.usage = Usage(
                 prompt_tokens=self.usage.prompt_tokens + turn.usage.prompt_tokens,
                 completion_tokens=self.usage.completion_tokens + turn.usage.completion_tokens,
@@ -345,7 +392,7 @@ class Gate:
         with suppress(Exception):  # the rollout's error says already that its record is incomplete
             self._on_turn(turn)
 
-    def _tokens(self, ended: _Ended) -> tuple[TurnTokens | None, str | None]:
+    def _tokens(self, ended: _Ended, kind: _Kind) -> tuple[TurnTokens | None, str | None]:
         """Return the exact tokens of a call, and its error. Inconsistent tokens fail the rollout."""
         if ended.sampled is None:
             return None, ended.error
@@ -353,7 +400,8 @@ class Gate:
 
         try:
             self._token_log = self._token_log or TokenLog()
-            return self._token_log.add(self.turns, ended.sampled, ended.dropped), ended.error
+            dropped = ended.dropped or kind.auxiliary
+            return self._token_log.add(self.turns, ended.sampled, dropped), ended.error
         except LedgerError as problem:
             failure: EngineError = problem
         except Exception as problem:  # a plugin's tokens
@@ -365,6 +413,7 @@ class Gate:
         self,
         ended: _Ended,
         request: ChatRequest,
+        kind: _Kind,
         started_at: datetime,
         seconds: float,
         tokens: TurnTokens | None,
@@ -382,6 +431,8 @@ class Gate:
             usage=completion.usage if completion else Usage(completion_tokens=_length(ended.sampled)),
             error=error,
             tokens=tokens,
+            dialect=kind.dialect,
+            auxiliary=kind.auxiliary,
         )
 
     def _run_out(self, budget: Budget | None) -> None:
@@ -406,6 +457,11 @@ def _cut(pieces: Sequence[Delta], sampled: Sampled | None) -> Completion:
     message = join(pieces)
     message["content"] = message["content"] or ""
     return Completion(message, "length", Usage(completion_tokens=_length(sampled)))
+
+
+def _estimate(asked: ParsedRequest) -> int:
+    """Return about how many tokens a prompt has: a token of text has some four characters."""
+    return (len(orjson.dumps(asked.messages)) + len(orjson.dumps(asked.tools))) // 4
 
 
 def _length(sampled: Sampled | None) -> int:

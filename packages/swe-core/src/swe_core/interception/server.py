@@ -21,7 +21,7 @@ from aiohttp.http import HttpProcessingError
 from anyio.abc import TaskGroup
 
 from swe_core.api.deltas import merge
-from swe_core.api.engine import Completion, Engine, EngineSession
+from swe_core.api.engine import ChatRequest, Completion, Engine, EngineSession
 from swe_core.api.limits import MAX_BODY, Budgets
 from swe_core.api.records import Turn
 from swe_core.errors import (
@@ -36,7 +36,16 @@ from swe_core.errors import (
 from swe_core.interception.bodies import Bodies
 from swe_core.interception.calls import Call, Listener, RolloutOver
 from swe_core.interception.dialects import DIALECTS
-from swe_core.interception.dialects.base import BadRequest, Dialect, Problem, Reply
+from swe_core.interception.dialects.base import (
+    BadRequest,
+    Dialect,
+    ParsedRequest,
+    Problem,
+    Reply,
+    Route,
+    Target,
+    bearer,
+)
 from swe_core.interception.gate import Gate
 from swe_core.interception.host_tools import BadArguments, ToolFailed, UnknownTool
 from swe_core.interception.metrics import CONTENT_TYPE, Metrics
@@ -56,6 +65,10 @@ _NO_RETRY = {"x-should-retry": "false"}
 _RETRY_COUNTS = ("x-stainless-retry-count", "x-retry-count")
 _CLOSED = 499
 """Status in logs for a request whose client left."""
+
+_ROUTES = {
+    f"/rollout/{{id}}{route.path}": (dialect, route) for dialect in DIALECTS for route in dialect.routes
+}
 
 log = logging.getLogger(__name__)
 _http_log = logging.getLogger(f"{__name__}.http")
@@ -112,8 +125,9 @@ class InterceptionServer:
             ConfigError: The port is taken.
         """
         app = web.Application(middlewares=[self._answer_errors])
-        for dialect in DIALECTS:
-            app.router.add_post(f"/rollout/{{id}}/v1{dialect.path}", partial(self._generate, dialect))
+        for path, (dialect, route) in _ROUTES.items():
+            answer = self._count if route.kind == "count" else self._generate
+            app.router.add_post(path, partial(answer, dialect, route))
         app.router.add_get("/rollout/{id}/v1/models", self._models)
         app.router.add_get("/rollout/{id}/v1/tools", self._list_tools)
         app.router.add_post("/rollout/{id}/v1/tools/{name}", self._run_tool)
@@ -156,6 +170,7 @@ class InterceptionServer:
         on_turn: Callable[[Turn], None],
         budgets: Budgets | None = None,
         on_undelivered: Callable[[Sequence[int]], None] = lambda indices: None,
+        auxiliary: Callable[[ChatRequest], str | None] = lambda request: None,
     ) -> AsyncIterator[Gate]:
         """Register one rollout; leaving unregisters it and cancels its calls.
 
@@ -167,6 +182,7 @@ class InterceptionServer:
             budgets: Limits of the calls; None is no limit.
             on_undelivered: Called on leaving with the indices of the turns that are not trained because their
                 reply was not delivered, if there are any. If it raises, the rollout fails.
+            auxiliary: Returns what a call is for, if it is not the policy's work (`AgentSpec.auxiliary`).
 
         Raises:
             ValueError: A session with this `rollout_id` is open.
@@ -183,6 +199,7 @@ class InterceptionServer:
             budgets or Budgets(),
             self._metrics,
             self._redactor,
+            auxiliary,
         )
         self._gates[session.rollout_id] = gate
         try:
@@ -200,16 +217,36 @@ class InterceptionServer:
             raise RuntimeError("the interception server is not open: use it as an async context manager")
         return self._tasks
 
-    async def _generate(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
-        gate = self._authorised(request)
+    async def _generate(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
+        async def answer(gate: Gate, key: bytes, asked: ParsedRequest) -> web.StreamResponse:
+            call = gate.submit_request(key, asked, retried=_is_retry(request), dialect=dialect.name)
+            with call.listen() as listener, _writing(gate):
+                reply = dialect.reply(asked, gate.engine.model)
+                if asked.stream:
+                    return await self._stream(request, dialect, call, listener, reply)
+                return await self._whole(request, call, listener, reply)
+
+        return await self._answer(dialect, route, request, answer)
+
+    async def _count(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
+        async def answer(gate: Gate, key: bytes, asked: ParsedRequest) -> web.StreamResponse:
+            return _json(dialect.count(await gate.count_tokens(asked)))
+
+        return await self._answer(dialect, route, request, answer)
+
+    async def _answer(
+        self,
+        dialect: Dialect,
+        route: Route,
+        request: web.Request,
+        answer: Callable[[Gate, bytes, ParsedRequest], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Parse a request, and answer it or its error in its dialect."""
+        gate = self._authorised(request, dialect)
+        target = Target(route, request.match_info, request.query, gate.memory(dialect.name))
         try:
-            async with self._bodies.parsed_request(request, gate, dialect) as (key, asked):
-                call = gate.submit_request(key, asked, retried=_is_retry(request))
-                with call.listen() as listener, _writing(gate):
-                    reply = dialect.reply(asked, gate.engine.model)
-                    if asked.stream:
-                        return await self._stream(request, dialect, call, listener, reply)
-                    return await self._whole(request, call, listener, reply)
+            async with self._bodies.parsed_request(request, gate, dialect, target) as (key, asked):
+                return await answer(gate, key, asked)
         except (web.HTTPRequestEntityTooLarge, web.HTTPRequestTimeout) as error:
             gate.reject(error.text or error.reason)
             raise
@@ -218,7 +255,7 @@ class InterceptionServer:
             raise
         except BadRequest as error:
             gate.reject(str(error))
-            return _error(dialect, Problem(400, "invalid_request", str(error)))
+            return _error(dialect, Problem(400, "invalid_request", str(error), error.code))
         except (EngineError, RolloutOver) as error:
             return _error(dialect, self._problem(error))
         except (anyio.get_cancelled_exc_class(), ConnectionError):
@@ -238,7 +275,7 @@ class InterceptionServer:
     async def _stream(
         self, request: web.Request, dialect: Dialect, call: Call, listener: Listener, reply: Reply
     ) -> web.StreamResponse:
-        events, shown = EventStream(request), RedactedPieces(self._redactor)
+        events, shown = EventStream(request, reply.content_type), RedactedPieces(self._redactor)
         due = anyio.current_time() + min(_FIRST_KEEPALIVE, self._keepalive)
         while True:
             pieces = None
@@ -265,7 +302,12 @@ class InterceptionServer:
         return response
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        return _json(DIALECTS[0].models(self._authorised(request).engine.model))
+        model = self._authorised(request).engine.model
+        # The fields of OpenAI's list and of Anthropic's.
+        listed = {"id": model, "object": "model", "created": 0, "owned_by": "swe-core"}
+        listed |= {"type": "model", "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
+        ends = {"has_more": False, "first_id": model, "last_id": model}
+        return _json(orjson.dumps({"object": "list", "data": [listed], **ends}))
 
     async def _list_tools(self, request: web.Request) -> web.StreamResponse:
         return _json(orjson.dumps({"tools": self._authorised(request).tools.listed()}))
@@ -290,14 +332,24 @@ class InterceptionServer:
         return _json(b'{"ok":true}')
 
     async def _show_metrics(self, request: web.Request) -> web.StreamResponse:
-        if not _has_token(request, self.token):
+        if not _is_same(bearer(request.headers), self.token):
             raise web.HTTPUnauthorized(text="not the token of this server's metrics")
         return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    def _authorised(self, request: web.Request) -> Gate:
-        """Return the gate of the request's id and token; the error does not say which of both is wrong."""
+    def _authorised(self, request: web.Request, dialect: Dialect | None = None) -> Gate:
+        """Return the gate of the request's id and key; the error does not say which of both is wrong.
+
+        Args:
+            dialect: Reads the key in its own header; None takes a key in the header of any dialect.
+        """
         gate = self._gates.get(request.match_info["id"])
-        if not _has_token(request, gate.token if gate else self._decoy) or gate is None:
+        keys = [one.key(request.headers, request.query) for one in ((dialect,) if dialect else DIALECTS)]
+        offered = next((key for key in keys if key is not None), None)
+        if offered is None and dialect is not None:
+            raise web.HTTPUnauthorized(
+                text=f"the request has no key in {dialect.key_header}: send the rollout's token there"
+            )
+        if not _is_same(offered, gate.token if gate else self._decoy) or gate is None:
             raise web.HTTPUnauthorized(text="no such rollout, or not its token")
         return gate
 
@@ -306,8 +358,11 @@ class InterceptionServer:
         if isinstance(error, RolloutOver):
             return Problem(410, "rollout_over", str(error))
         if isinstance(error, RequestRefused):  # the agent's own request: the agent may correct it
-            code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
-            return Problem(error.status, "invalid_request", self._redactor.text(sentence(error)), code)
+            overflow = error if isinstance(error, ContextOverflow) else None
+            code = "context_length_exceeded" if overflow else None
+            return Problem(
+                error.status, "invalid_request", self._redactor.text(sentence(error)), code, overflow
+            )
         return Problem(error.status, "engine", ENGINE_FAILED)
 
     @web.middleware
@@ -324,7 +379,10 @@ class InterceptionServer:
         except web.HTTPException as error:
             kind: Any = "authentication" if error.status == 401 else "invalid_request"
             status = error.status
-            return _error(_dialect_of(request), Problem(status, kind, error.text or error.reason))
+            said = error.text or error.reason
+            if status in (404, 405):
+                said = f"{request.method} {request.path} is not served by this endpoint"
+            return _error(_dialect_of(request), Problem(status, kind, said))
         except web.RequestPayloadError:
             status = 400
             return _error(_dialect_of(request), Problem(status, "invalid_request", UNREADABLE))
@@ -344,11 +402,9 @@ async def _healthz(request: web.Request) -> web.StreamResponse:
     return _json(b'{"status":"ok"}')
 
 
-def _has_token(request: web.Request, expected: str) -> bool:
-    """Compare the request's bearer token with `expected` in constant time."""
-    scheme, _, offered = request.headers.get("Authorization", "").partition(" ")
-    token = offered.strip().encode("utf-8", "surrogateescape")
-    return hmac.compare_digest(token, expected.encode()) and scheme.lower() == "bearer"
+def _is_same(offered: str | None, expected: str) -> bool:
+    """Compare a key with `expected` in constant time."""
+    return hmac.compare_digest((offered or "").encode("utf-8", "surrogateescape"), expected.encode())
 
 
 @contextmanager
@@ -376,8 +432,12 @@ def _completed(call: Call) -> Completion:
 
 
 def _dialect_of(request: web.Request) -> Dialect:
-    path = request.path
-    return next((dialect for dialect in DIALECTS if path.endswith(dialect.path)), DIALECTS[0])
+    """Return the dialect whose path the request's begins with; that of chat completions on other paths."""
+    path = request.path.removeprefix("/rollout/").partition("/")[2]
+    for dialect in DIALECTS:
+        if any(f"/{path}".startswith(route.path.partition("{")[0]) for route in dialect.routes):
+            return dialect
+    return DIALECTS[0]
 
 
 def _error(dialect: Dialect, problem: Problem) -> web.Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class _Response(web.StreamResponse):
@@ -16,8 +16,9 @@ class _Response(web.StreamResponse):
 class EventStream:
     """The reply to one request. Its headers go out with the first event: earlier errors set the status."""
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(self, request: web.Request, content_type: str = "text/event-stream") -> None:
         self._request = request
+        self._headers = {"Content-Type": content_type, **_HEADERS}
         self.response: web.StreamResponse | None = None
         """None until the headers are sent."""
 
@@ -42,6 +43,6 @@ class EventStream:
 
     async def _begun(self) -> web.StreamResponse:
         if self.response is None:
-            self.response = _Response(headers=_HEADERS)
+            self.response = _Response(headers=self._headers)
             await self.response.prepare(self._request)
         return self.response

@@ -61,7 +61,7 @@ async def run_agent(
 
             who = EngineSession(request.id, request.task.instance_id, request.attempt, request.agent)
             gate = await stack.enter_async_context(
-                server.session(engine, who, on_turn, request.budget, folder.add_undelivered)
+                server.session(engine, who, on_turn, request.budget, folder.add_undelivered, agent.auxiliary)
             )
             run.gate = gate
             context.redactor.add(gate.token)

@@ -126,6 +126,9 @@ class RecordingEngine(Engine):
     def set_policy_version(self, version: int) -> None:
         self._inner.set_policy_version(version)
 
+    async def count_tokens(self, request: ChatRequest) -> int | None:
+        return await self._inner.count_tokens(request)
+
     async def complete(
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
     ) -> Completion:

@@ -183,7 +183,7 @@ class RunDirectory:
             raise UsageError(f"{str(path / RUN_FILE)!r} is not JSON: {error}") from None
         found = raw.get("format") if isinstance(raw, dict) else None
         if found not in READABLE:
-            formats = " and ".join(map(str, READABLE))
+            formats = ", ".join(map(str, READABLE))
             raise UsageError(
                 f"the run directory {str(path)!r} has format {found!r}, and this version of swe-core reads "
                 f"{formats}: read it with the version that wrote it, which {RUN_FILE} names"

@@ -194,6 +194,16 @@ class VLLMEngine(Engine):
         if rollout is not None:
             self._servers.leave(rollout.server)
 
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Return the tokens of the request's prompt, rendered as a whole."""
+        model = await self._ready()
+        conversation = Conversation(model.renderer, self._huge)
+        try:
+            prompt = await conversation.prepare(request.messages, offered_tools(request), model.context)
+        except ContextOverflow as overflow:
+            return overflow.prompt_tokens
+        return prompt.length
+
     async def complete(
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
     ) -> Completion:

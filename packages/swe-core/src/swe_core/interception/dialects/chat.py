@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
-from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -14,7 +11,16 @@ import orjson
 from swe_core.api.deltas import whole
 from swe_core.api.engine import Completion, Delta, Usage
 from swe_core.api.messages import Message, dumps, text_of
-from swe_core.interception.dialects.base import BadRequest, Dialect, ParsedRequest, Problem, Reply
+from swe_core.interception.dialects.base import (
+    BadRequest,
+    Dialect,
+    ParsedRequest,
+    Problem,
+    Reply,
+    Route,
+    Target,
+)
+from swe_core.interception.dialects.common import event, expect, kind_of, limit_of, load
 
 _ROLES = {"developer": "system", **{role: role for role in ("system", "user", "assistant", "tool")}}
 _KINDS = {
@@ -25,11 +31,6 @@ _KINDS = {
     "tool": "tool_error",
     "server": "server_error",
 }
-_DEPTH = 128
-"""Levels of objects and lists in a request. orjson writes 254, and a record adds some."""
-_CONTAINERS = frozenset((dict, list))
-_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Half of a surrogate pair, escaped."""
 _DONE = b"data: [DONE]\n\n"
 _NOT_GIVEN: dict[str, tuple[Any, str]] = {
     "logprobs": (False, "replies carry no log-probabilities"),
@@ -45,29 +46,25 @@ _NOT_GIVEN: dict[str, tuple[Any, str]] = {
 class ChatCompletions(Dialect):
     """`POST /chat/completions`, for OpenAI's SDKs and most agents."""
 
-    path = "/chat/completions"
+    name = "chat"
+    routes = (Route("/v1/chat/completions"),)
 
-    def parse(self, raw: bytes | bytearray) -> ParsedRequest:
-        body = _load(raw)
-        if not isinstance(body, dict):
-            raise BadRequest(f"the request body is {_kind(body)}; send a JSON object")
-        if _is_deep(body):
-            raise BadRequest(f"the request body is nested more than {_DEPTH} levels deep; send a flatter one")
+    def parse(self, raw: bytes | bytearray, target: Target) -> ParsedRequest:
+        body = load(raw)
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
-            raise BadRequest(f"'messages' is {_kind(messages)}; send a list of at least one message")
-        for key, kind, wanted in (
+            raise BadRequest(f"'messages' is {kind_of(messages)}; send a list of at least one message")
+        expect(
+            body,
             ("stream", bool, "true or false"),
             ("stream_options", dict, "an object"),
             ("tools", list, "a list"),
             ("parallel_tool_calls", bool, "true or false"),
             ("logit_bias", dict, "an object"),
-        ):
-            if not isinstance(body.get(key), kind | None):
-                raise BadRequest(f"{key!r} is {_kind(body[key])}; send {wanted}")
+        )
         for index, tool in enumerate(body.get("tools") or ()):
             if not isinstance(tool, dict):
-                raise BadRequest(f"tools[{index}] is {_kind(tool)}; send an object")
+                raise BadRequest(f"tools[{index}] is {kind_of(tool)}; send an object")
         n = body.get("n")
         if n is True or n not in (None, 1):
             raise BadRequest(f"'n' is {n!r}; this endpoint gives one choice a request")
@@ -82,7 +79,7 @@ class ChatCompletions(Dialect):
             messages=[_canonical(index, message) for index, message in enumerate(messages)],
             tools=body.get("tools") or None,
             stream=bool(body.get("stream")),
-            max_tokens=_wanted(body),
+            max_tokens=limit_of(body, "max_tokens", "max_completion_tokens"),
         )
 
     def reply(self, asked: ParsedRequest, model: str) -> Reply:
@@ -90,10 +87,6 @@ class ChatCompletions(Dialect):
 
     def error(self, problem: Problem) -> bytes:
         return orjson.dumps(_error(problem))
-
-    def models(self, model: str) -> bytes:
-        listed = {"id": model, "object": "model", "created": 0, "owned_by": "swe-core"}
-        return orjson.dumps({"object": "list", "data": [listed]})
 
 
 class _ChatReply(Reply):
@@ -137,10 +130,10 @@ class _ChatReply(Reply):
         return b"".join([*events, _DONE])
 
     def failed(self, problem: Problem) -> bytes:
-        return _event(_error(problem))
+        return event(_error(problem))
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        return _event(
+        return event(
             {
                 "id": self._id,
                 "object": "chat.completion.chunk",
@@ -155,10 +148,10 @@ class _ChatReply(Reply):
 def _canonical(index: int, message: object) -> Message:
     """Return messages[index] in canonical form."""
     if not isinstance(message, dict):
-        raise BadRequest(f"messages[{index}] is {_kind(message)}; send an object with a 'role'")
+        raise BadRequest(f"messages[{index}] is {kind_of(message)}; send an object with a 'role'")
     given = message.get("role")
     if not isinstance(given, str):
-        raise BadRequest(f"messages[{index}].role is {_kind(given)}; send a string")
+        raise BadRequest(f"messages[{index}].role is {kind_of(given)}; send a string")
     role = _ROLES.get(given)
     if role is None:
         raise BadRequest(f"messages[{index}].role is {given!r}; send one of {', '.join(_ROLES)}")
@@ -187,7 +180,7 @@ def _canonical(index: int, message: object) -> Message:
 def _calls(index: int, calls: object) -> list[dict[str, Any]]:
     """Return tool calls in canonical form. Clients send back what models wrote, so odd calls are valid."""
     if not isinstance(calls, list):
-        raise BadRequest(f"messages[{index}].tool_calls is {_kind(calls)}; send a list")
+        raise BadRequest(f"messages[{index}].tool_calls is {kind_of(calls)}; send a list")
     found = []
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
@@ -207,26 +200,9 @@ def _calls(index: int, calls: object) -> list[dict[str, Any]]:
     return found
 
 
-def _wanted(body: dict[str, Any]) -> int | None:
-    """Return the smaller of the two names of the same limit."""
-    wanted = []
-    for key in ("max_tokens", "max_completion_tokens"):
-        value = body.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise BadRequest(f"{key!r} is {value!r}; send a whole number of at least 1")
-        wanted.append(value)
-    return min(wanted, default=None)
-
-
 def _error(problem: Problem) -> dict[str, Any]:
     kind = _KINDS[problem.kind]
     return {"error": {"message": problem.message, "type": kind, "param": None, "code": problem.code}}
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 def _usage(usage: Usage) -> dict[str, int]:
@@ -235,37 +211,3 @@ def _usage(usage: Usage) -> dict[str, int]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-def _load(raw: bytes | bytearray) -> Any:
-    try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        problem = str(error)
-    # JavaScript cuts strings between the halves of a surrogate pair and sends a lone half as an escape,
-    # which is JSON but no text. Replace the half instead of refusing the agent's honest request.
-    if _HALF.search(raw) is not None:
-        with suppress(ValueError, RecursionError):
-            text = json.dumps(json.loads(raw), ensure_ascii=False)
-            return orjson.loads(text.encode("utf-8", "replace"))
-    raise BadRequest(f"the request body is not JSON: {problem}")
-
-
-def _is_deep(body: dict[str, Any]) -> bool:
-    """Return whether `body` has more than `_DEPTH` levels of objects and lists, itself the first."""
-    level: list[Any] = [body]
-    for _ in range(_DEPTH):
-        inside = (value.values() if type(value) is dict else value for value in level)
-        level = [value for values in inside for value in values if type(value) in _CONTAINERS]
-        if not level:
-            return False
-    return True
-
-
-def _kind(value: object) -> str:
-    names: dict[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
-    if value is None:
-        return "missing or null"
-    if value == []:
-        return "an empty list"
-    return names.get(type(value), "a number")

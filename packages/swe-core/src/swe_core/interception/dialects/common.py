@@ -1,0 +1,105 @@
+"""What the parsers of all dialects share: JSON in, words for its kinds, events out."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from swe_core.interception.dialects.base import BadRequest
+
+_DEPTH = 128
+"""Levels of objects and lists in a request. orjson writes 254, and a record adds some."""
+_CONTAINERS = frozenset((dict, list))
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Half of a surrogate pair, escaped."""
+
+
+def load(raw: bytes | bytearray) -> dict[str, Any]:
+    """Return the JSON object in a request's body.
+
+    Raises:
+        BadRequest: The body is no JSON object, or is nested too deep.
+    """
+    body = _load(raw)
+    if not isinstance(body, dict):
+        raise BadRequest(f"the request body is {kind_of(body)}; send a JSON object")
+    if _is_deep(body):
+        raise BadRequest(f"the request body is nested more than {_DEPTH} levels deep; send a flatter one")
+    return body
+
+
+def expect(body: dict[str, Any], *keys: tuple[str, type | tuple[type, ...], str]) -> None:
+    """Check the types of values; absent and null ones pass.
+
+    Args:
+        keys: Key, type, and the words for it in an error, such as "an object".
+
+    Raises:
+        BadRequest: A value has another type.
+    """
+    for key, kind, wanted in keys:
+        value = body.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise BadRequest(f"{key!r} is {kind_of(value)}; send {wanted}")
+
+
+def limit_of(body: dict[str, Any], *keys: str) -> int | None:
+    """Return the smallest of some limits, all names of the same; None where none is set.
+
+    Raises:
+        BadRequest: A limit is no whole number of at least 1.
+    """
+    wanted = []
+    for key in keys:
+        value = body.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise BadRequest(f"{key!r} is {value!r}; send a whole number of at least 1")
+        wanted.append(value)
+    return min(wanted, default=None)
+
+
+def event(data: dict[str, Any], name: str | None = None) -> bytes:
+    """Return a server-sent event with JSON data."""
+    head = b"" if name is None else b"event: %b\n" % name.encode()
+    return b"%bdata: %b\n\n" % (head, orjson.dumps(data))
+
+
+def kind_of(value: object) -> str:
+    """Return the words for a JSON value's type, such as "an object"."""
+    names: dict[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
+    if value is None:
+        return "missing or null"
+    if value == []:
+        return "an empty list"
+    return names.get(type(value), "a number")
+
+
+def _load(raw: bytes | bytearray) -> Any:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        problem = str(error)
+    # JavaScript cuts strings between the halves of a surrogate pair and sends a lone half as an escape,
+    # which is JSON but no text. Replace the half instead of refusing the agent's honest request.
+    if _HALF.search(raw) is not None:
+        with suppress(ValueError, RecursionError):
+            text = json.dumps(json.loads(raw), ensure_ascii=False)
+            return orjson.loads(text.encode("utf-8", "replace"))
+    raise BadRequest(f"the request body is not JSON: {problem}")
+
+
+def _is_deep(body: dict[str, Any]) -> bool:
+    """Return whether `body` has more than `_DEPTH` levels of objects and lists, itself the first."""
+    level: list[Any] = [body]
+    for _ in range(_DEPTH):
+        inside = (value.values() if type(value) is dict else value for value in level)
+        level = [value for values in inside for value in values if type(value) in _CONTAINERS]
+        if not level:
+            return False
+    return True
