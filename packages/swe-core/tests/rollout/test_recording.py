@@ -243,3 +243,27 @@ def test_invalid_line_of_a_recording_is_named(tmp_path: Path, line: str, problem
 def test_missing_recording_is_an_error(file: Path | None) -> None:
     with pytest.raises(ConfigError, match=r"pass --recording FILE|cannot be read .*name an existing"):
         ReplayEngine(ReplayConfig(file=file))
+
+
+async def test_replayed_shell_command_calls_the_shell_tool_of_the_agent(tmp_path: Path) -> None:
+    function = {"name": "bash", "arguments": '{"command": "ls"}'}
+    call = {"id": "c", "type": "function", "function": function}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    line = {"task_id": "t", "replies": [{"message": message, "finish_reason": "tool_calls"}] * 2}
+    engine = ReplayEngine(ReplayConfig(file=_write(tmp_path / "r.jsonl", line)))
+    parameters = {"type": "object", "properties": {"cmd": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "exec_command", "parameters": parameters}}]
+    answered = await engine.complete(ChatRequest({"messages": MESSAGES}, MESSAGES, tools), _who())
+    assert answered.message["tool_calls"][0]["function"] == {
+        "name": "exec_command",
+        "arguments": '{"cmd":"ls"}',
+    }
+    unchanged = await engine.complete(REQUEST, _who())
+    assert unchanged.message == message
+
+
+async def test_auxiliary_call_uses_up_no_recorded_reply(tmp_path: Path) -> None:
+    engine = ReplayEngine(ReplayConfig(file=_write(tmp_path / "r.jsonl", _line("hi"))))
+    title = ChatRequest({"messages": MESSAGES}, MESSAGES, auxiliary="title")
+    assert (await engine.complete(title, _who())).message["content"] == "title"
+    assert (await engine.complete(REQUEST, _who())).message["content"] == "hi"

@@ -125,6 +125,7 @@ class ChatRequest:
         progress: Receives the tokens that the engine has sampled so far.
         as_told: Redacts a message as the agent receives it. An engine that looks up its replies in later
             histories stores the redacted ones.
+        auxiliary: What the call is for, if it is not the policy's work (`AgentSpec.auxiliary`).
     """
 
     body: Mapping[str, Any]
@@ -134,6 +135,7 @@ class ChatRequest:
     max_context: int | None = None
     progress: Progress = field(default_factory=Progress)
     as_told: Callable[[Message], Message] = lambda message: message
+    auxiliary: str | None = None
 
     @property
     def stream(self) -> bool:

@@ -64,14 +64,6 @@ class _Ended:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """The dialect of a call, and what it is for if it is no part of the policy's work."""
-
-    dialect: DialectName
-    auxiliary: str | None
-
-
 class Gate:
     """The LLM endpoint of one rollout.
 
@@ -245,13 +237,14 @@ class Gate:
             max_context=self._max_context,
             as_told=self._redactor.value,
         )
-        kind = _Kind(dialect, self._auxiliary(request))
+        auxiliary = self._auxiliary(request)
         # No await since the checks: a close from here on finds the call in flight.
         self._calls.add(key, call)
         self._in_flight.add(call)
-        request = replace(request, max_tokens=self._allowance.begin(asked.max_tokens, kind.auxiliary is None))
+        granted = self._allowance.begin(asked.max_tokens, is_turn=auxiliary is None)
+        request = replace(request, max_tokens=granted, auxiliary=auxiliary)
         call.scope.deadline = self._allowance.deadline
-        self._tasks.start_soon(self._generate, call, request, asked.stream, kind)
+        self._tasks.start_soon(self._generate, call, request, asked.stream, dialect)
         return call
 
     async def close(self) -> None:
@@ -293,7 +286,7 @@ class Gate:
         self._undelivered = {at: call for at, call in self._undelivered.items() if not call.delivered}
         return self._undelivered
 
-    async def _generate(self, call: Call, request: ChatRequest, stream: bool, kind: _Kind) -> None:
+    async def _generate(self, call: Call, request: ChatRequest, stream: bool, dialect: DialectName) -> None:
         """Generate and record a reply; only then end the call for its listeners."""
         started_at, started = datetime.now(UTC), time.monotonic()
         outcome: Completion | Exception | None = None
@@ -306,7 +299,7 @@ class Gate:
             outcome = error
         finally:  # also where the server is cancelled: sampled tokens are recorded
             ended = self._ended(call, request, outcome)
-            self._record(call, ended, request, kind, started_at, time.monotonic() - started)
+            self._record(call, ended, request, dialect, started_at, time.monotonic() - started)
             call.end(self.failure or ended.outcome)
             self._leave(call)
 
@@ -351,13 +344,13 @@ class Gate:
         call: Call,
         ended: _Ended,
         request: ChatRequest,
-        kind: _Kind,
+        dialect: DialectName,
         started_at: datetime,
         seconds: float,
     ) -> None:
-        tokens, error = self._tokens(ended, kind)
+        tokens, error = self._tokens(ended, request.auxiliary)
         try:
-            turn = self._turn(ended, request, kind, started_at, seconds, tokens, error)
+            turn = self._turn(ended, request, dialect, started_at, seconds, tokens, error)
             self.usage = Usage(
                 prompt_tokens=self.usage.prompt_tokens + turn.usage.prompt_tokens,
                 completion_tokens=self.usage.completion_tokens + turn.usage.completion_tokens,
@@ -392,7 +385,7 @@ class Gate:
         with suppress(Exception):  # the rollout's error says already that its record is incomplete
             self._on_turn(turn)
 
-    def _tokens(self, ended: _Ended, kind: _Kind) -> tuple[TurnTokens | None, str | None]:
+    def _tokens(self, ended: _Ended, auxiliary: str | None) -> tuple[TurnTokens | None, str | None]:
         """Return the exact tokens of a call, and its error. Inconsistent tokens fail the rollout."""
         if ended.sampled is None:
             return None, ended.error
@@ -400,7 +393,7 @@ class Gate:
 
         try:
             self._token_log = self._token_log or TokenLog()
-            dropped = ended.dropped or kind.auxiliary
+            dropped = ended.dropped or auxiliary
             return self._token_log.add(self.turns, ended.sampled, dropped), ended.error
         except LedgerError as problem:
             failure: EngineError = problem
@@ -413,7 +406,7 @@ class Gate:
         self,
         ended: _Ended,
         request: ChatRequest,
-        kind: _Kind,
+        dialect: DialectName,
         started_at: datetime,
         seconds: float,
         tokens: TurnTokens | None,
@@ -431,8 +424,8 @@ class Gate:
             usage=completion.usage if completion else Usage(completion_tokens=_length(ended.sampled)),
             error=error,
             tokens=tokens,
-            dialect=kind.dialect,
-            auxiliary=kind.auxiliary,
+            dialect=dialect,
+            auxiliary=request.auxiliary,
         )
 
     def _run_out(self, budget: Budget | None) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
 
 from swe_core.api.deltas import cut
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
+from swe_core.api.shell_call import shell_call
 from swe_core.builtin.replay import ReplayConfig
 from swe_core.errors import ConfigError, EngineRefused
 from swe_core.rollout.recording import RecordedReply, RecordedRollout, read_recording
 
 _PIECE = 24
 """Characters of a streamed piece, about what models send."""
+_SHELL = "bash"
+"""The tool of recordings that is called by the agent's own name for it."""
 
 
 class ReplayEngine(Engine):
@@ -37,7 +43,9 @@ class ReplayEngine(Engine):
     async def complete(
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
     ) -> Completion:
-        reply = self._next(session)
+        if request.auxiliary is not None:
+            return Completion({"role": "assistant", "content": request.auxiliary}, model=self.model)
+        reply = _for_tools(self._next(session), request.tools)
         if emit is not None:
             for delta in cut(reply.message, _PIECE):
                 await emit(delta)
@@ -79,3 +87,21 @@ class ReplayEngine(Engine):
                 "record this one with --record"
             )
         return max(reversed(fitting), key=lambda line: (line.agent is not None, line.attempt is not None))
+
+
+def _for_tools(reply: RecordedReply, tools: Sequence[Mapping[str, Any]] | None) -> RecordedReply:
+    """Return `reply` with calls of `bash` as calls of the agent's own shell tool, if that has another name."""
+    calls = reply.message.get("tool_calls") or ()
+    names = {tool["function"]["name"] for tool in tools or () if isinstance(tool.get("function"), Mapping)}
+    if _SHELL in names or not any(call["function"]["name"] == _SHELL for call in calls):
+        return reply
+    own = [_own(call, tools) if call["function"]["name"] == _SHELL else call for call in calls]
+    return reply.model_copy(update={"message": {**reply.message, "tool_calls": own}})
+
+
+def _own(call: dict[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+    command = orjson.loads(call["function"]["arguments"])["command"]
+    found = shell_call(tools, command)
+    if found is None:
+        return call
+    return {**call, "function": {"name": found[0], "arguments": found[1]}}
