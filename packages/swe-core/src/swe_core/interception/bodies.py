@@ -238,8 +238,8 @@ def _ask(dialect: Dialect, target: Target, raw: bytearray) -> tuple[bytes, Parse
         raise BadRequest(
             f"the arguments of all 'tool_calls' have more than {MAX_ARGUMENT_VALUES} values; send fewer"
         )
-    path = target.route.path.format_map(target.params).encode()
-    return hashlib.sha256(path + b"\n" + raw).digest(), asked
+    path = "\n".join((target.route.path, *target.params.values(), "")).encode()
+    return hashlib.sha256(path + raw).digest(), asked
 
 
 def _arguments(asked: ParsedRequest) -> Iterator[bytes]:
