@@ -33,6 +33,13 @@ KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
     "docker": "swe-sandbox-docker",
     "hf": "swe-sandbox-hf",
     "trl": "swe-trainer-trl",
+    **dict.fromkeys(
+        (
+            *("codex", "claude-code", "opencode", "qwen-code", "gemini-cli", "kimi-code"),
+            *("mini-swe-agent", "aider", "openhands", "acp"),
+        ),
+        "swe-agents",
+    ),
 }
 """Plugin name → the distribution to install."""
 

@@ -90,7 +90,7 @@ class ReplayEngine(Engine):
 
 
 def _for_tools(reply: RecordedReply, tools: Sequence[Mapping[str, Any]] | None) -> RecordedReply:
-    """Return `reply` with calls of `bash` as calls of the agent's own shell tool, if that has another name."""
+    """Return `reply` with calls of `bash` as calls of the agent's own shell tool, where its name differs."""
     calls = reply.message.get("tool_calls") or ()
     names = {tool["function"]["name"] for tool in tools or () if isinstance(tool.get("function"), Mapping)}
     if _SHELL in names or not any(call["function"]["name"] == _SHELL for call in calls):

@@ -1,0 +1,1 @@
+"""Coding agents for swe-core, one module an agent."""
