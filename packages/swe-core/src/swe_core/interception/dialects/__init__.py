@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from swe_core.interception.dialects.base import Dialect
 from swe_core.interception.dialects.chat import ChatCompletions
+from swe_core.interception.dialects.google import GenerateContent
 
-DIALECTS: Sequence[Dialect] = (ChatCompletions(),)
+DIALECTS: Sequence[Dialect] = (ChatCompletions(), GenerateContent())
 """All dialects of the server. The first one shapes the errors on paths of no dialect."""

@@ -18,17 +18,17 @@ _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """Half of a surrogate pair, escaped."""
 
 
-def load(raw: bytes | bytearray) -> dict[str, Any]:
+def load(raw: bytes | bytearray, depth: int = _DEPTH) -> dict[str, Any]:
     """Return the JSON object in a request's body.
 
     Raises:
-        BadRequest: The body is no JSON object, or is nested too deep.
+        BadRequest: The body is no JSON object, or has more than `depth` levels of objects and lists.
     """
     body = _load(raw)
     if not isinstance(body, dict):
         raise BadRequest(f"the request body is {kind_of(body)}; send a JSON object")
-    if is_deep(body, _DEPTH):
-        raise BadRequest(f"the request body is nested more than {_DEPTH} levels deep; send a flatter one")
+    if _is_deep(body, depth):
+        raise BadRequest(f"the request body is nested more than {depth} levels deep; send a flatter one")
     return body
 
 
@@ -80,17 +80,6 @@ def kind_of(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def is_deep(value: dict[str, Any], levels: int) -> bool:
-    """Return whether `value` has more than `levels` levels of objects and lists, itself the first."""
-    level: list[Any] = [value]
-    for _ in range(levels):
-        inside = (value.values() if type(value) is dict else value for value in level)
-        level = [value for values in inside for value in values if type(value) in _CONTAINERS]
-        if not level:
-            return False
-    return True
-
-
 def _load(raw: bytes | bytearray) -> Any:
     try:
         return orjson.loads(raw)
@@ -103,3 +92,14 @@ def _load(raw: bytes | bytearray) -> Any:
             text = json.dumps(json.loads(raw), ensure_ascii=False)
             return orjson.loads(text.encode("utf-8", "replace"))
     raise BadRequest(f"the request body is not JSON: {problem}")
+
+
+def _is_deep(body: dict[str, Any], depth: int) -> bool:
+    """Return whether `body` has more than `depth` levels of objects and lists, itself the first."""
+    level: list[Any] = [body]
+    for _ in range(depth):
+        inside = (value.values() if type(value) is dict else value for value in level)
+        level = [value for values in inside for value in values if type(value) in _CONTAINERS]
+        if not level:
+            return False
+    return True
