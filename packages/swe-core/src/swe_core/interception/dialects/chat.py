@@ -86,7 +86,7 @@ class ChatCompletions(Dialect):
         return _ChatReply(bool((asked.body.get("stream_options") or {}).get("include_usage")), model)
 
     def error(self, problem: Problem) -> bytes:
-        return orjson.dumps(_error(problem))
+        return orjson.dumps(openai_error(problem))
 
 
 class _ChatReply(Reply):
@@ -130,7 +130,7 @@ class _ChatReply(Reply):
         return b"".join([*events, _DONE])
 
     def failed(self, problem: Problem) -> bytes:
-        return event(_error(problem))
+        return event(openai_error(problem))
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         return event(
@@ -200,7 +200,8 @@ def _calls(index: int, calls: object) -> list[dict[str, Any]]:
     return found
 
 
-def _error(problem: Problem) -> dict[str, Any]:
+def openai_error(problem: Problem) -> dict[str, Any]:
+    """Return an error in the shape of OpenAI's APIs."""
     kind = _KINDS[problem.kind]
     return {"error": {"message": problem.message, "type": kind, "param": None, "code": problem.code}}
 

@@ -1,0 +1,244 @@
+"""Items of the Responses API to canonical messages, and tools to functions that the model sees."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from swe_core.api.messages import Message, dumps, text_of
+from swe_core.interception.dialects.base import BadRequest
+from swe_core.interception.dialects.common import kind_of
+from swe_core.interception.dialects.responses_custom import as_function, custom_arguments
+from swe_core.interception.dialects.responses_memory import Item, Memory
+
+_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
+_OURS = re.compile(r"[a-z]+_([0-9a-f]{32})_\d+")
+"""An id of our items. The hexadecimal digits are those of the response."""
+_SEALED = "swe-core:"
+"""Begins the `encrypted_content` that we write: the reasoning's text, for clients that send nothing else."""
+_NOT_SHOWN = ("web_search", "tool_search")
+"""Types of tools, or their beginnings, that agents offer unasked. The model does not see such tools."""
+_BETWEEN = "__"
+"""Stands between namespace and name in the name of a function that the model sees."""
+
+
+class Origin(NamedTuple):
+    """The tool of the client behind a function that the model sees."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+def origin_of(origins: Mapping[str, Origin], function: str) -> Origin:
+    """Return the tool behind `function`; a model may also call one that does not exist."""
+    return origins.get(function) or Origin(function)
+
+
+def item_id(kind: str, response: str, index: int) -> str:
+    """Return the id of an output item, which says to which response it belongs."""
+    return f"{kind}_{response}_{index}"
+
+
+def seal(reasoning: str) -> str:
+    """Return the `encrypted_content` of a reasoning item."""
+    return _SEALED + base64.b64encode(reasoning.encode()).decode()
+
+
+def functions_of(tools: Sequence[Any], where: str = "tools") -> dict[Origin, dict[str, Any]]:
+    """Return the functions in chat-completions form that the model sees, by tool.
+
+    Args:
+        where: The list's name for errors.
+
+    Raises:
+        BadRequest: A tool is malformed, or runs on OpenAI's servers.
+    """
+    found: dict[Origin, dict[str, Any]] = {}
+    for index, tool in enumerate(tools):
+        at = f"{where}[{index}]"
+        if not isinstance(tool, dict):
+            raise BadRequest(f"{at} is {kind_of(tool)}; send an object")
+        kind = tool.get("type")
+        if kind == "namespace":
+            inner = tool.get("tools")
+            if not isinstance(inner, list):
+                raise BadRequest(f"{at}.tools is {kind_of(inner)}; send a list")
+            space = _name(tool, at)
+            for origin, function in functions_of(inner, f"{at}.tools").items():
+                origin = origin._replace(namespace=space)
+                found[origin] = {**function, "name": f"{space}{_BETWEEN}{origin.name}"}
+        elif kind in ("function", "custom"):
+            origin = Origin(_name(tool, at), is_custom=kind == "custom")
+            found[origin] = {
+                "name": origin.name,
+                **(as_function(tool, at) if origin.is_custom else _given(tool)),
+            }
+        elif not str(kind).startswith(_NOT_SHOWN):
+            raise BadRequest(
+                f"{at} has the type {kind!r}, which this endpoint cannot run; send tools of type function, "
+                "custom or namespace"
+            )
+    return found
+
+
+class History:
+    """The canonical messages and the additional tools of some items.
+
+    Reasoning, text and calls that follow one another are one assistant message, as they were sampled. System
+    messages at the beginning are one message: many chat templates take no more.
+
+    Args:
+        instructions: Text of a system message before all items.
+        first: Index of the request's own first item in errors: items of stored responses come before it.
+
+    Raises:
+        BadRequest: An item is malformed, or of a type that this endpoint does not take.
+    """
+
+    def __init__(
+        self, items: Sequence[Item], memory: Memory, instructions: str | None = None, first: int = 0
+    ) -> None:
+        self.messages: list[Message] = []
+        self.functions: dict[Origin, dict[str, Any]] = {}
+        self._memory = memory
+        self._turn: _Turn | None = None
+        if instructions:
+            self._say({"role": "system", "content": instructions})
+        for index, item in enumerate(items):
+            self._add(f"input[{index - first}]", item)
+
+    def _add(self, where: str, item: Item) -> None:
+        kind = item.get("type") or "message"
+        read = _READERS.get(kind) if isinstance(kind, str) else None
+        if read is None:
+            raise BadRequest(
+                f"{where} is an item of type {kind!r}, which this endpoint does not take; send "
+                f"{', '.join(_READERS)}"
+            )
+        read(self, where, item)
+
+    def _message(self, where: str, item: Item) -> None:
+        role = _ROLES.get(str(item.get("role")))
+        if role is None:
+            raise BadRequest(f"{where}.role is {item.get('role')!r}; send one of {', '.join(_ROLES)}")
+        text = _text(where, item.get("content"))
+        if role == "assistant":
+            self._assistant(item, 1)["content"] += text
+        else:
+            self._say({"role": role, "content": text})
+
+    def _reasoning(self, where: str, item: Item) -> None:
+        message = self._assistant(item, 0)
+        if text := _reasoning_of(where, item):
+            message["reasoning_content"] = message.get("reasoning_content", "") + text
+
+    def _call(self, where: str, item: Item) -> None:
+        name, space, call_id = item.get("name"), item.get("namespace"), str(item.get("call_id") or "")
+        if item["type"] == "function_call":
+            given = item.get("arguments")
+            arguments = given if isinstance(given, str) else dumps(given or {})
+        else:
+            text = str(item.get("input") or "")
+            arguments = self._memory.arguments(call_id, text) or custom_arguments(text)
+        function = {"name": f"{space}{_BETWEEN}{name}" if space else str(name or ""), "arguments": arguments}
+        calls = self._assistant(item, 2).setdefault("tool_calls", [])
+        calls.append({"id": call_id, "type": "function", "function": function})
+
+    def _result(self, where: str, item: Item) -> None:
+        message: Message = {"role": "tool", "content": _text(where, item.get("output"))}
+        if isinstance(item.get("call_id"), str):
+            message["tool_call_id"] = item["call_id"]
+        self._say(message)
+
+    def _tools(self, where: str, item: Item) -> None:
+        tools = item.get("tools")
+        if not isinstance(tools, list):
+            raise BadRequest(f"{where}.tools is {kind_of(tools)}; send a list")
+        self.functions |= functions_of(tools, f"{where}.tools")
+
+    def _say(self, message: Message) -> None:
+        self._turn = None
+        if message["role"] == "system" and [known["role"] for known in self.messages[:2]] == ["system"]:
+            self.messages[0]["content"] += "\n\n" + message["content"]
+        else:
+            self.messages.append(message)
+
+    def _assistant(self, item: Item, rank: int) -> Message:
+        """Return the assistant message that an item belongs to.
+
+        Our ids name the response. Without them, the order does: reasoning, text, calls.
+        """
+        ours = _OURS.fullmatch(item["id"]) if isinstance(item.get("id"), str) else None
+        response, turn = ours and ours[1], self._turn
+        if turn is not None:
+            known = response is not None and turn.response is not None
+            if response == turn.response if known else rank > turn.rank or rank == turn.rank == 2:
+                turn.rank = rank
+                return turn.message
+        self._turn = _Turn({"role": "assistant", "content": ""}, response, rank)
+        self.messages.append(self._turn.message)
+        return self._turn.message
+
+
+_READERS: Mapping[str, Callable[[History, str, Item], None]] = {
+    "message": History._message,
+    "reasoning": History._reasoning,
+    "function_call": History._call,
+    "function_call_output": History._result,
+    "custom_tool_call": History._call,
+    "custom_tool_call_output": History._result,
+    "additional_tools": History._tools,
+}
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The assistant message at the end of the history."""
+
+    message: Message
+    response: str | None
+    rank: int
+
+
+def _name(tool: Mapping[str, Any], where: str) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise BadRequest(f"{where}.name is {kind_of(name)}; send the tool's name")
+    return name
+
+
+def _given(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a function tool says besides its name."""
+    kept = {key: tool[key] for key in ("description", "strict") if tool.get(key)}
+    return {**kept, "parameters": tool.get("parameters") or {"type": "object", "properties": {}}}
+
+
+def _text(where: str, content: object) -> str:
+    try:
+        return text_of(content)
+    except ValueError as error:
+        raise BadRequest(f"{where}: {error}") from None
+
+
+def _reasoning_of(where: str, item: Item) -> str:
+    """Return the text of a reasoning item, from the first of three places that has one."""
+    sealed = item.get("encrypted_content")
+    texts = _parts(where, item, "content")
+    if not texts and isinstance(sealed, str) and sealed.startswith(_SEALED):
+        with suppress(ValueError):  # another program's, or cut
+            return base64.b64decode(sealed.removeprefix(_SEALED), validate=True).decode()
+    return "".join(texts) or "\n\n".join(_parts(where, item, "summary"))
+
+
+def _parts(where: str, item: Item, key: str) -> list[str]:
+    parts = item.get(key) or []
+    if not isinstance(parts, list) or not all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts
+    ):
+        raise BadRequest(f"{where}.{key} is malformed; send a list of text parts")
+    return [part["text"] for part in parts]
