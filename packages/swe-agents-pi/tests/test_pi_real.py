@@ -17,7 +17,7 @@ import pytest
 from swe_agents_pi.agent import PiAgent
 from swe_agents_pi.config import PiConfig
 from swe_core import AgentContext, AgentEvent, AgentExit
-from swe_core.rollout.agent_run import AgentOutput
+from swe_core.rollout.agent_output import AgentOutput
 from swe_core.rollout.run_directory import RolloutFolder
 from swe_core.system.redaction import Redactor
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -170,3 +171,57 @@ class AgentSpec(ABC):
         tail = ended.stderr_tail.strip().splitlines()
         said = f": {tail[-1]}" if tail else ""
         return f"the agent {self.name!r} exited with code {ended.exit_code}{said}"
+
+
+class AgentConsole(Protocol):
+    """A running agent whose standard input is open."""
+
+    def lines(self) -> AsyncIterator[bytes]:
+        """Yield the lines of its standard output, until its process has ended. Callers may call this once."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Write to its standard input.
+
+        Raises:
+            SandboxError: It does not read, or its sandbox failed.
+        """
+        ...
+
+
+class AgentDialogue(Protocol):
+    """What an `InteractiveAgent` holds its conversation with."""
+
+    def start(self) -> AbstractAsyncContextManager[AgentConsole]:
+        """Start the agent's command; leaving the context kills it. A resumed agent is started again."""
+        ...
+
+    def record(self, event: AgentEvent) -> None:
+        """Add an event to the transcript."""
+        ...
+
+    async def over(self) -> None:
+        """Wait until a budget is spent or the agent has submitted its work."""
+        ...
+
+
+class InteractiveAgent(AgentSpec):
+    """An agent that the host talks to over its standard input and output."""
+
+    @abstractmethod
+    async def converse(self, ctx: AgentContext, dialogue: AgentDialogue) -> None:
+        """Take the agent from its start to its end.
+
+        Raises:
+            AgentError: The agent failed. It is no failure if a budget was spent.
+        """
+
+    def parse_event(self, line: str) -> Sequence[AgentEvent]:
+        """Return nothing: `converse` records the events."""
+        return ()
+
+    def failure(self, ended: AgentExit) -> str | None:
+        """Return the error of `converse`."""
+        if ended.exit_code == 0:
+            return None
+        return ended.last_error.text if ended.last_error else f"the agent {self.name!r} failed"

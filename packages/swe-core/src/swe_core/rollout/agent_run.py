@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from swe_core.api.agent import AgentContext, AgentEvent, AgentExit, AgentSpec
+from swe_core.api.agent import AgentContext, AgentExit, AgentSpec, InteractiveAgent
 from swe_core.api.engine import EngineSession
 from swe_core.api.records import Turn
 from swe_core.api.rollout_request import Observer, RolloutRequest
@@ -16,6 +16,8 @@ from swe_core.api.sandbox import Process, Sandbox, Stream
 from swe_core.api.task import Task
 from swe_core.errors import AgentError, NoLLMCall, SandboxError, raised_as
 from swe_core.interception.gate import Gate
+from swe_core.rollout.agent_output import AgentOutput
+from swe_core.rollout.dialogue import Dialogue, converse
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RolloutFolder
 from swe_core.system.detached import closed
@@ -113,10 +115,19 @@ def _cause(gate: Gate, likely: str) -> str:
     return f"{which} was refused: {gate.refusal}"
 
 
-async def _run_process(agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput) -> int:
+async def _run(
+    agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput, gate: Gate | None
+) -> int:
+    """Run the agent to its end, and return its exit code."""
     for path, content in agent.files(ctx).items():
         with raised_as(SandboxError):
             await sandbox.write(path, content, mode=0o600)
+    if isinstance(agent, InteractiveAgent):
+        return await converse(agent, ctx, Dialogue(agent, ctx, sandbox, output, gate))
+    return await _run_process(agent, ctx, sandbox, output)
+
+
+async def _run_process(agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput) -> int:
     command, env, stdin = list(agent.command(ctx)), dict(agent.env(ctx)), agent.stdin(ctx)
     with raised_as(SandboxError):
         process = await sandbox.start(command, cwd=ctx.workdir, env=env, stdin=stdin)
@@ -160,7 +171,7 @@ async def _watched(
         NoLLMCall: The first call did not come in time.
     """
     if gate is None:
-        return await _run_process(agent, ctx, sandbox, output)
+        return await _run(agent, ctx, sandbox, output, None)
     exit_code: int | None = None
     problem: Exception | None = None
 
@@ -193,83 +204,13 @@ async def _watched(
         for watch in (until_failed, until_over, until_late):
             group.start_soon(watch, group.cancel_scope)
         try:
-            exit_code = await _run_process(agent, ctx, sandbox, output)
+            exit_code = await _run(agent, ctx, sandbox, output, gate)
         except Exception as error:  # the task group would wrap it
             problem = error
         group.cancel_scope.cancel()
     if problem is not None:
         raise problem
     return exit_code
-
-
-MAX_LINE = 4 * 1024 * 1024
-"""Length of the longest stdout line that is parsed as an event, bytes; a longer one is only logged."""
-STDERR_TAIL = 4000
-
-
-class AgentOutput:
-    """Logs an agent's output and turns its lines into events, with bounded memory.
-
-    Args:
-        agent: Its `parse_event` reads the lines of stdout.
-        folder: Receives the log and the transcript.
-
-    Attributes:
-        last_error: The last event that is not `info`, if it is an error.
-    """
-
-    def __init__(self, agent: AgentSpec, folder: RolloutFolder) -> None:
-        self._agent = agent
-        self._folder = folder
-        self._line = bytearray()
-        self._skipping = False
-        self._tail = b""
-        self.last_error: AgentEvent | None = None
-
-    def feed(self, stream: Stream, chunk: bytes) -> None:
-        """Process one chunk of stdout or stderr."""
-        self._folder.add_output(chunk)
-        if stream == "stderr":
-            self._tail = (self._tail + chunk)[-STDERR_TAIL:]
-            return
-        *whole, rest = chunk.split(b"\n")
-        for piece in whole:
-            self._extend(piece)
-            self._end_line()
-        self._extend(rest)
-
-    def close(self) -> None:
-        """Process the last line, even if it lacks a line end."""
-        if self._line:
-            self._end_line()
-
-    @property
-    def stderr_tail(self) -> str:
-        """Return the end of standard error as text."""
-        return self._tail.decode(errors="replace")
-
-    def _extend(self, piece: bytes) -> None:
-        if self._skipping:
-            return
-        self._line += piece
-        if len(self._line) > MAX_LINE:
-            self._skipping = True
-            self._line.clear()
-
-    def _end_line(self) -> None:
-        line = self._line.decode(errors="replace")
-        self._line.clear()
-        if self._skipping:
-            self._skipping = False
-            events = [AgentEvent(kind="info", text=f"a line of more than {MAX_LINE} bytes was left out")]
-        else:
-            events = list(self._agent.parse_event(line))
-        for event in events:
-            self._folder.add_event(event)
-            if event.kind == "error":
-                self.last_error = event
-            elif event.kind != "info":
-                self.last_error = None
 
 
 _TEMPLATE = """\

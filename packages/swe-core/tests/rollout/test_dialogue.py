@@ -1,0 +1,122 @@
+"""Agents that the host talks to over their standard input and output."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import pytest
+
+from swe_core.api.agent import AgentContext, AgentDialogue, AgentEvent, InteractiveAgent
+from swe_core.api.limits import Budgets
+from swe_core.api.sandbox import Stream
+from swe_core.builtin.local.bwrap import find_bwrap, why_not
+from swe_core.errors import AgentError, SandboxDied
+from swe_core.sandboxing.interactive import InteractiveProcess
+from swe_testing.agents import ScriptedModel, run_once
+
+OBSTACLE = why_not(find_bwrap())
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
+PROGRAM = """
+import json, os, sys, urllib.request
+def ask(text):
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["KEY"]}
+    request = urllib.request.Request(os.environ["URL"] + "/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as reply:
+        return json.load(reply)["choices"][0]["message"]["content"]
+for line in sys.stdin:
+    print(ask(line.strip()), flush=True)
+"""
+
+
+class Talker(InteractiveAgent):
+    """Its program sends each line to the model. `said` is said to it, in as many starts."""
+
+    name = "talker"
+
+    def __init__(self, *said: Sequence[str], fails: str = "") -> None:
+        self.said = said
+        self.fails = fails
+        self.heard: list[str] = []
+
+    def command(self, ctx: AgentContext) -> Sequence[str]:
+        return ["python3", "-I", "-c", PROGRAM]
+
+    def env(self, ctx: AgentContext) -> Mapping[str, str]:
+        return {"URL": ctx.base_url, "KEY": ctx.api_key}
+
+    async def converse(self, ctx: AgentContext, dialogue: AgentDialogue) -> None:
+        for turns in self.said:
+            async with dialogue.start() as console:
+                lines = console.lines()
+                for text in turns:
+                    await console.send(text.encode() + b"\n")
+                    self.heard.append((await anext(lines, b"ended")).decode())
+                    dialogue.record(AgentEvent(kind="text", text=self.heard[-1]))
+        if self.fails:
+            raise AgentError(self.fails)
+
+
+async def test_dialogue_takes_turns_and_starts_again() -> None:
+    agent = Talker(["one", "two"], ["three"])
+    trial = await run_once(agent, ScriptedModel("1", "2", "3"))
+    assert (trial.failure, trial.exit_code) == (None, 0)
+    assert agent.heard == trial.texts("text") == ["1", "2", "3"]
+    assert [turn.messages[0]["content"] for turn in trial.turns] == ["one", "two", "three"]
+    assert "1\n2\n3\n" in trial.log
+
+
+async def test_dialogue_sends_more_than_a_pipe_holds() -> None:
+    agent = Talker(["x" * 300_000])
+    trial = await run_once(agent, ScriptedModel("long"))
+    assert len(trial.turns[0].messages[0]["content"]) == 300_000
+
+
+async def test_dialogue_that_fails_is_an_error_of_the_agent() -> None:
+    trial = await run_once(Talker(["one"], fails="it refuses"), ScriptedModel())
+    assert isinstance(trial.failure, AgentError)
+    assert "it refuses" in str(trial.failure)
+
+
+async def test_dialogue_that_fails_after_a_spent_budget_is_no_error() -> None:
+    agent = Talker(["one", "two"], fails="it was stopped")
+    trial = await run_once(agent, ScriptedModel("1"), budget=Budgets(turns=1))
+    assert (trial.failure, trial.ended_by) == (None, "turns")
+
+
+async def test_dialogue_with_an_ended_process_ends_its_lines() -> None:
+    class Ending(Talker):
+        def command(self, ctx: AgentContext) -> Sequence[str]:
+            return ["sh", "-c", "read line; echo bye"]
+
+    agent = Ending(["one"])
+
+    async def converse(ctx: AgentContext, dialogue: AgentDialogue) -> None:
+        async with dialogue.start() as console:
+            await console.send(b"hello\n")
+            agent.heard = [line.decode() async for line in console.lines()]
+
+    agent.converse = converse  # type: ignore[method-assign]
+    trial = await run_once(agent, ScriptedModel())
+    assert agent.heard == ["bye"]
+    assert "made no LLM call" in str(trial.failure)
+
+
+async def test_dialogue_whose_sandbox_dies_is_an_error_of_the_sandbox(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Waiting(Talker):
+        async def converse(self, ctx: AgentContext, dialogue: AgentDialogue) -> None:
+            async with dialogue.start() as console:
+                async for _ in console.lines():
+                    pass
+                raise AgentError("it ended early")
+
+    async def dying(process: InteractiveProcess) -> AsyncIterator[tuple[Stream, bytes]]:
+        yield "stdout", b"a line\n"
+        raise SandboxDied("the sandbox is gone")
+
+    monkeypatch.setattr(InteractiveProcess, "output", dying)
+    trial = await run_once(Waiting(), ScriptedModel())
+    assert isinstance(trial.failure, SandboxDied)
+    assert "a line" in trial.log
