@@ -282,12 +282,8 @@ def _messages(fields: dict[str, Any]) -> list[Message]:
     if not contents:
         raise BadRequest("'contents' is missing or empty; send a list of at least one content")
     messages: list[Message] = []
-    instructions = _get(fields, "systemInstruction")
-    if instructions is not None:
-        given = instructions if isinstance(instructions, dict) else {"parts": instructions}
-        texts = [text for _, text, _ in _parts("systemInstruction", given) if isinstance(text, str)]
-        if texts:
-            messages.append({"role": "system", "content": "".join(texts)})
+    if texts := _instructions(_get(fields, "systemInstruction")):
+        messages.append({"role": "system", "content": "".join(texts)})
     calls = _Calls()
     # The chats of the SDKs send each event of a streamed reply back as a content of its own.
     for role, run in groupby(enumerate(contents), key=_role):
@@ -297,6 +293,14 @@ def _messages(fields: dict[str, Any]) -> list[Message]:
             for index, content in run:
                 messages.extend(_user(calls, index, content))
     return messages
+
+
+def _instructions(given: Any) -> list[str]:
+    """Return the texts of the system's instructions: a content, parts, one part or a string."""
+    if isinstance(given, str):
+        given = {"text": given}
+    content = given if isinstance(given, dict) and "parts" in given else {"parts": given}
+    return [text for _, text, _ in _parts("systemInstruction", content) if isinstance(text, str)]
 
 
 def _role(numbered: tuple[int, Any]) -> str:
