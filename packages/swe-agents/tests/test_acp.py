@@ -1,0 +1,111 @@
+"""The Agent Client Protocol: permissions, turns, cancel, resume; with a small agent and with real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swe_agents.acp import AcpAgent, AcpConfig
+from swe_core.api.agent import AgentContext
+from swe_core.api.limits import Budgets
+from swe_core.api.sandbox import Sandbox
+from swe_core.builtin.local.bwrap import find_bwrap, why_not
+from swe_core.errors import AgentError, ConfigError
+from swe_testing.agents import Scripted, ScriptedModel, Trial, run_once
+from swe_testing.records import make_task
+
+OBSTACLE = why_not(find_bwrap())
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
+PROGRAM = Path(__file__).with_name("acp_program.py").read_text()
+
+
+class Small(AcpAgent):
+    """The small agent, in one of its modes."""
+
+    def __init__(self, mode: str = "", **config: Any) -> None:
+        env = {"LLM": "{base_url}", "LLM_KEY": "{api_key}", "MODE": mode, "STATE": "{home}/state"}
+        super().__init__(AcpConfig(command="python3 -I {home}/agent.py", env=env, **config))
+
+    def files(self, ctx: AgentContext) -> dict[str, bytes]:
+        return {f"{ctx.home}/agent.py": PROGRAM.encode()}
+
+    def command(self, ctx: AgentContext) -> list[str]:
+        return [part.replace("{home}", ctx.home) for part in super().command(ctx)]
+
+
+async def run(agent: AcpAgent, *script: Scripted, **more: Any) -> Trial:
+    return await run_once(agent, ScriptedModel(*script), **more)
+
+
+async def test_acp_takes_turns_and_joins_the_pieces_of_a_text() -> None:
+    trial = await run(Small(follow_ups=("And now?",)), "first", "second")
+    assert trial.failure is None
+    assert trial.texts("text") == ["first", "second"]
+    assert [turn.messages[0]["content"] for turn in trial.turns][1] == "And now?"
+    assert "a line that is no message" in trial.log
+
+
+@pytest.mark.parametrize(("policy", "chosen"), [("allow", "once"), ("reject", "never")])
+async def test_acp_answers_permission_requests_by_policy(policy: str, chosen: str) -> None:
+    made: list[bytes] = []
+
+    async def after(sandbox: Sandbox) -> None:
+        made.append((await sandbox.exec(["cat", "made.txt"])).stdout)
+
+    trial = await run(Small("asks", permissions=policy), "I write.", after=after)
+    assert trial.failure is None
+    assert made == [b"once" if policy == "allow" else b""]
+    assert [(event.kind, event.text, event.tool) for event in trial.events] == [
+        ("text", "I write.", None),
+        ("tool_call", '{"path": "made.txt"}', "write"),
+        ("tool_result", chosen, "write"),
+    ]
+
+
+async def test_acp_resumes_the_session_of_an_agent_that_exits() -> None:
+    trial = await run(Small("exits"), "lost", "found")
+    assert trial.failure is None
+    assert trial.texts("text") == ["found"], "what the session tells again is no new event"
+    assert "interrupted" in trial.turns[1].messages[0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("always-exits", "exited in the middle of its work"),
+        ("refuses", "refused to go on"),
+        ("newer", "speaks version 99"),
+        ("locked", "Authentication required"),
+    ],
+)
+async def test_acp_agent_that_fails_is_an_error(mode: str, said: str) -> None:
+    trial = await run(Small(mode), "text")
+    assert isinstance(trial.failure, AgentError)
+    assert said in str(trial.failure)
+
+
+async def test_acp_cancels_the_turn_once_a_budget_is_spent() -> None:
+    trial = await run(Small("hangs"), "text", budget=Budgets(wall=1.0, grace=60))
+    assert (trial.failure, trial.ended_by, trial.exit_code) == (None, "wall", 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, "set one of agent.acp.agent and agent.acp.command"),
+        ({"agent": "opencode", "command": "x"}, "set one of"),
+        ({"agent": "emacs"}, "agent.acp.agent is 'emacs'; set it to one of opencode"),
+    ],
+)
+def test_acp_rejects_a_wrong_config(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        AcpAgent(AcpConfig(**config))
+
+
+def test_acp_fills_in_the_endpoint() -> None:
+    ctx = AgentContext(make_task(), "p", "http://127.0.0.1:1/r/v1", "key", "m", "/testbed")
+    config = AcpConfig(command="agent --acp", env={"URL": "{root_url}/x", "KEY": "{api_key}", "JSON": "{}"})
+    assert AcpAgent(config).env(ctx) == {"URL": "http://127.0.0.1:1/r/x", "KEY": "key", "JSON": "{}"}
+    assert AcpAgent(config).command(ctx) == ["agent", "--acp"]
