@@ -64,6 +64,7 @@ _MODES = {"AUTO": "auto", "VALIDATED": "auto", "MODE_UNSPECIFIED": "auto", "NONE
 """Modes of function calling → `tool_choice`. Nothing enforces what "VALIDATED" asks for."""
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 """Keywords of a schema with 64-bit integers, which Google's JSON writes as strings."""
+_INT64 = re.compile("[0-9]{1,19}")
 _GOOGLE_ONLY = ("nullable", "propertyOrdering")
 """Keywords of a schema that a JSON schema does not have."""
 _KEYWORDS = {
@@ -427,7 +428,7 @@ def _json_schema(schema: Any) -> Any:
         return schema
     found: dict[str, Any] = {}
     for given, value in schema.items():
-        key = _KEYWORDS.get(given, given)
+        key: str = _KEYWORDS.get(given, given)
         if key in _GOOGLE_ONLY:
             continue
         if key in ("properties", "$defs") and isinstance(value, dict):
@@ -442,7 +443,7 @@ def _json_schema(schema: Any) -> Any:
                 value = [value, "null"]
         elif key == "$ref" and isinstance(value, str):
             value = value.replace("#/defs/", "#/$defs/")
-        elif key in _COUNTS and isinstance(value, str) and value.isdecimal():
+        elif key in _COUNTS and isinstance(value, str) and _INT64.fullmatch(value):
             value = int(value)
         found[key] = value
     return found
