@@ -426,9 +426,10 @@ def _json_schema(schema: Any) -> Any:
     """Return a schema of Google's form, a subset of OpenAPI's, as a JSON schema."""
     if not isinstance(schema, dict):
         return schema
+    given: dict[str, Any] = schema
     found: dict[str, Any] = {}
-    for given, value in schema.items():
-        key: str = _KEYWORDS.get(given, given)
+    for word, value in given.items():
+        key = _KEYWORDS.get(word, word)
         if key in _GOOGLE_ONLY:
             continue
         if key in ("properties", "$defs") and isinstance(value, dict):
@@ -439,7 +440,7 @@ def _json_schema(schema: Any) -> Any:
             value = [_json_schema(one) for one in value]
         elif key == "type" and isinstance(value, str):
             value = value.lower()
-            if schema.get("nullable") is True:
+            if given.get("nullable") is True:
                 value = [value, "null"]
         elif key == "$ref" and isinstance(value, str):
             value = value.replace("#/defs/", "#/$defs/")
