@@ -6,13 +6,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import orjson
 
-from swe_core.cli.options import plugin_options
+from swe_core.cli.options import plugin_options, settings_options
 from swe_core.plugins.manager import PluginSet, allow_list
+from swe_core.run.settings import Settings, load_settings
 from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:
@@ -26,17 +28,33 @@ _WIDTH = 500
 @click.command()
 @plugin_options
 @click.option("--engine-url", metavar="URL", help="Engine to ask for its models.")
+@click.option(
+    "--agent", metavar="NAME", help="Run one scripted turn of this agent instead, and print what was seen."
+)
+@settings_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
-    plugins: tuple[str, ...] | None, extra_plugins: tuple[str, ...], engine_url: str | None, as_json: bool
+    plugins: tuple[str, ...] | None,
+    extra_plugins: tuple[str, ...],
+    engine_url: str | None,
+    agent: str | None,
+    config: Path | None,
+    sets: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Check what this machine can run with the chosen plugins, and print a remedy for each missing part.
+
+    With --agent, the agent runs once in the sandbox `local`, and a script answers its LLM calls: one command
+    by its own shell tool, then a text. No model and no key are needed.
 
     The output names keys and never shows them. The command also checks installed plugins that are not chosen;
     their results do not change the exit code.
 
     Exit code: 1 when a run with these plugins lacks something.
     """
+    if agent is not None:
+        _agent(plugins, extra_plugins, agent, load_settings(config, sets), as_json)
+        return
     from swe_core.cli.doctor import checks as examination
 
     plugin_set = PluginSet(plugins, extra_plugins, allow_list(os.environ))
@@ -51,6 +69,36 @@ def doctor(
     else:
         _print(results, missing)
     if missing:
+        raise click.exceptions.Exit(1)
+
+
+def _agent(
+    plugins: tuple[str, ...] | None,
+    extra_plugins: tuple[str, ...],
+    name: str,
+    settings: Settings,
+    as_json: bool,
+) -> None:
+    """Run one scripted turn of an agent, and print what was seen."""
+    from swe_core.cli.doctor.agent import look_at
+    from swe_core.run.components import resolve_component
+    from swe_core.system.event_loop import run as run_in_loop
+
+    found = PluginSet(plugins, extra_plugins, allow_list(os.environ))
+    agent = resolve_component(settings, found, "agent", name).create()
+    provider = resolve_component(settings, found, "sandbox", "local").create()
+    seen = run_in_loop(look_at, agent, provider)
+    wrong = [one for one in seen if one.remedy]
+    if as_json:
+        click.echo(orjson.dumps([asdict(one) for one in seen], option=orjson.OPT_INDENT_2))
+    else:
+        width = max(len(one.name) for one in seen)
+        click.echo(f"{agent.name} {agent.version}".strip())
+        for one in seen:
+            click.echo(f"  {one.name:<{width}}  {one_line(one.text, _WIDTH)}")
+            if one.remedy:
+                click.secho(f"  {'':<{width}}  {one_line(one.remedy, _WIDTH)}", fg="yellow")
+    if wrong:
         raise click.exceptions.Exit(1)
 
 
