@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import httpx
 
+from swe_core.api.deltas import cut
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
+from swe_core.api.messages import Message
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.interception.gate import Gate
@@ -40,6 +42,11 @@ def sdk(server: InterceptionServer, gate: Gate, **settings: Any) -> AsyncOpenAI:
     from openai import AsyncOpenAI
 
     return AsyncOpenAI(base_url=server.url + gate.path, api_key=gate.token, **settings)
+
+
+def root(server: InterceptionServer, gate: Gate) -> str:
+    """Return the rollout's URL, which dialects other than OpenAI's take as base."""
+    return server.url + gate.path.removesuffix("/v1")
 
 
 @asynccontextmanager
@@ -80,6 +87,33 @@ class Plugin(Engine):
 
     async def end(self, session: EngineSession) -> None:
         self.ended.append(session.rollout_id)
+
+
+class Script(Plugin):
+    """Gives its replies in turn, each in pieces where a stream is requested, and keeps the requests."""
+
+    def __init__(self, *replies: Message | Exception, counts: int | None = None) -> None:
+        super().__init__(Completion({}))
+        self.replies = list(replies)
+        self.requests: list[ChatRequest] = []
+        self.counts = counts
+
+    async def complete(
+        self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+    ) -> Completion:
+        self.requests.append(request)
+        reply = self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        if emit is not None:
+            for piece in cut(reply, 3):
+                await emit(piece)
+        finish = "tool_calls" if reply.get("tool_calls") else "stop"
+        return Completion(reply, finish, Usage(prompt_tokens=7, completion_tokens=9))
+
+    async def count_tokens(self, request: ChatRequest) -> int | None:
+        self.requests.append(request)
+        return self.counts
 
 
 def sampled(text: str, **more: Any) -> Sampled:

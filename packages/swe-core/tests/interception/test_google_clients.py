@@ -14,8 +14,7 @@ import anyio.to_thread
 import httpx
 import pytest
 
-from swe_core.api.deltas import cut
-from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession, Usage
+from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession
 from swe_core.api.limits import Budgets
 from swe_core.api.messages import Message, message_key
 from swe_core.api.records import Turn
@@ -25,7 +24,7 @@ from swe_core.interception.server import ENGINE_FAILED, InterceptionServer
 from swe_core.interception.sse import EventStream
 from swe_testing.provider import call_tool, say
 
-from .helpers import Plugin, Typist, who
+from .helpers import Script, Typist, root, who
 
 if TYPE_CHECKING:
     from google.genai import Client
@@ -39,38 +38,7 @@ pytestmark = [
 
 MODEL = "owner/model"
 """The SDK puts such a name into the path as it is."""
-USAGE = Usage(prompt_tokens=7, completion_tokens=9)
 HI = {"contents": [{"parts": [{"text": "hi"}]}]}
-
-
-class Script(Plugin):
-    """Gives its replies in turn, each in pieces where a stream is requested, and keeps the requests."""
-
-    def __init__(self, *replies: Message | Exception, counts: int | None = None) -> None:
-        super().__init__(Completion({}))
-        self.replies = list(replies)
-        self.requests: list[ChatRequest] = []
-        self.counts = counts
-
-    async def complete(
-        self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
-    ) -> Completion:
-        self.requests.append(request)
-        reply = self.replies.pop(0)
-        if isinstance(reply, Exception):
-            raise reply
-        if emit is not None:
-            for piece in cut(reply, 3):
-                await emit(piece)
-        return Completion(reply, "tool_calls" if reply.get("tool_calls") else "stop", USAGE)
-
-    async def count_tokens(self, request: ChatRequest) -> int | None:
-        self.requests.append(request)
-        return self.counts
-
-
-def root(server: InterceptionServer, gate: Gate) -> str:
-    return server.url + gate.path.removesuffix("/v1")
 
 
 def sdk(server: InterceptionServer, gate: Gate, key: str | None = None, **options: Any) -> Client:
