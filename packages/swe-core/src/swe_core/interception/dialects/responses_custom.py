@@ -89,13 +89,18 @@ class InputReader:
                 end, text = at + 1, "\\"
             else:
                 break
-            if end == len(rest) and not ended and "\ud800" <= text[-1] <= "\udbff":
-                break  # the other half of the character may follow
+            if not ended and "\ud800" <= text[-1] <= "\udbff" and _may_follow(rest[end:]):
+                break
             units.append(text)
             at = end
         self._closed = at < len(rest) and rest[at] == '"'
         self._rest = rest[at:]
         return _text("".join(units))
+
+
+def _may_follow(rest: str) -> bool:
+    """Return whether the other half of a surrogate pair may come where its beginning, if any, is `rest`."""
+    return len(rest) < _LONGEST and rest[:2] in ("", "\\", "\\u")
 
 
 def _unescaped(unit: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from swe_core.interception.dialects.responses_custom import as_function, custom_
 from swe_core.interception.dialects.responses_memory import Item, Memory
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
-_OURS = re.compile(r"[a-z]+_([0-9a-f]{32})_\d+")
-"""An id of our items. The hexadecimal digits are those of the response."""
+_DIGITS = 32
+"""Length of the part of an item's id that names its response."""
 _SEALED = "swe-core:"
 """Begins the `encrypted_content` that we write: the reasoning's text, for clients that send nothing else."""
 _NOT_SHOWN = ("web_search", "tool_search")
@@ -40,8 +39,14 @@ def origin_of(origins: Mapping[str, Origin], function: str) -> Origin:
 
 
 def item_id(kind: str, response: str, index: int) -> str:
-    """Return the id of an output item, which says to which response it belongs."""
+    """Return the id of an output item, which names its response: 32 hexadecimal digits."""
     return f"{kind}_{response}_{index}"
+
+
+def _response_of(given: object) -> str | None:
+    """Return the response that an item's id names; None for an id that is not from `item_id`."""
+    parts = given.split("_") if isinstance(given, str) else ()
+    return parts[1] if len(parts) == 3 and len(parts[1]) == _DIGITS else None
 
 
 def seal(reasoning: str) -> str:
@@ -106,60 +111,95 @@ class History:
         self.messages: list[Message] = []
         self.functions: dict[Origin, dict[str, Any]] = {}
         self._memory = memory
+        self._index = -first
         self._turn: _Turn | None = None
         if instructions:
             self._say({"role": "system", "content": instructions})
-        for index, item in enumerate(items):
-            self._add(f"input[{index - first}]", item)
+        for item in items:
+            self._add(item)
+            self._index += 1
 
-    def _add(self, where: str, item: Item) -> None:
+    @property
+    def _where(self) -> str:
+        return f"input[{self._index}]"
+
+    def _add(self, item: Item) -> None:
         kind = item.get("type") or "message"
         read = _READERS.get(kind) if isinstance(kind, str) else None
         if read is None:
             raise BadRequest(
-                f"{where} is an item of type {kind!r}, which this endpoint does not take; send "
+                f"{self._where} is an item of type {kind!r}, which this endpoint does not take; send "
                 f"{', '.join(_READERS)}"
             )
-        read(self, where, item)
+        read(self, item)
 
-    def _message(self, where: str, item: Item) -> None:
-        role = _ROLES.get(str(item.get("role")))
+    def _message(self, item: Item) -> None:
+        given = item.get("role")
+        role = _ROLES.get(given) if isinstance(given, str) else None
         if role is None:
-            raise BadRequest(f"{where}.role is {item.get('role')!r}; send one of {', '.join(_ROLES)}")
-        text = _text(where, item.get("content"))
+            raise BadRequest(f"{self._where}.role is {given!r}; send one of {', '.join(_ROLES)}")
+        text = self._text(item.get("content"))
         if role == "assistant":
             self._assistant(item, 1)["content"] += text
         else:
             self._say({"role": role, "content": text})
 
-    def _reasoning(self, where: str, item: Item) -> None:
+    def _reasoning(self, item: Item) -> None:
         message = self._assistant(item, 0)
-        if text := _reasoning_of(where, item):
+        if text := self._reasoning_of(item):
             message["reasoning_content"] = message.get("reasoning_content", "") + text
 
-    def _call(self, where: str, item: Item) -> None:
+    def _call(self, item: Item) -> None:
         name, space, call_id = item.get("name"), item.get("namespace"), str(item.get("call_id") or "")
         if item["type"] == "function_call":
             given = item.get("arguments")
             arguments = given if isinstance(given, str) else dumps(given or {})
         else:
             text = str(item.get("input") or "")
-            arguments = self._memory.arguments(call_id, text) or custom_arguments(text)
+            sampled = self._memory.arguments(call_id, text)
+            arguments = custom_arguments(text) if sampled is None else sampled
         function = {"name": f"{space}{_BETWEEN}{name}" if space else str(name or ""), "arguments": arguments}
         calls = self._assistant(item, 2).setdefault("tool_calls", [])
         calls.append({"id": call_id, "type": "function", "function": function})
 
-    def _result(self, where: str, item: Item) -> None:
-        message: Message = {"role": "tool", "content": _text(where, item.get("output"))}
+    def _result(self, item: Item) -> None:
+        message: Message = {"role": "tool", "content": self._text(item.get("output"))}
         if isinstance(item.get("call_id"), str):
             message["tool_call_id"] = item["call_id"]
         self._say(message)
 
-    def _tools(self, where: str, item: Item) -> None:
+    def _tools(self, item: Item) -> None:
         tools = item.get("tools")
         if not isinstance(tools, list):
-            raise BadRequest(f"{where}.tools is {kind_of(tools)}; send a list")
-        self.functions |= functions_of(tools, f"{where}.tools")
+            raise BadRequest(f"{self._where}.tools is {kind_of(tools)}; send a list")
+        self.functions |= functions_of(tools, f"{self._where}.tools")
+
+    def _text(self, content: object) -> str:
+        if type(content) is str:
+            return content
+        try:
+            return text_of(content)
+        except ValueError as error:
+            raise BadRequest(f"{self._where}: {error}") from None
+
+    def _reasoning_of(self, item: Item) -> str:
+        """Return the text of a reasoning item, from the first of three places that has one."""
+        if text := "".join(self._parts(item, "content")):
+            return text
+        sealed = item.get("encrypted_content")
+        if isinstance(sealed, str) and sealed.startswith(_SEALED):
+            with suppress(ValueError):  # cut or changed
+                return base64.b64decode(sealed.removeprefix(_SEALED), validate=True).decode()
+        return "\n\n".join(self._parts(item, "summary"))
+
+    def _parts(self, item: Item, key: str) -> list[str]:
+        parts = item.get(key) or []
+        if isinstance(parts, list):
+            texts = [part.get("text") for part in parts if isinstance(part, dict)]
+            found = [text for text in texts if isinstance(text, str)]
+            if len(found) == len(parts):
+                return found
+        raise BadRequest(f"{self._where}.{key} is malformed; send a list of text parts")
 
     def _say(self, message: Message) -> None:
         self._turn = None
@@ -173,8 +213,7 @@ class History:
 
         Our ids name the response. Without them, the order does: reasoning, text, calls.
         """
-        ours = _OURS.fullmatch(item["id"]) if isinstance(item.get("id"), str) else None
-        response, turn = ours and ours[1], self._turn
+        response, turn = _response_of(item.get("id")), self._turn
         if turn is not None:
             known = response is not None and turn.response is not None
             if response == turn.response if known else rank > turn.rank or rank == turn.rank == 2:
@@ -185,7 +224,7 @@ class History:
         return self._turn.message
 
 
-_READERS: Mapping[str, Callable[[History, str, Item], None]] = {
+_READERS: Mapping[str, Callable[[History, Item], None]] = {
     "message": History._message,
     "reasoning": History._reasoning,
     "function_call": History._call,
@@ -216,29 +255,3 @@ def _given(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a function tool says besides its name."""
     kept = {key: tool[key] for key in ("description", "strict") if tool.get(key)}
     return {**kept, "parameters": tool.get("parameters") or {"type": "object", "properties": {}}}
-
-
-def _text(where: str, content: object) -> str:
-    try:
-        return text_of(content)
-    except ValueError as error:
-        raise BadRequest(f"{where}: {error}") from None
-
-
-def _reasoning_of(where: str, item: Item) -> str:
-    """Return the text of a reasoning item, from the first of three places that has one."""
-    sealed = item.get("encrypted_content")
-    texts = _parts(where, item, "content")
-    if not texts and isinstance(sealed, str) and sealed.startswith(_SEALED):
-        with suppress(ValueError):  # another program's, or cut
-            return base64.b64decode(sealed.removeprefix(_SEALED), validate=True).decode()
-    return "".join(texts) or "\n\n".join(_parts(where, item, "summary"))
-
-
-def _parts(where: str, item: Item, key: str) -> list[str]:
-    parts = item.get(key) or []
-    if not isinstance(parts, list) or not all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts
-    ):
-        raise BadRequest(f"{where}.{key} is malformed; send a list of text parts")
-    return [part["text"] for part in parts]

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -31,13 +31,20 @@ class _Stored:
     added: Sequence[Item]
 
 
+class _Branch(NamedTuple):
+    """A conversation up to the end of its latest response, which was asked with `asked` of the items."""
+
+    items: Sequence[Item]
+    asked: int
+
+
 class Memory:
     """The memory of one rollout. Histories share their beginnings, so it grows with what is new."""
 
     def __init__(self) -> None:
         self._responses: dict[str, _Stored] = {}
         self._items: dict[str, Item] = {}
-        self._branches: OrderedDict[str, Sequence[Item]] = OrderedDict()
+        self._branches: OrderedDict[str, _Branch] = OrderedDict()
         self._arguments: dict[tuple[str, str], str] = {}
         self._size = 0
 
@@ -66,10 +73,10 @@ class Memory:
             return
         self._responses[response_id] = _Stored(self._responses[before] if before else None, kept, added)
         self._items.update((item["id"], item) for item in output)
-        known = self._branches[before] if before else ()
-        if before and kept == len(known):  # no branch: the new response takes its place
+        known = self._branches[before] if before else _Branch([], 0)
+        if before and kept >= known.asked:  # it continues `before`, whose place it takes
             del self._branches[before]
-        self._branches[response_id] = [*known[:kept], *added]
+        self._branches[response_id] = _Branch([*known.items[:kept], *added], len(history))
         if len(self._branches) > _BRANCHES:
             self._branches.popitem(last=False)
 
@@ -84,8 +91,9 @@ class Memory:
     def _nearest(self, history: Sequence[Item]) -> tuple[str | None, int]:
         """Return the response of `_branches` that shares the most items with `history`, and how many."""
         found: tuple[str | None, int] = None, 0
-        for response_id, items in self._branches.items():
-            shared = sum(1 for _ in takewhile(_is_pair, zip(items, history, strict=False)))
+        for response_id, branch in self._branches.items():
+            pairs = zip(branch.items, history, strict=False)
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             if shared > found[1]:
                 found = response_id, shared
         return found
@@ -95,10 +103,6 @@ def memory_of(target: Target) -> Memory:
     """Return the memory of the request's rollout."""
     memory: Memory = target.memory.setdefault("responses", Memory())
     return memory
-
-
-def _is_pair(pair: tuple[Item, Item]) -> bool:
-    return pair[0] == pair[1]
 
 
 def _items_of(stored: _Stored) -> list[Item]:
