@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
+from _dialects import Dialect, events_of
 from _workload import Texts, opening, request, results
 
 from swe_core.errors import SweError, sentence
@@ -97,6 +98,31 @@ class Client:
             messages += results(answer.message, texts.piece(size))
             tokens = answer.prompt_tokens
         return tokens
+
+
+class DialectClient(Client):
+    """An agent of another dialect: it takes bodies of chat completions, and gives their replies."""
+
+    def __init__(self, url: str, key: str, dialect: Dialect) -> None:
+        super().__init__(url, key)
+        self._dialect = dialect
+        self._root = urlsplit(url).path.removesuffix("/v1")
+        name, prefix = dialect.key
+        self._headers = {name: prefix + key, "Content-Type": "application/json"}
+
+    def ask(self, body: bytes) -> Answer:
+        sent = self._dialect.request(orjson.loads(body))
+        try:
+            self._connection.request("POST", self._root + sent.path, sent.body, self._headers)
+            with self._connection.getresponse() as response:
+                if response.status != 200:
+                    content = response.read()[:200].decode(errors="replace")
+                    raise SweError(f"it answered {response.status}: {content}")
+                if response.headers.get_content_type() == "text/event-stream":
+                    return Answer(*self._dialect.streamed(events_of(response)))
+                return Answer(*self._dialect.whole(orjson.loads(response.read())))
+        except (OSError, HTTPException) as error:
+            raise SweError(f"a request failed: {sentence(error)}") from None
 
 
 def _joined(response: HTTPResponse) -> Answer:

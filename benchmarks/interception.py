@@ -14,6 +14,8 @@ another. The proxies take turns:
     OpenEnv capture     keeps ids and logprobs (its level "tokens"); the engine renders and tokenises each
                         prompt whole, which is not counted, and sends it back
     litellm             a relay
+    ids, DIALECT        `ids`, asked in another dialect than chat completions: Responses, Messages, Google; in
+                        the cells of unrelated requests and of the session
 
 All record what they record in a run: ours appends every turn to the rollout's folder. The requests are those
 of an agent with one tool: unrelated ones of 2 KB; a session that grows by a reply and a tool result of 2 KB a
@@ -41,8 +43,9 @@ from pathlib import Path
 from typing import Any
 
 from _cells import CELLS, CONNECTIONS, KILOBYTES, SESSION_TURNS
-from _client import Answer, Client, MockEngine
+from _client import Answer, Client, DialectClient, MockEngine
 from _common import Report, Target, give_up, median, ratio, shown
+from _dialects import DIALECTS
 from _peers import LITELLM, OPENENV, VERIFIERS
 from _proxies import HERE, Proxy, litellm, openenv, process, swe_core, verifiers
 from _workload import (
@@ -64,6 +67,10 @@ REQUESTS, PARALLEL_REQUESTS, STREAMED_REQUESTS, LONG_REQUESTS = 200, 800, 100, 3
 RATE, DELAY, MEMORY = "requests_per_s", "delay_ms", "idle_mb"
 DELAYED = "longest delay, paced"
 RELAY, IDS = "swe_core_relay", "swe_core_ids"
+OF_DIALECTS = ("unrelated", "session", "streamed", "streamed_session")
+"""Cells in which dialects are compared with chat completions."""
+OTHERS = {f"{IDS}_{name}": name for name in DIALECTS if name != "chat"}
+MOST_OF_CHAT = 1.3
 LIMITS = {
     "unrelated": (RELAY, 1.0),
     "session": (IDS, 3.0),
@@ -81,6 +88,7 @@ TITLES = {
     "verifiers_train": "verifiers, train",
     "openenv": "OpenEnv capture",
     "litellm": "litellm",
+    **{side: f"ids, {name}" for side, name in OTHERS.items()},
 }
 
 
@@ -90,6 +98,7 @@ class Side:
     second; milliseconds of the longest delay of each round; MB."""
 
     start: Callable[[], AbstractContextManager[Proxy]]
+    dialect: str = "chat"
     proxy: Proxy | None = None
     problem: str | None = None
     cpu: dict[str, list[float]] = field(default_factory=lambda: {cell: [] for cell in CELLS})
@@ -110,7 +119,10 @@ class Side:
 
     def clients(self, count: int) -> list[Client]:
         """Agents of as many new rollouts."""
-        return [Client(url, key) for url, key in self._running().open(count)]
+        opened = self._running().open(count)
+        if self.dialect == "chat":
+            return [Client(url, key) for url, key in opened]
+        return [DialectClient(url, key, DIALECTS[self.dialect]) for url, key in opened]
 
     def hold_idle(self, count: int) -> None:
         """Register `count` rollouts that ask nothing, and keep by how much memory grows."""
@@ -147,6 +159,8 @@ def measure(side: Side, mock: MockEngine, sizes: Sizes, name: str, seed: int) ->
         SweError: A request failed.
     """
     cell = CELLS[name]
+    if side.dialect != "chat" and name not in OF_DIALECTS:
+        return
     mock.set(cell.replies, cell.interval, cell.pace)
     if cell.requests == "parallel":
         answers = ask_at_once(side, name, 1 if cell.pace else sizes.parallel // CONNECTIONS, seed)
@@ -231,6 +245,12 @@ def main() -> None:
         sides = {
             side: Side(lambda name=name: swe_core(name, mock.url, tokenizer, folder / name, core))
             for side, name in ((RELAY, "openai"), (IDS, "vllm"))
+        }
+        sides |= {
+            side: Side(
+                lambda side=side: swe_core("vllm", mock.url, tokenizer, folder / side, core), dialect=name
+            )
+            for side, name in OTHERS.items()
         }
         if not options.no_peers:
             sides |= peers(report, mock.url, tokenizer, folder, core)
@@ -324,9 +344,22 @@ def fill(report: Report, sides: dict[str, Side]) -> None:
             report.ratios[f"{cell}_{peer}_to_relay"] = ratio(figures[peer], figures[RELAY])
         for peer in ("verifiers_train", "openenv"):
             report.ratios[f"{cell}_{peer}_to_ids"] = ratio(figures[peer], figures[IDS])
+        if cell in OF_DIALECTS:
+            for side in OTHERS:
+                report.ratios[f"{cell}_{side}_to_ids"] = ratio(figures[side], figures[IDS])
     report.targets = [
         Target(f"{TITLES[name]}: {CELLS[cell].title}", medians[cell][name], limit, "ms")
         for cell, (name, limit) in LIMITS.items()
+    ]
+    report.targets += [
+        Target(
+            f"{TITLES[side]}: {CELLS[cell].title}, to chat",
+            report.ratios[f"{cell}_{side}_to_ids"],
+            MOST_OF_CHAT,
+            "x",
+        )
+        for side in OTHERS
+        for cell in OF_DIALECTS
     ]
     report.targets.append(Target(f"{TITLES[IDS]}: {DELAYED}", delays[IDS], 50, "ms"))
     what = f"{TITLES[RELAY]}: {CELLS['parallel'].title}"
