@@ -100,7 +100,10 @@ def test_interception() -> None:
         assert figures["swe_core_relay"] > 0
         assert figures["swe_core_ids"] > 0
         assert figures["litellm"] is None
-    assert set(result["ratios"].values()) == {None}
+    dialects = {name: ratio for name, ratio in result["ratios"].items() if "_ids_" in name}
+    assert len(dialects) == 12
+    assert all(dialects.values())
+    assert {ratio for name, ratio in result["ratios"].items() if name not in dialects} == {None}
 
 
 def test_hostile_body() -> None:
