@@ -44,7 +44,7 @@ def doctor(
 ) -> None:
     """Check what this machine can run with the chosen plugins, and print a remedy for each missing part.
 
-    With --agent, the agent runs once in the sandbox `local`, and a script answers its LLM calls: one command
+    With --agent, the agent runs once in a sandbox, and a script answers its LLM calls: one command
     by its own shell tool, then a text. No model and no key are needed.
 
     The output names keys and never shows them. The command also checks installed plugins that are not chosen;
@@ -86,7 +86,7 @@ def _agent(
 
     found = PluginSet(plugins, extra_plugins, allow_list(os.environ))
     agent = resolve_component(settings, found, "agent", name).create()
-    provider = resolve_component(settings, found, "sandbox", "local").create()
+    provider = resolve_component(settings, found, "sandbox", settings.run.sandbox).create()
     seen = run_in_loop(look_at, agent, provider)
     wrong = [one for one in seen if one.remedy]
     if as_json:
