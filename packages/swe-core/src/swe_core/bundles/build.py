@@ -100,9 +100,7 @@ def _cache(recipe: Recipe) -> Path:
 
 
 def _resolve(recipe: Recipe) -> list[Content]:
-    """Return the contents of the parts, outer folders before those inside them."""
-    parts = [part.resolve(recipe.name) for part in recipe.parts]
-    return sorted(parts, key=lambda part: min(name.count("/") for name in part.owns))
+    return [part.resolve(recipe.name) for part in recipe.parts]
 
 
 def _bundle_at(root: Path, parts: list[Content]) -> Bundle:

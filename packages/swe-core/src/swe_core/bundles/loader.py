@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import struct
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 _PT_INTERP = 3
 _LIBRARY = re.compile(r"^\s*(\S+) => (/.+) \(0x[0-9a-f]+\)$", re.M)
 _MISSING = re.compile(r"^\s*(\S+) => not found", re.M)
+
+
+class Missing(ValueError):
+    """A shared library is missing on this host."""
 
 
 def loader_of(program: Path) -> Path:
@@ -33,29 +37,32 @@ def loader_of(program: Path) -> Path:
     raise ValueError(f"{str(program)!r} is no dynamic program for a 64-bit Linux")
 
 
-def libraries_of(loader: Path, objects: Sequence[Path]) -> Mapping[str, Path]:
-    """Return the shared libraries, by the name that programs ask for, that programs or libraries need.
+def libraries_of(loader: Path, program: Path, *options: str) -> Mapping[str, Path]:
+    """Return the shared libraries that a program or library needs, by the names that it asks for.
+
+    Args:
+        loader: Its loader.
+        program: A dynamic program or a library.
+        options: Options for the loader.
 
     Raises:
-        ValueError: One is missing on this host, or the loader does not list them.
+        Missing: This host lacks one.
+        ValueError: The loader does not list them.
     """
-    found: dict[str, Path] = {}
-    for each in objects:
-        try:
-            done = subprocess.run(
-                [loader, "--list", each],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=True,
-                stdin=subprocess.DEVNULL,
-            )
-        except (OSError, subprocess.SubprocessError):
-            raise ValueError(f"{str(loader)!r} does not list the libraries of {str(each)!r}") from None
-        if (missing := _MISSING.search(done.stdout)) is not None:
-            raise ValueError(f"{str(each)!r} needs the library {missing[1]!r}, which this host lacks")
-        found |= {name: Path(path).resolve() for name, path in _LIBRARY.findall(done.stdout)}
-    return found
+    try:
+        done = subprocess.run(
+            [loader, *options, "--list", program],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        raise ValueError(f"{str(loader)!r} does not list the libraries of {str(program)!r}") from None
+    if (missing := _MISSING.search(done.stdout)) is not None:
+        raise Missing(f"{str(program)!r} needs the library {missing[1]!r}, which this host lacks")
+    return {name: Path(path).resolve() for name, path in _LIBRARY.findall(done.stdout)}
 
 
 def launcher(program: str, loader: str, *arguments: str, argv0: bool = False) -> bytes:

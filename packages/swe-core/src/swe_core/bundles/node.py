@@ -44,7 +44,7 @@ class Node(Part):
         found = find_node(agent, self.minimum, self.configured)
         try:
             loader = loader_of(found)
-            libraries = dict(libraries_of(loader, [found]))
+            libraries = dict(libraries_of(loader, found))
         except (OSError, ValueError) as error:
             raise AgentError(
                 f"the agent {agent!r} cannot bundle the node {str(found)!r}: {error}; "

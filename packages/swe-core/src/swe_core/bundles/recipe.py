@@ -108,7 +108,7 @@ class Recipe:
 
     Args:
         name: Name of the agent and of its asset: `/opt/swe/<name>` in a sandbox.
-        parts: They own different paths. A folder of one may lie in a folder of another.
+        parts: They own different paths. A part whose folder lies in the folder of another one follows it.
     """
 
     name: str
