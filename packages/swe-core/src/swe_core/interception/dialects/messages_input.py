@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 
-_WHITE = re.compile(r"[ \t\n\r]+")
+_SPACES = " \t\n\r"
+_WHITE = re.compile(f"[{_SPACES}]+")
 _SURROGATES = r"u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _CHARACTERS = re.compile(
     r'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|(?!u[dD][89a-fA-F])u[0-9a-fA-F]{4}|' + _SURROGATES + r"))+"
@@ -12,7 +14,7 @@ _CHARACTERS = re.compile(
 """Characters of a string. A lone half of a surrogate pair is none: clients that decode UTF-8 fail on it."""
 _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,4}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?")
 _WORD = re.compile(r"[-+.\w]+")
-_SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _DEEP = 100
 """Levels of objects and lists. The client's next request repeats them inside others."""
 _START = ("{",)
@@ -43,6 +45,8 @@ class ObjectPrefix:
     def add(self, text: str) -> str:
         """Return what `text` adds to the beginning of an object. A token that is not complete waits."""
         text = self._held + text
+        if self._next is _START:  # the SDKs fail on an input of white space alone
+            text = text.lstrip(_SPACES)
         at = 0
         while at < len(text) and not self.broken:
             end = self._string(text, at) if self._inside else self._token(text, at)
@@ -76,7 +80,7 @@ class ObjectPrefix:
         if first in '{["':
             return at + 1 if self._take(first) else -1
         word = _WORD.match(text, at)
-        if word is None or (word.end() < len(text) and not _SCALAR.fullmatch(word.group())):
+        if word is None or (word.end() < len(text) and not _is_scalar(word.group())):
             return -1
         if word.end() == len(text):
             return at
@@ -107,3 +111,10 @@ class ObjectPrefix:
     def _ended(self) -> None:
         """Note the end of a value."""
         self._next = _AFTER[self._open[-1]] if self._open else ()
+
+
+def _is_scalar(word: str) -> bool:
+    """Return whether `word` is a constant, or a number that clients do not turn into infinity."""
+    if word in ("true", "false", "null"):
+        return True
+    return _NUMBER.fullmatch(word) is not None and math.isfinite(float(word))

@@ -221,7 +221,8 @@ def error_of(problem: Problem) -> dict[str, Any]:
         message = (
             f"prompt is too long: {problem.overflow.prompt_tokens} tokens > {problem.overflow.limit} maximum"
         )
-    kind = _TYPES.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
+    is_ours = problem.kind in ("engine", "server", "tool")
+    kind = _TYPES.get(problem.status, "api_error" if is_ours else "invalid_request_error")
     error = {"type": kind, "message": message}
     return {"type": "error", "error": error, "request_id": f"req_{uuid4().hex}"}
 
