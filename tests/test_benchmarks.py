@@ -75,6 +75,15 @@ def test_first_request() -> None:
 
 @pytest.mark.pi
 @pytest.mark.usefixtures("local_sandbox")
+def test_agents() -> None:
+    result = last_line("agents", "--runs", "1", "--agent", "pi")
+    assert result["notes"] == []
+    assert 0 < result["medians"]["pi"]["own"] < 60
+    assert 0 < result["medians"]["pi"]["sandboxed"] < 60
+
+
+@pytest.mark.pi
+@pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.skipif(find_spec("swe_sandbox_hf") is None, reason="swe-sandbox-hf is not installed")
 def test_hf_relay() -> None:
     args = ("--runs", "1", "--round-trip", "20", "--requests", "3", "--minute", "6", "--sandboxes", "4")
