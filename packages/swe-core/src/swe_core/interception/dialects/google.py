@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from itertools import groupby
@@ -67,12 +67,16 @@ _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "m
 _INT64 = re.compile("[0-9]{1,19}")
 _GOOGLE_ONLY = ("nullable", "propertyOrdering")
 """Keywords of a schema that a JSON schema does not have."""
-_KEYWORDS = {
-    **{_snake(key): key for key in (*_COUNTS, *_GOOGLE_ONLY, "anyOf", "prefixItems", "additionalProperties")},
-    "defs": "$defs",
-    "ref": "$ref",
+_KEYWORDS: dict[str, str] = {
+    key: word
+    for word in (
+        *("type", "properties", "items", "additionalProperties", "anyOf", "prefixItems", "$defs", "$ref"),
+        *_COUNTS,
+        *_GOOGLE_ONLY,
+    )
+    for key in (word, _snake(word), word.removeprefix("$"))
 }
-"""Keywords of a schema → those of a JSON schema, where they differ."""
+"""Keywords of a schema that need a change, in all spellings → the JSON schema's spelling."""
 _REASONS = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
 _STATUSES = {
     400: "INVALID_ARGUMENT",
@@ -232,6 +236,10 @@ class _ArrayReply(_GoogleReply):
         return separator + orjson.dumps(data)
 
 
+class _Odd(ValueError):
+    """A part cannot be read; the text goes on from the place of the part."""
+
+
 class _Calls:
     """The calls of a conversation: gives ids to those without one, and finds the call of a response."""
 
@@ -245,21 +253,20 @@ class _Calls:
         self._open = set()
         self._by_name = {}
 
-    def add(self, at: str, call: Any) -> dict[str, Any]:
+    def add(self, call: dict[str, Any]) -> dict[str, Any]:
         """Return a call in canonical form."""
-        name, args = _named(f"{at}.functionCall", call, "args")
+        name, args = _named(call, "functionCall", "args")
         id = str(call.get("id") or f"call_{self._count}")
         self._count += 1
         self._open.add(id)
         self._by_name.setdefault(name, deque()).append(id)
         return {"id": id, "type": "function", "function": {"name": name, "arguments": dumps(args)}}
 
-    def result(self, at: str, response: Any) -> Message:
+    def result(self, response: dict[str, Any]) -> Message:
         """Return the response to a call as a message."""
-        at = f"{at}.functionResponse"
-        name, content = _named(at, response, "response")
+        name, content = _named(response, "functionResponse", "response")
         if response.get("parts"):
-            raise BadRequest(f"{at}.parts is not supported here: {_TEXT_ONLY} in 'response'")
+            raise _Odd(f".functionResponse.parts is not supported here: {_TEXT_ONLY} in 'response'")
         message: Message = {"role": "tool", "content": _result_text(content)}
         if id := self._answered(response.get("id"), name):
             message["tool_call_id"] = id
@@ -292,7 +299,7 @@ def _messages(fields: dict[str, Any]) -> list[Message]:
             messages.append(_assistant(calls, run))
         else:
             for index, content in run:
-                messages.extend(_user(calls, index, content))
+                messages += _user(calls, index, content)
     return messages
 
 
@@ -301,7 +308,9 @@ def _instructions(given: Any) -> list[str]:
     if isinstance(given, str):
         given = {"text": given}
     content = given if isinstance(given, dict) and "parts" in given else {"parts": given}
-    return [text for _, text, _ in _parts("systemInstruction", content) if isinstance(text, str)]
+    texts: list[str] = []
+    _read("systemInstruction", content, lambda part: texts.append(part["text"]))
+    return texts
 
 
 def _role(numbered: tuple[int, Any]) -> str:
@@ -321,12 +330,15 @@ def _assistant(calls: _Calls, run: Iterable[tuple[int, Any]]) -> Message:
     texts: list[str] = []
     thoughts: list[str] = []
     made: list[dict[str, Any]] = []
+
+    def add_text(part: dict[str, Any]) -> None:
+        (thoughts if part.get("thought") else texts).append(part["text"])
+
+    def add_call(call: dict[str, Any]) -> None:
+        made.append(calls.add(call))
+
     for index, content in run:
-        for at, value, part in _parts(f"contents[{index}]", content, "functionCall"):
-            if isinstance(value, str):
-                (thoughts if part.get("thought") else texts).append(value)
-            else:
-                made.append(calls.add(at, value))
+        _read(f"contents[{index}]", content, add_text, "functionCall", add_call)
     message: Message = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
@@ -335,48 +347,71 @@ def _assistant(calls: _Calls, run: Iterable[tuple[int, Any]]) -> Message:
     return message
 
 
-def _user(calls: _Calls, index: int, content: dict[str, Any]) -> Iterator[Message]:
+def _user(calls: _Calls, index: int, content: dict[str, Any]) -> list[Message]:
     """Return the responses of a content, then its text: templates show results next to their calls."""
-    texts = []
-    answered = False
-    for at, value, _ in _parts(f"contents[{index}]", content, "functionResponse"):
-        if isinstance(value, str):
-            texts.append(value)
-        else:
-            answered = True
-            yield calls.result(at, value)
-    if texts or not answered:
-        yield {"role": "user", "content": "".join(texts)}
+    texts: list[str] = []
+    messages: list[Message] = []
+    _read(
+        f"contents[{index}]",
+        content,
+        lambda part: texts.append(part["text"]),
+        "functionResponse",
+        lambda response: messages.append(calls.result(response)),
+    )
+    if texts or not messages:
+        messages.append({"role": "user", "content": "".join(texts)})
+    return messages
 
 
-def _parts(
-    at: str, content: dict[str, Any], kind: str = "text"
-) -> Iterator[tuple[str, str | dict[str, Any], dict[str, Any]]]:
-    """Return the parts of a content: place, text or the object of `kind`, and the part itself."""
+def _read(
+    at: str,
+    content: dict[str, Any],
+    add_text: Callable[[dict[str, Any]], None],
+    kind: str = "text",
+    add: Callable[[dict[str, Any]], None] = lambda data: None,
+) -> None:
+    """Read the parts of a content.
+
+    Args:
+        at: The content's place, for errors.
+        add_text: Receives each part that is text.
+        kind: The other kind of parts that the content may have.
+        add: Receives the data of each part of that kind.
+    """
     for number, part in enumerate(_listed(content.get("parts"))):
-        here = f"{at}.parts[{number}]"
-        if not isinstance(part, dict):
-            raise BadRequest(f"{here} is {kind_of(part)}; send an object such as {{'text': ...}}")
-        text = part.get("text")
-        if isinstance(text, str):
-            yield here, text, part
-        elif text is not None:
-            raise BadRequest(f"{here}.text is {kind_of(text)}; send a string")
-        elif (value := _get(part, kind)) is not None:
-            if not isinstance(value, dict):
-                raise BadRequest(f"{here}.{kind} is {kind_of(value)}; send an object")
-            yield here, value, part
-        elif odd := next((key for key, one in part.items() if one is not None and key not in _NO_DATA), None):
-            raise BadRequest(f"{here}.{odd} is not supported here: {_TEXT_ONLY}")
+        try:
+            if not isinstance(part, dict):
+                raise _Odd(f" is {kind_of(part)}; send an object such as {{'text': ...}}")
+            if isinstance(part.get("text"), str):
+                add_text(part)
+            elif (data := _data(part, kind)) is not None:
+                add(data)
+        except _Odd as odd:
+            raise BadRequest(f"{at}.parts[{number}]{odd}") from None
 
 
-def _named(at: str, fields: dict[str, Any], key: str) -> tuple[str, dict[str, Any]]:
+def _data(part: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    """Return the object of `kind` in a part without text; None in a part without data."""
+    if part.get("text") is not None:
+        raise _Odd(f".text is {kind_of(part['text'])}; send a string")
+    data = _get(part, kind)
+    if isinstance(data, dict):
+        return data
+    if data is not None:
+        raise _Odd(f".{kind} is {kind_of(data)}; send an object")
+    odd = next((key for key, value in part.items() if value is not None and key not in _NO_DATA), None)
+    if odd is not None:
+        raise _Odd(f".{odd} is not supported here: {_TEXT_ONLY}")
+    return None
+
+
+def _named(fields: dict[str, Any], at: str, key: str) -> tuple[str, dict[str, Any]]:
     """Return the name in a call or response, and the object at `key`."""
     name, value = fields.get("name") or "", fields.get(key)  # a model may sample a call without a name
     if not isinstance(name, str):
-        raise BadRequest(f"{at}.name is {kind_of(name)}; send a string")
+        raise _Odd(f".{at}.name is {kind_of(name)}; send a string")
     if not isinstance(value, dict | None):
-        raise BadRequest(f"{at}.{key} is {kind_of(value)}; send an object")
+        raise _Odd(f".{at}.{key} is {kind_of(value)}; send an object")
     return name, value or {}
 
 
@@ -426,27 +461,25 @@ def _json_schema(schema: Any) -> Any:
     """Return a schema of Google's form, a subset of OpenAPI's, as a JSON schema."""
     if not isinstance(schema, dict):
         return schema
-    given: dict[str, Any] = schema
     found: dict[str, Any] = {}
-    for word, value in given.items():
-        key = _KEYWORDS.get(word, word)
-        if key in _GOOGLE_ONLY:
-            continue
-        if key in ("properties", "$defs") and isinstance(value, dict):
-            value = {name: _json_schema(one) for name, one in value.items()}
-        elif key in ("items", "additionalProperties"):
-            value = _json_schema(value)
-        elif key in ("anyOf", "prefixItems") and isinstance(value, list):
-            value = [_json_schema(one) for one in value]
+    for word, value in schema.items():
+        key = _KEYWORDS.get(word)
+        if key is None:
+            found[word] = value
         elif key == "type" and isinstance(value, str):
-            value = value.lower()
-            if given.get("nullable") is True:
-                value = [value, "null"]
+            found[key] = [value.lower(), "null"] if schema.get("nullable") is True else value.lower()
+        elif key in ("properties", "$defs") and isinstance(value, dict):
+            found[key] = {name: _json_schema(one) for name, one in value.items()}
+        elif key in ("items", "additionalProperties"):
+            found[key] = _json_schema(value)
+        elif key in ("anyOf", "prefixItems") and isinstance(value, list):
+            found[key] = [_json_schema(one) for one in value]
         elif key == "$ref" and isinstance(value, str):
-            value = value.replace("#/defs/", "#/$defs/")
+            found[key] = value.replace("#/defs/", "#/$defs/")
         elif key in _COUNTS and isinstance(value, str) and _INT64.fullmatch(value):
-            value = int(value)
-        found[key] = value
+            found[key] = int(value)
+        elif key not in _GOOGLE_ONLY:
+            found[key] = value
     return found
 
 
