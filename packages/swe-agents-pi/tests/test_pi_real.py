@@ -321,7 +321,7 @@ async def test_failed_llm_call_is_a_failure_with_pis_own_words(
     assert ended.exit.exit_code == 0
     assert len(llm.bodies) == attempts
     assert ended.failure is not None
-    assert ended.failure.startswith("Pi ended because its LLM call failed: ")
+    assert ended.failure.startswith("Pi ended with an error: ")
     assert re.search(says_why, ended.failure)
     assert ended.exit.last_error is not None
     assert ended.exit.last_error.fatal

@@ -12,6 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from swe_core import AgentEvent
+from swe_core.api.event_lines import (
+    as_mapping,
+    as_mappings,
+    as_text,
+    json_line,
+    make_event,
+    text_of_blocks,
+)
 
 _UPDATE = '{"type":"message_update"'
 """Prefix of lines that repeat a message while it is generated. Most of the output is such lines."""
@@ -22,15 +30,12 @@ def parse_line(line: str) -> Sequence[AgentEvent]:
     """Return the transcript events of one line. This never raises."""
     if not line.strip() or line.startswith(_UPDATE):
         return ()
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        event = None
-    if not isinstance(event, dict) or not isinstance(event.get("type"), str):
-        return (_event("info", line[:_MAX_ODD]),)
+    event = json_line(line)
+    if event is None or not isinstance(event.get("type"), str):
+        return (make_event("info", line[:_MAX_ODD]),)
     match event["type"]:
         case "message_end":
-            return tuple(_message(_mapping(event.get("message"))))
+            return tuple(_message(as_mapping(event.get("message"))))
         case "agent_end":
             return tuple(_end(event))
         case "auto_retry_start":
@@ -43,7 +48,7 @@ def parse_line(line: str) -> Sequence[AgentEvent]:
             text = f"compaction ended: {event.get('errorMessage') or event.get('reason')}"
         case _:
             return ()
-    return (_event("info", text),)
+    return (make_event("info", text),)
 
 
 def _message(message: Mapping[str, Any]) -> Iterator[AgentEvent]:
@@ -51,40 +56,42 @@ def _message(message: Mapping[str, Any]) -> Iterator[AgentEvent]:
         case "assistant":
             yield from _assistant(message)
         case "toolResult":
-            yield _event("tool_result", _text_of(message.get("content")), tool=_str(message.get("toolName")))
+            yield make_event(
+                "tool_result", text_of_blocks(message.get("content")), tool=as_text(message.get("toolName"))
+            )
 
 
 def _assistant(message: Mapping[str, Any]) -> Iterator[AgentEvent]:
     said = False
-    for block in _blocks(message.get("content")):
+    for block in as_mappings(message.get("content")):
         match block.get("type"):
             case "thinking":
-                yield _event("reasoning", _str(block.get("thinking")))
+                yield make_event("reasoning", as_text(block.get("thinking")))
             case "text":
                 said = True
-                yield _event("text", _str(block.get("text")))
+                yield make_event("text", as_text(block.get("text")))
             case "toolCall":
                 said = True
                 wrong = block.get("argumentsError")
-                text = _str(wrong) if wrong else json.dumps(block.get("arguments"), ensure_ascii=False)
-                yield _event("tool_call", text, tool=_str(block.get("name")))
+                text = as_text(wrong) if wrong else json.dumps(block.get("arguments"), ensure_ascii=False)
+                yield make_event("tool_call", text, tool=as_text(block.get("name")))
     error = _error_of(message)
     if error is not None:
-        yield _event("error", error)
+        yield make_event("error", error)
         return
     if not said:  # even an empty reply ends an earlier failure
-        yield _event("text", "")
+        yield make_event("text", "")
     if message.get("stopReason") == "length":
-        yield _event("info", "the reply was cut off at its token limit")
+        yield make_event("info", "the reply was cut off at its token limit")
 
 
 def _end(event: Mapping[str, Any]) -> Iterator[AgentEvent]:
     """Yield the fatal error if the agent ended with one. `agent_end` repeats every message."""
-    messages = _blocks(event.get("messages"))
+    messages = as_mappings(event.get("messages"))
     last = messages[-1] if messages else {}
     error = _error_of(last) if last.get("role") == "assistant" else None
     if error is not None and event.get("willRetry") is not True:
-        yield _event("error", error, fatal=True)
+        yield make_event("error", error, fatal=True)
 
 
 def _error_of(message: Mapping[str, Any]) -> str | None:
@@ -92,36 +99,6 @@ def _error_of(message: Mapping[str, Any]) -> str | None:
     reason = message.get("stopReason")
     if reason not in ("error", "aborted"):
         return None
-    return _str(message.get("errorMessage")) or f"the LLM call ended as {reason!r} without an error message"
-
-
-def _text_of(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    parts = (
-        _str(block.get("text")) if block.get("type") == "text" else f"[{_str(block.get('type'))}]"
-        for block in _blocks(content)
+    return (
+        as_text(message.get("errorMessage")) or f"the LLM call ended as {reason!r} without an error message"
     )
-    return "\n".join(parts)
-
-
-def _event(kind: Any, text: str, tool: str | None = None, *, fatal: bool = False) -> AgentEvent:
-    """Return an event of valid Unicode. Pi may cut text inside a surrogate pair."""
-    tool = None if tool is None else _whole(tool)
-    return AgentEvent(kind=kind, text=_whole(text), tool=tool, fatal=fatal)
-
-
-def _whole(text: str) -> str:
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _str(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _blocks(value: object) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

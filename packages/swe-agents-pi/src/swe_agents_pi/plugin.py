@@ -27,6 +27,7 @@ def swe_agents() -> Iterable[Component[AgentSpec]]:
 @hookimpl
 def swe_checks() -> Iterable[Check]:
     """Register the checks of what Pi needs."""
-    from swe_agents_pi.checks import CHECKS
+    from swe_agents_pi.agent import PiAgent
+    from swe_core.bundles import bundle_checks
 
-    return CHECKS
+    return bundle_checks(PiAgent)
