@@ -1,0 +1,19 @@
+"""The calls of Gemini CLI and its forks that are no part of the policy's work."""
+
+from __future__ import annotations
+
+from swe_core import ChatRequest
+
+_SUMMARY = "<state_snapshot>"
+"""A mark of the instructions for the summary of a compression."""
+
+
+def side_call(request: ChatRequest) -> str | None:
+    """Return "side call" for a call without tools, else None.
+
+    The tools for the web and the titles of sessions make such calls. The summary of a compression is the
+    policy's work, because the conversation continues from it.
+    """
+    if request.tools or any(_SUMMARY in message["content"] for message in request.messages[:1]):
+        return None
+    return "side call"
