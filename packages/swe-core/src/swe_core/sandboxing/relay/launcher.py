@@ -1,4 +1,4 @@
-"""Run programs inside a sandbox with its python3 or node."""
+"""Run programs inside a sandbox with its python3 or node, or with those of the agent's assets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_INTERPRETER = 69  # EX_UNAVAILABLE
 _SCRIPT = f"""
 py=$1 js=$2
 shift 2
-for python in python3 python; do
+for python in python3 python {ASSETS_DIR}/*/bin/python3; do
   if "$python" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then
     exec "$python" -I -S -c "$py" "$@"
   fi
@@ -133,7 +133,7 @@ async def _watch(
     if exit_code == _NO_INTERPRETER:
         raise NotStarted(
             f"the sandbox {sandbox.id!r} has neither python3 (>= 3.6) nor node, one of which must relay its "
-            "LLM calls; use an image with either, or an agent whose assets bring a node"
+            "LLM calls; use an image with either, or an agent whose assets bring one"
         )
     why = printed["stderr"].decode(errors="replace").strip() or f"exit code {exit_code}"
     raise NotStarted(f"the relay did not start in the sandbox {sandbox.id!r}: {why}")
