@@ -374,8 +374,7 @@ async def test_key_in_a_wrong_header_is_refused_with_the_right_one(
         reply = await client.post(root(server, gate) + path, headers=offered, json=BODY)
     assert reply.status_code == 401
     said = "the request has no key in x-api-key: send the rollout's token there"
-    body = reply.json()
-    assert (body["type"], body["error"]) == ("error", {"type": "authentication_error", "message": said})
+    assert reply.json() == {"type": "error", "error": {"type": "authentication_error", "message": said}}
 
 
 async def test_wrong_key_is_refused(server: InterceptionServer) -> None:

@@ -223,8 +223,8 @@ def error_of(problem: Problem) -> dict[str, Any]:
         )
     is_ours = problem.kind in ("engine", "server", "tool")
     kind = _TYPES.get(problem.status, "api_error" if is_ours else "invalid_request_error")
-    error = {"type": kind, "message": message}
-    return {"type": "error", "error": error, "request_id": f"req_{uuid4().hex}"}
+    # Without `request_id`: Claude Code quotes the end of an error in a conversation, which is to stay the same.
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _reason(completion: Completion) -> str:
