@@ -298,7 +298,7 @@ def test_mode_of_function_calling_becomes_a_tool_choice(config: Any, choice: Any
         ([{"parts": ["x"]}], r"contents\[0\].parts\[0\] is a string"),
         ([_user({"text": 3})], r"contents\[0\].parts\[0\].text is a number; send a string"),
         (
-            [HELLO, _user({"text": "see"} | {}, {"inlineData": {"mimeType": "image/png", "data": ""}})],
+            [HELLO, _user({"text": "see"}, {"inlineData": {"mimeType": "image/png", "data": ""}})],
             r"contents\[1\].parts\[1\].inlineData is not supported here: .* send text",
         ),
         ([_user({"file_data": {"fileUri": "u"}})], "file_data is not supported"),
