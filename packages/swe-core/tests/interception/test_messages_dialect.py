@@ -492,6 +492,18 @@ def test_reason_of_the_end(finish: str, arguments: list[str], reason: str) -> No
     assert _streamed(_reply(), completion, [])[-2]["delta"]["stop_reason"] == reason
 
 
+def test_reply_says_which_stop_sequence_ended_it() -> None:
+    for said, reason in ((_said("x"), "stop_sequence"), (_said("x", "{}"), "tool_use")):
+        completion = Completion(said, stopped_by="END")
+        body = json.loads(_reply().body(completion))
+        stop = "END" if reason == "stop_sequence" else None
+        assert (body["stop_reason"], body["stop_sequence"]) == (reason, stop)
+        assert _streamed(_reply(), completion, [])[-2]["delta"] == {
+            "stop_reason": reason,
+            "stop_sequence": stop,
+        }
+
+
 def test_pieces_are_events_of_blocks() -> None:
     said = _said("I look.", '{"a": "bcdef"}', "", reasoning="hm, hm")
     events = _streamed(_reply(thinking=SHOWN), Completion(said, "tool_calls", USAGE), cut(said, 6))

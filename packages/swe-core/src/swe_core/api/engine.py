@@ -154,6 +154,7 @@ class Completion:
         usage: Token counts.
         model: The model's name, where the engine reports it.
         sampled: The exact tokens; None from an engine that does not record tokens.
+        stopped_by: The text of the request's `stop` that ended it, where the engine knows it.
     """
 
     message: dict[str, Any]
@@ -161,6 +162,7 @@ class Completion:
     usage: Usage = field(default_factory=Usage)
     model: str = ""
     sampled: Sampled | None = None
+    stopped_by: str | None = None
 
 
 class Engine(ABC):

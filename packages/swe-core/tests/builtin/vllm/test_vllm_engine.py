@@ -78,7 +78,7 @@ async def test_turn_keeps_sampled_ids_and_logprobs(qwen: Qwen, stream: bool) -> 
     assert turn.completion_ids.tolist() == asked.sent == [*qwen.encode(text), qwen.stop]
     assert turn.logprobs.tolist() == [logprob_of(token) for token in asked.sent]
     assert completion.message == {"role": "assistant", "content": text}
-    assert completion.finish_reason == "stop"
+    assert (completion.finish_reason, completion.stopped_by) == ("stop", None)
     used = completion.usage
     assert (used.prompt_tokens, used.completion_tokens) == (len(asked.prompt), len(asked.sent))
     assert (turn.extends, turn.cause, turn.rendered) == (None, "start", "full")
@@ -478,6 +478,7 @@ async def test_text_ends_at_a_stop_text(qwen: Qwen) -> None:
         whole, _ = await ask(engine, stop=["OBSERVE", "never"])
         streamed, ear = await ask(engine, stop="OBSERVE", stream=True)
     assert whole.message["content"] == streamed.message["content"] == ear.text() == "first line\n"
+    assert whole.stopped_by == streamed.stopped_by == "OBSERVE"
     assert sampled_of(whole).completion_ids.tolist() == server.requests[0].sent
 
 
@@ -496,7 +497,7 @@ async def test_stop_text_is_found_across_a_broken_reply(
     ):
         completion, ear = await ask(engine, stop="OBSERVE", stream=stream, max_tokens=len(ids))
     assert completion.message["content"] == "say "
-    assert completion.finish_reason == "stop"
+    assert (completion.finish_reason, completion.stopped_by) == ("stop", "OBSERVE")
     assert ear.text() == ("say " if stream else "")
     assert len(server.requests) == requests
     assert sampled_of(completion).completion_ids.tolist() == ids[: max(before, stopped)]

@@ -29,7 +29,7 @@ from swe_core.builtin.vllm.generation import Generation
 from swe_core.builtin.vllm.policy import AdapterUnknown, Policy
 from swe_core.builtin.vllm.request import RequestWriter, most_calls, offered_tools, stop_texts
 from swe_core.builtin.vllm.servers import Server, Servers
-from swe_core.builtin.vllm.streaming import Streamer, assistant_message
+from swe_core.builtin.vllm.streaming import Streamer, assistant_message, first_stop
 from swe_core.errors import (
     ConfigError,
     ContextOverflow,
@@ -254,6 +254,7 @@ class VLLMEngine(Engine):
             usage=Usage(prompt_tokens=prompt.length, completion_tokens=len(ids)),
             model=self.model,
             sampled=sampled,
+            stopped_by=first_stop(f"{parsed.reasoning}{parsed.content}", stops),
         )
 
     async def _ready(self) -> _Model:

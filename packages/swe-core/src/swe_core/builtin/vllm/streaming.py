@@ -131,5 +131,10 @@ def assistant_message(parsed: Parsed, stops: Sequence[str], most_calls: int | No
 
 def cut(text: str, stops: Sequence[str]) -> str:
     """Return `text` up to the first of `stops` in it."""
-    ends = [at for at in (text.find(stop) for stop in stops) if at >= 0]
-    return text[: min(ends)] if ends else text
+    stop = first_stop(text, stops)
+    return text if stop is None else text[: text.find(stop)]
+
+
+def first_stop(text: str, stops: Sequence[str]) -> str | None:
+    """Return the one of `stops` that is first in `text`; None where there is none."""
+    return min((stop for stop in stops if stop in text), key=text.find, default=None)

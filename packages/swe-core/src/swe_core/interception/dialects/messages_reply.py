@@ -65,8 +65,7 @@ class MessagesReply(Reply):
             call.add(piece)
             call.read()
             content.append({**call.block(), "input": self._input_of(call)})
-        end = {"stop_reason": _reason(completion), "stop_sequence": None}
-        return orjson.dumps(self._message(content, end, completion.usage, completion.model))
+        return orjson.dumps(self._message(content, _end(completion), completion.usage, completion.model))
 
     def delta(self, delta: Delta) -> bytes:
         return b"".join(self._events(delta))
@@ -77,8 +76,7 @@ class MessagesReply(Reply):
         events += self._close()
         for call in self._calls.values():
             self._input_of(call)
-        reason = {"stop_reason": _reason(completion), "stop_sequence": None}
-        events.append(_event("message_delta", delta=reason, usage=_usage(completion.usage)))
+        events.append(_event("message_delta", delta=_end(completion), usage=_usage(completion.usage)))
         events.append(_event("message_stop"))
         return b"".join(events)
 
@@ -156,7 +154,7 @@ class MessagesReply(Reply):
         return {}
 
     def _message(
-        self, content: list[dict[str, Any]], end: dict[str, Any], usage: Usage, model: str = ""
+        self, content: list[dict[str, Any]], end: Mapping[str, Any], usage: Usage, model: str = ""
     ) -> dict[str, Any]:
         return {
             "id": self._id,
@@ -223,13 +221,18 @@ def error_of(problem: Problem) -> dict[str, Any]:
         )
     is_ours = problem.kind in ("engine", "server", "tool")
     kind = _TYPES.get(problem.status, "api_error" if is_ours else "invalid_request_error")
-    # Without `request_id`: Claude Code quotes the end of an error in a conversation, which is to stay the same.
+    # No `request_id`: Claude Code quotes it in the conversation, which should be the same in each run.
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def _reason(completion: Completion) -> str:
-    reason = _REASONS.get(completion.finish_reason)
-    return reason or ("tool_use" if completion.message.get("tool_calls") else "end_turn")
+def _end(completion: Completion) -> dict[str, str | None]:
+    """Return why the message ended."""
+    reason, stop = _REASONS.get(completion.finish_reason), None
+    if reason is None and completion.message.get("tool_calls"):
+        reason = "tool_use"
+    elif reason is None and completion.stopped_by is not None:
+        reason, stop = "stop_sequence", completion.stopped_by
+    return {"stop_reason": reason or "end_turn", "stop_sequence": stop}
 
 
 def _usage(usage: Usage) -> dict[str, int]:
