@@ -254,7 +254,7 @@ class VLLMEngine(Engine):
             usage=Usage(prompt_tokens=prompt.length, completion_tokens=len(ids)),
             model=self.model,
             sampled=sampled,
-            stopped_by=first_stop(f"{parsed.reasoning}{parsed.content}", stops),
+            stopped_by=first_stop((parsed.reasoning or "") + parsed.content, stops),
         )
 
     async def _ready(self) -> _Model:
