@@ -1,44 +1,43 @@
-"""Print the pins of a part: `python -m swe_core.bundles pin npm:NAME@VERSION`."""
+"""Print the pins of a part, to paste into a recipe.
+
+python -m swe_core.bundles pin npm:NAME@VERSION
+python -m swe_core.bundles pin pypi:NAME==VERSION --python 3.12 > lock.txt
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Sequence
 
-from swe_core.bundles.npm import fetch, sha256_of, unpack
+from swe_core.bundles.pins import MACHINES, npm_pins, wheel_lock
 from swe_core.errors import SweError
-from swe_core.system.seal import contents_of, digest_of
-
-_FOR = "pin"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m swe_core.bundles")
-    pin = parser.add_subparsers(required=True).add_parser("pin", help="print the pins of a part")
-    pin.add_argument("package", help="npm:NAME@VERSION")
-    pin.add_argument("--keep", nargs="*", default=[], help="paths of an npm package to keep; default: all")
-    pin.add_argument("--executable", nargs="*", default=[], help="files of an npm package that are programs")
-    given = parser.parse_args()
+    pin = parser.add_subparsers(required=True, metavar="pin").add_parser(
+        "pin", help="print the pins of a part"
+    )
+    pin.add_argument("packages", nargs="+", metavar="npm:NAME@VERSION | pypi:NAME==VERSION")
+    pin.add_argument("--keep", nargs="+", default=[], help="npm: the paths to keep; default: all")
+    pin.add_argument("--executable", nargs="+", default=[], help="npm: the files that are programs")
+    pin.add_argument("--python", nargs="+", default=["3.12"], help="PyPI: versions of Python; default: 3.12")
+    pin.add_argument("--machine", nargs="+", default=MACHINES, help="PyPI: architectures; default: all")
+    pin.add_argument("--without", nargs="+", default=[], help="PyPI: packages to leave out")
+    given = parser.parse_args(arguments)
+    wheels = [each.removeprefix("pypi:") for each in given.packages if each.startswith("pypi:")]
+    npm = [each.removeprefix("npm:") for each in given.packages if each.startswith("npm:")]
+    if len(wheels) + len(npm) < len(given.packages):
+        parser.error("expected npm:NAME@VERSION or pypi:NAME==VERSION")
     try:
-        print(_npm(given.package.removeprefix("npm:"), given.keep, given.executable))  # noqa: T201
+        for spec in npm:
+            sys.stdout.write(npm_pins(spec, given.keep, given.executable))
+        if wheels:
+            sys.stdout.write(wheel_lock(wheels, given.python, given.machine, given.without))
     except SweError as error:
         sys.exit(f"error: {error}")
-
-
-def _npm(spec: str, keep: list[str], executable: list[str]) -> str:
-    name, _, version = spec.rpartition("@")
-    with tempfile.TemporaryDirectory() as scratch:
-        tarball = fetch(spec, Path(scratch), _FOR)
-        sha256 = sha256_of(tarball)
-        tree = digest_of(contents_of(unpack(tarball, Path(scratch), keep, executable, _FOR)))
-    lines = [f'name="{name}"', f'version="{version}"', f'sha256="{sha256}"', f'tree="{tree}"']
-    lines += [
-        f"{key}={tuple(value)!r}" for key, value in (("keep", keep), ("executable", executable)) if value
-    ]
-    return "NpmPackage(\n" + "".join(f"    {line},\n" for line in lines) + ")"
 
 
 if __name__ == "__main__":
