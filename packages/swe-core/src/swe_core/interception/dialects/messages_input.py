@@ -9,7 +9,7 @@ _SPACES = " \t\n\r"
 _WHITE = re.compile(f"[{_SPACES}]+")
 _SURROGATES = r"u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _CHARACTERS = re.compile(
-    r'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|(?!u[dD][89a-fA-F])u[0-9a-fA-F]{4}|' + _SURROGATES + r"))+"
+    r'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|(?!u[dD][89a-fA-F])u[0-9a-fA-F]{4}|' + _SURROGATES + r"))++"
 )
 """Characters of a string. A lone half of a surrogate pair is none: clients that decode UTF-8 fail on it."""
 _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,4}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?")
