@@ -60,8 +60,8 @@ def ensure_bundle(recipe: Recipe, cache: Path | None = None) -> Bundle:
     """
     root = cache or _cache(recipe)
     parts = _resolve(recipe)
-    bundle = _bundle_at(root, parts)
     try:
+        bundle = _bundle_at(root, parts)
         if not _is_whole(bundle, parts):
             with locked(root):
                 if not _is_whole(bundle, parts):  # another process may have built it

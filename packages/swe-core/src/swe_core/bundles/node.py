@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from swe_core.bundles.files import link_or_copy
+from swe_core.bundles.files import copy, link_or_copy
 from swe_core.bundles.loader import launcher, libraries_of, loader_of
 from swe_core.bundles.npm import wheel_file
 from swe_core.bundles.recipe import Content, File, Part
 from swe_core.errors import AgentError, ConfigError
 from swe_core.system.seal import Seal
 
-RUNTIME = "runtime/node"
+_RUNTIME = "runtime/node"
 _PROGRAM = "bin/node"
 _PRELOAD = "exec_path.cjs"
 _ASK = (
@@ -50,47 +50,41 @@ class Node(Part):
                 f"the agent {agent!r} cannot bundle the node {str(found)!r}: {error}; "
                 f"{_remedy(agent, self.minimum)}"
             ) from None
-        sources = {"node": found, loader.name: loader.resolve()} | libraries
-        preload = resources.files("swe_core.bundles").joinpath(_PRELOAD).read_bytes()
-        return _HostNode(
-            sources,
-            (
-                File(
-                    _PROGRAM,
-                    launcher(f"{RUNTIME}/node", loader.name, "--require", f"$runtime/{_PRELOAD}"),
-                    True,
-                ),
-                File(f"{RUNTIME}/{_PRELOAD}", preload),
-            ),
-        )
+        return _HostNode({"node": found, loader.name: loader.resolve()} | libraries, _scripts(loader.name))
 
 
 @dataclass(frozen=True, slots=True)
 class _HostNode(Content):
     sources: Mapping[str, Path]
-    written: tuple[File, File]
+    scripts: tuple[File, ...]
 
     @property
     def owns(self) -> Sequence[str]:
-        return (_PROGRAM, RUNTIME)
+        return (_PROGRAM, _RUNTIME)
 
     def key(self) -> object:
-        return [(name, sealed_sha256(path)) for name, path in sorted(self.sources.items())] + [
-            file.key() for file in self.written
-        ]
+        return (sorted(self._copied().items()), [script.key() for script in self.scripts])
 
     def place(self, staged: Path, scratch: Path) -> None:
-        for file in self.written:
-            file.place(staged, scratch)
+        for script in self.scripts:
+            script.place(staged, scratch)
         for name, path in self.sources.items():
-            link_or_copy(path, staged / RUNTIME / name)
+            put = link_or_copy if name == "node" else copy
+            put(path, staged / _RUNTIME / name)
 
     def holds(self, contents: Mapping[str, str]) -> bool:
         rest = dict(contents)
-        written = all(file.holds({file.path: rest.pop(file.path, "")}) for file in self.written)
-        return written and {name: what.rpartition(" ")[2] for name, what in rest.items()} == {
-            f"{RUNTIME}/{name}": sealed_sha256(path) for name, path in self.sources.items()
-        }
+        scripts = all(script.holds({script.path: rest.pop(script.path, "")}) for script in self.scripts)
+        return scripts and rest == self._copied()
+
+    def _copied(self) -> dict[str, str]:
+        return {f"{_RUNTIME}/{name}": f"program {sealed_sha256(path)}" for name, path in self.sources.items()}
+
+
+def _scripts(loader: str) -> tuple[File, ...]:
+    preload = resources.files("swe_core.bundles").joinpath(_PRELOAD).read_bytes()
+    starter = launcher(f"{_RUNTIME}/node", loader, "--require", f"$runtime/{_PRELOAD}")
+    return (File(_PROGRAM, starter, executable=True), File(f"{_RUNTIME}/{_PRELOAD}", preload))
 
 
 def sealed_sha256(path: Path) -> str:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from swe_core.api.sandbox import ASSETS_DIR
-from swe_core.bundles.files import link_or_copy
+from swe_core.bundles.files import copy
 from swe_core.bundles.loader import Missing, launcher, libraries_of, loader_of
 from swe_core.bundles.node import sealed_sha256
 from swe_core.bundles.recipe import Content, Part
@@ -131,7 +131,7 @@ class _Copy(Content):
         except ValueError as error:
             raise AgentError(self._failed(str(error))) from None
         for name, path in {python.program.name: python.program, loader.name: loader, **libraries}.items():
-            link_or_copy(path.resolve(), runtime / name)
+            copy(path.resolve(), runtime / name)
         starter = staged / PROGRAM
         starter.parent.mkdir(exist_ok=True)
         starter.write_bytes(launcher(f"{_RUNTIME}/{python.program.name}", loader.name, argv0=True))
@@ -180,7 +180,7 @@ def add_libraries(staged: Path, folder: Path) -> list[Path]:
             continue
         for name, path in needed.items():
             if not path.is_relative_to(staged):
-                link_or_copy(path, runtime / name)
+                copy(path, runtime / name)
     return incomplete
 
 
@@ -190,7 +190,7 @@ def compile_modules(staged: Path, name: str, agent: str) -> None:
     Raises:
         ValueError: The bundle's Python does not start.
     """
-    python = [str(staged / PROGRAM), "-I", "-S"]
+    python = [str(staged / PROGRAM), "-I", "-S", "-B"]
     done = subprocess.run([*python, "-c", ""], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()

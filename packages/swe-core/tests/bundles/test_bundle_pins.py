@@ -1,0 +1,94 @@
+"""The command that prints pins."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swe_core.bundles import NpmPackage, Recipe, ensure_bundle
+from swe_core.bundles.__main__ import main
+from swe_core.bundles.pins import wheel_lock
+
+from .registry import ONE, ONE_FILES, TWO_FILES, Registry, pinned
+from .wheels import FILES, make_wheel, pip_knows
+
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+NEEDS = 'Requires-Dist: small; python_version >= "3.0"\nRequires-Dist: old; python_version < "3.0"\n'
+
+
+def test_pins_of_an_npm_package_make_a_bundle(registry: Registry, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {**ONE_FILES, **TWO_FILES}
+    expected = registry.add(
+        replace(ONE, keep=("package.json", "dist", "bin"), executable=("bin/two",)), files
+    )
+    main(["pin", "npm:@scope/one@1.0.0", "--keep", *expected.keep, "--executable", "bin/two"])
+    printed = capsys.readouterr().out
+    assert printed.startswith('NpmPackage(\n    name="@scope/one",\n    version="1.0.0",\n')
+    package = eval(printed, {"NpmPackage": NpmPackage})
+    assert package == expected
+    assert (ensure_bundle(Recipe("some", (package,))).path / "one/bin/two").is_file()
+
+
+def test_pins_of_a_whole_package(registry: Registry, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = registry.add(replace(ONE, keep=()), ONE_FILES)
+    main(["pin", "npm:@scope/one@1.0.0"])
+    assert (
+        eval(capsys.readouterr().out, {"NpmPackage": NpmPackage}) == expected == pinned(expected, ONE_FILES)
+    )
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Two packages, of which one needs the other, by name with their locks."""
+    folder = tmp_path / "wheels"
+    pip_knows(folder, monkeypatch)
+    metadata = "tiny-1.0.dist-info/METADATA"
+    tiny = make_wheel(folder, {**FILES, metadata: FILES[metadata] + NEEDS})
+    files = {path.replace("tiny", "small"): text.replace("tiny", "small") for path, text in FILES.items()}
+    small = make_wheel(folder, files, "small")
+    return {"tiny": tiny, "small": small}
+
+
+def lines(lock: str) -> list[str]:
+    return lock.replace(" \\\n   ", "").splitlines(keepends=True)
+
+
+def test_lock_has_what_the_package_needs(index: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    main(["pin", "pypi:tiny==1.0", "--python", VERSION])
+    assert lines(capsys.readouterr().out) == [index["small"], index["tiny"]]
+
+
+def test_lock_leaves_out_what_the_author_names(index: dict[str, str]) -> None:
+    assert lines(wheel_lock(["tiny"], [VERSION], ["x86_64"], ["Small"])) == [index["tiny"]]
+
+
+@pytest.mark.usefixtures("index")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["pypi:tiny==2.0", "--python", VERSION],
+            r"error: pip cannot resolve 'tiny==2\.0': Could not find .*; cho",
+        ),
+        (["pypi:tiny==1.0", "--python", "3.1"], r"error: the agent 'pin' needs a CPython 3\.1 to bundle"),
+        (["npm:@scope/one@1.0.0"], r"error: npm cannot fetch '@scope/one@1\.0\.0'"),
+    ],
+    ids=["no such version", "no such python", "no registry"],
+)
+def test_failed_pin_is_one_sentence(
+    arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("npm_config_@scope:registry", "http://127.0.0.1:1")
+    monkeypatch.setenv("npm_config_fetch_retries", "0")
+    with pytest.raises(SystemExit, match=sentence) as caught:
+        main(["pin", *arguments])
+    assert "\n" not in str(caught.value)
+
+
+def test_package_without_a_registry_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["pin", "tiny"])
+    assert "expected npm:NAME@VERSION or pypi:NAME==VERSION" in capsys.readouterr().err
