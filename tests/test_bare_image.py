@@ -1,0 +1,112 @@
+"""Agents in an image with a static busybox and nothing else: their bundles bring all that is needed."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import docker
+import pytest
+
+from swe_core import AgentContext
+from swe_core.bundles import BundledAgent, File, Node, Part, Python, Recipe
+from swe_core.bundles.loader import loader_of
+from swe_sandbox_docker.config import DockerConfig
+from swe_sandbox_docker.provider import DockerProvider
+from swe_testing.agents import Run, ScriptedModel, Trial, run_once
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+
+IMAGE = "swe-test-bare:1"
+CALL = """
+set -e
+busybox=$1 url=$2 model=$3
+body='{"model": "'$model'", "messages": [{"role": "user", "content": "hello"}]}'
+"$busybox" wget -q -O - --header "Authorization: Bearer $KEY" --header "Content-Type: application/json" \\
+  --post-data "$body" "$url/chat/completions"
+ls /lib /lib64 /usr 2>/dev/null && exit 3
+exit 0
+"""
+
+
+def static_busybox() -> Path:
+    """The host's busybox, if it is static."""
+    found = shutil.which("busybox")
+    if found is None:
+        pytest.skip("this machine has no busybox")
+    try:
+        loader_of(Path(found))
+    except ValueError:
+        return Path(found)
+    pytest.skip(f"{found!r} is not static: install Debian's busybox-static")
+
+
+@pytest.fixture(scope="module")
+def busybox() -> Path:
+    return static_busybox()
+
+
+@pytest.fixture(scope="module")
+def bare_image(docker_engine: str, busybox: Path) -> Iterator[str]:
+    """An image of one program and links to it."""
+    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.add(busybox.resolve(), "bin/busybox")
+        for applet in set(applets) - {"busybox"}:
+            link = tarfile.TarInfo(f"bin/{applet}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(link)
+        for folder in ("tmp", "testbed"):
+            member = tarfile.TarInfo(folder)
+            member.type, member.mode = tarfile.DIRTYPE, 0o1777
+            archive.addfile(member)
+    client = docker.APIClient(base_url=docker_engine, version="auto")
+    name, tag = IMAGE.split(":")
+    client.import_image_from_data(packed.getvalue(), repository=name, tag=tag)
+    yield IMAGE
+    client.remove_image(IMAGE)
+    client.close()
+
+
+class Static(BundledAgent):
+    """A static program; another part of its bundle relays its calls."""
+
+    name = "static"
+    title = "Static"
+
+    def __init__(self, busybox: Path, interpreter: Part) -> None:
+        self.parts = (interpreter, File("bin/busybox", busybox.read_bytes(), executable=True))
+
+    def recipe(self) -> Recipe:
+        return Recipe(self.name, self.parts)
+
+    def command(self, ctx: AgentContext) -> Sequence[str]:
+        busybox = f"{ctx.asset(self.name)}/bin/busybox"
+        return [busybox, "sh", "-c", CALL, "sh", busybox, ctx.base_url, ctx.model]
+
+    def env(self, ctx: AgentContext) -> Mapping[str, str]:
+        return {"KEY": ctx.api_key}
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the bundles of this test out of the user's cache."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+async def run_bare(agent: BundledAgent, image: str, *script: str | Run) -> Trial:
+    return await run_once(agent, ScriptedModel(*script), provider=DockerProvider(DockerConfig()), image=image)
+
+
+@pytest.mark.parametrize("interpreter", [Node(), Python(("3.11", "3.12"))], ids=["node", "python"])
+async def test_static_agent_reaches_its_endpoint(bare_image: str, busybox: Path, interpreter: Part) -> None:
+    trial = await run_bare(Static(busybox, interpreter), bare_image, "hello yourself")
+    assert trial.failure is None
+    assert [turn.dialect for turn in trial.turns] == ["chat"]
+    assert "hello yourself" in trial.log
