@@ -79,7 +79,10 @@ def results(reply: Reply) -> dict[str, Any]:
     used = [block.id for block in reply.content if block.type == "tool_use"]
     return {
         "role": "user",
-        "content": [{"type": "tool_result", "tool_use_id": id, "content": f"of {id}"} for id in used],
+        "content": [
+            {"type": "tool_result", "tool_use_id": id, "content": f"of {number}"}
+            for number, id in enumerate(used)
+        ],
     }
 
 
@@ -111,14 +114,14 @@ async def test_sdk_completes_a_tool_task(server: InterceptionServer, streamed: b
     assert [turn.reply for turn in turns] == said
     last = engine.requests[2].messages
     assert last[:2] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    assert [message_key(message) for message in last if message["role"] == "assistant"] == [
-        message_key(one) for one in said[:2]
+    assert [message["tool_calls"] for message in last if message["role"] == "assistant"] == [
+        one["tool_calls"] for one in said[:2]
     ]
     assert [message.get("reasoning_content") for message in last if message["role"] == "assistant"] == (
         ["hm", "hm, hm"] if thinking else [None, None]
     )
     assert [message for message in last if message["role"] == "tool"] == [
-        {"role": "tool", "content": f"of {id}", "tool_call_id": id} for id in ("c0", "c1", "c0")
+        {"role": "tool", "content": f"of {number}", "tool_call_id": f"c{number}"} for number in (0, 1, 0)
     ]
     function = {"name": "bash", "description": "Run it.", "parameters": BASH["input_schema"]}
     assert engine.requests[0].tools == [{"type": "function", "function": function}]

@@ -19,6 +19,7 @@ from swe_core.api.messages import Message, message_key
 from swe_core.errors import ContextOverflow
 from swe_core.interception.dialects.base import BadRequest, ErrorKind, ParsedRequest, Problem, Reply, Target
 from swe_core.interception.dialects.messages import Messages
+from swe_core.interception.dialects.messages_input import ObjectPrefix
 
 MESSAGES = Messages()
 GENERATE, COUNT = MESSAGES.routes
@@ -415,6 +416,20 @@ def _reply(memory: Any = None, **more: Any) -> Reply:
     return MESSAGES.reply(_parse(HELLO, memory=memory, **more), "policy")
 
 
+def _body(said: Message, memory: Any = None, **more: Any) -> list[Any]:
+    """Return the blocks of a reply in one piece."""
+    content: list[Any] = json.loads(_reply(memory, **more).body(Completion(said)))["content"]
+    return content
+
+
+def _without_ids(blocks: list[Any]) -> list[Any]:
+    """Remove the ids of calls, which are new in each reply."""
+    for block in blocks:
+        if block["type"] == "tool_use":
+            assert re.fullmatch("toolu_[0-9a-f]{32}", block.pop("id"))
+    return blocks
+
+
 def _events(raw: bytes) -> list[dict[str, Any]]:
     """Return the data of events, each of which has the name that its data says."""
     events = []
@@ -458,11 +473,13 @@ def test_reply_in_one_piece(thinking: Any, first: list[Any]) -> None:
     completion = Completion(said, "tool_calls", USAGE, "the-model")
     body = json.loads(_reply(thinking=thinking).body(completion))
     assert body.pop("id").startswith("msg_")
+    _without_ids(body["content"])
+    used = {"type": "tool_use", "name": "Bash"}
     assert body == {
         "type": "message",
         "role": "assistant",
         "model": "the-model",
-        "content": [*first, _text("I look."), _use("c1", {"command": "ls"}), _use("c2")],
+        "content": [*first, _text("I look."), {**used, "input": {"command": "ls"}}, {**used, "input": {}}],
         "stop_reason": "tool_use",
         "stop_sequence": None,
         "usage": {
@@ -517,12 +534,9 @@ def test_pieces_are_events_of_blocks() -> None:
         *["tool_use", 3],
     ]
     starts = [event["content_block"] for event in events if event["type"] == "content_block_start"]
-    assert starts == [
-        {"type": "thinking", "thinking": "", "signature": ""},
-        _text(""),
-        _use("c1"),
-        _use("c2"),
-    ]
+    used = {"type": "tool_use", "name": "Bash", "input": {}}
+    begun = {"type": "thinking", "thinking": "", "signature": ""}
+    assert _without_ids(starts) == [begun, _text(""), used, used]
     assert end["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert (end["usage"]["input_tokens"], end["usage"]["output_tokens"]) == (7, 9)
     assert stop == {"type": "message_stop"}
@@ -574,15 +588,48 @@ def test_text_ends_the_calls_before_it() -> None:
     events = _streamed(_reply(memory), Completion(_said("so it is", '{"a": 1}')), pieces)
     assert _summary(events) == ["tool_use", (0, '{"a": '), 0, "text", (1, "so"), (1, " it is"), 1]
     # The client has half of the input, and sends back what it made of it.
-    echo = _messages(HELLO, _assistant(_use("c1"), _text("so it is")), HELLO, memory=memory)[1]
-    assert message_key(echo) == message_key(_said("so it is", '{"a": 1}'))
+    call_id = events[1]["content_block"]["id"]
+    echo = _messages(HELLO, _assistant(_use(call_id), _text("so it is")), HELLO, memory=memory)[1]
+    assert echo == _said("so it is", '{"a": 1}')
 
 
 def test_call_without_an_id_gets_one() -> None:
+    memory: dict[str, Any] = {}
     said = {"role": "assistant", "content": None, "tool_calls": [{"function": _call("{}")["function"]}]}
-    (block,) = json.loads(_reply().body(Completion(said)))["content"]
-    assert block.pop("id").startswith("toolu_")
-    assert block == {"type": "tool_use", "name": "Bash", "input": {}}
+    (block,) = _body(said, memory)
+    (call,) = _messages(HELLO, _assistant(block), HELLO, memory=memory)[1]["tool_calls"]
+    assert call == _call("{}", block["id"])
+
+
+@pytest.mark.parametrize(
+    ("sampled", "repeated"),
+    [
+        ({"command": "cd /testbed && ls"}, {"command": "ls"}),
+        ({"path": "a", "new": "b  \n"}, {"replace_all": False, "path": "a", "new": "b\n"}),
+        ({"command": "x" * 2000}, {"command": "x" * 1000}),
+    ],
+)
+def test_call_stays_as_the_model_sampled_it(sampled: Any, repeated: Any) -> None:
+    """Claude Code rewrites inputs in its history. The tokens of the reply would not be found again."""
+    memory: dict[str, Any] = {}
+    said = _said("", json.dumps(sampled), "{}")
+    first, second = _body(said, memory)
+    echo = _assistant({**first, "input": repeated}, second)
+    answers = _user(_result("one", first["id"]), _result("two", second["id"]))
+    assert _messages(HELLO, echo, answers, memory=memory)[1:] == [said, _tool("one"), _tool("two", "c2")]
+
+
+@pytest.mark.parametrize(
+    "change", [{"input": {}}, {"input": {"command": "[cleared]"}}, {"name": "Other"}, {"id": "toolu_other"}]
+)
+def test_call_that_a_client_replaces_is_the_clients(change: dict[str, Any]) -> None:
+    """A client clears large inputs to save room in the context."""
+    memory: dict[str, Any] = {}
+    (block,) = _body(_said("", json.dumps({"command": "x" * 2000})), memory)
+    echo = {**block, **change}
+    (call,) = _messages(HELLO, _assistant(echo), HELLO, memory=memory)[1]["tool_calls"]
+    arguments = json.dumps(echo["input"], separators=(",", ":"))
+    assert call == _call(arguments, echo["id"], echo["name"])
 
 
 def test_reply_without_content_has_no_block() -> None:
@@ -631,6 +678,12 @@ def _collected(events: Iterable[dict[str, Any]], read: Reader) -> list[dict[str,
                 (key,) = delta.keys() - {"type"}
                 block[key] += delta[key]
     return blocks
+
+
+def _is_object(arguments: str) -> bool:
+    prefix = ObjectPrefix()
+    prefix.add(arguments)
+    return prefix.whole
 
 
 def _echo(blocks: Iterable[dict[str, Any]], dice: random.Random) -> list[dict[str, Any]]:
@@ -686,19 +739,24 @@ _replies = st.builds(
 def test_reply_comes_back_as_the_same_message(
     said: Message, thinking: Any, size: int, dice: random.Random
 ) -> None:
+    """To a client that keeps the ids, and to one that gives calls ids of its own."""
     completion = Completion(said, "length")
     memory: dict[str, Any] = {}
-    whole = json.loads(_reply(memory, thinking=thinking).body(completion))["content"]
-    told = [whole]
+    told = [_body(said, memory, thinking=thinking)]
     for read in (_partial, _claude_code):
         events = _streamed(_reply(memory, thinking=thinking), completion, cut(said, size))
         told.append(_collected(events, read))
+    calls = said.get("tool_calls", [])
+    are_objects = all(_is_object(call["function"]["arguments"]) for call in calls)
     for blocks in told:
-        _, message, *rest = _messages(HELLO, _assistant(*_echo(blocks, dice)), HELLO, memory=memory)
+        echo = _assistant(*_echo(blocks, dice))
+        _, message, *rest = _messages(HELLO, echo, HELLO, memory=memory)
         assert message_key(message) == message_key(said)
-        shown = said.get("reasoning_content") if thinking else None
-        assert message.get("reasoning_content") == shown
+        assert message.get("tool_calls", []) == calls
+        assert message.get("reasoning_content") == (said.get("reasoning_content") if thinking else None)
         assert rest == [CANONICAL_HELLO]
+        if are_objects:
+            assert message_key(_messages(HELLO, echo, HELLO)[1]) == message_key(said)
 
 
 @given(

@@ -18,7 +18,7 @@ from swe_core.interception.dialects.base import (
     bearer,
 )
 from swe_core.interception.dialects.common import expect, kind_of, limit_of, load
-from swe_core.interception.dialects.messages_blocks import Conversation, Unread, system_text
+from swe_core.interception.dialects.messages_blocks import Conversation, Told, system_text
 from swe_core.interception.dialects.messages_reply import MessagesReply, Thoughts, error_of
 
 _NOT_GIVEN: dict[str, tuple[Any, str]] = {
@@ -71,8 +71,8 @@ class Messages(Dialect):
             if fields.get(key) not in (None, nothing):
                 raise BadRequest(f"{key!r} is not supported here: {why}; leave it out")
         tools, deferred = _tools(fields.get("tools") or ())
-        unread: Unread = target.memory.setdefault("unread", {})
-        conversation = Conversation(deferred, unread)
+        told: Told = target.memory.setdefault("told", {})
+        conversation = Conversation(deferred, told)
         messages = conversation.messages
         if system := system_text(fields.get("system")):
             messages.append({"role": "system", "content": system})
@@ -89,11 +89,11 @@ class Messages(Dialect):
         body = {"messages": messages, "stream": stream, **_options(fields)}
         if tools:
             body |= {"tools": tools, **_choice(fields.get("tool_choice") or {})}
-        return ParsedRequest(body, messages, tools or None, stream, limit, extra=(_thoughts(fields), unread))
+        return ParsedRequest(body, messages, tools or None, stream, limit, extra=(_thoughts(fields), told))
 
     def reply(self, asked: ParsedRequest, model: str) -> Reply:
-        thoughts, unread = asked.extra
-        return MessagesReply(model, thoughts, unread)
+        thoughts, told = asked.extra
+        return MessagesReply(model, thoughts, told)
 
     def error(self, problem: Problem) -> bytes:
         return orjson.dumps(error_of(problem))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from swe_core.api.messages import Message, dumps
@@ -12,11 +13,38 @@ from swe_core.interception.dialects.base import BadRequest
 from swe_core.interception.dialects.common import kind_of
 
 Block = Mapping[str, Any]
-Unread = dict[tuple[str, str], str]
-"""Id and name of a call → what the model sampled as its input, where a client cannot read that."""
 
 _MEDIA = frozenset({"image", "document"})
 _ROLES = ("user", "assistant", "system")
+_SHORTER = 1024
+"""Characters by which a client may shorten an input. One that clears it wants the room in the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldCall:
+    """A call of a reply.
+
+    Args:
+        call: The call as the model sampled it, in canonical form.
+        whole: Whether the client was told all of the input, an object.
+    """
+
+    call: dict[str, Any]
+    whole: bool
+
+    def is_repeated(self, name: str, given: Mapping[str, Any]) -> bool:
+        """Return whether a client's call with the same id stands for this one, though not word for word.
+
+        Claude Code adds defaults to inputs, trims lines and takes `cd DIR &&` from commands; and each client
+        reads an input in its own way that is no object.
+        """
+        function = self.call["function"]
+        shorter = len(function["arguments"]) - len(dumps(given))
+        return bool(function["name"] == name) and not (self.whole and shorter > _SHORTER)
+
+
+Told = dict[str, ToldCall]
+"""The calls of a rollout by the ids that its client knows."""
 
 
 def signature_of(reasoning: str) -> str:
@@ -40,14 +68,14 @@ class Conversation:
 
     Args:
         deferred: The tools that the model sees only where a result refers to them, by name.
-        unread: See `Unread`.
+        told: The calls of the replies so far, which stay in the history as they were sampled.
     """
 
-    def __init__(self, deferred: Mapping[str, Mapping[str, Any]], unread: Unread) -> None:
+    def __init__(self, deferred: Mapping[str, Mapping[str, Any]], told: Told) -> None:
         self.messages: list[Message] = []
         self._deferred = deferred
-        self._unread = unread
-        self._calls: set[str] = set()
+        self._told = told
+        self._ids: dict[str, str] = {}  # the client's → the model's
 
     def add(self, index: int, message: object) -> None:
         """Add messages[index].
@@ -100,9 +128,13 @@ class Conversation:
         given = block.get("input")
         if not isinstance(given, dict):
             raise BadRequest(f"{at}.input is {kind_of(given)}; send an object")
-        self._calls.add(call_id)
-        arguments = self._unread.get((call_id, name)) or dumps(given)
-        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        told = self._told.get(call_id)
+        if told is not None and told.is_repeated(name, given):
+            call = told.call
+        else:
+            call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": dumps(given)}}
+        self._ids[call_id] = call["id"]
+        return call
 
     def _user(self, at: str, content: object) -> None:
         """Add the results in a message, then its text: templates show results next to their calls."""
@@ -121,7 +153,7 @@ class Conversation:
 
     def _result(self, at: str, block: Block) -> Message:
         call_id = _string(at, block, "tool_use_id")
-        if call_id not in self._calls:
+        if call_id not in self._ids:
             raise BadRequest(
                 f"{at}: unexpected `tool_use_id` found in `tool_result` blocks: {call_id}; "
                 "send the message with its `tool_use` block before it"
@@ -130,7 +162,7 @@ class Conversation:
         text = "".join(self._result_texts(f"{at}.tool_result", content)) if content is not None else ""
         if block.get("is_error"):  # a template has no other place for it
             text = f"Error: {text}"
-        return {"role": "tool", "content": text, "tool_call_id": call_id}
+        return {"role": "tool", "content": text, "tool_call_id": self._ids[call_id]}
 
     def _result_texts(self, at: str, content: object) -> Iterator[str]:
         for place, kind, block in _blocks(at, content):

@@ -13,7 +13,7 @@ from swe_core.api.engine import Completion, Delta, Usage
 from swe_core.api.messages import text_of
 from swe_core.interception.dialects.base import Problem, Reply
 from swe_core.interception.dialects.common import event
-from swe_core.interception.dialects.messages_blocks import Unread, signature_of
+from swe_core.interception.dialects.messages_blocks import Told, ToldCall, signature_of
 from swe_core.interception.dialects.messages_input import ObjectPrefix
 
 Thoughts = Literal["hidden", "shown", "signed"]
@@ -36,19 +36,23 @@ _TYPES = {
 
 
 class MessagesReply(Reply):
-    """A reply in one piece, or as events. A block ends when the next one begins."""
+    """A reply in one piece, or as events. A block ends when the next one begins.
 
-    def __init__(self, model: str, thoughts: Thoughts, unread: Unread) -> None:
+    Args:
+        told: Where the calls of the reply are kept.
+    """
+
+    def __init__(self, model: str, thoughts: Thoughts, told: Told) -> None:
         self._id = f"msg_{uuid4().hex}"
         self._model = model
         self._thoughts = thoughts
-        self._unread = unread
+        self._told = told
         self._begun = False
         self._count = 0
         self._block: str | _Call | None = None  # the one that is open
         self._reasoning: list[str] = []  # what the open block hides
         self._calls: dict[int, _Call] = {}
-        self._told = 0  # the calls whose block has ended
+        self._ended = 0  # the calls whose block is complete
         self._indices = Indices()
 
     def body(self, completion: Completion) -> bytes:
@@ -64,7 +68,8 @@ class MessagesReply(Reply):
             call = _Call(piece)
             call.add(piece)
             call.read()
-            content.append({**call.block(), "input": self._input_of(call)})
+            content.append({**call.block(), "input": orjson.Fragment(call.sampled) if call.whole else {}})
+            self._keep(call)
         return orjson.dumps(self._message(content, _end(completion), completion.usage, completion.model))
 
     def delta(self, delta: Delta) -> bytes:
@@ -75,7 +80,7 @@ class MessagesReply(Reply):
         events += self._tell_calls(ended=True)
         events += self._close()
         for call in self._calls.values():
-            self._input_of(call)
+            self._keep(call)
         events.append(_event("message_delta", delta=_end(completion), usage=_usage(completion.usage)))
         events.append(_event("message_stop"))
         return b"".join(events)
@@ -111,7 +116,7 @@ class MessagesReply(Reply):
     def _tell_calls(self, *, ended: bool = False) -> Iterator[bytes]:
         """Tell what is new of the calls. Blocks follow each other, so a call waits for the one before it."""
         calls = list(self._calls.values())
-        for call in calls[self._told :]:
+        for call in calls[self._ended :]:
             if not call.name and not ended:
                 return
             yield from self._open(call, {**call.block(), "input": {}})
@@ -119,7 +124,7 @@ class MessagesReply(Reply):
                 yield self._piece("input_json_delta", "partial_json", text)
             if not ended and (call is calls[-1] or not call.settled):
                 return
-            self._told += 1
+            self._ended += 1
 
     def _open(self, block: str | _Call, start: dict[str, Any]) -> Iterator[bytes]:
         """Begin a block, unless it is open."""
@@ -146,12 +151,11 @@ class MessagesReply(Reply):
     def _piece(self, kind: str, key: str, text: str) -> bytes:
         return _event("content_block_delta", index=self._count, delta={"type": kind, key: text})
 
-    def _input_of(self, call: _Call) -> Any:
-        """Return the input that a client gets; keep what the model sampled where that is another."""
-        if call.whole:
-            return orjson.Fragment(call.sampled)
-        self._unread[call.id, call.name] = call.sampled
-        return {}
+    def _keep(self, call: _Call) -> None:
+        """Keep what the model sampled, for the history that the client sends."""
+        function = {"name": call.name, "arguments": call.sampled}
+        made = {"id": call.given_id or call.id, "type": "function", "function": function}
+        self._told[call.id] = ToldCall(made, call.whole)
 
     def _message(
         self, content: list[dict[str, Any]], end: Mapping[str, Any], usage: Usage, model: str = ""
@@ -171,12 +175,15 @@ class _Call:
     """A call while it is sampled.
 
     Attributes:
+        id: The one that the client gets, unique in the rollout, as an engine's may not be.
+        given_id: The engine's.
         settled: Whether what follows adds nothing to the input.
         whole: Whether the client was told the input, and it is the object that the model sampled.
     """
 
     def __init__(self, piece: Mapping[str, Any]) -> None:
-        self.id = str(piece.get("id") or f"toolu_{uuid4().hex}")
+        self.id = f"toolu_{uuid4().hex}"
+        self.given_id = str(piece.get("id") or "")
         self.name = ""
         self._pieces: list[str] = []
         self._waiting: list[str] = []
