@@ -10,7 +10,7 @@ from pydantic import Field
 
 from swe_agents.binaries import CLAUDE_CODE
 from swe_agents.events import event, fields_of, mapping, objects, odd
-from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, Component, Config, hookimpl
+from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, ChatRequest, Component, Config, hookimpl
 from swe_core.api.agent import EventKind
 from swe_core.api.checks import Check
 from swe_core.bundles import BundledAgent, Recipe, bundle_checks, for_this_machine, loopback_env, merged
@@ -54,7 +54,6 @@ class ClaudeCode(BundledAgent):
         self.config = config or ClaudeCodeConfig()
 
     def recipe(self) -> Recipe:
-        """Return its package. See `BundledAgent.recipe` for errors."""
         if not self.config.accept_license:
             raise ConfigError(
                 "Claude Code is proprietary, and is fetched only if you accept its terms, "
@@ -98,6 +97,10 @@ class ClaudeCode(BundledAgent):
 
     def stdin(self, ctx: AgentContext) -> bytes:
         return ctx.prompt.encode()
+
+    def auxiliary(self, request: ChatRequest) -> str | None:
+        """Return "side call" for a call without tools, as its tools for the web make."""
+        return None if request.tools else "side call"
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one line of `--output-format stream-json`."""
