@@ -167,7 +167,16 @@ POISONS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS)
+FAST = ("byte", "link", "file of no part")
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        pytest.param(poison, id=name, marks=() if name in FAST else pytest.mark.slow)
+        for name, poison in POISONS.items()
+    ],
+)
 def test_changed_bundle_is_built_anew(
     recipe: Recipe, caplog: pytest.LogCaptureFixture, poison: Callable[[Path], object]
 ) -> None:
@@ -239,6 +248,35 @@ def test_content_without_pins_is_compared_with_its_record(
     assert find_bundle(recipe) is None, "nothing vouches for it"
     ensure_bundle(recipe)
     assert find_bundle(recipe) == built
+
+
+def test_state_that_cannot_be_written_costs_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has pins is read on each run; what has none is made again."""
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    pinned, made = Recipe("pinned", (HELLO,)), Recipe("made", (Made(),))
+    built = ensure_bundle(pinned)
+    assert find_bundle(pinned) == built
+    assert ensure_bundle(made) == ensure_bundle(made)
+    assert find_bundle(made) is None
+
+
+def test_bundle_that_cannot_be_read_is_built_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = Recipe("some", (HELLO,))
+    built = ensure_bundle(recipe)
+    (built.path / HELLO.path).chmod(0)
+    real = seal._sha256
+
+    def sha256(path: str) -> str:  # root reads every file
+        if Path(path) == built.path / HELLO.path and not os.stat(path).st_mode & 0o777:
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(seal, "_sha256", sha256)
+    assert ensure_bundle(recipe) == built
+    assert (built.path / HELLO.path).read_bytes() == HELLO.content
+    assert "has changed since it was built" in caplog.text
 
 
 def test_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:

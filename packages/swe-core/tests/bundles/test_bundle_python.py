@@ -163,6 +163,21 @@ def test_package_that_no_index_has_is_named(quick: Path) -> None:
         ensure_bundle(Recipe("some", (Wheels(lock, OWN),)))
 
 
+def test_index_that_cannot_be_reached_is_one_sentence(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(AgentError) as caught:
+        ensure_bundle(Recipe("some", (Wheels(make_wheel(quick), OWN),)))
+    said = str(caught.value)
+    assert said.startswith(
+        "pip cannot fetch the packages of the agent 'some': [Errno 111] Connection refused; "
+    )
+    assert "`pip config set global.index-url URL`" in said
+    assert "\n" not in said
+
+
 def test_wheel_that_leads_out_of_its_folder_is_refused(quick: Path, tmp_path: Path) -> None:
     lock = make_wheel(quick, {**FILES, "tiny/../../outside.py": ""})
     with pytest.raises(

@@ -32,8 +32,8 @@ print(json.dumps({
 }))
 """
 _LEFT_OUT = (
-    "__pycache__", "config-3*", "dist-packages", "ensurepip", "idlelib", "lib2to3", "site-packages",
-    "sitecustomize.py", "test", "tkinter", "turtledemo", "_test*.so", "_tkinter*.so",
+    "__pycache__", "config-3*", "dist-packages", "ensurepip", "idlelib", "site-packages", "sitecustomize.py",
+    "test", "tests", "tkinter", "turtledemo", "_test*.so", "_tkinter*.so",
 )  # fmt: skip
 _SITE = b"""\
 import os, site, sys

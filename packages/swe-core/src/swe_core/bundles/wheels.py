@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from swe_core.errors import AgentError
 
 _SECONDS = 1200.0
 _OLDEST_GLIBC = 5
+_BROKEN = re.compile(r"connection broken by '\w+\(.*?: ([^:()]+)\"\)'")
 _LEGACY = ("manylinux1", "manylinux2010", "manylinux2014")
 
 
@@ -120,6 +122,8 @@ def target_options(version: str, machine: str, glibc: tuple[int, int]) -> list[s
 
 def pip_reason(stderr: str) -> str:
     """Return the cause from pip's error output."""
+    if (broken := _BROKEN.search(stderr)) is not None:  # the error itself says that nothing was found
+        return broken[1]
     errors = [
         line.removeprefix("ERROR:").strip() for line in stderr.splitlines() if line.startswith("ERROR:")
     ]
