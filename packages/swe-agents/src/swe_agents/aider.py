@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ _DAY = 24 * 3600
 _NEVER = 1_000_000_000
 
 
+_REASONING = re.compile(r"<(thinking-content-\w+)>\s*(.*?)\s*</\1>\s*", re.DOTALL)
+"""How aider writes reasoning into the text of a reply."""
 _UNUSED = (
     *(
         f"scipy/{name}/*"
@@ -90,13 +93,17 @@ class Aider(PythonAgent):
         }
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
-        """Return the event of one line of the runner."""
+        """Return the events of one line of the runner."""
         said = fields_of(line) or {}
+        text = str(said.get("text"))
         match said.get("type"):
-            case "text" | "info" as kind:
-                return (event(kind, said.get("text")),)
+            case "text":
+                thoughts = [event("reasoning", found[2]) for found in _REASONING.finditer(text)]
+                return (*thoughts, event("text", _REASONING.sub("", text)))
+            case "info":
+                return (event("info", text),)
             case "error":
-                return (event("error", said.get("text"), fatal=True),)
+                return (event("error", text, fatal=True),)
         return odd(line)
 
 

@@ -77,7 +77,9 @@ class OpenHands(PythonAgent):
                 call = event("tool_call", mapping(said.get("tool_call")).get("arguments"), tool)
                 return (*_reply({**said, "content": said.get("thought")}), call)
             case "ObservationEvent":
-                return (event("tool_result", _text(mapping(said.get("observation")).get("content")), tool),)
+                seen = mapping(said.get("observation"))
+                suffix = str(mapping(seen.get("metadata")).get("suffix", ""))
+                return (event("tool_result", _text(seen.get("content")) + suffix, tool),)
             case "AgentErrorEvent":
                 return (event("tool_result", said.get("error"), tool),)
             case "ConversationErrorEvent":
