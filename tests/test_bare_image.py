@@ -12,6 +12,7 @@ from pathlib import Path
 import docker
 import pytest
 
+from swe_agents.codex import Codex
 from swe_core import AgentContext
 from swe_core.bundles import BundledAgent, File, Node, Part, Python, Recipe
 from swe_core.bundles.loader import loader_of
@@ -110,3 +111,11 @@ async def test_static_agent_reaches_its_endpoint(bare_image: str, busybox: Path,
     assert trial.failure is None
     assert [turn.dialect for turn in trial.turns] == ["chat"]
     assert "hello yourself" in trial.log
+
+
+@pytest.mark.slow
+async def test_codex_works(bare_image: str) -> None:
+    trial = await run_bare(Codex(), bare_image, Run("echo made > made.txt; ls /lib; cat made.txt"), "Done.")
+    assert trial.failure is None
+    assert [turn.dialect for turn in trial.turns] == ["responses", "responses"]
+    assert trial.texts("tool_result") == ["ls: /lib: No such file or directory\nmade\n"]

@@ -22,8 +22,7 @@ def test_claude_code_is_not_fetched_before_its_terms_are_accepted() -> None:
     with pytest.raises(ConfigError, match=r"^Claude Code is proprietary.*accept_license = true") as refused:
         ClaudeCode().assets()
     assert "\n" not in str(refused.value)
-    (part,) = ClaudeCode(ClaudeCodeConfig(accept_license=True)).recipe().parts
-    assert part is not None
+    assert ClaudeCode(ClaudeCodeConfig(accept_license=True)).recipe().parts
 
 
 def test_claude_code_check_says_nothing_of_the_terms() -> None:

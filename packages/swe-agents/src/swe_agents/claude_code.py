@@ -13,7 +13,7 @@ from swe_agents.events import event, fields_of, mapping, objects, odd
 from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, ChatRequest, Component, Config, hookimpl
 from swe_core.api.agent import EventKind
 from swe_core.api.checks import Check
-from swe_core.bundles import BundledAgent, Recipe, bundle_checks, for_this_machine, loopback_env, merged
+from swe_core.bundles import BundledAgent, Node, Recipe, bundle_checks, for_this_machine, loopback_env, merged
 from swe_core.errors import ConfigError
 
 TOOLS = ("Bash", "Edit", "Read", "Write")
@@ -60,7 +60,7 @@ class ClaudeCode(BundledAgent):
                 "https://code.claude.com/docs/en/legal-and-compliance: set "
                 "agent.claude-code.accept_license = true, or choose another agent"
             )
-        return Recipe(self.name, (for_this_machine(CLAUDE_CODE),))
+        return Recipe(self.name, (for_this_machine(CLAUDE_CODE), Node()))  # Node for the relay
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return settings.json, and what each of its commands runs first."""

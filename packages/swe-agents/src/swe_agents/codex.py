@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import tomlkit
 from pydantic import Field
 
 from swe_agents.binaries import CODEX
 from swe_agents.events import event, fields_of, mapping, objects, odd
 from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, Component, Config, hookimpl
 from swe_core.api.checks import Check
-from swe_core.bundles import BundledAgent, Recipe, bundle_checks, for_this_machine, loopback_env, merged
+from swe_core.bundles import BundledAgent, Node, Recipe, bundle_checks, for_this_machine, loopback_env, merged
 
 TOKEN = "SWE_LLM_TOKEN"  # noqa: S105 (the name of a variable)
 _DAY_MS = 24 * 3600 * 1000
@@ -44,10 +43,12 @@ class Codex(BundledAgent):
         self.config = config or CodexConfig()
 
     def recipe(self) -> Recipe:
-        return Recipe(self.name, (for_this_machine(CODEX),))
+        return Recipe(self.name, (for_this_machine(CODEX), Node()))  # Node for the relay
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return config.toml, without the token."""
+        import tomlkit  # slow, and every command loads this module
+
         provider = {
             "name": "rollout",
             "base_url": ctx.base_url,

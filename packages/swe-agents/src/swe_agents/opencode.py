@@ -12,7 +12,7 @@ from swe_agents.binaries import OPENCODE, RIPGREP
 from swe_agents.events import event, fields_of, mapping, odd
 from swe_core import AgentContext, AgentEvent, AgentSpec, Component, Config, hookimpl
 from swe_core.api.checks import Check
-from swe_core.bundles import BundledAgent, Recipe, bundle_checks, for_this_machine, loopback_env, merged
+from swe_core.bundles import BundledAgent, Node, Recipe, bundle_checks, for_this_machine, loopback_env, merged
 
 _START = 'PATH="$0/ripgrep/bin:$PATH" exec "$0/opencode/bin/opencode" "$@"'
 """Starts it with its program for searches, which it would download."""
@@ -49,7 +49,9 @@ class OpenCode(BundledAgent):
         self.config = config or OpenCodeConfig()
 
     def recipe(self) -> Recipe:
-        return Recipe(self.name, (for_this_machine(OPENCODE), for_this_machine(RIPGREP)))
+        return Recipe(
+            self.name, (for_this_machine(OPENCODE), for_this_machine(RIPGREP), Node())
+        )  # Node for the relay
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return opencode.json, the token in a file of its own, and a lock of npm.
