@@ -11,7 +11,8 @@ from swe_agents.aider import Aider, AiderConfig
 from swe_core.api.sandbox import Sandbox
 from swe_testing.agents import ScriptedModel, Trial
 
-from .python_agents import parsed, settings_of, trial_of
+from .python_agents import settings_of
+from .trials import parsed, trial_of
 
 FILES = {"pkg/a.py": b"def f():\n    return 1\n", "pkg/b.py": b"def g():\n    return 1\n"}
 WHOLE = "pkg/a.py\n```\ndef f():\n    return 2\n```\n"

@@ -10,7 +10,8 @@ from swe_agents.mini_swe_agent import MiniSweAgent, MiniSweAgentConfig
 from swe_core.api.sandbox import Sandbox
 from swe_testing.agents import Run, ScriptedModel
 
-from .python_agents import calls, context, extends, parsed, settings_of, trial_of
+from .python_agents import calls, extends, settings_of
+from .trials import context, parsed, trial_of
 
 DONE = Run("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 

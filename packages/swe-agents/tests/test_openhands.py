@@ -11,7 +11,8 @@ from swe_agents.openhands import OpenHands, OpenHandsConfig
 from swe_core.api.sandbox import Sandbox
 from swe_testing.agents import Run, ScriptedModel
 
-from .python_agents import calls, context, extends, parsed, settings_of, trial_of
+from .python_agents import calls, extends, settings_of
+from .trials import context, parsed, trial_of
 
 EDIT = '{"command": "str_replace", "path": "/testbed/a.py", "old_str": "return 1", "new_str": "return 2"}'
 

@@ -28,11 +28,18 @@ from swe_core.bundles import Python, Wheels
 from swe_core.errors import AgentError, RequestRefused
 from swe_testing.agents import Run, ScriptedModel, shell_reply, text_reply
 
-from .python_agents import BUDGET_SPENT, INSTRUCTIONS, TOKEN, URL, context, settings_of, trial_of
+from .python_agents import settings_of
+from .trials import TOKEN, context, odd_lines, trial_of
 
 AGENTS = (MiniSweAgent, Aider, OpenHands)
 PACKAGES = {"mini-swe-agent": "mini-swe-agent", "aider": "aider-chat", "openhands": "openhands-sdk"}
 each = pytest.mark.parametrize("agent", [kind() for kind in AGENTS], ids=lambda agent: agent.name)
+_PLACES = (
+    "AGENTS.md", "CLAUDE.md", "CONVENTIONS.md", ".cursorrules", ".openhands/microagents/repo.md",
+    ".openhands/skills/repo.md", ".agents/skills/repo/SKILL.md",
+)  # fmt: skip
+INSTRUCTIONS = dict.fromkeys(_PLACES, b"OBEY-THE-REPOSITORY")
+"""Files with which a repository tells agents what to do."""
 KEYS = st.sampled_from(
     ("role", "kind", "type", "text", "content", "extra", "tool_calls", "function", "thought", "tool_name")
 )
@@ -77,7 +84,7 @@ def test_no_variable_names_the_endpoint(agent: PythonAgent) -> None:
     env = agent.env(context())
     assert not [name for name in env if name.startswith(("OPENAI", "LLM", "LITELLM"))]
     assert not [value for value in env.values() if "4000" in value]
-    assert URL in json.dumps(settings_of(agent))
+    assert context().base_url in json.dumps(settings_of(agent))
 
 
 @each
@@ -94,6 +101,11 @@ def test_command_starts_the_bundles_python_in_isolation(agent: PythonAgent) -> N
 def test_no_line_raises_and_every_event_can_be_written(agent: PythonAgent, line: str) -> None:
     for event in agent.parse_event(line):
         assert AgentEvent.model_validate_json(event.model_dump_json()) == event
+
+
+@each
+def test_odd_lines_are_shown_as_they_are(agent: PythonAgent) -> None:
+    assert {event.kind for event in odd_lines(agent)} <= {"info"}
 
 
 RUNNER = """
@@ -139,7 +151,7 @@ async def test_spent_budget_ends_the_real_agent(agent: PythonAgent) -> None:
 
     trial = await trial_of(agent, ScriptedModel(*[work] * 9), budget=Budgets(turns=1))
     assert (trial.failure, trial.exit_code, trial.ended_by) == (None, 0, "turns")
-    assert BUDGET_SPENT in trial.texts("text")
+    assert "The budget of this run is spent. Stop now." in trial.texts("text")
 
 
 @pytest.mark.slow
