@@ -49,9 +49,8 @@ class OpenCode(BundledAgent):
         self.config = config or OpenCodeConfig()
 
     def recipe(self) -> Recipe:
-        return Recipe(
-            self.name, (for_this_machine(OPENCODE), for_this_machine(RIPGREP), Node())
-        )  # Node for the relay
+        parts = (for_this_machine(OPENCODE), for_this_machine(RIPGREP), Node())  # Node for the relay
+        return Recipe(self.name, parts)
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return opencode.json, the token in a file of its own, and a lock of npm.
