@@ -2,37 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from swe_core.bundles import NpmPackage, for_this_machine
-
-
-def node_pty() -> Sequence[NpmPackage]:
-    """Return the packages of a pseudo-terminal for node."""
-    library = {
-        "x86_64": NpmPackage(
-            name="@lydell/node-pty-linux-x64",
-            version="1.2.0-beta.10",
-            sha256="3c014964c8dff972775243f017dbacc93190ac1f7dce0fa81d842caa85b821f2",
-            tree="e2a8ab84da49ce0297151dedacb934db543954f070f1fd20299914e595604d3b",
-            into="node_modules/@lydell/node-pty-linux-x64",
-        ),
-        "aarch64": NpmPackage(
-            name="@lydell/node-pty-linux-arm64",
-            version="1.2.0-beta.10",
-            sha256="21b5869c3fe2af044bd1da9c7e7b3ecf348491f67ffbedb39bbe93b593a6f2d6",
-            tree="137007031b45b25d99ada798ac3cdd6ace67f386a164032a4e9b4957e31d1a23",
-            into="node_modules/@lydell/node-pty-linux-arm64",
-        ),
-    }
-    interface = NpmPackage(
-        name="@lydell/node-pty",
-        version="1.2.0-beta.10",
-        sha256="e8e6bd4907394bcb4551dafd7b6e10d524625cd76e78027e1574e4b214a5c509",
-        tree="dfc333081c04fd2e52ca4e6bc9299f5161c6463b7ca560a0628bd7e1a94d9dfb",
-        into="node_modules/@lydell/node-pty",
-    )
-    return interface, for_this_machine(library)
 
 
 def ripgrep() -> NpmPackage:

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from swe_agents.events import event, fields_of, mapping, message_blocks, odd
 from swe_agents.node_agent import NodeAgent, NodeAgentConfig
-from swe_agents.npm_dependencies import node_pty
 from swe_agents.side_calls import side_call
 from swe_core import AgentContext, AgentEvent, AgentSpec, ChatRequest, Component, hookimpl
 from swe_core.api.checks import Check
@@ -61,9 +60,6 @@ class QwenCode(NodeAgent):
         self.config: QwenCodeConfig = config or QwenCodeConfig()
         self.acp = acp
 
-    def dependencies(self) -> Sequence[NpmPackage]:
-        return node_pty()  # without it, this version loses the output of many short commands
-
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return its settings, without the token."""
         generation = {
@@ -77,6 +73,7 @@ class QwenCode(NodeAgent):
         disabled = [name for name in TOOLS + OTHER_TOOLS if name not in self.config.tools]
         settings = {
             "$version": 4,
+            # While it keeps a host from sleeping, it loses the output of one short command in six.
             "general": {"enableAutoUpdate": False, "preventSystemSleep": False},
             "privacy": {"usageStatisticsEnabled": False},
             "modelProviders": {"openai": [model]},
@@ -91,7 +88,7 @@ class QwenCode(NodeAgent):
             },
             "memory": {"enableManagedAutoMemory": False},
             "permissions": {"allow": list(self.config.tools)},
-            "tools": {"disabled": disabled, "shell": {"enableInteractiveShell": True}},
+            "tools": {"disabled": disabled},
             "skills": {"disabledLevels": ["project", "user", "extension", "bundled"]},
             "experimental": {"cron": False, "artifact": False},
         }
