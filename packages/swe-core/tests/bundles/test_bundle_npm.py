@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -116,3 +117,14 @@ def test_package_is_kept_whole_without_a_choice(registry: Registry) -> None:
     path = build(registry.add(replace(ONE, keep=()), ONE_FILES), registry.add(TWO, TWO_FILES))
     assert (path / "one/docs/long.md").read_text() == "not kept"
     assert (path / "one/node_modules/two/package.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "package/../../outside"])
+def test_package_that_leads_out_of_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    package = tmp_path / "package.tgz"
+    with tarfile.open(package, "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("package/inside"))
+        archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(AgentError, match=r"in 'package\.tgz' is no folder of files .*: update the plugin"):
+        npm.unpack(package, tmp_path, (), (), "some")
+    assert not any(Path(folder, "outside").exists() for folder in ("/", tmp_path))

@@ -14,7 +14,7 @@ import pytest
 
 from swe_core.bundles import Python, Recipe, Wheels, ensure_bundle, find_bundle, python, wheels
 from swe_core.bundles.build import check_host
-from swe_core.bundles.python import add_libraries, compile_modules
+from swe_core.bundles.python import add_libraries
 from swe_core.bundles.wheels import target_options
 from swe_core.errors import AgentError, ConfigError
 
@@ -132,9 +132,10 @@ def test_changed_file_is_noticed(
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Wheels alone, without a compiler; pip takes them from the returned folder."""
+    """Wheels alone, without a Python; pip takes them from the returned folder."""
     monkeypatch.setattr(wheels, "add_libraries", lambda *_: [])
     monkeypatch.setattr(wheels, "compile_modules", lambda *_: None)
+    monkeypatch.setattr(wheels, "PROGRAM", "")
     pip_knows(tmp_path / "wheels", monkeypatch)
     return tmp_path / "wheels"
 
@@ -255,13 +256,20 @@ def test_configured_python_may_be_that_of_a_virtual_environment() -> None:
     assert found.program.is_relative_to(Path(sys.base_prefix).resolve())
 
 
-def test_copy_that_does_not_start_quotes_it(tmp_path: Path) -> None:
-    program = tmp_path / "bin/python3"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho first >&2; echo 'no such option --argv0' >&2; exit 1\n")
-    program.chmod(0o755)
-    with pytest.raises(ValueError, match=r"its copy does not start \(no such option --argv0\)"):
-        compile_modules(tmp_path, "lib", "some")
+def test_copy_that_does_not_start_quotes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old loader has no option --argv0."""
+    script = b"#!/bin/sh\necho first >&2; echo '--argv0: no such file' >&2; exit 1\n"
+    monkeypatch.setattr(python, "launcher", lambda *_, **__: script)
+    monkeypatch.setattr(python, "add_libraries", lambda *_: [])
+    with pytest.raises(
+        AgentError, match=r"'some' cannot bundle the Python '.*': its copy .* \(--argv0: no such"
+    ):
+        ensure_bundle(Recipe("some", (OWN,)))
+
+
+def test_wheels_before_their_python_are_refused() -> None:
+    with pytest.raises(AgentError, match=r"the recipe of the agent 'some' has wheels before its Python"):
+        ensure_bundle(Recipe("some", (Wheels("", OWN), OWN)))
 
 
 def test_module_whose_library_is_missing_is_reported(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ class Bundle:
 def ensure_bundle(recipe: Recipe, cache: Path | None = None) -> Bundle:
     """Return the bundle of a recipe, and build it if it is missing or has changed.
 
-    The first use takes seconds, later checks some milliseconds. Processes that need it at once build it once.
+    The first use takes seconds. Later checks take a `stat` of each file, some milliseconds for most agents.
+    Processes that need it at once build it once.
 
     Args:
         recipe: What it consists of.

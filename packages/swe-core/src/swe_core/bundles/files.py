@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+from swe_core.system.seal import Seal
+
 _FOR_ALL = 0o555
 
 
@@ -35,3 +37,12 @@ def link_or_copy(source: Path, target: Path) -> None:
         else:
             return
     copy(source, target)
+
+
+def sealed_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, which is read again only where it has changed.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return Seal(path).contents()["."].rpartition(" ")[2]

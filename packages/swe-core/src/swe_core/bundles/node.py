@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from swe_core.bundles.files import copy, link_or_copy
+from swe_core.bundles.files import copy, link_or_copy, sealed_sha256
 from swe_core.bundles.loader import launcher, libraries_of, loader_of
 from swe_core.bundles.npm import wheel_file
 from swe_core.bundles.recipe import Content, File, Part
 from swe_core.errors import AgentError, ConfigError
-from swe_core.system.seal import Seal
 
 _RUNTIME = "runtime/node"
 _PROGRAM = "bin/node"
@@ -85,15 +84,6 @@ def _scripts(loader: str) -> tuple[File, ...]:
     preload = resources.files("swe_core.bundles").joinpath(_PRELOAD).read_bytes()
     starter = launcher(f"{_RUNTIME}/node", loader, "--require", f"$runtime/{_PRELOAD}")
     return (File(_PROGRAM, starter, executable=True), File(f"{_RUNTIME}/{_PRELOAD}", preload))
-
-
-def sealed_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, which is read again only where it has changed.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    return Seal(path).contents()["."].rpartition(" ")[2]
 
 
 def find_node(agent: str, minimum: tuple[int, int], configured: Path | None = None) -> Path:

@@ -160,12 +160,18 @@ def unpack(tarball: Path, scratch: Path, keep: Sequence[str], executable: Sequen
     """Return a folder in `scratch` with the paths in `keep` of a package, or all of it where `keep` is empty.
 
     Raises:
-        AgentError: A path is not in the package.
+        AgentError: A path is not in the package, or the package is malformed.
     """
     unpacked, kept = scratch / "unpacked", scratch / "kept"
-    with tarfile.open(tarball) as archive:
-        archive.extractall(unpacked, filter="data")
-    (top,) = unpacked.iterdir()  # nearly always `package`
+    try:
+        with tarfile.open(tarball) as archive:
+            archive.extractall(unpacked, filter="data")
+        (top,) = unpacked.iterdir()  # nearly always `package`
+    except (tarfile.TarError, ValueError) as error:
+        raise AgentError(
+            f"the npm package in {tarball.name!r} is no folder of files ({error}): update the plugin of the "
+            f"agent {agent!r}"
+        ) from None
     for path in top.rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.chmod(0o755 if path.relative_to(top).as_posix() in executable else 0o644)

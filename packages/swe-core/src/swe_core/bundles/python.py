@@ -13,15 +13,13 @@ from functools import cache
 from pathlib import Path
 
 from swe_core.api.sandbox import ASSETS_DIR
-from swe_core.bundles.files import copy
+from swe_core.bundles.files import copy, sealed_sha256
 from swe_core.bundles.loader import Missing, launcher, libraries_of, loader_of
-from swe_core.bundles.node import sealed_sha256
 from swe_core.bundles.recipe import Content, Part
 from swe_core.errors import AgentError, ConfigError
 
 PROGRAM = "bin/python3"
 _RUNTIME = "runtime/python"
-_COMPILE_SECONDS = 1200.0
 _ASK = """
 import json, platform, sys, sysconfig
 own = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
@@ -142,13 +140,14 @@ class _Copy(Content):
             (staged / name / "sitecustomize.py").write_bytes(_SITE)
             for module in add_libraries(staged, staged / name):
                 module.unlink()  # it works on this host no more than in the bundle
-            self._compile(staged, name)
-
-    def _compile(self, staged: Path, name: str) -> None:
-        try:
+        done = subprocess.run(
+            [starter, "-I", "-B", "-c", ""], capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        if done.returncode != 0:
+            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise AgentError(self._failed(f"its copy does not start ({said[-1]})"))
+        for name in python.libraries:
             compile_modules(staged, name, self.agent)
-        except ValueError as error:
-            raise AgentError(self._failed(str(error))) from None
 
     def _failed(self, why: str) -> str:
         return (
@@ -185,28 +184,19 @@ def add_libraries(staged: Path, folder: Path) -> list[Path]:
 
 
 def compile_modules(staged: Path, name: str, agent: str) -> None:
-    """Compile the modules in a folder of a bundle: sandboxes cannot write to it. No code of the folder runs.
-
-    Raises:
-        ValueError: The bundle's Python does not start.
-    """
-    python = [str(staged / PROGRAM), "-I", "-S", "-B"]
-    done = subprocess.run([*python, "-c", ""], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        raise ValueError(f"its copy does not start ({said[-1] if said else f'exit code {done.returncode}'})")
+    """Compile the modules in a folder of a bundle, since sandboxes cannot write to it. No code of it runs."""
     # Some files are no Python, such as templates: the exit code says nothing. Nothing changes in a bundle, so
     # Python need not compare a file with its source.
     command = [
-        *python, "-m", "compileall", "-qq", "-j", "0", "--invalidation-mode", "unchecked-hash",
-        "-s", str(staged), "-p", f"{ASSETS_DIR}/{agent}", str(staged / name),
+        str(staged / PROGRAM), "-I", "-S", "-B", "-m", "compileall", "-qq", "-j", "0",
+        "--invalidation-mode", "unchecked-hash", "-s", str(staged), "-p", f"{ASSETS_DIR}/{agent}",
+        str(staged / name),
     ]  # fmt: skip
     subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        timeout=_COMPILE_SECONDS,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-from swe_core.bundles.python import HostPython, Python, add_libraries, compile_modules
+from swe_core.bundles.python import PROGRAM, HostPython, Python, add_libraries, compile_modules
 from swe_core.bundles.recipe import Content, Part, machine
 from swe_core.errors import AgentError
 
@@ -65,6 +65,11 @@ class _Unpacked(Content):
         pip_command(self.agent)
 
     def place(self, staged: Path, scratch: Path) -> None:
+        if not (staged / PROGRAM).exists():
+            raise AgentError(
+                f"the recipe of the agent {self.agent!r} has wheels before its Python: report this to the "
+                "author of the agent's plugin"
+            )
         target = staged / self.wheels.into
         target.mkdir(parents=True)
         for wheel in self._download(scratch):
