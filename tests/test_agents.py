@@ -16,9 +16,11 @@ import pytest
 
 from swe_core.api.task import Task
 from swe_core.rollout.run_directory import RunDirectory
+from swe_testing.serving.start import TokenServer
 
 from .agent_matrix import AGENTS, Row, page, policy, row
 from .conftest import TASK, Scripted, SweCore
+from .engines import ObservingProxy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,3 +72,27 @@ async def test_agent_of_each_dialect_solves_a_task_in_one_row(agent: str, solve:
 @pytest.mark.slow
 async def test_every_agent_solves_a_task_and_has_a_row_in_the_docs(solve: Solve) -> None:
     PAGE.write_text(page([await solve(agent) for agent in AGENTS]))
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize("agent", FAST)
+async def test_agent_with_a_real_model_accounts_for_every_sampled_token(
+    agent: str, swe_core: SweCore, token_server: TokenServer
+) -> None:
+    """The untrained model writes noise, upon which each agent ends, or goes on until its budget is spent."""
+    async with ObservingProxy(token_server.url) as proxy:
+        args = ["--plugins", agent, "--task", TASK, "--engine", "vllm", "--engine-url", proxy.url]
+        args += ["--model", token_server.model, "--set", "engine.vllm.max_tokens=48", "--attempts", "2"]
+        args += ["--set", "budget.turns=3", *(part for one in AGENTS[agent] for part in ("--set", one))]
+        done = await anyio.to_thread.run_sync(lambda: swe_core(*args))
+    assert done.code == 0, done.stderr
+    assert {rollout["outcome"] for rollout in done.rollouts} == {"unresolved"}, done.rollouts
+    ledger = done.report()["ledger"]
+    assert (ledger["balanced"], ledger["accounted_percent"]) == (True, 100)
+    assert ledger["sampled"] == sum(len(call.ids) for call in proxy.sampled) > 0
+    run = RunDirectory.open(done.out)
+    chains = [chain for rollout in run.rollouts() for chain in run.chains(rollout.id)]
+    trained = [tuple(chain.input_ids[chain.completion_mask]) for chain in chains]
+    sampled = sorted(one for call in proxy.sampled for one in call.ids)
+    assert sorted(one for ids in trained for one in ids) == sampled
