@@ -10,7 +10,7 @@ import pytest
 from swe_agents.gemini_cli import GeminiCli, GeminiCliConfig
 from swe_core import AgentEvent, AgentExit
 
-from .javascript import TOKEN, context, odd_lines, parsed
+from .trials import TOKEN, context, odd_lines, parsed
 
 POLICYS = "The model returned an empty response with no text or thoughts. This may be a transient API issue; "
 

@@ -11,7 +11,7 @@ from swe_agents.kimi_code import KimiCode, KimiCodeConfig
 from swe_core import AgentExit, Completion
 from swe_testing.agents import ScriptedModel
 
-from .javascript import TOKEN, context, odd_lines, parsed, trial_of
+from .trials import TOKEN, context, odd_lines, parsed, trial_of
 
 EMPTY = (
     "error: failed to run prompt: provider.api_error: The API returned an empty response (no content, no "

@@ -20,7 +20,7 @@ from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.errors import AgentError, RequestRefused
 from swe_testing.agents import Run, ScriptedModel, run_once, text_reply
 
-from .javascript import trial_of
+from .trials import trial_of
 
 OBSTACLE = why_not(find_bwrap())
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]

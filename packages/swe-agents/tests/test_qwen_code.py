@@ -11,8 +11,8 @@ from swe_agents.qwen_code import OTHER_TOOLS, TOKEN, TOOLS, QwenCode, QwenCodeCo
 from swe_core import AgentEvent, AgentExit
 from swe_testing.agents import Run, ScriptedModel
 
-from . import javascript
-from .javascript import context, odd_lines, parsed, trial_of
+from . import trials
+from .trials import context, odd_lines, parsed, trial_of
 
 LOOPED = "Loop detection halted the run (consecutive_identical_tool_calls: the model repeated the same call)"
 
@@ -58,7 +58,7 @@ def test_qwen_code_writes_no_token_and_merges_the_users_settings() -> None:
     assert mine["permissions"] == {"allow": ["glob", "skill"]}
     assert {*mine["tools"]["disabled"]} == {*TOOLS, *OTHER_TOOLS} - {"glob", "skill"}
     assert mine["model"] == {"reasoningEffort": "low"}
-    assert javascript.TOKEN not in json.dumps(mine)
+    assert trials.TOKEN not in json.dumps(mine)
 
 
 def test_qwen_code_speaks_the_agent_client_protocol_where_asked() -> None:

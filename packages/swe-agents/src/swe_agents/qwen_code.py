@@ -114,8 +114,10 @@ class QwenCode(NodeAgent):
         """Return the events of one line of its stream of JSON."""
         said = fields_of(line) or {}
         match said.get("type"):
-            case "assistant" | "user":
+            case "assistant":
                 return tuple(message_blocks(mapping(said.get("message")).get("content")))
+            case "user":
+                return tuple(message_blocks(mapping(said.get("message")).get("content"), text="info"))
             case "result":
                 text = mapping(said.get("error")).get("message")
                 fatal = not str(text).startswith(_OF_THE_POLICY)
