@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from swe_agents.binaries import CLAUDE_CODE
-from swe_agents.events import event, fields_of, mapping, objects, odd
+from swe_agents.events import event, fields_of, mapping, message_blocks, odd
 from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, ChatRequest, Component, Config, hookimpl
 from swe_core.api.agent import EventKind
 from swe_core.api.checks import Check
@@ -106,8 +106,9 @@ class ClaudeCode(BundledAgent):
         """Return the events of one line of `--output-format stream-json`."""
         said = fields_of(line) or {}
         match said.get("type"):
-            case "assistant" | "user":
-                return tuple(_message(said))
+            case "assistant" | "user" as role:  # texts of the role `user` are its own words to the model
+                text: EventKind = "info" if role == "user" else "error" if said.get("error") else "text"
+                return tuple(message_blocks(mapping(said.get("message")).get("content"), text))
             case "result":
                 return (event("error", said.get("result"), fatal=True),) if said.get("is_error") else ()
             case "system" if said.get("subtype") == "api_retry":
@@ -121,21 +122,6 @@ class ClaudeCode(BundledAgent):
         """Return why it failed. Replies that were cut at their token limit end it, but are the policy's."""
         cut = ended.last_error is not None and "output token maximum" in ended.last_error.text
         return None if cut else super().failure(ended)
-
-
-def _message(said: Mapping[str, Any]) -> Iterator[AgentEvent]:
-    """Yield the events of a message. Texts of the role `user` are its own words to the model."""
-    text: EventKind = "info" if said["type"] == "user" else "error" if said.get("error") else "text"
-    for block in objects(mapping(said.get("message")).get("content")):
-        match block.get("type"):
-            case "text":
-                yield event(text, block.get("text"))
-            case "thinking":
-                yield event("reasoning", block.get("thinking"))
-            case "tool_use":
-                yield event("tool_call", block.get("input"), block.get("name"))
-            case "tool_result":
-                yield event("tool_result", block.get("content"))
 
 
 @hookimpl
