@@ -73,7 +73,7 @@ class PythonAgent(BundledAgent):
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
         bundle = ctx.asset(self.name)
-        program = [f"{bundle}/bin/python3", "-I", "-W", "ignore", f"{bundle}/run/launcher.py"]
+        program = [f"{bundle}/bin/python3", "-I", "-B", "-W", "ignore", f"{bundle}/run/launcher.py"]
         return [*program, _settings_file(ctx)]
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
