@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from swe_core.api.engine import ChatRequest
 from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Asset
@@ -23,7 +23,8 @@ EventKind = Literal["text", "reasoning", "tool_call", "tool_result", "error", "i
 class AgentEvent(BaseModel):
     """One line of a transcript.
 
-    `fatal` marks an error that ended the agent, even where its exit code is 0.
+    `fatal` marks an error that ended the agent, even where its exit code is 0. `partial` marks a piece of a
+    text that the agent prints while it arrives: consecutive pieces of one kind are one line.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -32,6 +33,7 @@ class AgentEvent(BaseModel):
     text: str
     tool: str | None = None
     fatal: bool = False
+    partial: bool = Field(default=False, exclude=True)
 
 
 @dataclass(frozen=True, slots=True)

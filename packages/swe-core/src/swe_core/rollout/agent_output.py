@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 from swe_core.api.agent import AgentEvent, AgentSpec
 from swe_core.api.sandbox import Stream
 from swe_core.rollout.run_directory import RolloutFolder
@@ -28,6 +30,8 @@ class AgentOutput:
         self._line = bytearray()
         self._skipping = False
         self._tail = b""
+        self._begun: AgentEvent | None = None
+        self._text = io.StringIO()
         self.last_error: AgentEvent | None = None
 
     def feed(self, stream: Stream, chunk: bytes) -> None:
@@ -46,6 +50,7 @@ class AgentOutput:
         """Process the last line, even if it lacks a line end."""
         if self._line:
             self._end_line()
+        self._end_text()
 
     @property
     def stderr_tail(self) -> str:
@@ -72,9 +77,22 @@ class AgentOutput:
             self.add(event)
 
     def add(self, event: AgentEvent) -> None:
-        """Add an event to the transcript."""
-        self._folder.add_event(event)
+        """Add an event to the transcript. Pieces of a text are joined."""
         if event.kind == "error":
             self.last_error = event
         elif event.kind != "info":
             self.last_error = None
+        if self._begun is not None and not (event.partial and event.kind == self._begun.kind):
+            self._end_text()
+        if not event.partial:
+            self._folder.add_event(event)
+            return
+        self._begun = event
+        self._text.write(event.text)
+        if self._text.tell() > MAX_LINE:
+            self._end_text()
+
+    def _end_text(self) -> None:
+        if self._begun is not None:
+            self._folder.add_event(self._begun.model_copy(update={"text": self._text.getvalue()}))
+        self._begun, self._text = None, io.StringIO()
