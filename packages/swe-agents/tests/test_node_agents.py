@@ -59,11 +59,13 @@ async def test_node_agent_works_with_its_shell_which_inherits_no_endpoint(
     async def after(sandbox: Sandbox) -> None:
         made.append((await sandbox.exec(["cat", "made.txt"])).stdout)
 
-    model = ScriptedModel(Run("echo 'it  is' > made.txt; env", text="I write a file."), "I wrote it.")
+    model = ScriptedModel(
+        Run("echo 'it  is' > made.txt; env", text="I write a file with two blanks."), "I wrote it."
+    )
     trial = await trial_of(agent, model, after=after)
     assert (trial.failure, trial.exit_code, made) == (None, 0, [b"it  is\n"])
     assert [event.kind for event in trial.events] == ["text", "tool_call", "tool_result", "text"]
-    assert trial.texts("text") == ["I write a file.", "I wrote it."]
+    assert trial.texts("text") == ["I write a file with two blanks.", "I wrote it."], "in one piece"
     assert [turn.dialect for turn in trial.turns] == [DIALECTS[agent.name]] * 2
     assert [turn.auxiliary for turn in trial.turns] == [None, None]
     assert trial.turns[1].kept == len(trial.turns[0].messages), "the history has not changed"

@@ -12,7 +12,7 @@ from swe_core.api.event_lines import as_mappings as objects
 from swe_core.api.event_lines import json_line as fields_of
 from swe_core.api.event_lines import make_event
 
-__all__ = ["event", "fields_of", "mapping", "message_blocks", "objects", "odd"]
+__all__ = ["event", "fields_of", "mapping", "message_blocks", "objects", "odd", "piece"]
 
 _MAX_ODD = 2000
 """Longest part of a line that is no message, in a transcript."""
@@ -28,6 +28,11 @@ def event(kind: EventKind, text: object, tool: object = None, *, fatal: bool = F
     if not isinstance(text, str):
         text = "" if text is None else json.dumps(text, ensure_ascii=False)
     return make_event(kind, text, tool if isinstance(tool, str) else None, fatal=fatal)
+
+
+def piece(kind: EventKind, text: object) -> AgentEvent:
+    """Return the event of a piece of a text that the agent prints while it arrives."""
+    return event(kind, text).model_copy(update={"partial": True})
 
 
 def odd(line: str) -> tuple[AgentEvent, ...]:

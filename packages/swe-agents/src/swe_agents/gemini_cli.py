@@ -8,7 +8,7 @@ from functools import partial
 
 from pydantic import Field
 
-from swe_agents.events import event, fields_of, mapping, odd
+from swe_agents.events import event, fields_of, mapping, odd, piece
 from swe_agents.node_agent import NodeAgent, NodeAgentConfig
 from swe_agents.side_calls import side_call
 from swe_core import AgentContext, AgentEvent, AgentSpec, ChatRequest, Component, hookimpl
@@ -105,7 +105,7 @@ class GeminiCli(NodeAgent):
             case "init" | "message" if said.get("role") != "assistant":
                 return ()
             case "message":
-                return (event("text", said.get("content")),)
+                return (piece("text", said.get("content")),)
             case "tool_use":
                 return (event("tool_call", said.get("parameters"), said.get("tool_name")),)
             case "tool_result":
