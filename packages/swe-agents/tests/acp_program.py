@@ -37,7 +37,7 @@ def answer(wanted):
 
 
 def prompt(text):
-    if MODE == "exits" and not STATE.exists():
+    if MODE.startswith("exits") and not STATE.exists():
         STATE.write_text("once")
         ask("lost")
         sys.exit(3)
@@ -74,13 +74,16 @@ for line in sys.stdin:
     message = json.loads(line)
     method, params = message["method"], message.get("params") or {}
     if method == "initialize":
-        can = {"loadSession": MODE != "forgets"}
+        can = {"loadSession": MODE != "exits-forgets"}
         result = {"protocolVersion": 99 if MODE == "newer" else 1, "agentCapabilities": can}
     elif method == "session/new":
         if MODE == "locked":
             send(id=message["id"], error={"code": -32000, "message": "Authentication required"})
             continue
         result = {"sessionId": "s-1"}
+    elif method == "session/load" and MODE == "exits-loses":
+        send(id=message["id"], error={"code": -32002, "message": "Resource not found"})
+        continue
     elif method == "session/load":
         update("agent_message_chunk", content={"type": "text", "text": "told again"})
         result = {}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from swe_agents.acp import AcpAgent, AcpConfig
+from swe_agents.acp import AGENTS, AcpAgent, AcpConfig
 from swe_core.api.agent import AgentContext
 from swe_core.api.limits import Budgets
 from swe_core.api.sandbox import Sandbox
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.errors import AgentError, ConfigError
-from swe_testing.agents import Scripted, ScriptedModel, Trial, run_once
+from swe_testing.agents import Run, Scripted, ScriptedModel, Trial, run_once
 from swe_testing.records import make_task
 
 OBSTACLE = why_not(find_bwrap())
@@ -71,6 +72,17 @@ async def test_acp_resumes_the_session_of_an_agent_that_exits() -> None:
     assert "interrupted" in trial.turns[1].messages[0]["content"]
 
 
+@pytest.mark.parametrize("mode", ["exits-forgets", "exits-loses"])
+async def test_acp_begins_anew_where_the_agent_has_lost_the_session(mode: str) -> None:
+    trial = await run(Small(mode, follow_ups=("And now?",)), "lost", "first", "second")
+    assert trial.failure is None
+    assert trial.texts("text") == ["first", "second"]
+    assert trial.turns[1].messages == [
+        {"role": "user", "content": str(trial.turns[1].messages[0]["content"])}
+    ]
+    assert "Create the file made.txt." in trial.turns[1].messages[0]["content"]
+
+
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
@@ -109,3 +121,53 @@ def test_acp_fills_in_the_endpoint() -> None:
     config = AcpConfig(command="agent --acp", env={"URL": "{root_url}/x", "KEY": "{api_key}", "JSON": "{}"})
     assert AcpAgent(config).env(ctx) == {"URL": "http://127.0.0.1:1/r/x", "KEY": "key", "JSON": "{}"}
     assert AcpAgent(config).command(ctx) == ["agent", "--acp"]
+
+
+KILL = """
+import contextlib, os, pathlib, signal
+for one in pathlib.Path("/proc").glob("[0-9]*/exe"):
+    with contextlib.suppress(OSError):
+        if os.readlink(one).startswith("/opt/swe/"):
+            os.kill(int(one.parent.name), signal.SIGKILL)
+"""
+REAL = pytest.mark.parametrize("agent", sorted(AGENTS))
+
+
+@pytest.mark.slow
+@REAL
+async def test_acp_drives_a_real_agent_for_two_turns(agent: str) -> None:
+    made: list[bytes] = []
+
+    async def after(sandbox: Sandbox) -> None:
+        made.append((await sandbox.exec(["cat", "one.txt", "two.txt"])).stdout)
+
+    script = (Run("echo one > one.txt"), "First.", Run("echo two > two.txt"), "Second.")
+    trial = await run(AcpAgent(AcpConfig(agent=agent, follow_ups=("And two.txt.",))), *script, after=after)
+    assert trial.failure is None, trial.log
+    assert made == [b"one\ntwo\n"]
+    assert trial.texts("text") == ["First.", "Second."]
+    assert len(trial.texts("tool_call")) == len(trial.texts("tool_result")) == 2
+    work = [turn for turn in trial.turns if turn.auxiliary is None]
+    assert len(work) == 4
+    assert [turn.kept for turn in work[1:]] > [0, 0, 0], "each call continues the one before"
+
+
+@pytest.mark.slow
+@REAL
+async def test_acp_resumes_a_real_agent_that_was_killed(agent: str) -> None:
+    trial = await run(AcpAgent(AcpConfig(agent=agent)), Run(f"python3 -c {shlex.quote(KILL)}"), "Resumed.")
+    assert trial.failure is None, trial.log
+    assert trial.texts("text")[-1] == "Resumed."
+    work = [turn for turn in trial.turns if turn.auxiliary is None]
+    assert len(work) >= 2
+    # The session goes on, or begins anew where the agent had not written it yet.
+    assert work[-1].kept == 0 or "interrupted" in str(work[-1].messages)
+
+
+@pytest.mark.slow
+@REAL
+async def test_acp_cancels_a_real_agent_whose_time_is_spent(agent: str) -> None:
+    trial = await run(
+        AcpAgent(AcpConfig(agent=agent)), Run("tail -f /dev/null"), budget=Budgets(wall=12.0, grace=60)
+    )
+    assert (trial.failure, trial.ended_by, trial.exit_code) == (None, "wall", 0)

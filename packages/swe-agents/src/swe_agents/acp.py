@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from swe_core import AgentContext, AgentSpec, Asset, ChatRequest, Component, Config, hookimpl
 from swe_core.api.agent import AgentDialogue, DialectName, InteractiveAgent
 from swe_core.errors import AgentError, ConfigError
-
-if TYPE_CHECKING:
-    from swe_agents.acp_client import Session
 
 AGENTS = {
     "opencode": "swe_agents.opencode:create_acp",
@@ -88,24 +85,23 @@ class AcpAgent(InteractiveAgent):
 
         prompts = [ctx.prompt, *self.config.follow_ups]
         session = Session(dialogue, ctx.workdir, self.config.permissions)
+        done = 0
         for left in range(self.config.resumes, -1, -1):
             try:
-                await self._take_turns(session, prompts)
+                async with session.open() as loaded:
+                    if loaded and session.prompted:
+                        prompts[done] = _AGAIN
+                    elif not loaded:
+                        done = 0
+                    while done < len(prompts):
+                        stopped = await session.prompt(prompts[done])
+                        if stopped == "refusal":
+                            raise AgentError(f"the agent {self._title!r} refused to go on")
+                        done = len(prompts) if stopped == "cancelled" else done + 1
                 break
             except Ended as error:
                 if not left:
                     raise AgentError(f"the agent {self._title!r} exited in the middle of its work") from error
-                if session.prompted:
-                    prompts.insert(0, _AGAIN)
-
-    async def _take_turns(self, session: Session, prompts: list[str]) -> None:
-        async with session.open():
-            while prompts:
-                stopped = await session.prompt(prompts.pop(0))
-                if stopped == "cancelled":
-                    return
-                if stopped == "refusal":
-                    raise AgentError(f"the agent {self._title!r} refused to go on")
 
     @property
     def _title(self) -> str:

@@ -55,8 +55,11 @@ class Session:
         self._connection: ClientSideConnection | None = None
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """Start the agent, and open a session, or the earlier one.
+    async def open(self) -> AsyncIterator[bool]:
+        """Start the agent, and open the earlier session, or a new one if the agent has lost it.
+
+        Yields:
+            Whether it is the earlier one.
 
         Raises:
             AgentError: The agent opens no session.
@@ -67,9 +70,9 @@ class Session:
             connection = ClientSideConnection(cast(Client, self._client), _LineTransport(console))
             try:
                 with _errors(), anyio.fail_after(_STARTING):
-                    await self._begin(connection)
+                    loaded = await self._begin(connection)
                 self._connection = connection
-                yield
+                yield loaded
             except TimeoutError:
                 raise AgentError(
                     f"the agent opened no session within {_STARTING:g} s: check that its command speaks the "
@@ -114,7 +117,7 @@ class Session:
         self.prompted = False
         return reply.stop_reason
 
-    async def _begin(self, connection: ClientSideConnection) -> None:
+    async def _begin(self, connection: ClientSideConnection) -> bool:
         agent = await connection.initialize(
             PROTOCOL_VERSION, ClientCapabilities(), Implementation(name="swe-core", version="1")
         )
@@ -123,17 +126,18 @@ class Session:
                 f"the agent speaks version {agent.protocol_version} of the Agent Client Protocol, and this "
                 f"client {PROTOCOL_VERSION}"
             )
-        if self._id is None:
-            self._id = (await connection.new_session(cwd=self._cwd)).session_id
-            return
         can = agent.agent_capabilities
-        if can is None or not can.load_session:
-            raise AgentError("the agent exited, and cannot load its session again")
-        self._client.muted = True  # the agent tells the whole session again
-        try:
-            await connection.load_session(cwd=self._cwd, session_id=self._id)
-        finally:
-            self._client.muted = False
+        if self._id is not None and can is not None and can.load_session:
+            self._client.muted = True  # the agent tells the whole session again
+            try:
+                await connection.load_session(cwd=self._cwd, session_id=self._id)
+                return True
+            except RequestError:  # such as a session that it had not written yet
+                pass
+            finally:
+                self._client.muted = False
+        self._id = (await connection.new_session(cwd=self._cwd)).session_id
+        return False
 
 
 class _errors:  # noqa: N801 (a context manager in place of a function: it must not be a generator)
@@ -226,6 +230,9 @@ class _Client:
             self._dialogue.record(AgentEvent(kind="tool_call", text=_text(update.raw_input), tool=tool))
             self._calls[id] = tool or ""
         if update.status in ("completed", "failed"):
+            if id not in self._calls:  # some agents do not tell the input
+                self._dialogue.record(AgentEvent(kind="tool_call", text=tool or "", tool=tool))
+                self._calls[id] = tool or ""
             shown = [part.content for part in update.content or () if part.type == "content"]
             said = "\n".join(str(getattr(content, "text", "")) for content in shown)
             text = said or _text(update.raw_output)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import Field
 
 from swe_agents.binaries import OPENCODE, RIPGREP
 from swe_agents.events import event, fields_of, mapping, odd
-from swe_core import AgentContext, AgentEvent, AgentSpec, Component, Config, hookimpl
+from swe_core import AgentContext, AgentEvent, AgentSpec, ChatRequest, Component, Config, hookimpl
 from swe_core.api.checks import Check
 from swe_core.bundles import BundledAgent, Node, Recipe, bundle_checks, for_this_machine, loopback_env, merged
 
@@ -22,6 +23,7 @@ _SWITCHES = (
     "OPENCODE_DISABLE_EXTERNAL_SKILLS", "OPENCODE_DISABLE_LSP_DOWNLOAD", "OPENCODE_DISABLE_MODELS_FETCH",
     "OPENCODE_DISABLE_PROJECT_CONFIG", "OPENCODE_EXPERIMENTAL_DISABLE_FILEWATCHER", "OPENCODE_PURE",
 )  # fmt: skip
+_TITLE = "You are a title generator"
 _FOLDERS = ("cache", "config", "data", "state")
 _ENDS = ("stop", "tool-calls")
 _PLUGIN = "@opencode-ai/plugin"
@@ -45,8 +47,9 @@ class OpenCode(BundledAgent):
     version = OPENCODE["x86_64"].version
     dialect = "chat"
 
-    def __init__(self, config: OpenCodeConfig | None = None) -> None:
+    def __init__(self, config: OpenCodeConfig | None = None, acp: bool = False) -> None:
         self.config = config or OpenCodeConfig()
+        self.acp = acp
 
     def recipe(self) -> Recipe:
         parts = (for_this_machine(OPENCODE), for_this_machine(RIPGREP), Node())  # Node for the relay
@@ -85,17 +88,21 @@ class OpenCode(BundledAgent):
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
         """Return the command. With a title given, it does not ask the model for one."""
-        return [
-            "sh", "-c", _START, ctx.asset(self.name),
-            "run", "--format", "json", "--auto", "--thinking", "--title", ctx.task.instance_id,
-        ]  # fmt: skip
+        run = ["run", "--format", "json", "--auto", "--thinking", "--title", ctx.task.instance_id]
+        return ["sh", "-c", _START, ctx.asset(self.name), *(["acp"] if self.acp else run)]
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
         folders = {f"XDG_{kind.upper()}_HOME": f"{_home(ctx)}/{kind}" for kind in _FOLDERS}
-        return {**folders, **dict.fromkeys(_SWITCHES, "1"), "OPENCODE_DB": ":memory:", **loopback_env(ctx)}
+        kept = {} if self.acp else {"OPENCODE_DB": ":memory:"}  # a session is loaded again from its file
+        return {**folders, **dict.fromkeys(_SWITCHES, "1"), **kept, **loopback_env(ctx)}
 
     def stdin(self, ctx: AgentContext) -> bytes:
         return ctx.prompt.encode()
+
+    def auxiliary(self, request: ChatRequest) -> str | None:
+        """Return "title" for the request that names a session."""
+        first = request.messages[0]["content"]
+        return "title" if not request.tools and first.startswith(_TITLE) else None
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one line of `--format json`."""
@@ -126,6 +133,10 @@ class OpenCode(BundledAgent):
 
 def _home(ctx: AgentContext) -> str:
     return f"{ctx.home}/opencode"
+
+
+create_acp = partial(OpenCode, acp=True)
+"""Create OpenCode as an agent of the Agent Client Protocol."""
 
 
 @hookimpl
