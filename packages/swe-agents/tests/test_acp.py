@@ -77,10 +77,8 @@ async def test_acp_begins_anew_where_the_agent_has_lost_the_session(mode: str) -
     trial = await run(Small(mode, follow_ups=("And now?",)), "lost", "first", "second")
     assert trial.failure is None
     assert trial.texts("text") == ["first", "second"]
-    assert trial.turns[1].messages == [
-        {"role": "user", "content": str(trial.turns[1].messages[0]["content"])}
-    ]
-    assert "Create the file made.txt." in trial.turns[1].messages[0]["content"]
+    (message,) = trial.turns[1].messages
+    assert "Create the file made.txt." in message["content"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +147,7 @@ async def test_acp_drives_a_real_agent_for_two_turns(agent: str) -> None:
     assert len(trial.texts("tool_call")) == len(trial.texts("tool_result")) == 2
     work = [turn for turn in trial.turns if turn.auxiliary is None]
     assert len(work) == 4
-    assert [turn.kept for turn in work[1:]] > [0, 0, 0], "each call continues the one before"
+    assert all(turn.kept for turn in work[1:]), "each call continues the one before"
 
 
 @pytest.mark.slow
@@ -161,7 +159,7 @@ async def test_acp_resumes_a_real_agent_that_was_killed(agent: str) -> None:
     work = [turn for turn in trial.turns if turn.auxiliary is None]
     assert len(work) >= 2
     # The session goes on, or begins anew where the agent had not written it yet.
-    assert work[-1].kept == 0 or "interrupted" in str(work[-1].messages)
+    assert work[-1].messages == [] or "interrupted" in str(work[-1].messages)
 
 
 @pytest.mark.slow

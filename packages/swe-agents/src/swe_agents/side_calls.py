@@ -6,14 +6,18 @@ from swe_core import ChatRequest
 
 _SUMMARY = "<state_snapshot>"
 """A mark of the instructions for the summary of a compression."""
+_SUGGESTION = "[SUGGESTION MODE:"
+"""How Qwen Code asks, with the whole conversation, what the user may type next."""
 
 
 def side_call(request: ChatRequest) -> str | None:
-    """Return "side call" for a call without tools, else None.
+    """Return "suggestion" or, for a call without tools, "side call"; else None.
 
     The tools for the web and the titles of sessions make such calls. The summary of a compression is the
     policy's work, because the conversation continues from it.
     """
+    if request.messages[-1]["content"].startswith(_SUGGESTION):
+        return "suggestion"
     if request.tools or any(_SUMMARY in message["content"] for message in request.messages[:1]):
         return None
     return "side call"
