@@ -18,8 +18,8 @@ from swe_core.errors import UsageError, sentence
 from swe_core.run.trial import Run, ScriptedModel, Trial, run_trial, shell_reply, text_reply
 from swe_core.system.redaction import MARK
 
-_COMMAND = "env; echo doctor-$((40 + 2))"
-_PRINTED = "doctor-42"
+_COMMAND = "env; printf 'doctor-%s' seen"  # some agents refuse commands with `$(`
+_PRINTED = "doctor-seen"
 _SDK_KEYS = (
     "OPENAI_API_KEY",
     "ANTHROPIC_API_KEY",
