@@ -9,6 +9,7 @@ import pytest
 
 from swe_agents.kimi_code import KimiCode, KimiCodeConfig
 from swe_core import AgentExit, Completion
+from swe_core.errors import AgentError
 from swe_testing.agents import ScriptedModel
 
 from .trials import TOKEN, context, odd_lines, parsed, trial_of
@@ -59,9 +60,13 @@ def test_kimi_code_merges_the_users_settings() -> None:
     assert mine["tools"] == {"enabled": ["Bash"]}
 
 
-def test_kimi_code_takes_any_text_as_prompt() -> None:
+def test_kimi_code_takes_any_text_as_prompt_that_fits_into_an_argument() -> None:
     assert "--prompt=--help" in KimiCode().command(context("--help"))
-    assert KimiCode(acp=True).command(context())[-1] == "acp"
+    with pytest.raises(
+        AgentError, match=r"the prompt has 160,000 bytes, and Kimi Code takes at most 131,000"
+    ):
+        KimiCode().command(context("é" * 80_000))
+    assert KimiCode(acp=True).command(context("é" * 80_000))[-1] == "acp"
 
 
 @pytest.mark.parametrize(

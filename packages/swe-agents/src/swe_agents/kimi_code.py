@@ -16,6 +16,7 @@ from swe_agents.npm_dependencies import QRCODE, WS, ripgrep
 from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, Component, hookimpl
 from swe_core.api.checks import Check
 from swe_core.bundles import NpmPackage, bundle_checks, loopback_env, merged
+from swe_core.errors import AgentError
 
 PACKAGE = NpmPackage(
     name="@moonshot-ai/kimi-code",
@@ -28,10 +29,10 @@ PACKAGE = NpmPackage(
 TOOLS = ("Bash", "Read", "Write", "Edit", "Grep", "Glob", "TodoList")
 _WITH_RIPGREP = 'PATH="$PATH:$0" exec "$@"'
 """Script that runs a command with a further folder of programs."""
+_LONGEST_PROMPT = 131_000
+"""Bytes that fit into one argument on Linux (MAX_ARG_STRLEN), less the option's name."""
 _ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
-_OF_THE_POLICY = re.compile(
-    r"The API returned (an empty response|a response containing only thinking).*finishReason="
-)
+_OF_THE_POLICY = re.compile(r"The API returned an? (empty response|response containing only).*finishReason=")
 
 
 class KimiCodeConfig(NodeAgentConfig):
@@ -63,11 +64,10 @@ class KimiCode(NodeAgent):
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return config.toml. It has the token, because commands inherit each variable of Kimi Code."""
+        attempts = self.config.retries + 1
         settings = {
             "default_model": "policy",
             "telemetry": False,
-            "merge_all_available_skills": False,
-            "builtin_product_skills": False,
             "providers": {"rollout": {"type": "openai", "base_url": ctx.base_url, "api_key": ctx.api_key}},
             "models": {
                 "policy": {
@@ -77,10 +77,7 @@ class KimiCode(NodeAgent):
                     "max_output_size": self.config.max_tokens,
                 }
             },
-            "loop_control": {
-                "max_attempts_per_step": self.config.retries + 1,
-                "compaction_trigger_ratio": 0.99,
-            },
+            "loop_control": {"max_attempts_per_step": attempts, "compaction_trigger_ratio": 0.99},
             "background": {"print_background_mode": "exit"},
             "permission": {"dangerous_command_guard": False},
             "tools": {"enabled": list(self.config.tools)},
@@ -88,6 +85,11 @@ class KimiCode(NodeAgent):
         return {f"{ctx.home}/config.toml": tomlkit.dumps(merged(settings, self.config.settings)).encode()}
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
+        if not self.acp and (size := len(ctx.prompt.encode())) > _LONGEST_PROMPT:
+            raise AgentError(
+                f"the prompt has {size:,} bytes, and {self.title} takes at most {_LONGEST_PROMPT:,}: choose "
+                "another agent, or the agent 'acp' with agent.acp.agent = 'kimi-code'"
+            )
         mode = ["acp"] if self.acp else [f"--prompt={ctx.prompt}", "--output-format", "stream-json"]
         return ["sh", "-c", _WITH_RIPGREP, f"{ctx.asset(self.name)}/ripgrep/bin", *self.program(ctx), *mode]
 
@@ -96,7 +98,6 @@ class KimiCode(NodeAgent):
             "KIMI_CODE_HOME": ctx.home,
             "KIMI_CODE_NO_AUTO_UPDATE": "true",
             "KIMI_CODE_REPEAT_BREAKER": "false",
-            "KIMI_DISABLE_CRON": "1",
             "KIMI_DISABLE_TELEMETRY": "true",
             **loopback_env(ctx),
         }
