@@ -16,7 +16,7 @@ from swe_core import errors
 from swe_core.errors import SweError, UsageError, boundary_of
 
 DOCS = Path(__file__).parents[1] / "docs"
-PLUGINS = {"docker", "hf", "pi", "trl"}
+PLUGINS = {"codex", "docker", "hf", "pi", "trl"}
 
 
 @pytest.mark.parametrize("name", ["cli", "settings"])

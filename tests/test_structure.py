@@ -27,7 +27,7 @@ PUBLIC = (
     "swe_core.system",
 )
 FOR_TRAINERS = ("swe_core.rollout", "swe_core.run", "swe_core.hub")
-PLUGINS = {"swe_agents_pi", "swe_sandbox_docker", "swe_sandbox_hf", "swe_trainer_trl"}
+PLUGINS = {"swe_agents", "swe_agents_pi", "swe_sandbox_docker", "swe_sandbox_hf", "swe_trainer_trl"}
 ALSO = {"swe_trainer_trl": FOR_TRAINERS, "swe_sandbox_hf": ("swe_core.hub.errors",)}
 HEAVY = {"torch", "transformers", "datasets", "docker", "huggingface_hub", "aiohttp", "vllm", "trl"}
 HEAVY |= {"httpx", "requests"}

@@ -123,7 +123,10 @@ async def _run(
         with raised_as(SandboxError):
             await sandbox.write(path, content, mode=0o600)
     if isinstance(agent, InteractiveAgent):
-        return await converse(agent, ctx, Dialogue(agent, ctx, sandbox, output, gate))
+        try:
+            return await converse(agent, ctx, Dialogue(agent, ctx, sandbox, output, gate))
+        finally:
+            output.close()
     return await _run_process(agent, ctx, sandbox, output)
 
 
