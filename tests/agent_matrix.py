@@ -8,18 +8,29 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import orjson
 
 from swe_core.api.agent import AgentSpec
 from swe_core.api.records import Turn, requests_of
 from swe_core.api.sandbox import Asset
 from swe_core.api.shell_call import shell_call
 from swe_core.api.task import Task
+from swe_core.drift.measure import measure
+from swe_core.drift.recorded import RecordedConversation, RecordedTurn
+from swe_core.errors import ConfigError
+from swe_core.interception.dialects.base import Target
+from swe_core.interception.dialects.chat import ChatCompletions
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.run.components import load_plugins, resolve_component
 from swe_core.run.settings import RunOptions, load_settings
+from swe_core.tokens.family_renderer import FAMILIES, FamilyRenderer
+from swe_testing.tokenizer import family_tokens, make_tokenizer
 from swe_testing.vllm import tool_call
 
 from .conftest import fix
@@ -44,6 +55,7 @@ SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """The command with which mini-swe-agent submits."""
 ENDED = "The bug is fixed. I checked the change by running the tests of the module."
 _TOOLS = re.compile(r"<tools>\n({.*?})\n</tools>", re.DOTALL)
+_CHAT = ChatCompletions()
 _REPLY = "<|im_start|>assistant\n"
 
 
@@ -220,4 +232,23 @@ and template which turns leave the row, and why. An agent that is not here: [wra
 
 
 def families_in_one_row(turns: Sequence[Turn]) -> tuple[str, ...]:
-    return ()
+    """Return the template families on which the policy's turns stay in one row."""
+    recorded = []
+    for turn, body in zip(turns, requests_of(turns), strict=True):
+        if turn.auxiliary is None and turn.reply is not None:
+            whole = orjson.dumps({**body, "messages": [*body["messages"], turn.reply]})
+            parsed = _CHAT.parse(whole, Target(_CHAT.routes[0]))
+            recorded.append(RecordedTurn(parsed.messages[:-1], parsed.tools, parsed.messages[-1]))
+    conversation = RecordedConversation("", recorded)
+    found = {family: measure(conversation, renderer) for family, renderer in family_renderers().items()}
+    return tuple(family for family, drift in found.items() if drift.refused is None and drift.ours.rows == 1)
+
+
+@cache
+def family_renderers() -> dict[str, FamilyRenderer]:
+    """Return a renderer for each family whose tokens need no download."""
+    found = {}
+    for family in sorted(FAMILIES):
+        with suppress(ConfigError):
+            found[family] = FamilyRenderer(make_tokenizer(family_tokens(family)), family)
+    return found

@@ -77,6 +77,11 @@ class Place:
     after: int
     cause: ForkCause
 
+    @property
+    def continues(self) -> Sampled | None:
+        """Return the tokens of the turn that the history continues; None where it continues none."""
+        return self.turn.sampled if self.turn is not None else None
+
 
 @dataclass(slots=True, eq=False)
 class _Node:

@@ -83,7 +83,7 @@ class FamilyRenderer(Renderer):
         self.splits = decodes_in_parts(tokenizer)
         self.finds_calls = True
 
-    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Tools, *, cue: bool = True) -> list[int]:
         if self.family in _NAMED:
             messages = with_tool_names(messages)
         try:
@@ -91,7 +91,7 @@ class FamilyRenderer(Renderer):
                 self._format.render_ids(
                     [with_arguments(message, True, self._takes_text) for message in messages],
                     tools=listed(tools),
-                    add_generation_prompt=True,
+                    add_generation_prompt=cue,
                 )
             )
         except ContextOverflow:

@@ -57,8 +57,11 @@ class Renderer(ABC):
     """Whether `parse` recognises tool calls; else every reply is text."""
 
     @abstractmethod
-    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """Return the whole conversation as ids, the generation prompt included.
+    def render(self, messages: Sequence[Message], tools: Tools, *, cue: bool = True) -> list[int]:
+        """Return the whole conversation as ids.
+
+        Args:
+            cue: Whether to end with the generation prompt.
 
         Raises:
             RequestRefused: The template refuses the conversation; the sentence quotes the template.

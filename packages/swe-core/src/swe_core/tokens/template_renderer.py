@@ -254,8 +254,8 @@ class TemplateRenderer(Renderer):
         self.splits = decodes_in_parts(tokenizer)
         self.finds_calls = parser is not None
 
-    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        return self._template.ids(self._template.text(messages, tools))
+    def render(self, messages: Sequence[Message], tools: Tools, *, cue: bool = True) -> list[int]:
+        return self._template.ids(self._template.text(messages, tools, prompt=cue))
 
     def extend(
         self, tail: Sequence[int], completion: Sequence[int], messages: Sequence[Message], tools: Tools

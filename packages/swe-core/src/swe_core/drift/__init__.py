@@ -1,0 +1,1 @@
+"""Replay recorded conversations against a tokenizer and template, and say which turns leave their row."""

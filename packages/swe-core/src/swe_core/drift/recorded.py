@@ -1,0 +1,38 @@
+"""What every format of a recorded conversation is read into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swe_core.api.messages import Message
+from swe_core.tokens.renderer import Tools
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """One LLM call.
+
+    Args:
+        messages: The request, canonical.
+        tools: The tools in chat-completions form; None where there are none.
+        reply: The assistant message, canonical.
+        sampled: The sampled ids, where the record has them.
+    """
+
+    messages: Sequence[Message]
+    tools: Tools
+    reply: Message
+    sampled: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedConversation:
+    """The calls of one session, in the order in which they were answered.
+
+    Args:
+        name: Where it is from, such as a rollout's id or a file.
+    """
+
+    name: str
+    turns: Sequence[RecordedTurn]
