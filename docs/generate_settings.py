@@ -16,7 +16,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 PAGE = Path(__file__).with_name("settings.md")
-OURS = ("docker", "hf", "pi")
+OURS = (
+    *("docker", "hf", "pi", "codex", "claude-code", "opencode", "qwen-code", "gemini-cli", "kimi-code"),
+    *("mini-swe-agent", "aider", "openhands", "acp"),
+)
 """Plugins whose settings the page lists beside those of the built-ins; docs/training.md has those of trl."""
 HEAD = f"""# Settings
 
