@@ -563,7 +563,7 @@ def test_stored_histories_share_their_beginnings() -> None:
 
 
 def test_too_large_memory_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses_memory, "_MOST", 1000)
+    monkeypatch.setattr(responses_memory, "_MOST", 2000)
     target = _target()
     ids = [_answered(_parse(f"{number}" * 300, target), "1")["id"] for number in range(5)]
     for known in (ids[0], ids[3]):

@@ -20,12 +20,11 @@ from aiohttp import web
 
 from swe_core.errors import ContextOverflow
 from swe_core.interception.dialects.base import BadRequest, Dialect, ParsedRequest, Target
+from swe_core.interception.dialects.common import MAX_VALUES, values
 from swe_core.interception.gate import Gate
 
 T = TypeVar("T")
 
-MAX_VALUES = 100_000
-"""Values in a large body. A value costs far more time and memory than its bytes."""
 MAX_ARGUMENT_VALUES = 20_000
 """Values in the arguments of all calls. The event loop parses and writes them to compare calls: 50 ms."""
 _INLINE = 256 * 1024
@@ -40,8 +39,6 @@ _PATIENCE = 30.0
 """Seconds in which a large body must arrive: others wait for it."""
 _SILENCE = 5.0
 """Seconds in which at least one byte must arrive."""
-_PIECE = 256 * 1024
-"""Bytes that are scanned at a time."""
 
 
 class Room:
@@ -106,7 +103,8 @@ class Bodies:
         if context is not None:
             bound = min(bound, _allowed(context))
         try:
-            async with self._taken(request, gate, bound, partial(_ask, dialect, target)) as asked:
+            kept = dialect.kept(target.memory)
+            async with self._taken(request, gate, bound, partial(_ask, dialect, target), kept) as asked:
                 yield asked
         except _TooLarge as error:
             if context is None or error.size <= _allowed(context):
@@ -130,21 +128,29 @@ class Bodies:
 
     @asynccontextmanager
     async def _taken(
-        self, request: web.Request, gate: Gate, bound: int, parse: Callable[[bytearray], T]
+        self,
+        request: web.Request,
+        gate: Gate,
+        bound: int,
+        parse: Callable[[bytearray], T],
+        kept: int = 0,
     ) -> AsyncIterator[T]:
         # The length of a compressed body says nothing.
         length = None if "Content-Encoding" in request.headers else request.content_length
         if length is not None and length > bound:
             raise _TooLarge(length)
         room = self._room(gate)
-        held = bound if length is None else length
+        most = 2 * self._max_body
+        held = min(most, kept + (bound if length is None else length))
         await room.take(held)
         try:
             async with AsyncExitStack() as reading:
                 raw = bytearray()
                 await _read(request, raw, min(_SMALL, bound))
-                if len(raw) <= bound and not request.content.at_eof():
+                is_large = len(raw) <= bound and not request.content.at_eof()
+                if is_large or kept > _SMALL:
                     await reading.enter_async_context(room.large)  # a rollout waits for its own bodies first
+                if is_large:
                     await self._large.take(held)
                     reading.callback(self._large.give, held)
                     with anyio.move_on_after(_PATIENCE) as clock:
@@ -153,9 +159,10 @@ class Bodies:
                         raise web.HTTPRequestTimeout(text=f"the body did not come within {_PATIENCE:g} s")
                 if len(raw) > bound:
                     raise _TooLarge(len(raw))
-                parsed = await self._parsed(raw, parse)
-                room.give(held - len(raw))
-                held = len(raw)
+                parsed = await self._parsed(raw, parse, kept)
+                needed = min(most, kept + len(raw))
+                room.give(held - needed)
+                held = needed
                 del raw  # frees the bytes during the call
             yield parsed
         finally:
@@ -167,10 +174,11 @@ class Bodies:
             room = self._rooms[gate] = Room(2 * self._max_body)
         return room
 
-    async def _parsed(self, raw: bytearray, parse: Callable[[bytearray], T]) -> T:
-        if len(raw) <= _INLINE:
+    async def _parsed(self, raw: bytearray, parse: Callable[[bytearray], T], kept: int) -> T:
+        size = kept + len(raw)
+        if size <= _INLINE:
             return parse(raw)
-        limiter = self._parser if len(raw) > _SMALL else None
+        limiter = self._parser if size > _SMALL else None
         return await anyio.to_thread.run_sync(_parse_large, raw, parse, limiter=limiter)
 
 
@@ -180,26 +188,6 @@ class _TooLarge(Exception):
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.size = size
-
-
-def values(text: bytes | bytearray) -> int:
-    """Return an upper bound of the number of values in the JSON `text`.
-
-    The function counts lists, objects and commas outside strings. It stops soon after `MAX_VALUES`, takes
-    invalid JSON, and scans piece by piece, so that other threads run.
-    """
-    found = start = inside = 0  # inside: whether a piece begins in a string
-    while start < len(text) and found <= MAX_VALUES:
-        piece = text[start : start + _PIECE]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the last backslash begins an escape
-            piece = text[start : start + _PIECE + 1]
-        start += len(piece)
-        # Without escaped quotes each quote begins or ends a string.
-        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        outside = b"".join(parts[inside::2])
-        found += sum(map(outside.count, (b"{", b"[", b",")))
-        inside = (inside + len(parts) - 1) % 2
-    return found
 
 
 def _allowed(context: int) -> int:
@@ -224,7 +212,7 @@ async def _read(request: web.Request, raw: bytearray, until: int, silence: float
 
 
 def _parse_large(raw: bytearray, parse: Callable[[bytearray], T]) -> T:
-    if values(raw) > MAX_VALUES:
+    if len(raw) > _INLINE and values(raw) > MAX_VALUES:
         raise BadRequest(
             f"the request body has more than {MAX_VALUES} values; send fewer messages, tools and lists"
         )
@@ -233,8 +221,9 @@ def _parse_large(raw: bytearray, parse: Callable[[bytearray], T]) -> T:
 
 def _ask(dialect: Dialect, target: Target, raw: bytearray) -> tuple[bytes, ParsedRequest]:
     asked = dialect.parse(raw, target)
-    marks = sum(map(raw.count, (b"{", b"[", b",", b"\\u")))  # an upper bound: escaped ones count too
-    if marks > MAX_ARGUMENT_VALUES and sum(map(values, _arguments(asked))) > MAX_ARGUMENT_VALUES:
+    arguments = [*_arguments(asked)]
+    most = sum(map(len, arguments))  # a value has a character at least
+    if most > MAX_ARGUMENT_VALUES and sum(map(values, arguments)) > MAX_ARGUMENT_VALUES:
         raise BadRequest(
             f"the arguments of all 'tool_calls' have more than {MAX_ARGUMENT_VALUES} values; send fewer"
         )

@@ -19,6 +19,9 @@ from swe_core.api.engine import Completion, Delta
 from swe_core.api.messages import Message
 from swe_core.errors import ContextOverflow
 
+_QUOTED = 1000
+"""Characters at the beginning and at the end of a long error."""
+
 ErrorKind = Literal["invalid_request", "authentication", "rollout_over", "engine", "tool", "server"]
 
 
@@ -29,6 +32,8 @@ class BadRequest(ValueError):
     """
 
     def __init__(self, message: str, code: str | None = None) -> None:
+        if len(message) > 2 * _QUOTED:  # it quotes the body, and is recorded
+            message = f"{message[:_QUOTED]} … {message[-_QUOTED:]}"
         super().__init__(message)
         self.code = code
 
@@ -156,6 +161,10 @@ class Dialect(ABC):
         Raises:
             BadRequest: The body is not a request of this dialect, or needs images or the like.
         """
+
+    def kept(self, memory: Mapping[str, Any]) -> int:
+        """Return the bytes in `memory` that a small request may repeat; they count as part of its body."""
+        return 0
 
     @abstractmethod
     def reply(self, asked: ParsedRequest, model: str) -> Reply:

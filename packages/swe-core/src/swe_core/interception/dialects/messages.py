@@ -78,6 +78,7 @@ class Messages(Dialect):
             messages.append({"role": "system", "content": system})
         for index, message in enumerate(given):
             conversation.add(index, message)
+        conversation.end_turn()
         if not messages:
             raise BadRequest("'messages' has no text; send at least one message with text")
         if target.route.kind == "generate" and messages[-1]["role"] == "assistant":

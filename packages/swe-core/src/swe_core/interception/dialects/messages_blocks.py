@@ -74,8 +74,10 @@ class Conversation:
     def __init__(self, deferred: Mapping[str, Mapping[str, Any]], told: Told) -> None:
         self.messages: list[Message] = []
         self._deferred = deferred
+        self._shown: set[str] = set()
         self._told = told
         self._ids: dict[str, str] = {}  # the client's → the model's
+        self._turn = _Turn()
 
     def add(self, index: int, message: object) -> None:
         """Add messages[index].
@@ -90,45 +92,42 @@ class Conversation:
         if role == "assistant":
             self._assistant(at, content)
         elif role == "user":
+            self.end_turn()
             self._user(at, content)
         elif role == "system":
             if message.get("clear_at") not in (None, "never"):
                 raise BadRequest(f"{at}.clear_at: messages are not cleared here; leave it out")
             if text := "".join(_texts(at, content)):  # one without text only has options
+                self.end_turn()
                 self.messages.append({"role": "system", "content": text})
         else:
             raise BadRequest(f"{at}.role is {role!r}; send one of {', '.join(_ROLES)}")
 
+    def end_turn(self) -> None:
+        """Add the message of the assistant's turn, which consecutive messages share."""
+        if self._turn.begun:
+            self.messages.append(self._turn.message())
+            self._turn = _Turn()
+
     def _assistant(self, at: str, content: object) -> None:
-        texts, thoughts, calls = [], [], []
+        turn = self._turn
+        turn.begun = True
         for place, kind, block in _blocks(at, content):
             if kind == "text":
-                texts.append(_string(place, block, "text"))
+                turn.texts.append(_string(place, block, "text"))
             elif kind == "thinking":
-                thoughts.append(_string(place, block, "thinking") or _signed(block.get("signature")))
+                turn.thoughts.append(_string(place, block, "thinking") or _signed(block.get("signature")))
             elif kind == "tool_use":
-                calls.append(self._call(place, block))
+                turn.calls.append(self._call(place, block))
             elif kind != "redacted_thinking":
                 raise _unsupported(place, kind, "text, thinking and tool_use")
-        message = self._last_assistant()
-        message["content"] += "".join(texts)
-        if reasoning := "".join(thoughts):
-            message["reasoning_content"] = message.get("reasoning_content", "") + reasoning
-        if calls:
-            message["tool_calls"] = [*message.get("tool_calls", ()), *calls]
-
-    def _last_assistant(self) -> Message:
-        """Return the message of the assistant's turn, which consecutive messages share."""
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": ""})
-        return self.messages[-1]
 
     def _call(self, at: str, block: Block) -> dict[str, Any]:
         call_id, name = _string(at, block, "id"), _string(at, block, "name")
         given = block.get("input")
         if not isinstance(given, dict):
             raise BadRequest(f"{at}.input is {kind_of(given)}; send an object")
-        told = self._told.get(call_id)
+        told = self._told.get(call_id) if call_id not in self._ids else None  # each only once
         if told is not None and told.is_repeated(name, given):
             call = told.call
         else:
@@ -174,11 +173,35 @@ class Conversation:
                 raise _unsupported(place, kind, "text")
 
     def _definition(self, at: str, name: str) -> str:
-        """Return the definition of a deferred tool, which the model sees from here on."""
+        """Return the definition of a deferred tool, which the model sees from here on.
+
+        Later references are its name, so that a small request has no huge prompt.
+        """
         tool = self._deferred.get(name)
         if tool is None:
             raise BadRequest(f"{at}: no tool {name!r} has `defer_loading`; send it in `tools`")
+        if name in self._shown:
+            return f"{name}\n"
+        self._shown.add(name)
         return f"<functions>\n<function>{dumps(tool)}</function>\n</functions>\n"
+
+
+class _Turn:
+    """The assistant's turn at the end of the messages."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.texts: list[str] = []
+        self.thoughts: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+
+    def message(self) -> Message:
+        message: Message = {"role": "assistant", "content": "".join(self.texts)}
+        if reasoning := "".join(self.thoughts):
+            message["reasoning_content"] = reasoning
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
 
 
 def _texts(at: str, content: object) -> Iterator[str]:

@@ -19,7 +19,7 @@ from swe_core.interception.dialects.base import (
 from swe_core.interception.dialects.chat import openai_error
 from swe_core.interception.dialects.common import expect, kind_of, limit_of, load
 from swe_core.interception.dialects.responses_items import History, Origin, functions_of
-from swe_core.interception.dialects.responses_memory import NOT_FOUND, Item, Memory, memory_of
+from swe_core.interception.dialects.responses_memory import NOT_FOUND, Item, Memory, kept_in, memory_of
 from swe_core.interception.dialects.responses_reply import Asked, ResponsesReply
 
 _NOT_GIVEN: dict[str, tuple[Any, str]] = {
@@ -31,6 +31,8 @@ _NOT_GIVEN: dict[str, tuple[Any, str]] = {
     "top_logprobs": (0, "responses carry no log-probabilities"),
 }
 """Options that this endpoint does not have → their harmless value (as null is), and the reason."""
+_MOST_ITEMS = 50_000
+"""Items of a request together with those of the responses before it."""
 _REPEATED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -81,6 +83,10 @@ class Responses(Dialect):
         memory = memory_of(target)
         before = memory.history(body["previous_response_id"]) if body.get("previous_response_id") else []
         items = [*before, *_items(body.get("input"), memory)]
+        if len(items) > _MOST_ITEMS:
+            raise BadRequest(
+                f"the conversation has more than {_MOST_ITEMS} items; begin another one, or send fewer"
+            )
         history = History(items, memory, body.get("instructions"), first=len(before))
         if not history.messages:
             raise BadRequest("'input' has no message; send at least one")
@@ -117,6 +123,9 @@ class Responses(Dialect):
             extra=asked,
         )
 
+    def kept(self, memory: Mapping[str, Any]) -> int:
+        return kept_in(memory)
+
     def reply(self, asked: ParsedRequest, model: str) -> Reply:
         return ResponsesReply(asked.extra, model)
 
@@ -137,6 +146,7 @@ def _items(given: object, memory: Memory) -> Sequence[Item]:
     if not isinstance(given, list):
         raise BadRequest(f"'input' is {kind_of(given)}; send a string or a list of items")
     items = []
+    named: set[str] = set()
     for index, item in enumerate(given):
         if not isinstance(item, dict):
             raise BadRequest(f"input[{index}] is {kind_of(item)}; send an object")
@@ -147,6 +157,12 @@ def _items(given: object, memory: Memory) -> Sequence[Item]:
                     f"input[{index}]: Item with id '{item.get('id')}' not found; send the item itself, or "
                     "store its response"
                 )
+            if found["id"] in named:  # as OpenAI does: a short request is not to repeat a long item often
+                raise BadRequest(
+                    f"input[{index}]: Duplicate item found with id {found['id']}. Remove duplicate items "
+                    "from your input and try again."
+                )
+            named.add(found["id"])
             item = found
         items.append(item)
     return items

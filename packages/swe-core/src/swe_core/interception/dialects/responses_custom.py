@@ -25,7 +25,7 @@ def as_function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     Raises:
         BadRequest: The format of the input is malformed.
     """
-    described = [tool["description"]] if tool.get("description") else []
+    described = [str(tool["description"])] if tool.get("description") else []
     form = tool.get("format") or {}
     if not isinstance(form, dict):
         raise BadRequest(f"{where}.format is {kind_of(form)}; send an object")

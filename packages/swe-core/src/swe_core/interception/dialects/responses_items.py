@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from swe_core.api.messages import Message, dumps, text_of
@@ -21,6 +21,8 @@ _SEALED = "swe-core:"
 """Begins the `encrypted_content` that we write: the reasoning's text, for clients that send nothing else."""
 _NOT_SHOWN = ("web_search", "tool_search")
 """Types of tools, or their beginnings, that agents offer unasked. The model does not see such tools."""
+_LONGEST = 256
+"""Characters of a tool's name with its namespace, which the name of each tool in it repeats."""
 _BETWEEN = "__"
 """Stands between namespace and name in the name of a function that the model sees."""
 
@@ -76,7 +78,8 @@ def functions_of(tools: Sequence[Any], where: str = "tools") -> dict[Origin, dic
             space = _name(tool, at)
             for origin, function in functions_of(inner, f"{at}.tools").items():
                 origin = origin._replace(namespace=space)
-                found[origin] = {**function, "name": f"{space}{_BETWEEN}{origin.name}"}
+                name = _limited(f"{space}{_BETWEEN}{origin.name}", at)
+                found[origin] = {**function, "name": name}
         elif kind in ("function", "custom"):
             origin = Origin(_name(tool, at), is_custom=kind == "custom")
             found[origin] = {
@@ -113,11 +116,14 @@ class History:
         self._memory = memory
         self._index = -first
         self._turn: _Turn | None = None
-        if instructions:
-            self._say({"role": "system", "content": instructions})
+        self._system = [instructions] if instructions else []
+        self._recalled: set[tuple[str, str]] = set()
         for item in items:
             self._add(item)
             self._index += 1
+        self._end_turn()
+        if self._system:
+            self.messages.insert(0, {"role": "system", "content": "\n\n".join(self._system)})
 
     @property
     def _where(self) -> str:
@@ -140,14 +146,12 @@ class History:
             raise BadRequest(f"{self._where}.role is {given!r}; send one of {', '.join(_ROLES)}")
         text = self._text(item.get("content"))
         if role == "assistant":
-            self._assistant(item, 1)["content"] += text
+            self._assistant(item, 1).texts.append(text)
         else:
             self._say({"role": role, "content": text})
 
     def _reasoning(self, item: Item) -> None:
-        message = self._assistant(item, 0)
-        if text := self._reasoning_of(item):
-            message["reasoning_content"] = message.get("reasoning_content", "") + text
+        self._assistant(item, 0).thoughts.append(self._reasoning_of(item))
 
     def _call(self, item: Item) -> None:
         name, space, call_id = item.get("name"), item.get("namespace"), str(item.get("call_id") or "")
@@ -156,11 +160,17 @@ class History:
             arguments = given if isinstance(given, str) else dumps(given or {})
         else:
             text = str(item.get("input") or "")
-            sampled = self._memory.arguments(call_id, text)
+            sampled = self._recall(call_id, text)
             arguments = custom_arguments(text) if sampled is None else sampled
         function = {"name": f"{space}{_BETWEEN}{name}" if space else str(name or ""), "arguments": arguments}
-        calls = self._assistant(item, 2).setdefault("tool_calls", [])
-        calls.append({"id": call_id, "type": "function", "function": function})
+        self._assistant(item, 2).calls.append({"id": call_id, "type": "function", "function": function})
+
+    def _recall(self, call_id: str, text: str) -> str | None:
+        """Return kept arguments of a custom tool's call, each only once: they may be longer than `text`."""
+        if (call_id, text) in self._recalled:
+            return None
+        self._recalled.add((call_id, text))
+        return self._memory.arguments(call_id, text)
 
     def _result(self, item: Item) -> None:
         message: Message = {"role": "tool", "content": self._text(item.get("output"))}
@@ -202,13 +212,13 @@ class History:
         raise BadRequest(f"{self._where}.{key} is malformed; send a list of text parts")
 
     def _say(self, message: Message) -> None:
-        self._turn = None
-        if message["role"] == "system" and [known["role"] for known in self.messages[:2]] == ["system"]:
-            self.messages[0]["content"] += "\n\n" + message["content"]
+        self._end_turn()
+        if message["role"] == "system" and not self.messages:
+            self._system.append(message["content"])
         else:
             self.messages.append(message)
 
-    def _assistant(self, item: Item, rank: int) -> Message:
+    def _assistant(self, item: Item, rank: int) -> _Turn:
         """Return the assistant message that an item belongs to.
 
         Our ids name the response. Without them, the order does: reasoning, text, calls.
@@ -218,10 +228,15 @@ class History:
             known = response is not None and turn.response is not None
             if response == turn.response if known else rank > turn.rank or rank == turn.rank == 2:
                 turn.rank = rank
-                return turn.message
-        self._turn = _Turn({"role": "assistant", "content": ""}, response, rank)
-        self.messages.append(self._turn.message)
-        return self._turn.message
+                return turn
+        self._end_turn()
+        self._turn = _Turn(response, rank)
+        return self._turn
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self.messages.append(self._turn.message())
+            self._turn = None
 
 
 _READERS: Mapping[str, Callable[[History, Item], None]] = {
@@ -239,15 +254,31 @@ _READERS: Mapping[str, Callable[[History, Item], None]] = {
 class _Turn:
     """The assistant message at the end of the history."""
 
-    message: Message
     response: str | None
     rank: int
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def message(self) -> Message:
+        message: Message = {"role": "assistant", "content": "".join(self.texts)}
+        if reasoning := "".join(self.thoughts):
+            message["reasoning_content"] = reasoning
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
 
 
 def _name(tool: Mapping[str, Any], where: str) -> str:
     name = tool.get("name")
     if not isinstance(name, str) or not name:
         raise BadRequest(f"{where}.name is {kind_of(name)}; send the tool's name")
+    return _limited(name, where)
+
+
+def _limited(name: str, where: str) -> str:
+    if len(name) > _LONGEST:
+        raise BadRequest(f"{where}.name has {len(name)} characters; send at most {_LONGEST}")
     return name
 
 

@@ -11,13 +11,16 @@ from typing import Any, NamedTuple
 import orjson
 
 from swe_core.interception.dialects.base import BadRequest, Target
+from swe_core.interception.dialects.common import values
 
 Item = Mapping[str, Any]
 
 NOT_FOUND = "previous_response_not_found"
 """OpenAI's code for a response that is not stored."""
 _MOST = 64 * 1024 * 1024
-"""Bytes of JSON that one rollout stores; with more all is forgotten. Only hostile clients come near."""
+"""Bytes that one rollout stores; with more all is forgotten. Only hostile clients come near."""
+_VALUE = 64
+"""Bytes that a value takes besides its JSON."""
 _BRANCHES = 8
 """Conversations whose latest response is known, so that the next one stores only what it adds."""
 
@@ -39,14 +42,18 @@ class _Branch(NamedTuple):
 
 
 class Memory:
-    """The memory of one rollout. Histories share their beginnings, so it grows with what is new."""
+    """The memory of one rollout. Histories share their beginnings, so it grows with what is new.
+
+    Attributes:
+        size: About how many bytes it takes.
+    """
 
     def __init__(self) -> None:
         self._responses: dict[str, _Stored] = {}
         self._items: dict[str, Item] = {}
         self._branches: OrderedDict[str, _Branch] = OrderedDict()
         self._arguments: dict[tuple[str, str], str] = {}
-        self._size = 0
+        self.size = 0
 
     def history(self, response_id: str) -> list[Item]:
         """Return the items up to the end of a response.
@@ -67,9 +74,7 @@ class Memory:
         """Store a response to `history`."""
         before, kept = self._nearest(history)
         added = [*history[kept:], *output]
-        self._size += len(orjson.dumps(added))
-        if self._size > _MOST:
-            self._responses, self._items, self._branches, self._size = {}, {}, OrderedDict(), 0
+        if not self._grow(orjson.dumps(added)):
             return
         self._responses[response_id] = _Stored(self._responses[before] if before else None, kept, added)
         self._items.update((item["id"], item) for item in output)
@@ -86,7 +91,17 @@ class Memory:
 
     def keep_arguments(self, call_id: str, text: str, sampled: str) -> None:
         """Keep sampled arguments that the input `text`, which the client echoes, does not tell."""
-        self._arguments[call_id, text] = sampled
+        if self._grow(orjson.dumps([call_id, text, sampled])):
+            self._arguments[call_id, text] = sampled
+
+    def _grow(self, stored: bytes) -> bool:
+        """Count what is to be stored; forget all and return False where it is too much."""
+        self.size += len(stored) + _VALUE * values(stored)
+        if self.size <= _MOST:
+            return True
+        self._responses, self._items, self._branches, self._arguments = {}, {}, OrderedDict(), {}
+        self.size = 0
+        return False
 
     def _nearest(self, history: Sequence[Item]) -> tuple[str | None, int]:
         """Return the response of `_branches` that shares the most items with `history`, and how many."""
@@ -97,6 +112,12 @@ class Memory:
             if shared > found[1]:
                 found = response_id, shared
         return found
+
+
+def kept_in(memory: Mapping[str, Any]) -> int:
+    """Return the size of the memory in what the dialect keeps of a rollout."""
+    known: Memory | None = memory.get("responses")
+    return known.size if known is not None else 0
 
 
 def memory_of(target: Target) -> Memory:

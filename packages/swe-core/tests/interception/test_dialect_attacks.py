@@ -1,0 +1,182 @@
+"""Hostile requests in the dialects: small ones that would cost the host much, and odd ones."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from swe_core.api.engine import Completion
+from swe_core.interception import bodies
+from swe_core.interception.dialects import DIALECTS, responses
+from swe_core.interception.dialects.base import BadRequest, Dialect, ParsedRequest, Target
+from swe_core.interception.dialects.responses_memory import memory_of
+from swe_core.interception.server import InterceptionServer
+
+from .helpers import Plugin, Script, by_hand, who
+
+pytestmark = pytest.mark.anyio
+
+CHAT, RESPONSES, MESSAGES, GOOGLE = DIALECTS
+LONG = "long" * 1000
+USER = {"role": "user", "content": "go"}
+CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
+
+
+def _target(dialect: Dialect) -> Target:
+    return Target(dialect.routes[0], {"id": "r1", "model": "m"})
+
+
+def _parse(dialect: Dialect, body: dict[str, Any], target: Target | None = None) -> ParsedRequest:
+    return dialect.parse(json.dumps(body).encode(), target or _target(dialect))
+
+
+def _answered(dialect: Dialect, target: Target, body: dict[str, Any], message: dict[str, Any]) -> Any:
+    """Return the reply `message` to a request, as a client gets it."""
+    return json.loads(dialect.reply(_parse(dialect, body, target), "m").body(Completion(message)))
+
+
+def test_stored_item_is_named_once_in_a_request() -> None:
+    target = _target(RESPONSES)
+    stored = _answered(RESPONSES, target, {"input": "hi"}, {"content": LONG})["output"][0]["id"]
+    reference = {"type": "item_reference", "id": stored}
+    assert _parse(RESPONSES, {"input": [USER, reference]}, target).messages[1]["content"] == LONG
+    with pytest.raises(BadRequest, match=rf"^input\[2\]: Duplicate item found with id {stored}"):
+        _parse(RESPONSES, {"input": [USER, reference, reference]}, target)
+
+
+def test_definition_of_a_deferred_tool_is_shown_once() -> None:
+    reference = {"type": "tool_reference", "tool_name": "g"}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [reference] * 50}
+    tool = {"name": "g", "defer_loading": True, "input_schema": {"description": LONG}}
+    messages = [USER, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": [result]}]
+    [*_, shown] = _parse(MESSAGES, {"messages": messages, "tools": [tool]}).messages
+    assert shown["content"].count(LONG) == 1
+    assert shown["content"].endswith("</functions>\n" + "g\n" * 49)
+
+
+def test_call_is_restored_once_in_a_request() -> None:
+    """The client of a call that was cut knows nothing of it: a few bytes stand for all that was sampled."""
+    target = _target(MESSAGES)
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "' + LONG}}
+    reply = _answered(MESSAGES, target, {"messages": [USER]}, {"content": "", "tool_calls": [call]})
+    messages = [USER, {"role": "assistant", "content": reply["content"] * 50}, USER]
+    calls = _parse(MESSAGES, {"messages": messages}, target).messages[1]["tool_calls"]
+    assert calls[0] == call
+    assert [one["function"]["arguments"] for one in calls[1:]] == ["{}"] * 49
+
+
+def test_input_of_a_custom_tool_is_restored_once_in_a_request() -> None:
+    target = _target(RESPONSES)
+    body = {"input": "hi", "tools": [{"type": "custom", "name": "f"}]}
+    arguments = json.dumps({"input": "x", "more": LONG})
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    [*_, item] = _answered(RESPONSES, target, body, {"content": "", "tool_calls": [call]})["output"]
+    calls = _parse(RESPONSES, {**body, "input": [USER, *[item] * 50]}, target).messages[1]["tool_calls"]
+    assert calls[0] == call
+    assert [one["function"]["arguments"] for one in calls[1:]] == ['{"input":"x"}'] * 49
+
+
+def test_namespace_with_a_long_name_is_rejected() -> None:
+    """The name of each of its tools repeats it."""
+    tool = {"type": "namespace", "name": "n" * 250, "tools": [{"type": "function", "name": "long_name"}]}
+    with pytest.raises(BadRequest, match=r"^tools\[0\]\.name has 261 characters; send at most 256$"):
+        _parse(RESPONSES, {"input": "hi", "tools": [tool]})
+
+
+def test_conversation_of_too_many_items_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the responses before it count, which a small request repeats."""
+    monkeypatch.setattr(responses, "_MOST_ITEMS", 4)
+    target = _target(RESPONSES)
+    first = _answered(RESPONSES, target, {"input": [USER, USER]}, {"content": "1"})["id"]
+    _parse(RESPONSES, {"input": "hi", "previous_response_id": first}, target)
+    with pytest.raises(BadRequest, match=r"^the conversation has more than 4 items"):
+        _parse(RESPONSES, {"input": [USER, USER], "previous_response_id": first}, target)
+
+
+def test_memory_counts_small_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty list takes 20 times the memory of its JSON."""
+    target = _target(RESPONSES)
+    item = {**USER, "junk": [[]] * 1000}
+    _answered(RESPONSES, target, {"input": [item]}, {"content": "1"})
+    assert RESPONSES.kept(target.memory) > 64 * 1000
+
+
+def test_inputs_of_custom_tools_count_as_memory() -> None:
+    target = _target(RESPONSES)
+    memory = memory_of(target)
+    memory.keep_arguments("c1", "x", LONG)
+    assert RESPONSES.kept(target.memory) > len(LONG)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dialect", "key", "message"),
+    [
+        (MESSAGES, "messages", {"role": "assistant"}),
+        (RESPONSES, "input", {"role": "system"}),
+        (RESPONSES, "input", {"role": "assistant", "id": f"msg_{'a' * 32}_0"}),
+    ],
+)
+def test_joining_messages_takes_linear_time(dialect: Dialect, key: str, message: dict[str, Any]) -> None:
+    """Large bodies of all rollouts are parsed one at a time; adding text to text took 20 seconds here."""
+    raw = json.dumps({key: [*[{**message, "content": "x" * 1400}] * 19_000, USER]}).encode()
+    began = time.process_time()
+    assert len(dialect.parse(raw, _target(dialect)).messages) == 2
+    assert time.process_time() - began < 3
+
+
+def test_error_quotes_only_a_part_of_a_body() -> None:
+    for dialect, body in (
+        (CHAT, {"messages": [{"role": LONG, "content": ""}]}),
+        (RESPONSES, {"input": "x", "previous_response_id": LONG}),
+        (MESSAGES, {"messages": [{"role": LONG, "content": ""}]}),
+        (GOOGLE, {"contents": [{"role": LONG}]}),
+    ):
+        with pytest.raises(BadRequest) as raised:
+            _parse(dialect, body)
+        assert len(str(raised.value)) < 2100
+        assert raised.value.code == ("previous_response_not_found" if dialect is RESPONSES else None)
+
+
+@pytest.mark.parametrize("description", [1, True, 1.5, ["x"], {"x": 1}])
+def test_description_of_a_custom_tool_may_be_odd(description: Any) -> None:
+    tool = {"type": "custom", "name": "f", "description": description}
+    [shown] = _parse(RESPONSES, {"input": "hi", "tools": [tool]}).tools or ()
+    assert shown["function"]["description"] == str(description)
+
+
+async def test_restored_arguments_count_as_values(server: InterceptionServer) -> None:
+    """The request itself is tiny."""
+    arguments = '{"a": [' + "1," * bodies.MAX_ARGUMENT_VALUES
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    engine = Script({"role": "assistant", "content": "", "tool_calls": [call]})
+    async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
+        first = await http.post("/messages", json={"messages": [USER]})
+        turn = {"role": "assistant", "content": first.json()["content"]}
+        second = await http.post("/messages", json={"messages": [USER, turn, USER]})
+    assert second.status_code == 400
+    assert "the arguments of all 'tool_calls' have more than 20000 values" in second.text
+    assert len(second.request.content) < 1000
+
+
+async def test_memory_that_a_request_may_repeat_is_held(server: InterceptionServer) -> None:
+    """So that requests of a few bytes do not each stand for megabytes at the same time."""
+    reply = Completion({"role": "assistant", "content": "x" * 100_000})
+    async with server.session(Plugin(reply), who(), lambda _: None) as gate, by_hand(server, gate) as http:
+        room = server._bodies._room(gate)
+        most = room.free
+        seen: list[int] = []
+        take = room.take
+
+        async def taken(size: int) -> None:
+            seen.append(size)
+            await take(size)
+
+        room.take = taken  # type: ignore[method-assign]
+        first = await http.post("/responses", json={"input": "hi"})
+        await http.post("/responses", json={"input": "go", "previous_response_id": first.json()["id"]})
+    assert seen[0] < 100 < 100_000 < seen[1]
+    assert room.free == most
