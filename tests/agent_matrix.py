@@ -180,9 +180,10 @@ def page(rows: Sequence[Row]) -> str:
     lines = [
         "# Agents",
         "",
-        "`make test-slow` writes this page. Each agent solves the demo task `demo__memofn-1` in the sandbox",
-        "`local`, with the engine `vllm` and a scripted server: its replies run two commands by the agent's own",
-        "shell tool, and then end. Each ledger is balanced: `sampled == trained + dropped`.",
+        "`make test-slow` writes this page. Each agent solves the demo task `demo__memofn-1` in the",
+        "sandbox `local`, with the engine `vllm` and a scripted server: its replies run two commands by",
+        "the agent's own shell tool, and then end. Each ledger is balanced:",
+        "`sampled == trained + dropped`.",
         "",
         "```bash",
         "pip install swe-core swe-agents swe-sandbox-docker",
@@ -205,12 +206,21 @@ def page(rows: Sequence[Row]) -> str:
         "| agent | seconds to the first call | bundle, MB | one row on these template families |",
         "|---|---|---|---|",
     ]
+    known = list(family_renderers())
     lines += [
-        f"| `{one.agent}` | {one.first_call:.2f} | {one.bundle:.0f} | {', '.join(one.families) or 'none'} |"
+        f"| `{one.agent}` | {one.first_call:.2f} | {one.bundle:.0f} | {_of(one.families, known)} |"
         for one in rows
     ]
+    lines += ["", f"The {len(known)} families are {', '.join(known)}."]
     lines += ["", *_NOTES]
     return "\n".join(lines) + "\n"
+
+
+def _of(families: Sequence[str], known: Sequence[str]) -> str:
+    if len(families) == len(known):
+        return f"all {len(known)}"
+    missing = [family for family in known if family not in families]
+    return f"all but {', '.join(missing)}" if len(missing) < len(families) else ", ".join(families) or "none"
 
 
 def _counted(found: dict[str, int]) -> str:

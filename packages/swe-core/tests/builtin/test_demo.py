@@ -312,9 +312,11 @@ def test_demo_source_names_its_recording() -> None:
     assert component.create(Config()).recording == RECORDING
 
 
-def test_recording_has_replies_for_pi_and_for_any_agent(tasks: Mapping[str, Task]) -> None:
+def test_recording_has_replies_for_agents_with_ways_of_their_own_and_for_any(
+    tasks: Mapping[str, Task],
+) -> None:
     assert sorted((line.task_id, line.agent or "") for line in lines()) == sorted(
-        (task_id, agent) for task_id in tasks for agent in ("", "pi")
+        (task_id, agent) for task_id in tasks for agent in ("", "aider", "mini-swe-agent", "pi")
     )
     assert all(line.attempt is None for line in lines())
 
@@ -335,7 +337,7 @@ def test_recording_has_valid_tool_calls_with_unique_ids() -> None:
     ids = [call["id"] for line in lines() for call in calls(line)]
     assert len(set(ids)) == len(ids) > 0
     for line in lines():
-        tools = {"bash"} if line.agent is None else arguments.keys()
+        tools = arguments.keys() if line.agent == "pi" else {"bash"}
         for call in calls(line):
             assert call.keys() == {"id", "type", "function"}
             assert call["type"] == "function"
@@ -347,18 +349,24 @@ def test_recording_has_valid_tool_calls_with_unique_ids() -> None:
 def test_recorded_replies_end_as_the_agent_expects() -> None:
     for line in lines():
         *working, last = line.replies
+        if line.agent == "aider":  # it has no tools, and edits files as text
+            assert not any(calls(line))
+            assert working[0].message["content"].count("```") >= 2
+            continue
         assert {reply.finish_reason for reply in working} == {"tool_calls"}
         assert all(reply.message["tool_calls"] for reply in working)
         names = [call["function"]["name"] for call in last.message.get("tool_calls", [])]
         if line.agent == "pi":
             assert (last.finish_reason, names) == ("tool_calls", ["answer"])
+        elif line.agent == "mini-swe-agent":
+            assert (last.finish_reason, names) == ("tool_calls", ["bash"])
         else:
             assert (last.finish_reason, names) == ("stop", [])
             assert last.message["content"]
         assert all(reply.usage and reply.usage.completion_tokens > 0 for reply in line.replies)
 
 
-@pytest.mark.parametrize("agent", [None, "pi"])
+@pytest.mark.parametrize("agent", [None, "mini-swe-agent", "pi"])
 def test_recorded_replies_resolve_what_the_readme_says(task: Task, agent: str | None, checkout: Path) -> None:
     (line,) = [line for line in lines() if (line.task_id, line.agent) == (task.instance_id, agent)]
     for call in calls(line):
