@@ -147,6 +147,12 @@ def test_side_call_is_a_call_without_tools_that_is_no_summary() -> None:
     assert side_call(ChatRequest({}, [])) == "side call"
 
 
+def test_suggestion_for_the_user_is_a_side_call_though_it_offers_tools() -> None:
+    asked = {"role": "user", "content": "[SUGGESTION MODE: Suggest what the user might type.]"}
+    request = ChatRequest({}, [{"role": "system", "content": "You fix bugs."}, asked], [{"type": "function"}])
+    assert side_call(request) == "suggestion"
+
+
 @pytest.mark.slow
 async def test_qwen_code_marks_the_side_call_of_its_web_tool(seen: list[AgentContext]) -> None:
     def fetch(request: ChatRequest) -> Completion:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swe_agents.opencode import OpenCode, OpenCodeConfig
-from swe_core import AgentEvent, AgentExit
+from swe_core import AgentEvent, AgentExit, ChatRequest
 
 from .trials import TOKEN, context, odd_lines, parsed
 
@@ -79,3 +79,12 @@ def test_opencode_merges_the_users_settings() -> None:
         "webfetch": "deny", "websearch": "deny",
     }  # fmt: skip
     assert mine["compaction"] == {"auto": True, "prune": False}
+
+
+def test_opencode_names_the_title_as_auxiliary() -> None:
+    title = {"role": "system", "content": "You are a title generator. You output ONLY a title."}
+    work = {"role": "system", "content": "You are opencode."}
+    assert OpenCode().auxiliary(ChatRequest({}, [title])) == "title"
+    assert OpenCode().auxiliary(ChatRequest({}, [work])) is None
+    assert OpenCode().auxiliary(ChatRequest({}, [])) is None
+    assert OpenCode().auxiliary(ChatRequest({}, [title], [{"type": "function"}])) is None

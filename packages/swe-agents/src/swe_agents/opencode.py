@@ -101,8 +101,8 @@ class OpenCode(BundledAgent):
 
     def auxiliary(self, request: ChatRequest) -> str | None:
         """Return "title" for the request that names a session."""
-        first = request.messages[0]["content"]
-        return "title" if not request.tools and first.startswith(_TITLE) else None
+        named = any(message["content"].startswith(_TITLE) for message in request.messages[:1])
+        return "title" if named and not request.tools else None
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one line of `--format json`."""

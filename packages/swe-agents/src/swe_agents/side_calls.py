@@ -16,7 +16,7 @@ def side_call(request: ChatRequest) -> str | None:
     The tools for the web and the titles of sessions make such calls. The summary of a compression is the
     policy's work, because the conversation continues from it.
     """
-    if request.messages[-1]["content"].startswith(_SUGGESTION):
+    if any(message["content"].startswith(_SUGGESTION) for message in request.messages[-1:]):
         return "suggestion"
     if request.tools or any(_SUMMARY in message["content"] for message in request.messages[:1]):
         return None
