@@ -121,11 +121,8 @@ class OpenCode(BundledAgent):
                 return (event("error", f"a reply ended as {part.get('reason')!r}", fatal=True),)
             case "error":
                 error = mapping(said.get("error"))
-                return (
-                    event(
-                        "error", mapping(error.get("data")).get("message") or error.get("name"), fatal=True
-                    ),
-                )
+                text = mapping(error.get("data")).get("message") or error.get("name")
+                return (event("error", text, fatal=True),)
             case str():
                 return ()
         return odd(line)
