@@ -378,6 +378,24 @@ async def test_budget_bounds_the_token_limit_of_the_agent(
     assert {key: value for key, value in seen.items() if key.startswith("max_")} == sent
 
 
+@pytest.mark.parametrize(
+    ("body", "left", "sent"),
+    [
+        ({}, None, {"max_tokens": 30}),
+        ({"max_tokens": 64_000}, None, {"max_tokens": 30}),
+        ({"max_completion_tokens": 64_000}, 20, {"max_completion_tokens": 20}),
+        ({"max_tokens": 10}, 20, {"max_tokens": 10}),
+    ],
+)
+async def test_setting_bounds_the_token_limit_of_the_agent(
+    body: dict[str, Any], left: int | None, sent: dict[str, Any]
+) -> None:
+    async with ScriptedProvider() as provider, _engine(provider.url, max_tokens=30) as engine:
+        await engine.complete(ChatRequest({**BODY, **body}, BODY["messages"], max_tokens=left), WHO)
+    seen = provider.requests[0].body
+    assert {key: value for key, value in seen.items() if key.startswith("max_")} == sent
+
+
 async def test_closed_engine_raises() -> None:
     with pytest.raises(RuntimeError, match="the engine is not open"):
         await _engine("http://h/v1").check()

@@ -27,6 +27,9 @@ class OpenAIConfig(Config):
     max_retries: int = Field(
         default=5, ge=0, description="retries after 429, 5xx, broken connections and timeouts"
     )
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="maximum tokens of a reply, however many the agent asks for"
+    )
     params: dict[str, Any] = Field(
         default_factory=dict, description="fields to set in every request, such as temperature"
     )

@@ -54,6 +54,7 @@ class OpenAIEngine(Engine):
         self.url, self.model = _required(config)
         self._key = key = key_from(config.api_key_env)
         self._params = config.params
+        self._most = config.max_tokens
         self._attempts = config.max_retries + 1
         self._timeout = config.timeout
         self._refusals = ErrorTranslator("provider", self.url, _BASE, self.model, config.api_key_env, key)
@@ -118,9 +119,10 @@ class OpenAIEngine(Engine):
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         else:
             body.pop("stream_options", None)
-        if request.max_tokens is not None:
+        limits = [limit for limit in (request.max_tokens, self._most) if limit is not None]
+        if limits:
             for name in [name for name in _LIMITS if body.get(name) is not None] or _LIMITS[:1]:
-                body[name] = min(body.get(name) or request.max_tokens, request.max_tokens)
+                body[name] = min(body.get(name) or limits[0], *limits)
         return body
 
     async def _attempt(self, content: bytes, emit: Emit | None) -> Completion:
