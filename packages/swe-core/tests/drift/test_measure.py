@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
 import pytest
 
 from swe_core.api.messages import Message
-from swe_core.drift.measure import Drift, measure
+from swe_core.drift.measure import Drift, measure, total
 from swe_core.drift.recorded import RecordedConversation, RecordedTurn
 from swe_core.tokens.family_renderer import FamilyRenderer
 from swe_core.tokens.probe_messages import TOOLS, reply, result, user
-from swe_core.tokens.template_renderer import ChatTemplate
+from swe_core.tokens.template_renderer import ChatTemplate, TemplateRenderer
 from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 
 pytest.importorskip("trl")
@@ -50,39 +51,45 @@ WORK = [
 
 def test_measure_of_a_session_in_one_row() -> None:
     found = drift(*session(*WORK))
-    assert (found.turns, found.exact, found.refused) == (2, 0, None)
-    assert (found.ours.rows, found.ours.breaks, found.ours.lost) == (1, [], 0)
-    assert found.forks == {}
+    assert (found.turns, found.exact, found.refused, found.difference) == (2, 0, None, None)
+    assert found.ours == found.anew
+    assert (found.ours.rows, found.ours.extended, found.ours.forks, found.ours.lost) == (1, 1, [], 0)
     assert found.sampled > 20
 
 
 def test_measure_names_thinking_that_is_dropped_after_a_user_message() -> None:
     """Qwen3's template drops the thinking of earlier replies, our prompts keep it."""
     found = drift(*session(*WORK, user("And the tests?"), reply("They pass.", "Let me see.")))
-    assert (found.ours.rows, found.ours.lost) == (1, 0)
-    (broken,) = found.rendered.breaks
-    assert (broken.turn, broken.cause) == (2, "rendered")
-    assert "Where is it?" in broken.before
-    assert broken.after.startswith("I look.")
-    assert found.rendered.rows == 2
-    first = drift(*session(*WORK))
-    assert found.rendered.lost == first.sampled, "both replies are printed without their thinking"
-    assert found.rendered.repeated > first.sampled
+    assert (found.ours.rows, found.ours.broken, found.ours.lost) == (1, 0, 0)
+    assert (found.anew.rows, found.anew.broken, found.anew.causes) == (2, 1, {"template": 1})
+    difference = found.difference
+    assert difference is not None
+    assert (difference.turn, difference.message, difference.role) == (2, 1, "assistant")
+    assert difference.before.startswith("<think>\nWhere is it?")
+    assert difference.after.startswith("I look.")
+    thinking = [qwen3()[1].ids(f"<think>\n{text}\n</think>\n\n") for text in ("Where is it?", "It was easy.")]
+    assert found.anew.lost == sum(map(len, thinking)), "the rest of both replies stays as it was sampled"
+    assert found.anew.repeated > found.sampled
 
 
 def test_measure_takes_sampled_ids_from_the_record() -> None:
     """Ids that the tokenizer would not give for the same text are lost once the text is tokenised again."""
-    renderer, template = qwen3()
+    template = qwen3()[1]
     single = [id_ for letter in "Done." for id_ in template.ids(letter)]
-    stop = min(renderer.stop_ids)
-    turns = session(
-        user("Fix it."), reply("Done."), user("Sure?"), reply("Yes."), sampled={0: [*single, stop]}
-    )
-    found = drift(*turns)
+    sampled = {0: [*single, template.ids("<|im_end|>")[0]]}
+    found = drift(*session(user("Fix it."), reply("Done."), user("Sure?"), reply("Yes."), sampled=sampled))
     assert found.exact == 1
     assert (found.ours.rows, found.ours.lost) == (1, 0)
-    assert found.rendered.lost == len(single) + 1
-    assert found.rendered.breaks[0].turn == 1
+    assert found.anew.causes == {"retokenised": 1}
+    assert 0 < found.anew.lost <= len(single)
+    assert found.difference is not None
+    assert (found.difference.turn, found.difference.message) == (1, 1)
+
+
+def test_measure_does_not_take_ids_of_another_tokenizer() -> None:
+    sampled = {0: [5, 6, 7]}
+    found = drift(*session(*WORK, sampled=sampled))
+    assert (found.exact, found.ours.rows) == (0, 1)
 
 
 ANOTHER = session(user("Fix it."), reply("Another."))[0]
@@ -91,7 +98,7 @@ COMPACTED = session(user("Sum up."), reply("I look.", None, CALL), result("call0
 
 
 @pytest.mark.parametrize(
-    ("then", "forks", "rows"),
+    ("then", "causes", "rows"),
     [
         (ANOTHER, {}, 2),
         (NEXT, {}, 1),
@@ -99,16 +106,26 @@ COMPACTED = session(user("Sum up."), reply("I look.", None, CALL), result("call0
     ],
     ids=["a new conversation", "the next turn", "a rewritten history"],
 )
-def test_measure_counts_rows_as_the_ledger_does(then: RecordedTurn, forks: dict[str, int], rows: int) -> None:
+def test_measure_counts_rows_as_the_ledger_does(
+    then: RecordedTurn, causes: dict[str, int], rows: int
+) -> None:
     found = drift(*session(*WORK), then)
-    assert (found.ours.rows, found.forks) == (rows, forks)
+    assert (found.ours.rows, found.ours.causes) == (rows, causes)
 
 
 def test_measure_counts_a_branch() -> None:
     other = session(*WORK, user("C"), reply("D"))[-1]
     found = drift(*session(*WORK), NEXT, other)
-    assert (found.ours.rows, found.forks) == (2, {"branch": 1})
+    assert (found.ours.rows, found.ours.causes) == (2, {"branch": 1})
     assert found.ours.repeated > 0
+
+
+def test_measure_keeps_a_dropped_turn_as_context_only() -> None:
+    first, second = session(*WORK)
+    kept = drift(first, second)
+    found = drift(replace(first, dropped="title"), second)
+    assert (found.turns, found.dropped, found.ours.rows, found.ours.lost) == (2, 1, 1, 0)
+    assert 0 < found.sampled < kept.sampled
 
 
 def test_measure_says_what_the_template_refuses() -> None:
@@ -119,7 +136,7 @@ def test_measure_says_what_the_template_refuses() -> None:
     source = strict + "<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     tokenizer = make_tokenizer(QWEN3_TOKENS, chat_template=source, eos_token="<|im_end|>")
     found = measure(RecordedConversation("c", session(*WORK)), renderer, ChatTemplate(tokenizer, source, {}))
-    assert found.turns == 1
+    assert (found.turns, found.skipped) == (1, 1)
     assert found.refused is not None
     assert found.refused.startswith("turn 1: ")
     assert "no tools here" in found.refused
@@ -127,4 +144,24 @@ def test_measure_says_what_the_template_refuses() -> None:
 
 def test_measure_without_a_template_renders_by_the_format() -> None:
     found = measure(RecordedConversation("c", session(*WORK)), qwen3()[0])
-    assert (found.ours.rows, found.rendered.rows, found.rendered.lost) == (1, 1, 0)
+    assert (found.ours.rows, found.anew.rows, found.anew.lost) == (1, 1, 0)
+
+
+def test_measure_of_a_template_that_never_extends() -> None:
+    """Our prompts are then rendered anew too, and both sides are the same."""
+    source = (files("trl") / "chat_templates" / "gptoss.jinja").read_text(encoding="utf-8")
+    special = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>")
+    tokenizer = make_tokenizer(special, chat_template=source, eos_token="<|return|>")
+    renderer = TemplateRenderer(tokenizer, source)
+    assert not renderer.proven
+    found = measure(RecordedConversation("c", session(*WORK)), renderer, ChatTemplate(tokenizer, source, {}))
+    assert (found.ours.broken, found.anew.broken) == (1, 1)
+    assert found.ours.causes == found.anew.causes
+
+
+def test_total_adds_conversations() -> None:
+    one, other = drift(*session(*WORK)), drift(*session(*WORK), NEXT)
+    both = total([one, other])
+    assert (both.turns, both.sampled) == (5, one.sampled + other.sampled)
+    assert (both.ours.rows, both.anew.rows) == (2, 3)
+    assert both.anew.causes == {"template": 1}

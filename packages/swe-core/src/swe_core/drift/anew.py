@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,18 +11,21 @@ from numpy.typing import NDArray
 
 from swe_core.api.messages import Message
 from swe_core.drift.recorded import RecordedTurn
+from swe_core.errors import RequestRefused
+from swe_core.tokens.probe_messages import user
 from swe_core.tokens.renderer import Renderer, Tools
 from swe_core.tokens.template_renderer import ChatTemplate
 
 Ids = NDArray[np.int32]
-_THINK, _CLOSED = "<think>", "\n</think>\n\n"
+_ASKED = user("Hello.")
+_THINK, _END_OF_THINKING = "<think>", "</think>"
 
 
 class Anew:
     """Renders each conversation from its first message on.
 
     Args:
-        renderer: Renders where there is no template.
+        renderer: Renders where there is no template; knows the stop tokens.
         template: The model's own chat template.
     """
 
@@ -30,59 +34,69 @@ class Anew:
         self._template = template
         self._segments: dict[str, Ids] = {}
         self._marks: re.Pattern[str] | None = None
-        self._checked = False
+        self._checked = 0
         if template is not None and template.tokenizer.is_fast:
             marks = sorted(map(str, template.tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
             self._marks = re.compile(f"({'|'.join(map(re.escape, marks))})") if marks else None
 
-    def render(self, messages: Sequence[Message], tools: Tools) -> Ids:
-        """Return the prompt of a request.
+    def render(self, messages: Sequence[Message], tools: Tools, *, cue: bool = True) -> Ids:
+        """Return a conversation as ids.
+
+        Args:
+            cue: Whether to end with the generation prompt.
 
         Raises:
             RequestRefused: The template refuses the conversation.
         """
         if self._template is None:
-            return np.array(self._renderer.render(messages, tools), dtype=np.int32)
-        return self._encode(self._template.text(messages, tools))
+            return _array(self._renderer.render(messages, tools, cue=cue))
+        return self._encode(self._template, self._template.text(messages, tools, prompt=cue))
 
-    def reply(self, turn: RecordedTurn, prompt: Ids) -> list[int]:
-        """Return the ids of a reply whose sampled ids are unknown: what the format prints after the prompt.
+    def reply(self, turn: RecordedTurn) -> list[int]:
+        """Return what is printed for a reply after the generation prompt, where its sampled ids are unknown.
 
-        Thinking that the prompt opened and the format does not print is closed at once; a stop token ends the
-        reply.
+        The reply is rendered alone after one user message, where templates keep its thinking; with its whole
+        history where the template refuses that. Thinking that the prompt opened is closed. A stop token ends
+        the reply unless it was cut.
 
         Raises:
             RequestRefused: The template refuses the conversation.
         """
-        messages, stops = [*turn.messages, turn.reply], self._renderer.stop_ids
-        if self._template is None:
-            printed = self._renderer.render(messages, turn.tools, cue=False)
-            ids = printed[common(np.array(printed, dtype=np.int32), prompt) :]
-        else:
-            before = self._template.text(turn.messages, turn.tools)
-            after = self._template.text(messages, turn.tools, prompt=False)
-            text = after[_shared(before, after) :]
-            if before.rstrip().endswith(_THINK) and _CLOSED.strip() not in text:
-                text = _CLOSED + text
-            ids = self._template.ids(text)
-        stop = next((at for at, id_ in enumerate(ids) if id_ in stops), None)
-        return [*ids, min(stops)] if stop is None else ids[: stop + 1]
+        try:
+            ids = self._printed([_ASKED], turn)
+        except RequestRefused:
+            ids = self._printed(turn.messages, turn)
+        stops = self._renderer.stop_ids
+        end = next((at for at, id_ in enumerate(ids) if id_ in stops), len(ids))
+        return ids[:end] if turn.cut and end else [*ids[:end], *(ids[end : end + 1] or [min(stops)])]
 
-    def _encode(self, text: str) -> Ids:
-        """Return the ids of `text`. Texts between marks are encoded once, where that gives the same ids."""
-        template = self._template
-        if template is None:
-            raise RuntimeError("there is no template")
+    def _printed(self, messages: Sequence[Message], turn: RecordedTurn) -> list[int]:
+        """Return what is printed for the reply after `messages`."""
+        conversation = [*messages, turn.reply]
+        if self._template is None:
+            prompt = self._renderer.render(messages, turn.tools)
+            printed = self._renderer.render(conversation, turn.tools, cue=False)
+            return printed[common(_array(printed), _array(prompt)) :]
+        before = self._template.text(messages, turn.tools)
+        after = self._template.text(conversation, turn.tools, prompt=False)
+        text = after[_shared(before, after) :]
+        if before.rstrip().endswith(_THINK) and _END_OF_THINKING not in text:
+            text = f"{turn.reply.get('reasoning_content') or ''}\n{_END_OF_THINKING}\n\n{text}"
+        return self._template.ids(text)
+
+    def _encode(self, template: ChatTemplate, text: str) -> Ids:
+        """Return the ids of `text`. Tokenizers encode the text between two added tokens by itself, so each
+        such text is encoded once; whether that gives the same ids is checked each time the size doubles."""
         if self._marks is None:
-            return np.array(template.ids(text), dtype=np.int32)
+            return _array(template.ids(text))
         parts = [part for part in self._marks.split(text) if part]
         for part in parts:
             if part not in self._segments:
-                self._segments[part] = np.array(template.ids(part), dtype=np.int32)
-        ids: Ids = np.concatenate([np.empty(0, dtype=np.int32), *map(self._segments.__getitem__, parts)])
-        if not self._checked:  # tokenizers may treat the beginning of a text in another way
-            self._checked = True
-            whole = np.array(template.ids(text), dtype=np.int32)
+                self._segments[part] = _array(template.ids(part))
+        ids: Ids = np.concatenate([_array([]), *map(self._segments.__getitem__, parts)])
+        if len(text) > 2 * self._checked:
+            self._checked = len(text)
+            whole = _array(template.ids(text))
             if not np.array_equal(ids, whole):
                 self._marks = None
                 return whole
@@ -96,13 +110,11 @@ def common(one: Ids, other: Ids) -> int:
     return int(differs.argmax()) if differs.any() else size
 
 
+def _array(ids: Sequence[int]) -> Ids:
+    return np.array(ids, dtype=np.int32)
+
+
 def _shared(one: str, other: str) -> int:
     """Return the length of the common beginning of two texts, by bisection."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    size = min(len(one), len(other))
+    return bisect_left(range(size), True, key=lambda at: one[: at + 1] != other[: at + 1])

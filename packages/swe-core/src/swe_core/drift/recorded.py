@@ -18,12 +18,16 @@ class RecordedTurn:
         tools: The tools in chat-completions form; None where there are none.
         reply: The assistant message, canonical.
         sampled: The sampled ids, where the record has them.
+        cut: Whether the reply was cut at a limit, so that no stop token ends it.
+        dropped: Why the record does not train it; None where it does.
     """
 
     messages: Sequence[Message]
     tools: Tools
     reply: Message
     sampled: Sequence[int] | None = None
+    cut: bool = False
+    dropped: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +40,12 @@ class RecordedConversation:
 
     name: str
     turns: Sequence[RecordedTurn]
+
+
+def turns_of(messages: Sequence[Message], tools: Tools) -> list[RecordedTurn]:
+    """Return the turns of a conversation known by its messages: each reply, asked for by all before it."""
+    return [
+        RecordedTurn(messages[:at], tools, message)
+        for at, message in enumerate(messages)
+        if message["role"] == "assistant"
+    ]
