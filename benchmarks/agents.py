@@ -3,9 +3,9 @@
     python benchmarks/agents.py [--runs N] [--agent NAME]...
 
 In the sandbox `local`, the interval begins when the sandbox is open and ends when the first LLM request has
-been read by the interception server, as in `first_request`. The agent's own start is that of the same command on
-this host, from the same bundle and with the same files, without a sandbox: from the start of the process to
-its first request. The two take turns. The agent's replies are one recorded sentence.
+been read by the interception server, as in `first_request`. The agent's own start is that of the same command
+on this host, from the same bundle and with the same files, without a sandbox: from the start of the process
+to its first request. The two take turns. The agent's replies are one recorded sentence.
 
 An agent should need at most one second, or 0.2 s more than its own start.
 """
