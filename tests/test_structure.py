@@ -112,7 +112,7 @@ def test_rooms_have_nine_floors_and_no_circle() -> None:
     for name in TopologicalSorter(found).static_order():  # raises CycleError
         floors[name] = 1 + max((floors[below] for below in found[name]), default=0)
     assert max(floors.values()) <= 9
-    assert len(floors) + len(["__init__.py"]) <= 15
+    assert len(floors) + len(["__init__.py"]) <= 16
 
 
 @pytest.mark.parametrize("package", ["swe_core", "swe_trainer_trl"])

@@ -19,6 +19,7 @@ _COMMANDS = {
     "report": ("swe_core.cli.report:report", "Print the results of a run: pass@k, times, errors, tampering."),
     "show": ("swe_core.cli.show:show", "Print one rollout: transcript, patch, tests."),
     "regrade": ("swe_core.cli.regrade:regrade", "Grade the patches of a run again and compare the verdicts."),
+    "drift": ("swe_core.cli.drift:drift", "Compare training rows of recorded conversations for a tokenizer."),
     "push": ("swe_core.cli.push:push", "Push the finished rollouts of a run to a data set on the Hub."),
     "tasks": ("swe_core.cli.tasks:tasks", "List, show and verify tasks."),
     "sandboxes": ("swe_core.cli.sandboxes:sandboxes", "List sandboxes and remove those of dead runs."),

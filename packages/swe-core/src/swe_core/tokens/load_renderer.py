@@ -52,7 +52,7 @@ def load_renderer(
         raise ConfigError(f"renderer {renderer!r} is not known: choose auto, template or {', '.join(near)}")
     loaded = load_tokenizer(tokenizer)
     kwargs = dict(template_kwargs or {})
-    source = _template(loaded, chat_template)
+    source = template_of(loaded, chat_template)
     known = MODEL_RENDERER_MAP.get(tokenizer) if renderer == "auto" and chat_template is None else None
     name = renderer if renderer in FAMILIES else known
     named = FamilyRenderer(loaded, name, kwargs) if name is not None else None
@@ -105,7 +105,7 @@ def template_renderer(
     return trained if trained.proven else own
 
 
-def _template(tokenizer: PreTrainedTokenizerBase, chat_template: Path | None) -> str | None:
+def template_of(tokenizer: PreTrainedTokenizerBase, chat_template: Path | None) -> str | None:
     """Return the template's text; None where the tokenizer has none and no file is given."""
     if chat_template is not None:
         try:

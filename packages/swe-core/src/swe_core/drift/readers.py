@@ -1,0 +1,319 @@
+"""Recorded conversations from files, each format by one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from swe_core.api.messages import Message, dumps
+from swe_core.api.records import requests_of
+from swe_core.drift.recorded import RecordedConversation, RecordedTurn, turns_of
+from swe_core.errors import UsageError
+from swe_core.interception.dialects.base import BadRequest, Dialect, Target
+from swe_core.interception.dialects.chat import ChatCompletions
+from swe_core.interception.dialects.messages import Messages
+from swe_core.interception.dialects.responses import Responses
+from swe_core.rollout.run_directory import RUN_FILE, RunDirectory
+
+Rows = Sequence[Any]
+"""The JSON values of a file: one, or those of its lines."""
+_CHAT, _MESSAGES, _RESPONSES = ChatCompletions(), Messages(), Responses()
+_FUNCTION = ("name", "description", "parameters")
+_ITEMS = frozenset({"message", "function_call", "function_call_output", "reasoning", "custom_tool_call"})
+
+
+def read(path: Path, name: str | None = None) -> list[RecordedConversation]:
+    """Return the conversations of a run directory or a file.
+
+    Args:
+        name: One of `FORMATS`; None finds it from the content.
+
+    Raises:
+        UsageError: The file cannot be read, or is not of the format.
+    """
+    if path.is_dir() or name == "run":
+        return list(_run(path))
+    rows = _rows(path)
+    if name is None:
+        name = next((one for one, is_it in _MARKS.items() if is_it(rows)), None)
+    if name is None:
+        raise UsageError(
+            f"{str(path)!r} is no conversation that is known: expected a run directory, or a file of one of "
+            f"the formats {', '.join(_READERS)}; name it with --format"
+        )
+    try:
+        found = [
+            RecordedConversation(str(path) if number == 0 else f"{path}:{number + 1}", turns)
+            for number, turns in enumerate(_READERS[name](rows))
+            if turns
+        ]
+    except (BadRequest, KeyError, TypeError, AttributeError, ValueError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise UsageError(f"{str(path)!r} is not of the format {name}: {why}") from None
+    if not found:
+        raise UsageError(f"{str(path)!r} has no reply of an assistant, so there is nothing to replay")
+    return found
+
+
+def _rows(path: Path) -> Rows:
+    """Return the JSON value of a file, or those of its lines."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be read ({error.strerror}): name a file or a run") from None
+    try:
+        return [orjson.loads(data)]
+    except orjson.JSONDecodeError as error:
+        whole = error
+    rows = []
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(orjson.loads(line))
+        except orjson.JSONDecodeError as error:
+            where, why = (f"line {number}", error) if rows else ("it", whole)
+            raise UsageError(f"{str(path)!r} is no JSON: {where}: {why}") from None
+    return rows
+
+
+def _run(path: Path) -> Iterator[RecordedConversation]:
+    """Our own runs: one conversation a rollout, with its sampled ids."""
+    if not (path / RUN_FILE).exists():
+        raise UsageError(f"{str(path)!r} is no run directory: it has no {RUN_FILE}")
+    run = RunDirectory.open(path)
+    for rollout in run.rollouts():
+        turns = run.turns(rollout.id)
+        found = []
+        for turn, body in zip(turns, requests_of(turns), strict=True):
+            if turn.reply is None:
+                continue
+            parsed = _parsed(_CHAT, {**body, "messages": [*body["messages"], turn.reply]})
+            tokens = turn.tokens
+            found.append(
+                RecordedTurn(
+                    parsed[0][:-1],
+                    parsed[1],
+                    parsed[0][-1],
+                    sampled=tokens.completion if tokens is not None else None,
+                    cut=turn.finish_reason == "length",
+                    dropped=turn.auxiliary or (tokens.dropped if tokens is not None else None),
+                )
+            )
+        if found:
+            yield RecordedConversation(rollout.id, found)
+
+
+def _parsed(dialect: Dialect, body: Mapping[str, Any]) -> tuple[Sequence[Message], Any]:
+    """Return the canonical messages and tools of a request. It may end with a reply."""
+    asked = dialect.parse(orjson.dumps(body), Target(dialect.routes[-1]))
+    return asked.messages, asked.tools
+
+
+def _chat(rows: Rows) -> Iterator[list[RecordedTurn]]:
+    """Message lists of OpenAI: a list, or an object with `messages` and perhaps `tools`, in each row."""
+    if rows and all(_is_message(row) for row in rows):  # one message a line
+        rows = [list(rows)]
+    for row in rows:
+        body = (
+            {"messages": row}
+            if isinstance(row, list)
+            else {"messages": row["messages"], "tools": row.get("tools")}
+        )
+        yield turns_of(*_parsed(_CHAT, body))
+
+
+def _responses(rows: Rows) -> Iterator[list[RecordedTurn]]:
+    """Items of Responses: a list, or an object with `input` and perhaps `output`, `tools`, `instructions`."""
+    for row in rows:
+        body = {"input": row} if isinstance(row, list) else row
+        items = body["input"]
+        items = [{"type": "message", "role": "user", "content": items}] if isinstance(items, str) else items
+        kept = {key: body[key] for key in ("tools", "instructions") if body.get(key)}
+        yield turns_of(*_parsed(_RESPONSES, {"input": [*items, *(body.get("output") or ())], **kept}))
+
+
+def _anthropic(rows: Rows) -> Iterator[list[RecordedTurn]]:
+    """Messages of Anthropic: an object with `messages` and perhaps `system` and `tools`."""
+    for row in rows:
+        body = {"messages": row} if isinstance(row, list) else row
+        kept = {key: body[key] for key in ("system", "tools") if body.get(key)}
+        yield turns_of(*_parsed(_MESSAGES, {"messages": body["messages"], **kept}))
+
+
+def _pi(rows: Rows) -> Iterator[list[RecordedTurn]]:
+    """A session file of Pi: the path from its last message back to the first, as Pi itself reads it."""
+    by_id = {row["id"]: row for row in rows if "id" in row and row.get("type") != "session"}
+    path: list[Mapping[str, Any]] = []
+    at = next((row["id"] for row in reversed(rows) if row.get("type") == "message"), None)
+    while at is not None and at in by_id:
+        path.append(by_id[at])
+        at = by_id[at].get("parentId")
+    said = [row["message"] for row in reversed(path) if row.get("type") == "message"]
+    tools = [
+        {"type": "function", "function": {key: tool[key] for key in _FUNCTION if key in tool}}
+        for message in said
+        for tool in message.get("toolsAdded") or ()
+    ]
+    yield turns_of([_pi_message(message) for message in said], tools or None)
+
+
+def _pi_message(message: Mapping[str, Any]) -> Message:
+    content = message.get("content")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    text = "".join(block["text"] for block in blocks if block["type"] == "text")
+    match message["role"]:
+        case "system":
+            sections = message.get("sections") or {}
+            return {"role": "system", "content": text or "\n\n".join(map(str, sections.values()))}
+        case "toolResult":
+            return {"role": "tool", "content": text, "tool_call_id": message["toolCallId"]}
+        case "assistant":
+            reply: Message = {"role": "assistant", "content": text}
+            thoughts = "".join(block["thinking"] for block in blocks if block["type"] == "thinking")
+            calls = [
+                _call(block["id"], block["name"], block.get("arguments") or {})
+                for block in blocks
+                if block["type"] == "toolCall"
+            ]
+            return {
+                **reply,
+                **({"reasoning_content": thoughts} if thoughts else {}),
+                **({"tool_calls": calls} if calls else {}),
+            }
+    return {"role": "user", "content": text}
+
+
+def _claude_code(rows: Rows) -> Iterator[list[RecordedTurn]]:
+    """A session file of Claude Code: the conversation, and that of each sub-agent in the file.
+
+    What it adds to messages (attachments) is left out, and so are the tools, which the file does not have.
+    """
+    threads: dict[object, list[dict[str, Any]]] = {}
+    system = ""
+    for row in rows:
+        said = (row.get("attachment") or {}).get("systemPrompt")
+        system = system or "\n".join(said or ())
+        message = row.get("message")
+        if row.get("type") not in ("user", "assistant") or not isinstance(message, dict) or row.get("isMeta"):
+            continue
+        thread = threads.setdefault(row.get("agentId") if row.get("isSidechain") else None, [])
+        content = message["content"]
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+        # One reply is a line a block.
+        if (
+            thread
+            and row["type"] == thread[-1]["role"] == "assistant"
+            and message.get("id") == thread[-1]["id"]
+        ):
+            thread[-1]["content"] += blocks
+        else:
+            thread.append({"role": row["type"], "content": blocks, "id": message.get("id")})
+    for thread in threads.values():
+        for message in thread:
+            del message["id"]
+        yield turns_of(*_parsed(_MESSAGES, {"messages": thread, **({"system": system} if system else {})}))
+
+
+def _atif(rows: Rows) -> Iterator[list[RecordedTurn]]:
+    """Trajectories of Harbor's format, version 1, and those of their sub-agents."""
+    for row in rows:
+        messages: list[Message] = []
+        for step in row["steps"]:
+            text = _atif_text(step.get("message"))
+            if step["source"] != "agent":
+                messages.append({"role": step["source"], "content": text})
+                continue
+            if step.get("llm_call_count") == 0:  # no reply of a model
+                continue
+            reply: Message = {"role": "assistant", "content": text}
+            if step.get("reasoning_content"):
+                reply["reasoning_content"] = step["reasoning_content"]
+            calls = step.get("tool_calls") or ()
+            if calls:
+                reply["tool_calls"] = [
+                    _call(call["tool_call_id"], call["function_name"], call["arguments"]) for call in calls
+                ]
+            messages.append(reply)
+            for result in (step.get("observation") or {}).get("results") or ():
+                answered = result.get("source_call_id")
+                message: Message = {
+                    "role": "tool" if calls else "user",
+                    "content": _atif_text(result.get("content")),
+                }
+                messages.append({**message, "tool_call_id": answered} if calls and answered else message)
+        yield turns_of(messages, None)
+        yield from _atif(row.get("subagent_trajectories") or ())
+
+
+def _atif_text(content: object) -> str:
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content)
+    return "" if content is None else str(content)
+
+
+def _call(id: str, name: str, arguments: object) -> dict[str, Any]:
+    text = arguments if isinstance(arguments, str) else dumps(arguments)
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def _first(rows: Rows) -> Any:
+    return rows[0] if rows else None
+
+
+def _is_message(row: object) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("role"), str) and "messages" not in row
+
+
+def _messages_of(row: object) -> Sequence[Any]:
+    given = row.get("messages") if isinstance(row, dict) else row
+    return given if isinstance(given, list) else ()
+
+
+def _is_anthropic(row: object) -> bool:
+    """Whether a body has what only Anthropic's has: a `system` beside the messages, or its blocks."""
+    if isinstance(row, dict) and "system" in row and "messages" in row:
+        return True
+    blocks = (
+        block
+        for message in _messages_of(row)
+        if isinstance(message, dict) and isinstance(message.get("content"), list)
+        for block in message["content"]
+    )
+    return any(
+        isinstance(one, dict) and one.get("type") in ("tool_use", "tool_result", "thinking") for one in blocks
+    )
+
+
+def _is_items(row: object) -> bool:
+    if isinstance(row, dict):
+        return "input" in row and "messages" not in row
+    return isinstance(row, list) and any(isinstance(one, dict) and one.get("type") in _ITEMS for one in row)
+
+
+def _is_claude_code(rows: Rows) -> bool:
+    return any(isinstance(row, dict) and "sessionId" in row and "type" in row for row in rows)
+
+
+_MARKS: Mapping[str, Callable[[Rows], bool]] = {
+    "pi-session": lambda rows: isinstance(_first(rows), dict) and _first(rows).get("type") == "session",
+    "claude-session": _is_claude_code,
+    "atif": lambda rows: isinstance(_first(rows), dict) and "steps" in _first(rows),
+    "responses": lambda rows: _is_items(_first(rows)),
+    "anthropic": lambda rows: _is_anthropic(_first(rows)),
+    "openai": lambda rows: bool(_messages_of(_first(rows))) or (bool(rows) and all(map(_is_message, rows))),
+}
+"""Format → whether a file looks like it, the most telling first."""
+_READERS: Mapping[str, Callable[[Rows], Iterator[list[RecordedTurn]]]] = {
+    "openai": _chat,
+    "responses": _responses,
+    "anthropic": _anthropic,
+    "pi-session": _pi,
+    "claude-session": _claude_code,
+    "atif": _atif,
+}
+FORMATS = ("run", *_READERS)
+"""Names of the formats."""

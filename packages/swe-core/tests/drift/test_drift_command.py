@@ -1,0 +1,248 @@
+"""`swe-core drift`: every format of a recorded conversation, the table, JSON, and bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from swe_core.api.records import TurnTokens
+from swe_core.cli import drift as command
+from swe_core.cli.drift import drift
+from swe_core.drift.readers import FORMATS, read
+from swe_testing.records import make_rollout, make_run, make_turn
+from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
+
+pytest.importorskip("trl")
+RECORDED = Path(__file__).parent / "recorded"
+TOOL = {"name": "bash", "description": "Run.", "parameters": {"type": "object", "properties": {}}}
+FUNCTION = {"name": "bash", "arguments": '{"command": "ls"}'}
+CHAT = [
+    {"role": "user", "content": "Fix it."},
+    {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning_content": "Where?",
+        "tool_calls": [{"id": "c", "type": "function", "function": FUNCTION}],
+    },
+    {"role": "tool", "tool_call_id": "c", "content": "one.py"},
+    {"role": "assistant", "content": "Done.", "reasoning_content": "Easy."},
+    {"role": "user", "content": "Sure?"},
+    {"role": "assistant", "content": "Yes."},
+]
+ITEMS = [
+    {"type": "message", "role": "user", "content": "Fix it."},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Where?"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+    {"type": "function_call", "call_id": "c", **FUNCTION},
+    {"type": "function_call_output", "call_id": "c", "output": "one.py"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done."}]},
+    {"type": "message", "role": "user", "content": "Sure?"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Yes."}]},
+]
+USE = {"type": "tool_use", "id": "c", "name": "bash", "input": {"command": "ls"}}
+ANTHROPIC = {
+    "system": "You fix bugs.",
+    "messages": [
+        {"role": "user", "content": "Fix it."},
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}, USE]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "one.py"}]},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "Sure?"},
+        {"role": "assistant", "content": "Yes."},
+    ],
+    "tools": [{"name": "bash", "input_schema": TOOL["parameters"]}],
+}
+STEPS = [
+    {"step_id": 1, "source": "user", "message": "Fix it."},
+    {
+        "step_id": 2,
+        "source": "agent",
+        "message": "I look.",
+        "reasoning_content": "Where?",
+        "tool_calls": [{"tool_call_id": "c", "function_name": "bash", "arguments": {"command": "ls"}}],
+        "observation": {"results": [{"source_call_id": "c", "content": "one.py"}]},
+    },
+    {"step_id": 3, "source": "agent", "message": "Done."},
+    {"step_id": 4, "source": "user", "message": [{"type": "text", "text": "Sure?"}]},
+    {"step_id": 5, "source": "agent", "message": "Yes."},
+]
+ATIF = {"schema_version": "ATIF-v1.8", "agent": {"name": "a", "version": "1"}, "steps": STEPS}
+FILES: dict[str, Any] = {
+    "openai": {"messages": CHAT, "tools": [{"type": "function", "function": TOOL}]},
+    "responses": {"input": ITEMS[:-1], "output": ITEMS[-1:], "tools": [{"type": "function", **TOOL}]},
+    "anthropic": ANTHROPIC,
+    "atif": ATIF,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    source = (files("trl") / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
+    path = tmp_path_factory.mktemp("tokenizer")
+    make_tokenizer(QWEN3_TOKENS, chat_template=source, eos_token="<|im_end|>").save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., Path]:
+    def save(value: Any, lines: bool = False) -> Path:
+        path = tmp_path / "trace.json"
+        path.write_text("\n".join(map(json.dumps, value)) if lines else json.dumps(value))
+        return path
+
+    return save
+
+
+def ran(*args: object) -> Result:
+    return CliRunner().invoke(drift, [*map(str, args)], env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_reader_gives_each_reply_with_all_before_it(name: str, saved: Callable[..., Path]) -> None:
+    (found,) = read(saved(FILES[name]))
+    replies = [turn.reply for turn in found.turns]
+    assert [reply["content"].strip() for reply in replies] == ["I look.", "Done.", "Yes."]
+    (call,) = replies[0]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"command": "ls"}
+    assert found.turns[1].messages[-1] == {"role": "tool", "content": "one.py", "tool_call_id": "c"}
+    assert [len(turn.messages) for turn in found.turns] == ([2, 4, 6] if name == "anthropic" else [1, 3, 5])
+    assert bool(found.turns[0].tools) == (name != "atif")
+    if name in ("openai", "responses", "atif"):
+        assert replies[0]["reasoning_content"] == "Where?"
+
+
+@pytest.mark.parametrize(
+    ("value", "lines", "conversations"),
+    [
+        (CHAT, False, 1),
+        (CHAT, True, 1),
+        ([CHAT, CHAT[:4]], True, 2),
+        ([{"messages": CHAT}] * 3, True, 3),
+        (ITEMS, False, 1),
+    ],
+    ids=["a list", "a message a line", "a list a line", "an object a line", "items"],
+)
+def test_reader_takes_lists_and_lines(
+    value: Any, lines: bool, conversations: int, saved: Callable[..., Path]
+) -> None:
+    found = read(saved(value, lines))
+    assert len(found) == conversations
+    assert found[0].turns[-1].reply["content"] == "Yes."
+
+
+def test_reader_of_a_pi_session_gives_what_pi_asked() -> None:
+    (found,) = read(RECORDED / "pi.jsonl")
+    first, *_, last = found.turns
+    assert len(found.turns) == 5
+    assert [message["role"] for message in first.messages] == ["system", "user"]
+    assert first.reply["reasoning_content"] == "I think about step 0."
+    assert first.tools is not None
+    assert first.tools[0]["function"]["name"] == "read"
+    assert last.messages[:2] == first.messages
+    assert last.reply["content"].startswith("All is well")
+
+
+def test_reader_of_a_claude_session_joins_the_blocks_of_a_reply() -> None:
+    (found,) = read(RECORDED / "claude.jsonl")
+    first = found.turns[0]
+    assert first.messages[0]["role"] == "system"
+    assert first.messages[-1]["content"].startswith("Fix the bug")
+    assert first.reply["content"] == "Step 0: I look."
+    assert first.reply["reasoning_content"] == "I think about step 0."
+    assert len(first.reply["tool_calls"]) == 1
+    assert all(turn.messages[: len(first.messages)] == first.messages for turn in found.turns)
+
+
+def test_reader_of_a_run_has_its_sampled_ids(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 1)
+    folder = run.folder("t-0")
+    tokens = TurnTokens(
+        base=None,
+        prompt=[1],
+        completion=[2, 3],
+        logprobs=[-1.0, -1.0],
+        versions=[(0, 2)],
+        rendered="full",
+        cause="start",
+    )
+    reply = {"role": "assistant", "content": "hi"}
+    folder.add_turn(make_turn(messages=CHAT[:1], reply=reply, tokens=tokens))
+    folder.add_turn(make_turn(1, messages=CHAT[:1], reply=reply, auxiliary="title"))
+    folder.add_turn(make_turn(2, messages=CHAT[:1], error="failed"))
+    folder.close()
+    run.append(make_rollout("t", 0))
+    (found,) = read(tmp_path / "run")
+    assert found.name == "t-0"
+    assert [(turn.sampled, turn.dropped) for turn in found.turns] == [([2, 3], None), (None, "title")]
+
+
+def test_drift_prints_what_rendering_anew_loses(tokenizer: str, saved: Callable[..., Path]) -> None:
+    done = ran(saved(FILES["openai"]), "--tokenizer", tokenizer)
+    assert done.exit_code == 0, done.output
+    assert "Prompts of renderers/qwen3" in done.output
+    assert "First difference" in done.output
+    assert "the prompt of turn 2 differs in message 1 (assistant)" in done.output
+    assert "with our prompts 0." in done.output
+
+
+def test_drift_prints_json(tokenizer: str, saved: Callable[..., Path]) -> None:
+    done = ran(saved(FILES["openai"]), RECORDED / "pi.jsonl", "--tokenizer", tokenizer, "--json")
+    found = json.loads(done.stdout)
+    one, pi = found["conversations"]
+    assert (one["ours"]["rows"], one["ours"]["causes"], one["ours"]["lost"]) == (1, {}, 0)
+    assert (one["anew"]["rows"], one["anew"]["causes"]) == (2, {"template": 1})
+    assert one["anew"]["lost"] > 0
+    assert pi["turns"] == 5
+    assert found["total"]["turns"] == 8
+
+
+def test_drift_takes_options_of_the_template(tokenizer: str, saved: Callable[..., Path]) -> None:
+    path = saved(FILES["openai"])
+    plain, off = (
+        json.loads(ran(path, "--tokenizer", tokenizer, "--json", *more).stdout)["total"]["sampled"]
+        for more in ((), ("--template-kwarg", "enable_thinking=false"))
+    )
+    assert plain > 0
+    assert off > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "args", "said"),
+    [
+        (None, [], "cannot be read (No such file or directory)"),
+        ("{", [], "is no JSON"),
+        ('{"a": 1}\n{', [], "is no JSON: line 2"),
+        ('{"a": 1}', [], "is no conversation that is known"),
+        ('{"a": 1}', ["--format", "openai"], "is not of the format openai: it has no 'messages'"),
+        ('{"messages": 5}', ["--format", "openai"], "'messages' is a number"),
+        ('[{"role": "user", "content": "hi"}]', [], "has no reply of an assistant"),
+        ('[{"role": "user", "content": [{"type": "image_url"}]}]', [], "reads text only"),
+        (json.dumps(CHAT), ["--template-kwarg", "x"], "expected KEY=VALUE"),
+        (json.dumps(CHAT), ["--format", "run"], "is no run directory"),
+        (json.dumps(CHAT), ["--renderer", "qwen33"], "renderer 'qwen33' is not known"),
+    ],
+)
+def test_drift_says_in_a_sentence_what_is_wrong(
+    content: str | None, args: list[str], said: str, tokenizer: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    if content is not None:
+        path.write_text(content)
+    done = ran(path, "--tokenizer", tokenizer, *args)
+    assert done.exit_code != 0
+    assert said in str(done.exception)
+
+
+def test_drift_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert "pip install 'swe-core[vllm]'" in str(ran("x", "--tokenizer", "y").exception)
+
+
+def test_formats_of_the_command_are_those_of_the_readers() -> None:
+    assert command._FORMATS == FORMATS
