@@ -140,6 +140,13 @@ def test_chains() -> None:
     assert result["medians"]["trl_ms"] is None
 
 
+@pytest.mark.skipif(find_spec("trl") is None, reason="the tokenizer has no template without TRL")
+def test_drift() -> None:
+    result = last_line("drift", "--runs", "1", "--turns", "5")
+    assert result["medians"]["turns"] == 5
+    assert result["medians"]["seconds"] > 0
+
+
 def test_resume() -> None:
     result = last_line("resume", "--runs", "1", "--rollouts", "50")
     assert set(result["medians"]) == {"resume", "report", "json", "command"}
