@@ -4,7 +4,8 @@
 
 Each turn has a reply with thinking and a call, and a result of some 500 tokens, all from the standard
 library's sources. The tokenizer has Qwen3's format. Measured is the whole work of the command in this
-process: reading the file, loading the tokenizer, replaying each turn with our prompts and with prompts rendered anew.
+process: reading the file, loading the tokenizer, replaying each turn with our prompts and with prompts that
+are rendered anew.
 """
 
 from __future__ import annotations
