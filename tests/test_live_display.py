@@ -22,7 +22,7 @@ def unhurried(tmp_path: Path) -> Path:
     """The recording of the demo, with an agent that takes longer than the table takes to be drawn again."""
     lines = []
     for recorded in map(json.loads, RECORDING.read_text().splitlines()):
-        if recorded["task_id"] == TASK:
+        if recorded["task_id"] == TASK and recorded["agent"] is None:
             called = recorded["replies"][0]["message"]["tool_calls"][0]["function"]
             command = json.loads(called["arguments"])["command"]
             called["arguments"] = json.dumps({"command": f"sleep 3; {command}"})

@@ -294,7 +294,7 @@ async def test_malformed_piece_fails_its_own_rollout_only(server: InterceptionSe
 
     good, turns = Plugin(Completion({"role": "assistant", "content": "fine"})), list[Turn]()
     async with server.session(good, who("good"), lambda _: None) as other:
-        async with server.session(Malformed(None), who(), turns.append, Budgets(wall=0.1)) as gate:
+        async with server.session(Malformed(None), who(), turns.append, Budgets(wall=0.5)) as gate:
             gate.start()
             async with by_hand(server, gate) as http:
                 await http.post("/chat/completions", json={"messages": HELLO, "stream": True})

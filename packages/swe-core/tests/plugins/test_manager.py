@@ -233,7 +233,7 @@ def test_excluded_component_names_what_excludes_it(
 
 
 def test_plugin_of_another_role_is_not_suggested() -> None:
-    with pytest.raises(PluginError, match=r"unknown agent 'docker'; there are: mini, nop, oracle"):
+    with pytest.raises(PluginError, match=r"unknown agent 'docker'; there are: .*mini, .*nop"):
         PluginSet().find("agent", "docker")
 
 
