@@ -78,6 +78,17 @@ async def test_auxiliary_call_is_dropped_for_its_reason_and_is_no_turn(server: I
     assert ledger.trained == 2 * ledger.sampled // 3
 
 
+async def test_auxiliary_calls_without_end_spend_the_budget(server: InterceptionServer) -> None:
+    engine = Typist()
+    async with server.session(
+        engine, who(), lambda _: None, Budgets(turns=2), auxiliary=lambda request: "title"
+    ) as gate:
+        async with by_hand(server, gate) as http:
+            for number in range(12):
+                await http.post("/chat/completions", json=_body(number))
+    assert (len(engine.asked), gate.ended_by) == (8, "turns")
+
+
 async def test_remaining_completion_tokens_bound_each_call(server: InterceptionServer) -> None:
     engine, turns = Typist(), list[Turn]()
     async with server.session(engine, who(), turns.append, Budgets(completion_tokens=10, context=99)) as gate:

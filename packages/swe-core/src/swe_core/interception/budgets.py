@@ -10,6 +10,10 @@ from swe_core.api.limits import Budgets
 from swe_core.api.records import Budget
 
 
+_PER_TURN = 4
+"""Auxiliary calls per turn of the budget at most: code in a sandbox can make its calls look like such."""
+
+
 class RemainingBudget:
     """Count one rollout's calls and sampled tokens against its budgets.
 
@@ -19,7 +23,7 @@ class RemainingBudget:
 
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
-        self._calls = 0
+        self._calls = self._auxiliary = 0
         self._tokens = 0
         self._held = 0
         self.deadline = math.inf
@@ -31,7 +35,8 @@ class RemainingBudget:
 
     def spent(self) -> Budget | None:
         """Return the budget that has run out, so that no further call may begin; None where none has."""
-        if self._budgets.turns is not None and self._calls >= self._budgets.turns:
+        turns = self._budgets.turns
+        if turns is not None and (self._calls >= turns or self._auxiliary >= _PER_TURN * turns):
             return "turns"
         if self.left == 0:
             return "completion_tokens"
@@ -57,6 +62,7 @@ class RemainingBudget:
             is_turn: Whether the call counts as a turn.
         """
         self._calls += is_turn
+        self._auxiliary += not is_turn
         granted = min((limit for limit in (wanted, self.free) if limit is not None), default=None)
         self._held += granted or 0
         return granted

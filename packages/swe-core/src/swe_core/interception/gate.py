@@ -113,6 +113,7 @@ class Gate:
         self._on_undelivered = on_undelivered
         self._tasks = tasks
         self._allowance = RemainingBudget(budgets)
+        self._counting = anyio.Lock()
         self._max_context = budgets.context
         self._metrics = metrics
         self._redactor = redactor
@@ -180,9 +181,11 @@ class Gate:
             EngineError: The rollout's first failure, or the engine refuses the request.
             RolloutOver: The rollout has ended.
         """
-        self._check()
         request = ChatRequest(asked.body, asked.messages, asked.tools)
-        counted = await apart(partial(self.engine.count_tokens, request), "a count of the engine's tokens")
+        async with self._counting:  # counts cost no budget, but threads that all rollouts share
+            self._check()
+            work = partial(self.engine.count_tokens, request)
+            counted = await apart(work, "a count of the engine's tokens")
         return counted if counted is not None else _estimate(asked)
 
     def reject(self, why: str) -> None:

@@ -124,7 +124,7 @@ class InterceptionServer:
         Raises:
             ConfigError: The port is taken.
         """
-        app = web.Application(middlewares=[self._answer_errors])
+        app = web.Application(middlewares=[_leave_rest, self._answer_errors])
         for path, (dialect, route) in _ROUTES.items():
             answer = self._count if route.kind == "count" else self._generate
             app.router.add_post(path, partial(answer, dialect, route))
@@ -396,6 +396,22 @@ class InterceptionServer:
             route = request.match_info.route.resource
             self._metrics.requests.labels(route.canonical if route else "none", status).inc()
         return response
+
+
+@web.middleware
+async def _leave_rest(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Close the connection after a reply to the beginning of a compressed body.
+
+    aiohttp would decompress the rest, which may be a thousand times as long, and drop it.
+    """
+    response = await handler(request)
+    if "Content-Encoding" in request.headers and not request.content.at_eof():
+        await response.prepare(request)
+        await response.write_eof()
+        request.protocol.force_close()
+    return response
 
 
 async def _healthz(request: web.Request) -> web.StreamResponse:

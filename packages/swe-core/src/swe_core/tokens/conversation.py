@@ -137,6 +137,7 @@ class Conversation:
     def __init__(self, renderer: Renderer, huge: anyio.CapacityLimiter | None = None) -> None:
         self._renderer = renderer
         self._huge = huge
+        self._long = anyio.Lock()
         self._roots: dict[bytes, _Root] = {}
         self._answers: set[Hashable] = set()
 
@@ -159,7 +160,10 @@ class Conversation:
     async def _made(
         self, make: Callable[[Place], P], place: Place, messages: Sequence[Message], limit: int | None
     ) -> P:
-        """Return `make(place)`, in a thread where tools and `messages` are long."""
+        """Return `make(place)`, in a thread where tools and `messages` are long.
+
+        One at a time, so that a rollout does not take the threads of all.
+        """
         size = place.tools_size + _size(messages)
         if size <= _INLINE:
             return make(place)
@@ -168,7 +172,8 @@ class Conversation:
             with at_most(limit):
                 return make(place)
 
-        return await anyio.to_thread.run_sync(work, limiter=self._huge if size > _HUGE else None)
+        async with self._long:
+            return await anyio.to_thread.run_sync(work, limiter=self._huge if size > _HUGE else None)
 
     def find(self, messages: Sequence[Message], tools: Tools) -> Place:
         """Find the deepest turn that `messages` continue, among turns with the same tools."""
