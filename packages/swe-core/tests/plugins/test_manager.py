@@ -132,13 +132,24 @@ def test_builtin_component_is_selected_by_name() -> None:
     assert chosen_agent(PluginSet(["oracle"]), None, "mini") == "oracle"
 
 
-def test_two_candidates_for_a_role_name_the_option(install: Install) -> None:
-    install("acme-agent", "acme", AGENT.format(name="acme"))
-    install("other-agent", "other", AGENT.format(name="other"))
-    plugins = PluginSet(["acme", "other"])
-    with pytest.raises(PluginError, match=r"'acme'.*'other'.*--agent"):
+@pytest.mark.parametrize(
+    ("names", "listed"),
+    [
+        (("a", "b"), "'a' (plugin 'a') and 'b' (plugin 'b')"),
+        (("a", "b", "c"), "'a' (plugin 'a'), 'b' (plugin 'b') and 'c' (plugin 'c')"),
+    ],
+)
+def test_candidates_for_one_role_name_the_option(
+    install: Install, names: tuple[str, ...], listed: str
+) -> None:
+    for name in names:
+        install(f"acme-{name}", name, AGENT.format(name=name))
+    plugins = PluginSet(names)
+    with pytest.raises(
+        PluginError, match=f"^{re.escape(listed)} can each be the agent: choose one with --agent NAME$"
+    ):
         plugins.choose("agent", None, "mini")
-    assert chosen_agent(plugins, "other", "mini") == "other"
+    assert chosen_agent(plugins, "b", "mini") == "b"
 
 
 def test_equal_component_names_collide(install: Install) -> None:

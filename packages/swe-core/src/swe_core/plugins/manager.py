@@ -282,9 +282,9 @@ class PluginSet:
         """
         found = [registered for registered in self.components(role) if registered.name == name]
         if len(found) > 1:
-            names = " and ".join(repr(registered.plugin) for registered in found)
+            names = _enumeration([repr(registered.plugin) for registered in found])
             raise PluginError(
-                f"the plugins {names} both offer the {role} {name!r}: block one with -p no:PLUGIN"
+                f"the plugins {names} each offer the {role} {name!r}: block all but one with -p no:PLUGIN"
             )
         if found:
             return found[0]
@@ -316,10 +316,8 @@ class PluginSet:
             candidates |= {(o.plugin, o.name): o for o in components if o.role == role}
         found = list(candidates.values())
         if len(found) > 1:
-            names = " and ".join(
-                f"{registered.name!r} (plugin {registered.plugin!r})" for registered in found
-            )
-            raise PluginError(f"{names} can both be the {role}: choose one with --{role} NAME")
+            names = _enumeration([f"{each.name!r} (plugin {each.plugin!r})" for each in found])
+            raise PluginError(f"{names} can each be the {role}: choose one with --{role} NAME")
         if found:
             return found[0]
         return None if default is None else self.find(role, default)
@@ -357,6 +355,11 @@ def _version(distribution: str) -> str:
 def _installed() -> set[str]:
     """Return the names of all entry points, loaded or not."""
     return {point.name for point in importlib.metadata.entry_points(group=GROUP)}
+
+
+def _enumeration(names: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
