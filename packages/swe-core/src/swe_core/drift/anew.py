@@ -35,6 +35,7 @@ class Anew:
         self._segments: dict[str, Ids] = {}
         self._marks: re.Pattern[str] | None = None
         self._checked = 0
+        self._last: tuple[Sequence[Message], Tools, bool, Ids] | None = None
         if template is not None and template.tokenizer.is_fast:
             marks = sorted(map(str, template.tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
             self._marks = re.compile(f"({'|'.join(map(re.escape, marks))})") if marks else None
@@ -48,9 +49,15 @@ class Anew:
         Raises:
             RequestRefused: The template refuses the conversation.
         """
+        last = self._last
+        if last is not None and (last[0], last[2]) == (messages, cue) and last[1] == tools:
+            return last[3]
         if self._template is None:
-            return _array(self._renderer.render(messages, tools, cue=cue))
-        return self._encode(self._template, self._template.text(messages, tools, prompt=cue))
+            ids = _array(self._renderer.render(messages, tools, cue=cue))
+        else:
+            ids = self._encode(self._template, self._template.text(messages, tools, prompt=cue))
+        self._last = messages, tools, cue, ids
+        return ids
 
     def reply(self, turn: RecordedTurn) -> list[int]:
         """Return what is printed for a reply after the generation prompt, where its sampled ids are unknown.

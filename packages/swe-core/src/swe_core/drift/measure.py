@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 
+from swe_core.api.chain import Chain
 from swe_core.api.engine import ForkCause, Sampled
 from swe_core.api.messages import Message, same_arguments
 from swe_core.drift.anew import Anew, Ids, common
@@ -128,12 +129,12 @@ def measure(
         except RequestRefused as error:
             skipped += 1
             refused = refused or f"turn {index}: {sentence(error)}"
+    chains = replay.chains.build()
     try:
-        gone = replay.lost()
+        gone = replay.lost(chains)
     except RequestRefused as error:
         gone, refused = 0, refused or sentence(error)
     steps = [turn for turn in replay.turns.values() if turn.dropped is None]
-    chains = replay.chains.build()
     sampled = sum(len(turn.completion) for turn in steps)
     trained = sum(int(chain.completion_mask.sum()) for chain in chains)
     return Drift(
@@ -271,14 +272,14 @@ class Replay:
             self.ours.add(index, prompt.length, fork, broken=broken)
         self._add_anew(index, this, sampled, prompt.cause)
 
-    def lost(self) -> int:
-        """Return the sampled tokens that the last conversations of our rows do not hold, rendered anew.
+    def lost(self, rows: Sequence[Chain]) -> int:
+        """Return the sampled tokens that the last conversations of `rows`, our own, do not hold anew.
 
         Raises:
             RequestRefused: The chat template refuses one of them.
         """
         found = 0
-        for chain in self.chains.build():
+        for chain in rows:
             last = self.turns[chain.turns[-1]].recorded
             whole = self._whole.render([*last.messages, last.reply], last.tools, cue=False)
             found += lost(chain.input_ids, chain.completion_mask, whole, self._ends)
@@ -338,6 +339,7 @@ class Replay:
                 continue
             one = self.turns[index]
             if same < len(one.prompt):
+                message = self._in_request(one, message, same)
                 break
             message = len(one.recorded.messages)  # in its reply, or in what follows
             if same < len(one.prompt) + len(one.completion):
@@ -349,6 +351,16 @@ class Replay:
         ]
         messages = self.turns[turn].recorded.messages
         return Difference(turn, message, str(messages[message]["role"]), *texts)
+
+    def _in_request(self, turn: _Turn, message: int, same: int) -> int:
+        """Return the index of a message in which a prompt differs: that of the reply, if it is the generation
+        prompt, else `message`."""
+        asked = turn.recorded
+        try:
+            bare = self._whole.render(asked.messages, asked.tools, cue=False)
+        except RequestRefused:
+            return message
+        return len(asked.messages) if same >= common(bare, turn.prompt) else message
 
 
 class _Unproven(Renderer):
