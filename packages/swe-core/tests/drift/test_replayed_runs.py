@@ -108,8 +108,8 @@ def test_rows_of_a_replayed_run_are_those_that_it_trains(steps: list[dict[str, A
         trained = run.chains("t-0")
         (recorded,) = read(run.path)
     replay = Replay(recorder.renderer, recorder.template)
-    for index, turn in enumerate(recorded.turns):
-        replay.add(index, turn)
+    for index, call in enumerate(recorded.turns):
+        replay.add(index, call)
     assert replay.exact == len(steps)
     rows = replay.chains.build()
     assert [(row.turns, row.cause) for row in rows] == [(row.turns, row.cause) for row in trained]
