@@ -9,7 +9,6 @@ import anyio
 from swe_core.api.limits import Budgets
 from swe_core.api.records import Budget
 
-
 _PER_TURN = 4
 """Auxiliary calls per turn of the budget at most: code in a sandbox can make its calls look like such."""
 
