@@ -61,13 +61,15 @@ def test_plugin_offers_the_agent_and_the_check_of_its_bundle(module: Any) -> Non
 
 
 @each
-def test_bundle_pins_every_wheel_by_hash_for_one_python(agent: PythonAgent) -> None:
+def test_bundle_pins_every_wheel_by_hash_for_its_pythons(agent: PythonAgent) -> None:
     python, wheels, *_ = agent.recipe().parts
     assert isinstance(python, Python)
     assert isinstance(wheels, Wheels)
     assert wheels.python == python
     lines = re.sub(r"^#.*\n|\\\n", "", wheels.lock, flags=re.M).splitlines()
-    pinned = re.compile(r"[a-z0-9-]+==[\w.]+( +--hash=sha256:[0-9a-f]{64}){1,2}")
+    assert python.versions == agent.pythons
+    most = 2 * len(agent.pythons)  # one for each architecture
+    pinned = re.compile(rf"[a-z0-9-]+==[\w.]+( +--hash=sha256:[0-9a-f]{{64}}){{1,{most}}}")
     assert [line for line in lines if not pinned.fullmatch(line)] == []
     assert f"\n{PACKAGES[agent.name]}=={agent.version} " in wheels.lock
 
@@ -142,16 +144,38 @@ def test_launcher_keeps_token_and_noise_from_commands_and_events(tmp_path: Path)
     assert not re.search(f"{TOKEN}|SWE_LLM_TOKEN|FOR_IMPORTS|SET_BY_AN_IMPORT", said)
 
 
+def work(request: ChatRequest) -> Completion:
+    """Reply with a command, or ask aider's way for a file."""
+    return shell_reply(request, Run("true")) if request.tools else text_reply("README.md, please.")
+
+
 @pytest.mark.slow
 @pytest.mark.anyio
 @each
 async def test_spent_budget_ends_the_real_agent(agent: PythonAgent) -> None:
-    def work(request: ChatRequest) -> Completion:
-        return shell_reply(request, Run("true")) if request.tools else text_reply("README.md, please.")
-
     trial = await trial_of(agent, ScriptedModel(*[work] * 9), budget=Budgets(turns=1))
     assert (trial.failure, trial.exit_code, trial.ended_by) == (None, 0, "turns")
     assert "The budget of this run is spent. Stop now." in trial.texts("text")
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("kind", "version"), [(kind, version) for kind in AGENTS for version in kind.pythons[1:]]
+)
+async def test_real_agent_works_with_each_other_python(
+    kind: type[PythonAgent], version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        Python((version,)).find(kind.name)
+    except AgentError as error:  # the agent needs one of its Pythons, no host needs all
+        pytest.skip(str(error))
+    monkeypatch.setattr(kind, "pythons", (version,))
+    agent = kind()
+    trial = await trial_of(agent, ScriptedModel(*[work] * 9), budget=Budgets(turns=1))
+    assert (trial.failure, trial.exit_code, trial.ended_by) == (None, 0, "turns")
+    (asset,) = agent.assets()
+    assert (asset.path / f"lib/python{version}").is_dir()
 
 
 @pytest.mark.slow

@@ -78,6 +78,7 @@ class Aider(PythonAgent):
     title = "aider"
     version = "0.86.2"
     module = "aider"
+    pythons = ("3.12", "3.11")
     dropped = _UNUSED
 
     def __init__(self, config: AiderConfig | None = None) -> None:

@@ -35,6 +35,7 @@ class MiniSweAgent(PythonAgent):
     title = "mini-swe-agent"
     version = "2.4.6"
     module = "mini_swe_agent"
+    pythons = ("3.12", "3.11", "3.13")
 
     def __init__(self, config: MiniSweAgentConfig | None = None) -> None:
         self.config: MiniSweAgentConfig = config or MiniSweAgentConfig()

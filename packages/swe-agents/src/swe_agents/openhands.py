@@ -35,6 +35,7 @@ class OpenHands(PythonAgent):
     title = "OpenHands"
     version = "1.58.2"
     module = "openhands"
+    pythons = ("3.12", "3.13")
 
     def __init__(self, config: OpenHandsConfig | None = None) -> None:
         self.config: OpenHandsConfig = config or OpenHandsConfig()

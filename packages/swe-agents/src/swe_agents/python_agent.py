@@ -14,8 +14,6 @@ from pydantic import Field
 from swe_core import AgentContext, Config
 from swe_core.bundles import BundledAgent, File, Python, Recipe, Wheels, loopback_env
 
-_PYTHON = "3.12"
-"""The version that every lock in `locks` is made for."""
 _TOKEN = "SWE_LLM_TOKEN"  # noqa: S105 (the name of a variable)
 _DROPPED = (
     "*/tests/*", "*.pyi", "*.h", "*.pxd", "litellm/proxy/_experimental/out/*", "litellm/proxy/swagger/*",
@@ -26,7 +24,10 @@ _DROPPED = (
 class PythonAgentConfig(Config):
     """Settings of every agent in Python."""
 
-    python: Path | None = Field(default=None, description=f"CPython {_PYTHON} to bundle; unset: one on PATH")
+    python: Path | None = Field(
+        default=None,
+        description="CPython to bundle, of a version that the agent supports; unset: one of the host",
+    )
 
 
 class PythonAgent(BundledAgent):
@@ -36,10 +37,12 @@ class PythonAgent(BundledAgent):
 
     Attributes:
         module: Name of the agent's module; the runner is `<module>_runner.py`.
+        pythons: The versions of CPython that its lock in `locks` is made for, the best one first.
         dropped: Patterns of further paths in `site-packages` to leave out.
     """
 
     module: ClassVar[str]
+    pythons: ClassVar[tuple[str, ...]]
     dropped: ClassVar[tuple[str, ...]] = ()
     config: PythonAgentConfig
 
@@ -57,7 +60,7 @@ class PythonAgent(BundledAgent):
     def recipe(self) -> Recipe:
         package = resources.files("swe_agents")
         lock = package.joinpath("locks", f"{self.name}.txt").read_text()
-        python = Python((_PYTHON,), self.config.python)
+        python = Python(self.pythons, self.config.python)
         parts = (
             python,
             Wheels(lock, python, drop=(*_DROPPED, *self.dropped)),
