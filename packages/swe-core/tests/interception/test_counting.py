@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from typing import Any
 
 import anyio
@@ -12,6 +11,7 @@ import pytest
 from swe_core.api.engine import ChatRequest
 from swe_core.api.limits import Budgets
 from swe_core.interception.server import InterceptionServer
+from swe_testing.waiting import until
 
 from .helpers import Typist, who
 
@@ -46,6 +46,7 @@ async def test_counts_of_a_rollout_run_one_at_a_time_and_are_no_turns(server: In
         async with httpx.AsyncClient(timeout=60) as client, anyio.create_task_group() as group:
             for _ in range(5):
                 group.start_soon(count, client, server.url + gate.path, gate.token, answers)
+            await until(lambda: gate._counting.statistics().tasks_waiting == 4)
             engine.go.set()
     assert answers == [(200, {"input_tokens": 100})] * 5
     assert engine.most == 1
@@ -59,19 +60,3 @@ async def test_count_of_an_engine_that_cannot_count_is_an_estimate(server: Inter
     ((status, body),) = answers
     assert status == 200
     assert 100 <= body["input_tokens"] <= 200, "a token has some four characters"
-
-
-async def test_compressed_body_that_is_not_read_to_its_end_closes_the_connection(
-    server: InterceptionServer,
-) -> None:
-    bomb = gzip.compress(b" " * (64 << 20))
-    async with server.session(Typist(), who(), lambda _: None) as gate, httpx.AsyncClient() as client:
-        headers = {"Authorization": f"Bearer {gate.token}", "Content-Encoding": "gzip"}
-        reply = await client.post(f"{server.url}{gate.path}/chat/completions", content=bomb, headers=headers)
-        assert reply.status_code == 413
-        good = await client.post(
-            f"{server.url}{gate.path}/chat/completions",
-            json=BODY,
-            headers={"Authorization": f"Bearer {gate.token}"},
-        )
-    assert good.status_code == 200

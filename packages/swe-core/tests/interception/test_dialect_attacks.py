@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
+import anyio
 import pytest
 
 from swe_core.api.engine import Completion
 from swe_core.interception import bodies
-from swe_core.interception.dialects import DIALECTS, responses
+from swe_core.interception.dialects import DIALECTS, messages_reply, responses
 from swe_core.interception.dialects.base import BadRequest, Dialect, ParsedRequest, Target
 from swe_core.interception.dialects.responses_memory import memory_of
 from swe_core.interception.server import InterceptionServer
@@ -180,3 +183,33 @@ async def test_memory_that_a_request_may_repeat_is_held(server: InterceptionServ
         await http.post("/responses", json={"input": "go", "previous_response_id": first.json()["id"]})
     assert seen[0] < 100 < 100_000 < seen[1]
     assert room.free == most
+
+
+async def test_compressed_body_that_is_too_large_is_not_decompressed_to_its_end(
+    server: InterceptionServer,
+) -> None:
+    """The connection closes with the answer; aiohttp would wait for the rest, and decompress it."""
+    bomb = gzip.compress(b" " * (64 << 20))
+    async with server.session(Plugin(Completion({})), who(), lambda _: None) as gate:
+        head = (
+            f"POST {gate.path}/messages HTTP/1.1\r\nHost: gate\r\nx-api-key: {gate.token}\r\n"
+            f"Content-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\n\r\n"
+        )
+        answer = b""
+        async with await anyio.connect_tcp("127.0.0.1", int(server.url.rpartition(":")[2])) as client:
+            await client.send(head.encode() + bomb[:-100])
+            with anyio.fail_after(5), suppress(anyio.EndOfStream):
+                while True:
+                    answer += await client.receive()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"type":"request_too_large"' in answer
+
+
+def test_repeated_requests_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry gets the same reply, with ids of its own, and costs no turn."""
+    monkeypatch.setattr(messages_reply, "_MOST_TOLD", 3)
+    target = _target(MESSAGES)
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    reply = {"content": "", "tool_calls": [call]}
+    ids = [_answered(MESSAGES, target, {"messages": [USER]}, reply)["content"][0]["id"] for _ in range(5)]
+    assert [*target.memory["told"]] == ids[2:]

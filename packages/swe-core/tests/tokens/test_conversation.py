@@ -384,6 +384,19 @@ async def test_huge_prompts_leave_threads_to_others() -> None:
     assert sorted(renderer.begun) == ["x", "y"]
 
 
+@pytest.mark.anyio
+async def test_long_prompts_of_a_rollout_take_one_thread() -> None:
+    """Threads are shared: 60 prompts of one rollout made others wait for 43 seconds."""
+    renderer = Counted()
+    conversation = Conversation(renderer)
+    async with anyio.create_task_group() as group:
+        for last in "xyz":
+            group.start_soon(conversation.prepare, [say("user", "." * 1_000_001 + last)], None)
+        await until(lambda: renderer.begun and conversation._long.statistics().tasks_waiting == 2)
+        renderer.free.set()
+    assert sorted(renderer.begun) == ["x", "y", "z"]
+
+
 def test_history_that_ends_with_a_reply_is_rendered() -> None:
     talk = Talk()
     _, _, reply = talk.ask([USER])

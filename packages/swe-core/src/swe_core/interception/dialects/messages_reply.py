@@ -21,6 +21,8 @@ Thoughts = Literal["hidden", "shown", "signed"]
 
 _SIGNATURE = signature_of("swe-core")
 """Signature of a thinking block with text. Nothing reads it; clients drop a block without one."""
+_MOST_TOLD = 50_000
+"""Calls that a rollout keeps: each repeated request, which no budget limits, adds its reply's again."""
 _REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 _NO_END = {"stop_reason": None, "stop_sequence": None}
 _TYPES = {
@@ -156,6 +158,8 @@ class MessagesReply(Reply):
         function = {"name": call.name, "arguments": call.sampled}
         made = {"id": call.given_id or call.id, "type": "function", "function": function}
         self._told[call.id] = ToldCall(made, call.whole)
+        if len(self._told) > _MOST_TOLD:
+            del self._told[next(iter(self._told))]
 
     def _message(
         self, content: list[dict[str, Any]], end: Mapping[str, Any], usage: Usage, model: str = ""
