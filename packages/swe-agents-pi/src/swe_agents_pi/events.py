@@ -7,7 +7,6 @@ it. When Pi gives up, its `agent_end` contains the error, which becomes fatal.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,21 +17,21 @@ from swe_core.api.event_lines import (
     as_text,
     json_line,
     make_event,
+    odd_line,
     text_of_blocks,
 )
 
 _UPDATE = '{"type":"message_update"'
 """Prefix of lines that repeat a message while it is generated. Most of the output is such lines."""
-_MAX_ODD = 2000
 
 
 def parse_line(line: str) -> Sequence[AgentEvent]:
     """Return the transcript events of one line. This never raises."""
-    if not line.strip() or line.startswith(_UPDATE):
+    if line.startswith(_UPDATE):
         return ()
     event = json_line(line)
     if event is None or not isinstance(event.get("type"), str):
-        return (make_event("info", line[:_MAX_ODD]),)
+        return odd_line(line)
     match event["type"]:
         case "message_end":
             return tuple(_message(as_mapping(event.get("message"))))
@@ -56,9 +55,7 @@ def _message(message: Mapping[str, Any]) -> Iterator[AgentEvent]:
         case "assistant":
             yield from _assistant(message)
         case "toolResult":
-            yield make_event(
-                "tool_result", text_of_blocks(message.get("content")), tool=as_text(message.get("toolName"))
-            )
+            yield make_event("tool_result", text_of_blocks(message.get("content")), message.get("toolName"))
 
 
 def _assistant(message: Mapping[str, Any]) -> Iterator[AgentEvent]:
@@ -66,15 +63,14 @@ def _assistant(message: Mapping[str, Any]) -> Iterator[AgentEvent]:
     for block in as_mappings(message.get("content")):
         match block.get("type"):
             case "thinking":
-                yield make_event("reasoning", as_text(block.get("thinking")))
+                yield make_event("reasoning", block.get("thinking"))
             case "text":
                 said = True
-                yield make_event("text", as_text(block.get("text")))
+                yield make_event("text", block.get("text"))
             case "toolCall":
                 said = True
-                wrong = block.get("argumentsError")
-                text = as_text(wrong) if wrong else json.dumps(block.get("arguments"), ensure_ascii=False)
-                yield make_event("tool_call", text, tool=as_text(block.get("name")))
+                arguments = block.get("argumentsError") or block.get("arguments")
+                yield make_event("tool_call", arguments, block.get("name"))
     error = _error_of(message)
     if error is not None:
         yield make_event("error", error)

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from swe_agents.events import event, fields_of, odd
 from swe_agents.python_agent import PythonAgent, PythonAgentConfig
 from swe_core import AgentContext, AgentEvent, AgentSpec, Component, hookimpl
 from swe_core.api.checks import Check
+from swe_core.api.event_lines import json_line, make_event, odd_line
 from swe_core.bundles import bundle_checks
 
 _DAY = 24 * 3600
@@ -95,17 +95,17 @@ class Aider(PythonAgent):
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one line of the runner."""
-        said = fields_of(line) or {}
+        said = json_line(line) or {}
         text = str(said.get("text"))
         match said.get("type"):
             case "text":
-                thoughts = [event("reasoning", found[2]) for found in _REASONING.finditer(text)]
-                return (*thoughts, event("text", _REASONING.sub("", text)))
+                thoughts = [make_event("reasoning", found[2]) for found in _REASONING.finditer(text)]
+                return (*thoughts, make_event("text", _REASONING.sub("", text)))
             case "info":
-                return (event("info", text),)
+                return (make_event("info", text),)
             case "error":
-                return (event("error", text, fatal=True),)
-        return odd(line)
+                return (make_event("error", text, fatal=True),)
+        return odd_line(line)
 
 
 @hookimpl

@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import Field
 
 from swe_agents.binaries import CLAUDE_CODE
-from swe_agents.events import event, fields_of, mapping, message_blocks, odd
 from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, ChatRequest, Component, Config, hookimpl
 from swe_core.api.agent import EventKind
 from swe_core.api.checks import Check
+from swe_core.api.event_lines import as_mapping, events_of_blocks, json_line, make_event, odd_line
 from swe_core.bundles import BundledAgent, Node, Recipe, bundle_checks, for_this_machine, loopback_env, merged
 from swe_core.errors import ConfigError
 
@@ -104,19 +104,20 @@ class ClaudeCode(BundledAgent):
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one line of `--output-format stream-json`."""
-        said = fields_of(line) or {}
+        said = json_line(line) or {}
         match said.get("type"):
             case "assistant" | "user" as role:  # texts of the role `user` are its own words to the model
                 text: EventKind = "info" if role == "user" else "error" if said.get("error") else "text"
-                return tuple(message_blocks(mapping(said.get("message")).get("content"), text))
+                return tuple(events_of_blocks(as_mapping(said.get("message")).get("content"), text))
             case "result":
-                return (event("error", said.get("result"), fatal=True),) if said.get("is_error") else ()
+                return (make_event("error", said.get("result"), fatal=True),) if said.get("is_error") else ()
             case "system" if said.get("subtype") == "api_retry":
                 why = said.get("error_status") or said.get("error")
-                return (event("info", f"retry {said.get('attempt')} of {said.get('max_retries')}: {why}"),)
+                text = f"retry {said.get('attempt')} of {said.get('max_retries')}: {why}"
+                return (make_event("info", text),)
             case str():
                 return ()
-        return odd(line)
+        return odd_line(line)
 
     def failure(self, ended: AgentExit) -> str | None:
         """Return why it failed. Replies that were cut at their token limit end it, but are the policy's."""

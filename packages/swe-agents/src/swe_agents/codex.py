@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import Field
 
 from swe_agents.binaries import CODEX
-from swe_agents.events import event, fields_of, mapping, objects, odd
 from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, Component, Config, hookimpl
 from swe_core.api.checks import Check
+from swe_core.api.event_lines import as_mapping, as_mappings, json_line, make_event, odd_line
 from swe_core.bundles import BundledAgent, Node, Recipe, bundle_checks, for_this_machine, loopback_env, merged
 
 TOKEN = "SWE_LLM_TOKEN"  # noqa: S105 (the name of a variable)
@@ -96,30 +96,29 @@ class Codex(BundledAgent):
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one line of `codex exec --json`. Of reasoning, it has summaries only."""
-        said = fields_of(line) or {}
-        item = mapping(said.get("item"))
+        said = json_line(line) or {}
+        item = as_mapping(said.get("item"))
         match said.get("type"), item.get("type"):
             case "item.completed", "agent_message":
-                return (event("text", item.get("text")),)
+                return (make_event("text", item.get("text")),)
             case "item.completed", "reasoning":
-                return (event("reasoning", item.get("text")),)
+                return (make_event("reasoning", item.get("text")),)
             case "item.started", "command_execution":
-                return (event("tool_call", item.get("command"), "exec_command"),)
+                return (make_event("tool_call", item.get("command"), "exec_command"),)
             case "item.completed", "command_execution":
-                return (event("tool_result", item.get("aggregated_output"), "exec_command"),)
+                return (make_event("tool_result", item.get("aggregated_output"), "exec_command"),)
             case "item.started", "file_change":
-                return (event("tool_call", _changed(item), "apply_patch"),)
+                return (make_event("tool_call", _changed(item), "apply_patch"),)
             case "item.completed", "file_change":
-                return (event("tool_result", item.get("status"), "apply_patch"),)
+                return (make_event("tool_result", item.get("status"), "apply_patch"),)
             case "item.completed", "error":  # a warning
-                return (event("info", item.get("message")),)
-            case "error", _:
-                return (event("error", _sentence(said.get("message"))),)
-            case "turn.failed", _:
-                return (event("error", _sentence(mapping(said.get("error")).get("message")), fatal=True),)
+                return (make_event("info", item.get("message")),)
+            case "error" | "turn.failed" as kind, _:
+                error = as_mapping(said.get("error")) or said
+                return (make_event("error", _sentence(error.get("message")), fatal=kind == "turn.failed"),)
             case str(), _:
                 return ()
-        return odd(line)
+        return odd_line(line)
 
     def failure(self, ended: AgentExit) -> str | None:
         """Return why it failed. A reply that was cut at its token limit ends it, but is the policy's."""
@@ -129,13 +128,14 @@ class Codex(BundledAgent):
 
 def _changed(item: Mapping[str, Any]) -> str:
     """Return the kinds and paths of the changes of files."""
-    return "\n".join(f"{change.get('kind')} {change.get('path')}" for change in objects(item.get("changes")))
+    changes = as_mappings(item.get("changes"))
+    return "\n".join(f"{change.get('kind')} {change.get('path')}" for change in changes)
 
 
 def _sentence(message: object) -> object:
     """Return the sentence of an error whose message is the body of a refusal."""
-    body = fields_of(message) if isinstance(message, str) else None
-    return mapping((body or {}).get("error")).get("message") or message
+    body = json_line(message) if isinstance(message, str) else None
+    return as_mapping((body or {}).get("error")).get("message") or message
 
 
 @hookimpl

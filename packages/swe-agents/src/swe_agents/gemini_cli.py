@@ -8,11 +8,11 @@ from functools import partial
 
 from pydantic import Field
 
-from swe_agents.events import event, fields_of, mapping, odd, piece
 from swe_agents.node_agent import NodeAgent, NodeAgentConfig
 from swe_agents.side_calls import side_call
 from swe_core import AgentContext, AgentEvent, AgentSpec, ChatRequest, Component, hookimpl
 from swe_core.api.checks import Check
+from swe_core.api.event_lines import as_mapping, json_line, make_event, odd_line
 from swe_core.bundles import NpmPackage, bundle_checks, loopback_env, merged
 
 PACKAGE = NpmPackage(
@@ -100,24 +100,24 @@ class GeminiCli(NodeAgent):
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one line of its stream of JSON, which shows no reasoning."""
-        said = fields_of(line) or {}
+        said = json_line(line) or {}
         match said.get("type"):
             case "init" | "message" if said.get("role") != "assistant":
                 return ()
             case "message":
-                return (piece("text", said.get("content")),)
+                return (make_event("text", said.get("content"), partial=True),)
             case "tool_use":
-                return (event("tool_call", said.get("parameters"), said.get("tool_name")),)
+                return (make_event("tool_call", said.get("parameters"), said.get("tool_name")),)
             case "tool_result":
                 tool, separator, _ = str(said.get("tool_id")).partition("__")
-                return (event("tool_result", said.get("output"), tool if separator else None),)
+                return (make_event("tool_result", said.get("output"), tool if separator else None),)
             case "error" if said.get("severity") == "error":
                 text = str(said.get("message"))
-                return (event("error", text, fatal=not text.startswith(_OF_THE_POLICY)),)
+                return (make_event("error", text, fatal=not text.startswith(_OF_THE_POLICY)),)
             case "result":
-                error = mapping(said.get("error"))
-                return (event("error", error.get("message"), fatal=True),) if error else ()
-        return odd(line)
+                error = as_mapping(said.get("error"))
+                return (make_event("error", error.get("message"), fatal=True),) if error else ()
+        return odd_line(line)
 
 
 create_acp = partial(GeminiCli, acp=True)

@@ -10,11 +10,11 @@ from typing import Any
 import tomlkit
 from pydantic import Field
 
-from swe_agents.events import event, fields_of, mapping, objects, odd
 from swe_agents.node_agent import NodeAgent, NodeAgentConfig
 from swe_agents.npm_dependencies import QRCODE, WS, ripgrep
 from swe_core import AgentContext, AgentEvent, AgentExit, AgentSpec, Component, hookimpl
 from swe_core.api.checks import Check
+from swe_core.api.event_lines import as_mapping, as_mappings, json_line, make_event, odd_line
 from swe_core.bundles import NpmPackage, bundle_checks, loopback_env, merged
 from swe_core.errors import AgentError
 
@@ -107,15 +107,15 @@ class KimiCode(NodeAgent):
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one line of its stream of JSON, which shows no reasoning and no error."""
-        said = fields_of(line) or {}
+        said = json_line(line) or {}
         match said.get("role"):
             case "assistant":
                 return tuple(_reply(said))
             case "tool":
-                return (event("tool_result", said.get("content")),)
+                return (make_event("tool_result", said.get("content")),)
             case "meta":
                 return ()
-        return odd(line)
+        return odd_line(line)
 
     def failure(self, ended: AgentExit) -> str | None:
         """Return why it failed. The error is on standard error; a reply without text is the policy's."""
@@ -128,10 +128,10 @@ class KimiCode(NodeAgent):
 
 def _reply(said: Mapping[str, Any]) -> Iterator[AgentEvent]:
     if said.get("content"):
-        yield event("text", said["content"])
-    for call in objects(said.get("tool_calls")):
-        function = mapping(call.get("function"))
-        yield event("tool_call", function.get("arguments"), function.get("name"))
+        yield make_event("text", said["content"])
+    for call in as_mappings(said.get("tool_calls")):
+        function = as_mapping(call.get("function"))
+        yield make_event("tool_call", function.get("arguments"), function.get("name"))
 
 
 create_acp = partial(KimiCode, acp=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import Field
 
-from swe_agents.events import event, fields_of, mapping, objects, odd
 from swe_agents.python_agent import PythonAgent, PythonAgentConfig
 from swe_core import AgentContext, AgentEvent, AgentSpec, Component, hookimpl
 from swe_core.api.checks import Check
+from swe_core.api.event_lines import as_mapping, as_mappings, json_line, make_event, odd_line
 from swe_core.bundles import bundle_checks, merged
 
 _DAY = 24 * 3600
@@ -62,34 +62,34 @@ class MiniSweAgent(PythonAgent):
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one message of its history."""
-        message = fields_of(line)
+        message = json_line(line)
         if message is None:
-            return odd(line)
-        more = mapping(message.get("extra"))
+            return odd_line(line)
+        more = as_mapping(message.get("extra"))
         match message.get("role"):
             case "assistant":
                 return tuple(_reply(message))
             case "tool":
-                return (event("tool_result", message.get("content"), "bash"),)
+                return (make_event("tool_result", message.get("content"), "bash"),)
             case "user" if more.get("interrupt_type"):  # the history omits the refused reply
-                choices = objects(mapping(more.get("response")).get("choices"))
-                refused = [said for choice in choices for said in _reply(mapping(choice.get("message")))]
-                return (*refused, event("info", message.get("content")))
+                choices = as_mappings(as_mapping(more.get("response")).get("choices"))
+                refused = [said for choice in choices for said in _reply(as_mapping(choice.get("message")))]
+                return (*refused, make_event("info", message.get("content")))
             case "exit" if "exception_str" in more:
-                return (event("error", more["exception_str"], fatal=True),)
+                return (make_event("error", more["exception_str"], fatal=True),)
             case "exit":
-                return (event("info", f"ended: {more.get('exit_status')}"),)
+                return (make_event("info", f"ended: {more.get('exit_status')}"),)
         return ()
 
 
 def _reply(message: Mapping[str, Any]) -> Iterator[AgentEvent]:
     if reasoning := message.get("reasoning_content"):
-        yield event("reasoning", reasoning)
+        yield make_event("reasoning", reasoning)
     if text := message.get("content"):
-        yield event("text", text)
-    for call in objects(message.get("tool_calls")):
-        function = mapping(call.get("function"))
-        yield event("tool_call", function.get("arguments"), function.get("name"))
+        yield make_event("text", text)
+    for call in as_mappings(message.get("tool_calls")):
+        function = as_mapping(call.get("function"))
+        yield make_event("tool_call", function.get("arguments"), function.get("name"))
 
 
 @hookimpl

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import Field
 
 from swe_agents.binaries import OPENCODE, RIPGREP
-from swe_agents.events import event, fields_of, mapping, odd
 from swe_core import AgentContext, AgentEvent, AgentSpec, ChatRequest, Component, Config, hookimpl
 from swe_core.api.checks import Check
+from swe_core.api.event_lines import as_mapping, json_line, make_event, odd_line
 from swe_core.bundles import BundledAgent, Node, Recipe, bundle_checks, for_this_machine, loopback_env, merged
 
 _START = 'PATH="$0/ripgrep/bin:$PATH" exec "$0/opencode/bin/opencode" "$@"'
@@ -106,26 +106,27 @@ class OpenCode(BundledAgent):
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one line of `--format json`."""
-        said = fields_of(line) or {}
-        part = mapping(said.get("part"))
+        said = json_line(line) or {}
+        part = as_mapping(said.get("part"))
         match said.get("type"):
             case "text" | "reasoning" as kind:
-                return (event(kind, part.get("text")),)
+                return (make_event(kind, part.get("text")),)
             case "tool_use":
-                state, tool = mapping(part.get("state")), part.get("tool")
+                state, tool = as_mapping(part.get("state")), part.get("tool")
                 result = state.get("error") if state.get("status") == "error" else state.get("output")
-                return event("tool_call", state.get("input"), tool), event("tool_result", result, tool)
+                call = make_event("tool_call", state.get("input"), tool)
+                return call, make_event("tool_result", result, tool)
             case "step_finish" if part.get("reason") == "length":
-                return (event("info", "the reply was cut off at its token limit"),)
+                return (make_event("info", "the reply was cut off at its token limit"),)
             case "step_finish" if part.get("reason") not in _ENDS:
-                return (event("error", f"a reply ended as {part.get('reason')!r}", fatal=True),)
+                return (make_event("error", f"a reply ended as {part.get('reason')!r}", fatal=True),)
             case "error":
-                error = mapping(said.get("error"))
-                text = mapping(error.get("data")).get("message") or error.get("name")
-                return (event("error", text, fatal=True),)
+                error = as_mapping(said.get("error"))
+                text = as_mapping(error.get("data")).get("message") or error.get("name")
+                return (make_event("error", text, fatal=True),)
             case str():
                 return ()
-        return odd(line)
+        return odd_line(line)
 
 
 def _home(ctx: AgentContext) -> str:

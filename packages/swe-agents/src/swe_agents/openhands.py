@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import Field
 
-from swe_agents.events import event, fields_of, mapping, objects, odd
 from swe_agents.python_agent import PythonAgent, PythonAgentConfig
 from swe_core import AgentContext, AgentEvent, AgentSpec, Component, hookimpl
 from swe_core.api.checks import Check
+from swe_core.api.event_lines import as_mapping, as_mappings, json_line, make_event, odd_line
 from swe_core.bundles import bundle_checks, merged
 
 _DAY = 24 * 3600
@@ -67,40 +67,40 @@ class OpenHands(PythonAgent):
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one event of the SDK."""
-        said = fields_of(line)
+        said = json_line(line)
         if said is None or not isinstance(said.get("kind"), str):
-            return odd(line)
+            return odd_line(line)
         tool = said.get("tool_name")
         match said["kind"]:
             case "MessageEvent" if said.get("source") == "agent":
-                return tuple(_reply(mapping(said.get("llm_message"))))
+                return tuple(_reply(as_mapping(said.get("llm_message"))))
             case "ActionEvent":
-                call = event("tool_call", mapping(said.get("tool_call")).get("arguments"), tool)
+                call = make_event("tool_call", as_mapping(said.get("tool_call")).get("arguments"), tool)
                 return (*_reply({**said, "content": said.get("thought")}), call)
             case "ObservationEvent":
-                seen = mapping(said.get("observation"))
-                suffix = str(mapping(seen.get("metadata")).get("suffix", ""))
-                return (event("tool_result", _text(seen.get("content")) + suffix, tool),)
+                seen = as_mapping(said.get("observation"))
+                suffix = str(as_mapping(seen.get("metadata")).get("suffix", ""))
+                return (make_event("tool_result", _text(seen.get("content")) + suffix, tool),)
             case "AgentErrorEvent":
-                return (event("tool_result", said.get("error"), tool),)
+                return (make_event("tool_result", said.get("error"), tool),)
             case "ConversationErrorEvent":
-                return (event("error", f"{said.get('code')}: {said.get('detail')}", fatal=True),)
+                return (make_event("error", f"{said.get('code')}: {said.get('detail')}", fatal=True),)
             case "End":
-                return (event("info", f"ended: {said.get('status')}"),)
+                return (make_event("info", f"ended: {said.get('status')}"),)
             case "Condensation":
-                return (event("info", f"the history was summarised: {said.get('summary')}"),)
+                return (make_event("info", f"the history was summarised: {said.get('summary')}"),)
         return ()
 
 
 def _reply(message: Mapping[str, Any]) -> Iterator[AgentEvent]:
     if reasoning := message.get("reasoning_content"):
-        yield event("reasoning", reasoning)
+        yield make_event("reasoning", reasoning)
     if text := _text(message.get("content")):
-        yield event("text", text)
+        yield make_event("text", text)
 
 
 def _text(content: object) -> str:
-    return "\n".join(str(part.get("text", "")) for part in objects(content))
+    return "\n".join(str(part.get("text", "")) for part in as_mappings(content))
 
 
 @hookimpl

@@ -8,11 +8,11 @@ from functools import partial
 
 from pydantic import Field
 
-from swe_agents.events import event, fields_of, mapping, message_blocks, odd
 from swe_agents.node_agent import NodeAgent, NodeAgentConfig
 from swe_agents.side_calls import side_call
 from swe_core import AgentContext, AgentEvent, AgentSpec, ChatRequest, Component, hookimpl
 from swe_core.api.checks import Check
+from swe_core.api.event_lines import as_mapping, events_of_blocks, json_line, make_event, odd_line
 from swe_core.bundles import NpmPackage, bundle_checks, loopback_env, merged
 
 RIPGREP = ("vendor/ripgrep/x64-linux/rg", "vendor/ripgrep/arm64-linux/rg")
@@ -112,19 +112,19 @@ class QwenCode(NodeAgent):
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one line of its stream of JSON."""
-        said = fields_of(line) or {}
+        said = json_line(line) or {}
         match said.get("type"):
             case "assistant":
-                return tuple(message_blocks(mapping(said.get("message")).get("content")))
+                return tuple(events_of_blocks(as_mapping(said.get("message")).get("content")))
             case "user":
-                return tuple(message_blocks(mapping(said.get("message")).get("content"), text="info"))
+                return tuple(events_of_blocks(as_mapping(said.get("message")).get("content"), text="info"))
             case "result":
-                text = mapping(said.get("error")).get("message")
+                text = as_mapping(said.get("error")).get("message")
                 fatal = not str(text).startswith(_OF_THE_POLICY)
-                return (event("error", text, fatal=fatal),) if said.get("is_error") is True else ()
+                return (make_event("error", text, fatal=fatal),) if said.get("is_error") is True else ()
             case "system" | "stream_event":
                 return ()
-        return odd(line)
+        return odd_line(line)
 
 
 create_acp = partial(QwenCode, acp=True)

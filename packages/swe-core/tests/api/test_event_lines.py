@@ -10,8 +10,10 @@ from swe_core.api.event_lines import (
     as_mapping,
     as_mappings,
     as_text,
+    events_of_blocks,
     json_line,
     make_event,
+    odd_line,
     text_of_blocks,
 )
 
@@ -43,6 +45,39 @@ def test_event_is_valid_unicode() -> None:
     assert make_event("text", "").tool is None
 
 
+def test_event_shows_other_values_than_text_as_json() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    texts = [make_event("tool_call", value).text for value in ({"é": [1, None]}, 0, False, None, deep)]
+    assert texts == ['{"é": [1, null]}', "0", "false", "", "[nested too deeply]"]
+    assert make_event("tool_call", "x", {"no": "name"}).tool is None
+    assert make_event("text", "x", partial=True).partial
+
+
+def test_odd_line_is_shown_in_part() -> None:
+    assert odd_line(" \r\n") == ()
+    (event,) = odd_line("\ud83d" + "x" * 10_000)
+    assert (event.kind, event.text) == ("info", "\ufffd" + "x" * 1999)
+
+
+def test_blocks_become_events() -> None:
+    blocks = [
+        {"type": "thinking", "thinking": "Hm."},
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "name": "Bash", "input": {"command": "ls"}},
+        {"type": "tool_result", "content": [{"type": "text", "text": "a.py"}, {"type": "image"}]},
+        {"type": "redacted_thinking", "data": "AAAA"},
+    ]
+    assert [(event.kind, event.text, event.tool) for event in events_of_blocks(blocks, text="info")] == [
+        ("reasoning", "Hm.", None),
+        ("info", "I look.", None),
+        ("tool_call", '{"command": "ls"}', "Bash"),
+        ("tool_result", "a.py\n[image]", None),
+    ]
+    assert list(events_of_blocks("text")) == []
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
@@ -61,4 +96,6 @@ def test_content_becomes_text(content: object, text: str) -> None:
 def test_nothing_raises_for_any_json(value: object) -> None:
     assert isinstance(text_of_blocks(value), str)
     assert isinstance(as_text(value), str)
+    assert isinstance(make_event("text", value, value).text, str)
+    assert list(events_of_blocks([{"type": "tool_use", "input": value, "name": value}]))
     assert all(isinstance(item, dict) for item in [as_mapping(value), *as_mappings(value)])
