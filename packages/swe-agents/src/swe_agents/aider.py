@@ -76,6 +76,7 @@ class Aider(PythonAgent):
 
     name = "aider"
     title = "aider"
+    needs = "git"
     version = "0.86.2"
     module = "aider"
     pythons = ("3.12", "3.11")

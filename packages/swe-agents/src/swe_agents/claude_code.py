@@ -47,6 +47,7 @@ class ClaudeCode(BundledAgent):
 
     name = "claude-code"
     title = "Claude Code"
+    needs = "glibc and bash"
     version = CLAUDE_CODE["x86_64"].version
     dialect = "messages"
 
@@ -60,7 +61,7 @@ class ClaudeCode(BundledAgent):
                 "https://code.claude.com/docs/en/legal-and-compliance: set "
                 "agent.claude-code.accept_license = true, or choose another agent"
             )
-        return Recipe(self.name, (for_this_machine(CLAUDE_CODE), Node()))  # Node for the relay
+        return Recipe(self.name, (for_this_machine(CLAUDE_CODE, self.name), Node()))  # Node for the relay
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return settings.json, and what each of its commands runs first."""
@@ -113,8 +114,8 @@ class ClaudeCode(BundledAgent):
                 return (make_event("error", said.get("result"), fatal=True),) if said.get("is_error") else ()
             case "system" if said.get("subtype") == "api_retry":
                 why = said.get("error_status") or said.get("error")
-                text = f"retry {said.get('attempt')} of {said.get('max_retries')}: {why}"
-                return (make_event("info", text),)
+                retry = f"retry {said.get('attempt')} of {said.get('max_retries')}: {why}"
+                return (make_event("info", retry),)
             case str():
                 return ()
         return odd_line(line)

@@ -43,7 +43,7 @@ class Codex(BundledAgent):
         self.config = config or CodexConfig()
 
     def recipe(self) -> Recipe:
-        return Recipe(self.name, (for_this_machine(CODEX), Node()))  # Node for the relay
+        return Recipe(self.name, (for_this_machine(CODEX, self.name), Node()))  # Node for the relay
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return config.toml, without the token."""
@@ -81,7 +81,7 @@ class Codex(BundledAgent):
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
         return [
-            f"{ctx.asset(self.name)}/codex/{for_this_machine(CODEX).executable[0]}",
+            f"{ctx.asset(self.name)}/codex/{for_this_machine(CODEX, self.name).executable[0]}",
             "exec", "--json", "--ephemeral", "--skip-git-repo-check",
             "--dangerously-bypass-approvals-and-sandbox", "--model", self.config.model or ctx.model, "-",
         ]  # fmt: skip

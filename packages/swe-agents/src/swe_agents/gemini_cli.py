@@ -49,6 +49,7 @@ class GeminiCli(NodeAgent):
 
     name = "gemini-cli"
     title = "Gemini CLI"
+    needs = "bash"
     version = PACKAGE.version
     dialect = "google"
     package = PACKAGE

@@ -51,6 +51,7 @@ class KimiCode(NodeAgent):
 
     name = "kimi-code"
     title = "Kimi Code"
+    needs = "bash"
     version = PACKAGE.version
     package = PACKAGE
     script = "dist/main.mjs"
@@ -60,11 +61,10 @@ class KimiCode(NodeAgent):
         self.acp = acp
 
     def dependencies(self) -> Sequence[NpmPackage]:
-        return WS, *QRCODE, ripgrep()
+        return WS, *QRCODE, ripgrep(self.name)
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return config.toml. It has the token, because commands inherit each variable of Kimi Code."""
-        attempts = self.config.retries + 1
         settings = {
             "default_model": "policy",
             "telemetry": False,
@@ -77,7 +77,10 @@ class KimiCode(NodeAgent):
                     "max_output_size": self.config.max_tokens,
                 }
             },
-            "loop_control": {"max_attempts_per_step": attempts, "compaction_trigger_ratio": 0.99},
+            "loop_control": {
+                "max_attempts_per_step": self.config.retries + 1,
+                "compaction_trigger_ratio": 0.99,
+            },
             "background": {"print_background_mode": "exit"},
             "permission": {"dangerous_command_guard": False},
             "tools": {"enabled": list(self.config.tools)},

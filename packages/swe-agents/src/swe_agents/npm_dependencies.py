@@ -5,8 +5,8 @@ from __future__ import annotations
 from swe_core.bundles import NpmPackage, for_this_machine
 
 
-def ripgrep() -> NpmPackage:
-    """Return the program `ripgrep/bin/rg`."""
+def ripgrep(agent: str) -> NpmPackage:
+    """Return the program `ripgrep/bin/rg` for an agent."""
     packages = {
         "x86_64": NpmPackage(
             name="@vscode/ripgrep-linux-x64",
@@ -27,7 +27,7 @@ def ripgrep() -> NpmPackage:
             executable=("bin/rg",),
         ),
     }
-    return for_this_machine(packages)
+    return for_this_machine(packages, agent)
 
 
 WS = NpmPackage(

@@ -44,6 +44,7 @@ class OpenCode(BundledAgent):
 
     name = "opencode"
     title = "OpenCode"
+    needs = "glibc"
     version = OPENCODE["x86_64"].version
     dialect = "chat"
 
@@ -52,8 +53,8 @@ class OpenCode(BundledAgent):
         self.acp = acp
 
     def recipe(self) -> Recipe:
-        parts = (for_this_machine(OPENCODE), for_this_machine(RIPGREP), Node())  # Node for the relay
-        return Recipe(self.name, parts)
+        program, search = (for_this_machine(choices, self.name) for choices in (OPENCODE, RIPGREP))
+        return Recipe(self.name, (program, search, Node()))  # Node for the relay
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return opencode.json, the token in a file of its own, and a lock of npm.

@@ -33,6 +33,7 @@ class OpenHands(PythonAgent):
 
     name = "openhands"
     title = "OpenHands"
+    needs = "bash"
     version = "1.58.2"
     module = "openhands"
     pythons = ("3.12", "3.13")

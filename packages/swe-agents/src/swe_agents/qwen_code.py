@@ -52,6 +52,7 @@ class QwenCode(NodeAgent):
 
     name = "qwen-code"
     title = "Qwen Code"
+    needs = "bash"
     version = PACKAGE.version
     package = PACKAGE
     script = "cli.js"

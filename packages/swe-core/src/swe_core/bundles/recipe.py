@@ -121,8 +121,11 @@ def machine() -> str:
     return _MACHINES.get(found, found)
 
 
-def for_this_machine(choices: Mapping[str, T]) -> T:
+def for_this_machine(choices: Mapping[str, T], agent: str) -> T:
     """Return the choice for this machine's architecture, such as `x86_64` or `aarch64`.
+
+    Args:
+        agent: Name of the agent whose choices they are.
 
     Raises:
         AgentError: There is none.
@@ -131,6 +134,6 @@ def for_this_machine(choices: Mapping[str, T]) -> T:
         return choices[machine()]
     except KeyError:
         raise AgentError(
-            f"this agent exists for {' and '.join(sorted(choices))} only, and this host is {machine()!r}: "
-            "run it on another host, or choose another agent"
+            f"the agent {agent!r} exists for {' and '.join(sorted(choices))} only, and this host is "
+            f"{machine()!r}: run it on another host, or choose another agent"
         ) from None
