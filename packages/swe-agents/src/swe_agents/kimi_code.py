@@ -65,22 +65,19 @@ class KimiCode(NodeAgent):
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return config.toml. It has the token, because commands inherit each variable of Kimi Code."""
+        attempts = self.config.retries + 1
+        model = {
+            "provider": "rollout",
+            "model": ctx.model,
+            "max_context_size": self.config.context_window,
+            "max_output_size": self.config.max_tokens,
+        }
         settings = {
             "default_model": "policy",
             "telemetry": False,
             "providers": {"rollout": {"type": "openai", "base_url": ctx.base_url, "api_key": ctx.api_key}},
-            "models": {
-                "policy": {
-                    "provider": "rollout",
-                    "model": ctx.model,
-                    "max_context_size": self.config.context_window,
-                    "max_output_size": self.config.max_tokens,
-                }
-            },
-            "loop_control": {
-                "max_attempts_per_step": self.config.retries + 1,
-                "compaction_trigger_ratio": 0.99,
-            },
+            "models": {"policy": model},
+            "loop_control": {"max_attempts_per_step": attempts, "compaction_trigger_ratio": 0.99},
             "background": {"print_background_mode": "exit"},
             "permission": {"dangerous_command_guard": False},
             "tools": {"enabled": list(self.config.tools)},
