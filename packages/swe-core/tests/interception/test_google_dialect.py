@@ -552,6 +552,7 @@ _said = st.builds(
 @example(_said_with('{"a": 1e400, "b": 1' + "0" * 400 + "}"), False, 1, True)
 @example(_said_with('{"a": NaN}'), False, 1, False)
 @example(_said_with('{"a": 9007199254740993}'), False, 1, True)
+@example(_said_with('{"a": "\\ud83d", "\\udc00": 1e400}'), False, 1, True)  # halves of surrogate pairs
 def test_reply_comes_back_as_the_same_message(
     said: Message, thoughts: bool, size: int, javascript: bool
 ) -> None:

@@ -68,8 +68,10 @@ def _normal(text: str) -> str:
 def _loads(text: str) -> Any:
     try:
         return orjson.loads(text)
-    except orjson.JSONDecodeError:  # JavaScript accepts lone surrogates and huge numbers
-        return json.loads(text, parse_constant=_refuse)
+    except orjson.JSONDecodeError:  # JavaScript accepts huge numbers and lone halves of surrogate pairs
+        value = json.loads(text, parse_constant=_refuse)
+        # As dialects read a request: a half, which is no text, becomes "?".
+        return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _refuse(constant: str) -> None:
