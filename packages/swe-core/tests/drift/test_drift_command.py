@@ -159,6 +159,63 @@ def test_reader_of_a_claude_session_joins_the_blocks_of_a_reply() -> None:
     assert all(turn.messages[: len(first.messages)] == first.messages for turn in found.turns)
 
 
+def entry(id: str, parent: str | None, **more: Any) -> dict[str, Any]:
+    return {"type": "message", "id": id, "parentId": parent, **more}
+
+
+PI = [
+    {"type": "session", "id": "s"},
+    entry("a", None, message={"role": "user", "content": "go"}),
+    entry("b", "a", message={"role": "assistant", "content": [{"type": "text", "text": "One."}]}),
+    entry("c", "b", message={"role": "user", "content": "on"}),
+]
+
+
+def test_reader_of_a_pi_session_puts_a_summary_for_what_it_replaced(saved: Callable[..., Path]) -> None:
+    more = [
+        {"type": "compaction", "id": "d", "parentId": "c", "summary": "We went.", "firstKeptEntryId": "c"},
+        entry("e", "d", message={"role": "assistant", "content": [{"type": "text", "text": "Two."}]}),
+    ]
+    (found,) = read(saved([*PI, *more], lines=True))
+    assert [[one["content"] for one in turn.messages] for turn in found.turns] == [["go"], ["We went.", "on"]]
+
+
+def test_reader_of_a_pi_session_leaves_out_a_path_that_was_given_up(saved: Callable[..., Path]) -> None:
+    other = entry("e", "a", message={"role": "assistant", "content": [{"type": "text", "text": "Two."}]})
+    (found,) = read(saved([*PI, other], lines=True))
+    assert [turn.reply["content"] for turn in found.turns] == ["Two."]
+
+
+def test_reader_of_a_pi_session_leaves_out_a_reply_that_failed(saved: Callable[..., Path]) -> None:
+    more = [
+        entry("d", "c", message={"role": "assistant", "content": [], "stopReason": "error"}),
+        entry("e", "d", message={"role": "assistant", "content": [{"type": "text", "text": "Two."}]}),
+    ]
+    (found,) = read(saved([*PI, *more], lines=True))
+    assert [turn.reply["content"] for turn in found.turns] == ["One.", "Two."]
+    assert [one["content"] for one in found.turns[1].messages] == ["go", "One.", "on"]
+
+
+def test_reader_of_a_pi_session_ends_at_an_entry_that_is_its_own_ancestor(saved: Callable[..., Path]) -> None:
+    reply = entry("e", "e", message={"role": "assistant", "content": [{"type": "text", "text": "Two."}]})
+    (found,) = read(saved([*PI, reply], lines=True))
+    assert [turn.messages for turn in found.turns] == [[]]
+
+
+def test_reader_of_a_claude_session_joins_a_reply_around_its_results(saved: Callable[..., Path]) -> None:
+    def said(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
+        message = {"role": role, "content": list(blocks), **({"id": "m"} if role == "assistant" else {})}
+        return {"type": role, "sessionId": "s", "message": message}
+
+    lines = [said("user", {"type": "text", "text": "go"})]
+    for id in ("c", "d"):
+        lines.append(said("assistant", {"type": "tool_use", "id": id, "name": "Bash", "input": {}}))
+        lines.append(said("user", {"type": "tool_result", "tool_use_id": id, "content": "1"}))
+    (found,) = read(saved(lines, lines=True))
+    (turn,) = found.turns
+    assert [call["id"] for call in turn.reply["tool_calls"]] == ["c", "d"]
+
+
 def test_reader_of_a_run_has_its_sampled_ids(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 1)
     folder = run.folder("t-0")
@@ -219,7 +276,19 @@ def test_drift_takes_options_of_the_template(tokenizer: str, saved: Callable[...
         ("{", [], "is no JSON"),
         ('{"a": 1}\n{', [], "is no JSON: line 2"),
         ('{"a": 1}', [], "is no conversation that is known"),
-        ('{"a": 1}', ["--format", "openai"], "is not of the format openai: it has no 'messages'"),
+        ('{"a": 1}', ["--format", "openai"], "is not of the format openai: it has no 'messages'; expected"),
+        (
+            f"{json.dumps(CHAT)}\n\n7",
+            [],
+            "is not of the format openai: line 3: expected a list of chat messages, or an object with",
+        ),
+        (
+            f'{json.dumps(CHAT)}\n[{{"role": "user", "content": 5}}]',
+            [],
+            "is not of the format openai: line 2: messages[0]: content is a number",
+        ),
+        ('{"type": "session"}\n5', [], "is not of the format pi-session: line 2: expected an entry"),
+        ('{"steps": 7}', [], "is not of the format atif: expected a trajectory with `steps`"),
         ('{"messages": 5}', ["--format", "openai"], "'messages' is a number"),
         ('[{"role": "user", "content": "hi"}]', [], "has no reply of an assistant"),
         ('[{"role": "user", "content": [{"type": "image_url"}]}]', [], "reads text only"),

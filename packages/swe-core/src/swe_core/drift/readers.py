@@ -38,46 +38,61 @@ def read(path: Path, name: str | None = None) -> list[RecordedConversation]:
         return list(_run(path))
     rows = _rows(path)
     if name is None:
-        name = next((one for one, is_it in _MARKS.items() if is_it(rows)), None)
+        name = next((one for one, is_it in _MARKS.items() if is_it(list(rows.values()))), None)
     if name is None:
         raise UsageError(
             f"{str(path)!r} is no conversation that is known: expected a run directory, or a file of one of "
             f"the formats {', '.join(_READERS)}; name it with --format"
         )
-    try:
-        found = [
-            RecordedConversation(str(path) if number == 0 else f"{path}:{number + 1}", turns)
-            for number, turns in enumerate(_READERS[name](rows))
-            if turns
-        ]
-    except (BadRequest, KeyError, TypeError, AttributeError, ValueError) as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise UsageError(f"{str(path)!r} is not of the format {name}: {why}") from None
+    found: list[RecordedConversation] = []
+    for line, part in _parts(name, rows):
+        try:
+            conversations = [turns for turns in _READERS[name](part) if turns]
+        except BadRequest as error:
+            raise UsageError(f"{_not(path, name, line)}: {error}") from None
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            missing = f"it has no {error}; " if isinstance(error, KeyError) else ""
+            raise UsageError(f"{_not(path, name, line)}: {missing}expected {_EXPECTED[name]}") from None
+        for turns in conversations:
+            found.append(RecordedConversation(f"{path}:{len(found) + 1}" if found else str(path), turns))
     if not found:
         raise UsageError(f"{str(path)!r} has no reply of an assistant, so there is nothing to replay")
     return found
 
 
-def _rows(path: Path) -> Rows:
-    """Return the JSON value of a file, or those of its lines."""
+def _rows(path: Path) -> dict[int, Any]:
+    """Return line → JSON value of a file with a value a line; a file that is one value has it at line 1."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read ({error.strerror}): name a file or a run") from None
     try:
-        return [orjson.loads(data)]
+        return {1: orjson.loads(data)}
     except orjson.JSONDecodeError as error:
         whole = error
-    rows = []
+    rows: dict[int, Any] = {}
     for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
             continue
         try:
-            rows.append(orjson.loads(line))
+            rows[number] = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             where, why = (f"line {number}", error) if rows else ("it", whole)
             raise UsageError(f"{str(path)!r} is no JSON: {where}: {why}") from None
     return rows
+
+
+def _parts(name: str, rows: Mapping[int, Any]) -> list[tuple[int | None, Rows]]:
+    """Return what a reader gets at once: each line, with its number, or all lines, with None."""
+    values = list(rows.values())
+    if name not in _SESSIONS and not all(map(_is_message, values)):
+        return [(line if len(rows) > 1 else None, [value]) for line, value in rows.items()]
+    wrong = next((line for line, value in rows.items() if not isinstance(value, dict)), None)
+    return [(None, values)] if wrong is None else [(wrong, [rows[wrong]])]
+
+
+def _not(path: Path, name: str, line: int | None) -> str:
+    return f"{str(path)!r} is not of the format {name}{'' if line is None else f': line {line}'}"
 
 
 def _run(path: Path) -> Iterator[RecordedConversation]:
@@ -145,20 +160,49 @@ def _anthropic(rows: Rows) -> Iterator[list[RecordedTurn]]:
 
 
 def _pi(rows: Rows) -> Iterator[list[RecordedTurn]]:
-    """A session file of Pi: the path from its last message back to the first, as Pi itself reads it."""
-    by_id = {row["id"]: row for row in rows if "id" in row and row.get("type") != "session"}
+    """A session file of Pi: the path from its last entry back to the first, as Pi itself reads it.
+
+    A summary stands for what it replaced from its place on.
+    """
+    by_id = {row["id"]: row for row in rows if row.get("type") != "session" and "id" in row}
     path: list[Mapping[str, Any]] = []
-    at = next((row["id"] for row in reversed(rows) if row.get("type") == "message"), None)
+    at = next(reversed(by_id), None)
     while at is not None and at in by_id:
-        path.append(by_id[at])
-        at = by_id[at].get("parentId")
-    said = [row["message"] for row in reversed(path) if row.get("type") == "message"]
-    tools = [
-        {"type": "function", "function": {key: tool[key] for key in _FUNCTION if key in tool}}
-        for message in said
-        for tool in message.get("toolsAdded") or ()
-    ]
-    yield turns_of([_pi_message(message) for message in said], tools or None)
+        path.append(by_id.pop(at))  # an entry that is its own ancestor ends the path
+        at = path[-1].get("parentId")
+    path.reverse()
+    turns: list[RecordedTurn] = []
+    context: list[tuple[object, Message]] = []
+    tools: list[dict[str, Any]] = []
+    for row in path:
+        match row.get("type"):
+            case "message":
+                given = row["message"]
+                if given.get("stopReason") in ("error", "aborted"):  # Pi sends no reply that failed
+                    continue
+                message = _pi_message(given)
+                tools += [
+                    {"type": "function", "function": {key: tool[key] for key in _FUNCTION if key in tool}}
+                    for tool in given.get("toolsAdded") or ()
+                ]
+                if message["role"] == "assistant":
+                    turns.append(RecordedTurn([one for _, one in context], list(tools) or None, message))
+                context.append((row["id"], message))
+            case "custom_message":
+                context.append((row["id"], _pi_message({"role": "user", "content": row.get("content")})))
+            case "branch_summary" if row.get("summary"):
+                context.append((row["id"], {"role": "user", "content": row["summary"]}))
+            case "compaction":
+                system = [one for one in context if one[1]["role"] == "system"]
+                if row.get("systemMessage"):
+                    system = [(row["id"], _pi_message(row["systemMessage"]))]
+                ids = [id_ for id_, _ in context]
+                first = row.get("firstKeptEntryId")
+                kept = context[ids.index(first) :] if first in ids else []
+                summary: Message = {"role": "user", "content": row["summary"]}
+                rest = [one for one in kept if one[1]["role"] != "system"]
+                context = [*system, (row["id"], summary), *rest]
+    yield turns
 
 
 def _pi_message(message: Mapping[str, Any]) -> Message:
@@ -203,13 +247,10 @@ def _claude_code(rows: Rows) -> Iterator[list[RecordedTurn]]:
         thread = threads.setdefault(row.get("agentId") if row.get("isSidechain") else None, [])
         content = message["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-        # One reply is a line a block.
-        if (
-            thread
-            and row["type"] == thread[-1]["role"] == "assistant"
-            and message.get("id") == thread[-1]["id"]
-        ):
-            thread[-1]["content"] += blocks
+        # One reply is a line a block; results of its first calls may stand between them.
+        reply = next((one for one in reversed(thread) if one["role"] == "assistant"), None)
+        if row["type"] == "assistant" and reply and message.get("id") and message["id"] == reply["id"]:
+            reply["content"] += blocks
         else:
             thread.append({"role": row["type"], "content": blocks, "id": message.get("id")})
     for thread in threads.values():
@@ -224,6 +265,8 @@ def _atif(rows: Rows) -> Iterator[list[RecordedTurn]]:
         messages: list[Message] = []
         for step in row["steps"]:
             text = _atif_text(step.get("message"))
+            if step["source"] not in ("user", "system", "agent"):
+                raise ValueError(step["source"])
             if step["source"] != "agent":
                 messages.append({"role": step["source"], "content": text})
                 continue
@@ -314,6 +357,16 @@ _READERS: Mapping[str, Callable[[Rows], Iterator[list[RecordedTurn]]]] = {
     "pi-session": _pi,
     "claude-session": _claude_code,
     "atif": _atif,
+}
+_SESSIONS = frozenset({"pi-session", "claude-session"})
+"""Formats whose lines are one file's conversations together."""
+_EXPECTED = {
+    "openai": "a list of chat messages, or an object with `messages`",
+    "responses": "a list of items, or an object with `input`",
+    "anthropic": "an object with `messages`",
+    "pi-session": "an entry of a session of Pi in each line",
+    "claude-session": "an entry of a session of Claude Code in each line",
+    "atif": "a trajectory with `steps`, each from user, system or agent",
 }
 FORMATS = ("run", *_READERS)
 """Names of the formats."""
