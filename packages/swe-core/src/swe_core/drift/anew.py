@@ -18,6 +18,8 @@ from swe_core.tokens.template_renderer import ChatTemplate
 
 Ids = NDArray[np.int32]
 _ASKED = user("Hello.")
+_CHECKED = 100_000
+"""Characters of texts that are encoded a second time as a check; of the first one, whatever its size."""
 _THINK, _END_OF_THINKING = "<think>", "</think>"
 
 
@@ -93,15 +95,15 @@ class Anew:
 
     def _encode(self, template: ChatTemplate, text: str) -> Ids:
         """Return the ids of `text`. Tokenizers encode the text between two added tokens by itself, so each
-        such text is encoded once; whether that gives the same ids is checked each time the size doubles."""
+        such text is encoded once. Whether that gives the same ids is checked on texts that are not long, each
+        twice the size of the one before."""
         if self._marks is None:
             return _array(template.ids(text))
-        parts = [part for part in self._marks.split(text) if part]
-        for part in parts:
-            if part not in self._segments:
-                self._segments[part] = _array(template.ids(part))
-        ids: Ids = np.concatenate([_array([]), *map(self._segments.__getitem__, parts)])
-        if len(text) > 2 * self._checked:
+        parts = self._marks.split(text)
+        for part in set(parts).difference(self._segments):
+            self._segments[part] = _array(template.ids(part))
+        ids: Ids = np.concatenate([self._segments[part] for part in parts])
+        if 2 * self._checked < len(text) <= _CHECKED or not self._checked:
             self._checked = len(text)
             whole = _array(template.ids(text))
             if not np.array_equal(ids, whole):
