@@ -8,8 +8,11 @@ from typing import Any
 
 import orjson
 
-from swe_core.api.messages import Message, dumps
+from swe_core.api.messages import Message
 from swe_core.api.records import requests_of
+from swe_core.drift.atif import turns_of_atif
+from swe_core.drift.claude_session import turns_of_claude
+from swe_core.drift.pi_session import turns_of_pi
 from swe_core.drift.recorded import RecordedConversation, RecordedTurn, turns_of
 from swe_core.errors import UsageError
 from swe_core.interception.dialects.base import BadRequest, Dialect, Target
@@ -21,7 +24,6 @@ from swe_core.rollout.run_directory import RUN_FILE, RunDirectory
 Rows = Sequence[Any]
 """The JSON values of a file: one, or those of its lines."""
 _CHAT, _MESSAGES, _RESPONSES = ChatCompletions(), Messages(), Responses()
-_FUNCTION = ("name", "description", "parameters")
 _ITEMS = frozenset({"message", "function_call", "function_call_output", "reasoning", "custom_tool_call"})
 
 
@@ -160,147 +162,16 @@ def _anthropic(rows: Rows) -> Iterator[list[RecordedTurn]]:
 
 
 def _pi(rows: Rows) -> Iterator[list[RecordedTurn]]:
-    """A session file of Pi: the path from its last entry back to the first, as Pi itself reads it.
-
-    A summary stands for what it replaced from its place on.
-    """
-    by_id = {row["id"]: row for row in rows if row.get("type") != "session" and "id" in row}
-    path: list[Mapping[str, Any]] = []
-    at = next(reversed(by_id), None)
-    while at is not None and at in by_id:
-        path.append(by_id.pop(at))  # an entry that is its own ancestor ends the path
-        at = path[-1].get("parentId")
-    path.reverse()
-    turns: list[RecordedTurn] = []
-    context: list[tuple[object, Message]] = []
-    tools: list[dict[str, Any]] = []
-    for row in path:
-        match row.get("type"):
-            case "message":
-                given = row["message"]
-                if given.get("stopReason") in ("error", "aborted"):  # Pi sends no reply that failed
-                    continue
-                message = _pi_message(given)
-                tools += [
-                    {"type": "function", "function": {key: tool[key] for key in _FUNCTION if key in tool}}
-                    for tool in given.get("toolsAdded") or ()
-                ]
-                if message["role"] == "assistant":
-                    turns.append(RecordedTurn([one for _, one in context], list(tools) or None, message))
-                context.append((row["id"], message))
-            case "custom_message":
-                context.append((row["id"], _pi_message({"role": "user", "content": row.get("content")})))
-            case "branch_summary" if row.get("summary"):
-                context.append((row["id"], {"role": "user", "content": row["summary"]}))
-            case "compaction":
-                system = [one for one in context if one[1]["role"] == "system"]
-                if row.get("systemMessage"):
-                    system = [(row["id"], _pi_message(row["systemMessage"]))]
-                ids = [id_ for id_, _ in context]
-                first = row.get("firstKeptEntryId")
-                kept = context[ids.index(first) :] if first in ids else []
-                summary: Message = {"role": "user", "content": row["summary"]}
-                rest = [one for one in kept if one[1]["role"] != "system"]
-                context = [*system, (row["id"], summary), *rest]
-    yield turns
-
-
-def _pi_message(message: Mapping[str, Any]) -> Message:
-    content = message.get("content")
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-    text = "".join(block["text"] for block in blocks if block["type"] == "text")
-    match message["role"]:
-        case "system":
-            sections = message.get("sections") or {}
-            return {"role": "system", "content": text or "\n\n".join(map(str, sections.values()))}
-        case "toolResult":
-            return {"role": "tool", "content": text, "tool_call_id": message["toolCallId"]}
-        case "assistant":
-            reply: Message = {"role": "assistant", "content": text}
-            thoughts = "".join(block["thinking"] for block in blocks if block["type"] == "thinking")
-            calls = [
-                _call(block["id"], block["name"], block.get("arguments") or {})
-                for block in blocks
-                if block["type"] == "toolCall"
-            ]
-            return {
-                **reply,
-                **({"reasoning_content": thoughts} if thoughts else {}),
-                **({"tool_calls": calls} if calls else {}),
-            }
-    return {"role": "user", "content": text}
+    yield turns_of_pi(rows)
 
 
 def _claude_code(rows: Rows) -> Iterator[list[RecordedTurn]]:
-    """A session file of Claude Code: the conversation, and that of each sub-agent in the file.
-
-    What it adds to messages (attachments) is left out, and so are the tools, which the file does not have.
-    """
-    threads: dict[object, list[dict[str, Any]]] = {}
-    system = ""
-    for row in rows:
-        said = (row.get("attachment") or {}).get("systemPrompt")
-        system = system or "\n".join(said or ())
-        message = row.get("message")
-        if row.get("type") not in ("user", "assistant") or not isinstance(message, dict) or row.get("isMeta"):
-            continue
-        thread = threads.setdefault(row.get("agentId") if row.get("isSidechain") else None, [])
-        content = message["content"]
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-        # One reply is a line a block; results of its first calls may stand between them.
-        reply = next((one for one in reversed(thread) if one["role"] == "assistant"), None)
-        if row["type"] == "assistant" and reply and message.get("id") and message["id"] == reply["id"]:
-            reply["content"] += blocks
-        else:
-            thread.append({"role": row["type"], "content": blocks, "id": message.get("id")})
-    for thread in threads.values():
-        for message in thread:
-            del message["id"]
-        yield turns_of(*_parsed(_MESSAGES, {"messages": thread, **({"system": system} if system else {})}))
+    return turns_of_claude(rows, lambda body: turns_of(*_parsed(_MESSAGES, body)))
 
 
 def _atif(rows: Rows) -> Iterator[list[RecordedTurn]]:
-    """Trajectories of Harbor's format, version 1, and those of their sub-agents."""
     for row in rows:
-        messages: list[Message] = []
-        for step in row["steps"]:
-            text = _atif_text(step.get("message"))
-            if step["source"] not in ("user", "system", "agent"):
-                raise ValueError(step["source"])
-            if step["source"] != "agent":
-                messages.append({"role": step["source"], "content": text})
-                continue
-            if step.get("llm_call_count") == 0:  # no reply of a model
-                continue
-            reply: Message = {"role": "assistant", "content": text}
-            if step.get("reasoning_content"):
-                reply["reasoning_content"] = step["reasoning_content"]
-            calls = step.get("tool_calls") or ()
-            if calls:
-                reply["tool_calls"] = [
-                    _call(call["tool_call_id"], call["function_name"], call["arguments"]) for call in calls
-                ]
-            messages.append(reply)
-            for result in (step.get("observation") or {}).get("results") or ():
-                answered = result.get("source_call_id")
-                message: Message = {
-                    "role": "tool" if calls else "user",
-                    "content": _atif_text(result.get("content")),
-                }
-                messages.append({**message, "tool_call_id": answered} if calls and answered else message)
-        yield turns_of(messages, None)
-        yield from _atif(row.get("subagent_trajectories") or ())
-
-
-def _atif_text(content: object) -> str:
-    if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content)
-    return "" if content is None else str(content)
-
-
-def _call(id: str, name: str, arguments: object) -> dict[str, Any]:
-    text = arguments if isinstance(arguments, str) else dumps(arguments)
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
+        yield from turns_of_atif(row)
 
 
 def _first(rows: Rows) -> Any:
