@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import subprocess
 import tarfile
@@ -35,12 +36,13 @@ exit 0
 
 def static_busybox(folder: Path) -> Path:
     """Debian's static busybox, unpacked into a folder: the host's own may be linked."""
-    if shutil.which("apt-get") is None:
+    in_ci = os.environ.get("CI") == "true"
+    if shutil.which("apt-get") is None and not in_ci:
         pytest.skip("this machine is not Debian, whose busybox-static is the image")
     download = ["apt-get", "download", "-q", "busybox-static"]
     done = subprocess.run(download, cwd=folder, capture_output=True, text=True, check=False)
     packages = list(folder.glob("*.deb"))
-    if not packages:
+    if not packages and not in_ci:
         pytest.skip(f"busybox-static cannot be fetched: {done.stderr.strip()[-200:]}")
     subprocess.run(["dpkg-deb", "-x", packages[0], folder], check=True)
     return next(path for path in folder.rglob("bin/busybox"))

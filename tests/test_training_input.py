@@ -71,7 +71,7 @@ class Command:
         """The exit code, of a process that leaves nothing."""
         try:
             code = process.wait(_PATIENCE)
-        except BaseException:
+        except BaseException:  # an interrupted test leaves no process either
             process.kill()
             raise
         assert "Traceback" not in self.said

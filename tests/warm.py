@@ -210,7 +210,7 @@ def _run() -> NoReturn:
         main()
     except SystemExit as end:
         code = end.code
-    except BaseException:
+    except BaseException:  # as a process of its own would end
         traceback.print_exc()
     threading._shutdown()
     atexit._run_exitfuncs()

@@ -37,7 +37,7 @@ def run(settings, token, prompt, emit):
             yield from sent(*args, **kwargs)
         except base_coder.FinishReasonLength:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever it is, Aider goes on to raise or to show it
             event("error", str(error) or type(error).__name__)
             raise
 

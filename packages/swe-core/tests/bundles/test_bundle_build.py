@@ -96,7 +96,7 @@ def test_threads_at_once_build_one_bundle(recipe: Recipe, monkeypatch: pytest.Mo
     real, whole, builds = build._is_whole, [], []
 
     def is_whole(*args: object) -> bool:
-        found = bool(real(*args))  # type: ignore[arg-type]
+        found = bool(real(*args))  # type: ignore[arg-type]  # passed on as they came
         whole.append(found)
         if len(whole) <= 2:  # both find nothing before either builds
             both.wait()

@@ -76,7 +76,7 @@ def test_package_unlike_its_pins_is_refused(
     packages: list[NpmPackage], tmp_path: Path, change: Mapping[str, object], sentence: str
 ) -> None:
     with pytest.raises(AgentError, match=sentence) as caught:
-        build(replace(packages[0], **change))  # type: ignore[arg-type]
+        build(replace(packages[0], **change))  # type: ignore[arg-type]  # one field, of its own type
     assert "\n" not in str(caught.value)
     assert nothing_is_left(tmp_path / "cache")
 

@@ -164,11 +164,14 @@ def test_package_that_no_index_has_is_named(quick: Path) -> None:
         ensure_bundle(Recipe("some", (Wheels(lock, OWN),)))
 
 
-def test_index_that_cannot_be_reached_is_one_sentence(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_that_cannot_be_reached_is_one_sentence(
+    quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
-    monkeypatch.setenv("PIP_RETRIES", "1")
+    settings = tmp_path / "pip.conf"
+    settings.write_text("[global]\nindex-url = http://127.0.0.1:1\nretries = 1\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
     with pytest.raises(AgentError) as caught:
         ensure_bundle(Recipe("some", (Wheels(make_wheel(quick), OWN),)))
     said = str(caught.value)

@@ -178,7 +178,7 @@ async def test_memory_that_a_request_may_repeat_is_held(server: InterceptionServ
             seen.append(size)
             await take(size)
 
-        room.take = taken  # type: ignore[method-assign]
+        room.take = taken  # type: ignore[method-assign]  # of this instance alone
         first = await http.post("/responses", json={"input": "hi"})
         await http.post("/responses", json={"input": "go", "previous_response_id": first.json()["id"]})
     assert seen[0] < 100 < 100_000 < seen[1]

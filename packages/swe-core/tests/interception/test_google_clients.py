@@ -103,7 +103,7 @@ async def test_chat_of_the_sdk_sends_each_reply_back(server: InterceptionServer,
         *map(message_key, [*second, said[1]]),
         ("user", "thanks"),
     ]
-    tool = engine.requests[0].tools[0]["function"]  # type: ignore[index]
+    tool = engine.requests[0].tools[0]["function"]  # type: ignore[index]  # this request has tools
     assert (tool["name"], tool["description"]) == ("add", "Add two numbers.")
     assert tool["parameters"]["properties"] == {"a": {"type": "integer"}, "b": {"type": "integer"}}
 

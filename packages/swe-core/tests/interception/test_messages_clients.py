@@ -390,7 +390,6 @@ async def test_wrong_key_is_refused(server: InterceptionServer) -> None:
 
 
 async def test_compressed_body_is_read(server: InterceptionServer) -> None:
-    """Claude Code sends one where it is told to."""
     engine = Script(say("ok").message)
     async with server.session(engine, who(), list[Turn]().append) as gate, by_hand(server, gate) as client:
         body = gzip.compress(json.dumps(BODY).encode())

@@ -120,7 +120,7 @@ _objects = st.builds(
 def test_whole_is_what_a_parser_of_json_takes(
     text: str, place: int, typo: str, removed: int, size: int
 ) -> None:
-    """And what is told of a text with a typo is what a client that parses while it reads can take."""
+    """After a typo, only a part that an incremental parser of the client accepts has been sent."""
     prefix, told = _read(text, size)
     assert told == text
     assert prefix.whole

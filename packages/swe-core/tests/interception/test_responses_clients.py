@@ -233,7 +233,7 @@ async def test_failing_engine_is_an_error_of_the_sdk(server: InterceptionServer,
             self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
         ) -> Completion:
             for delta in cut(SCRIPT[0].message, 4) if emit else ():
-                await emit(delta)  # type: ignore[misc]
+                await emit(delta)  # type: ignore[misc]  # None has no pieces
             return await super().complete(request, session)
 
     for rollout, error, wanted in (

@@ -96,7 +96,7 @@ async def test_dialogue_with_an_ended_process_ends_its_lines() -> None:
             await console.send(b"hello\n")
             agent.heard = [line.decode() async for line in console.lines()]
 
-    agent.converse = converse  # type: ignore[method-assign]
+    agent.converse = converse  # type: ignore[method-assign]  # of this instance alone
     trial = await run_once(agent, ScriptedModel())
     assert agent.heard == ["bye"]
     assert "made no LLM call" in str(trial.failure)

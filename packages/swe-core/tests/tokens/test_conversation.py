@@ -489,7 +489,7 @@ def test_known_message_is_not_keyed_again(monkeypatch: pytest.MonkeyPatch) -> No
     talk, keyed = Talk(), []
     monkeypatch.setattr(
         "swe_core.tokens.conversation.message_key",
-        lambda message: keyed.append(message) or message_key(message),  # type: ignore[func-returns-value]
+        lambda message: keyed.append(message) or message_key(message),  # type: ignore[func-returns-value]  # None
     )
     history: list[Message] = [say("system", "help"), USER]
     for number in range(20):

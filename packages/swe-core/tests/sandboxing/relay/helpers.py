@@ -312,7 +312,7 @@ async def dialing_into(inner: Sandbox) -> AsyncIterator[Dial]:
         except (anyio.EndOfStream, anyio.BrokenResourceError):
             await stream.aclose()
             raise ConnectionRefusedError(port) from None
-        except BaseException:
+        except BaseException:  # a cancelled caller closes the stream too
             with anyio.CancelScope(shield=True):
                 await stream.aclose()
             raise
