@@ -20,7 +20,7 @@ from swe_core.interception.dialects.base import (
     Route,
     Target,
 )
-from swe_core.interception.dialects.common import event, expect, kind_of, limit_of, load
+from swe_core.interception.dialects.common import event, expect, kind_of, limit_of, load, refuse
 
 _ROLES = {"developer": "system", **{role: role for role in ("system", "user", "assistant", "tool")}}
 _KINDS = {
@@ -68,9 +68,7 @@ class ChatCompletions(Dialect):
         n = body.get("n")
         if n is True or n not in (None, 1):
             raise BadRequest(f"'n' is {n!r}; this endpoint gives one choice a request")
-        for key, (nothing, why) in _NOT_GIVEN.items():
-            if body.get(key) not in (None, nothing):
-                raise BadRequest(f"{key!r} is not supported here: {why}; leave it out")
+        refuse(_NOT_GIVEN, body.get)
         for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
             if body.get(old):
                 raise BadRequest(f"{old!r} is deprecated and not supported here; send {new!r}")

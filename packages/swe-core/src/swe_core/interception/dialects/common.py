@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from swe_core.api.messages import Message
 from swe_core.interception.dialects.base import BadRequest
 
 MAX_VALUES = 100_000
@@ -49,6 +52,39 @@ def expect(body: dict[str, Any], *keys: tuple[str, type | tuple[type, ...], str]
         value = body.get(key)
         if value is not None and not isinstance(value, kind):
             raise BadRequest(f"{key!r} is {kind_of(value)}; send {wanted}")
+
+
+def refuse(options: Mapping[str, tuple[Any, str]], get: Callable[[str], object]) -> None:
+    """Check that options which this endpoint does not have are absent, null or harmless.
+
+    Args:
+        options: Option → its harmless value, and the reason why there is no other.
+        get: Returns the value of an option in the request.
+
+    Raises:
+        BadRequest: An option has another value.
+    """
+    for key, (nothing, why) in options.items():
+        if get(key) not in (None, nothing):
+            raise BadRequest(f"{key!r} is not supported here: {why}; leave it out")
+
+
+@dataclass(slots=True)
+class AssistantParts:
+    """An assistant message that a client sends in pieces."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def message(self) -> Message:
+        """Return the message in canonical form."""
+        message: Message = {"role": "assistant", "content": "".join(self.texts)}
+        if reasoning := "".join(self.thoughts):
+            message["reasoning_content"] = reasoning
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
 
 
 def limit_of(body: dict[str, Any], *keys: str) -> int | None:

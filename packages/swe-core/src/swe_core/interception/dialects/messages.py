@@ -17,7 +17,7 @@ from swe_core.interception.dialects.base import (
     Target,
     bearer,
 )
-from swe_core.interception.dialects.common import expect, kind_of, limit_of, load
+from swe_core.interception.dialects.common import expect, kind_of, limit_of, load, refuse
 from swe_core.interception.dialects.messages_blocks import Conversation, Told, system_text
 from swe_core.interception.dialects.messages_reply import MessagesReply, Thoughts, error_of
 
@@ -67,9 +67,7 @@ class Messages(Dialect):
             ("output_config", dict, "an object"),
             ("stop_sequences", list, "a list"),
         )
-        for key, (nothing, why) in _NOT_GIVEN.items():
-            if fields.get(key) not in (None, nothing):
-                raise BadRequest(f"{key!r} is not supported here: {why}; leave it out")
+        refuse(_NOT_GIVEN, fields.get)
         tools, deferred = _tools(fields.get("tools") or ())
         told: Told = target.memory.setdefault("told", {})
         conversation = Conversation(deferred, told)

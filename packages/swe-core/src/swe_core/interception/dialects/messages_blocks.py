@@ -10,7 +10,7 @@ from typing import Any
 
 from swe_core.api.messages import Message, dumps
 from swe_core.interception.dialects.base import BadRequest
-from swe_core.interception.dialects.common import kind_of
+from swe_core.interception.dialects.common import AssistantParts, kind_of
 
 Block = Mapping[str, Any]
 
@@ -77,7 +77,7 @@ class Conversation:
         self._shown: set[str] = set()
         self._told = told
         self._ids: dict[str, str] = {}  # the client's → the model's
-        self._turn = _Turn()
+        self._turn: AssistantParts | None = None
 
     def add(self, index: int, message: object) -> None:
         """Add messages[index].
@@ -105,13 +105,12 @@ class Conversation:
 
     def end_turn(self) -> None:
         """Add the message of the assistant's turn, which consecutive messages share."""
-        if self._turn.begun:
+        if self._turn is not None:
             self.messages.append(self._turn.message())
-            self._turn = _Turn()
+            self._turn = None
 
     def _assistant(self, at: str, content: object) -> None:
-        turn = self._turn
-        turn.begun = True
+        turn = self._turn = self._turn or AssistantParts()
         for place, kind, block in _blocks(at, content):
             if kind == "text":
                 turn.texts.append(_string(place, block, "text"))
@@ -184,24 +183,6 @@ class Conversation:
             return f"{name}\n"
         self._shown.add(name)
         return f"<functions>\n<function>{dumps(tool)}</function>\n</functions>\n"
-
-
-class _Turn:
-    """The assistant's turn at the end of the messages."""
-
-    def __init__(self) -> None:
-        self.begun = False
-        self.texts: list[str] = []
-        self.thoughts: list[str] = []
-        self.calls: list[dict[str, Any]] = []
-
-    def message(self) -> Message:
-        message: Message = {"role": "assistant", "content": "".join(self.texts)}
-        if reasoning := "".join(self.thoughts):
-            message["reasoning_content"] = reasoning
-        if self.calls:
-            message["tool_calls"] = self.calls
-        return message
 
 
 def _texts(at: str, content: object) -> Iterator[str]:

@@ -17,7 +17,7 @@ from swe_core.interception.dialects.base import (
     Target,
 )
 from swe_core.interception.dialects.chat import openai_error
-from swe_core.interception.dialects.common import expect, kind_of, limit_of, load
+from swe_core.interception.dialects.common import expect, kind_of, limit_of, load, refuse
 from swe_core.interception.dialects.responses_items import History, Origin, functions_of
 from swe_core.interception.dialects.responses_memory import NOT_FOUND, Item, Memory, kept_in, memory_of
 from swe_core.interception.dialects.responses_reply import Asked, ResponsesReply
@@ -72,9 +72,7 @@ class Responses(Dialect):
             ("reasoning", dict, "an object"),
             ("text", dict, "an object"),
         )
-        for key, (nothing, why) in _NOT_GIVEN.items():
-            if body.get(key) not in (None, nothing):
-                raise BadRequest(f"{key!r} is not supported here: {why}; leave it out")
+        refuse(_NOT_GIVEN, body.get)
         include = body.get("include") or ()
         if "message.output_text.logprobs" in include:
             raise BadRequest(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from swe_core.api.messages import Message, dumps, text_of
 from swe_core.interception.dialects.base import BadRequest
-from swe_core.interception.dialects.common import kind_of
+from swe_core.interception.dialects.common import AssistantParts, kind_of
 from swe_core.interception.dialects.responses_custom import as_function, custom_arguments
 from swe_core.interception.dialects.responses_memory import Item, Memory
 
@@ -92,6 +92,14 @@ def functions_of(tools: Sequence[Any], where: str = "tools") -> dict[Origin, dic
                 "custom or namespace"
             )
     return found
+
+
+@dataclass(slots=True, kw_only=True)
+class _Turn(AssistantParts):
+    """The assistant message at the end of the history."""
+
+    response: str | None
+    rank: int
 
 
 class History:
@@ -230,7 +238,7 @@ class History:
                 turn.rank = rank
                 return turn
         self._end_turn()
-        self._turn = _Turn(response, rank)
+        self._turn = _Turn(response=response, rank=rank)
         return self._turn
 
     def _end_turn(self) -> None:
@@ -248,25 +256,6 @@ _READERS: Mapping[str, Callable[[History, Item], None]] = {
     "custom_tool_call_output": History._result,
     "additional_tools": History._tools,
 }
-
-
-@dataclass(slots=True)
-class _Turn:
-    """The assistant message at the end of the history."""
-
-    response: str | None
-    rank: int
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-    def message(self) -> Message:
-        message: Message = {"role": "assistant", "content": "".join(self.texts)}
-        if reasoning := "".join(self.thoughts):
-            message["reasoning_content"] = reasoning
-        if self.calls:
-            message["tool_calls"] = self.calls
-        return message
 
 
 def _name(tool: Mapping[str, Any], where: str) -> str:
