@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ from swe_core.bundles import BundledAgent
 from swe_core.errors import AgentError, RequestRefused
 from swe_testing.agents import Run, ScriptedModel, text_reply
 
-from .trials import trial_of
+from .trials import contexts_of, trial_of
 
 OBSTACLE = why_not(find_bwrap())
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
@@ -38,17 +37,7 @@ DIALECTS = {"codex": "responses", "claude-code": "messages", "opencode": "chat"}
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[AgentContext]:
-    """Return the contexts that agents are given from now on."""
-    contexts: list[AgentContext] = []
-    for kind in (Codex, ClaudeCode, OpenCode):
-        env = kind.env
-
-        def spy(self: Any, ctx: AgentContext, env: Any = env) -> Any:
-            contexts.append(ctx)
-            return env(self, ctx)
-
-        monkeypatch.setattr(kind, "env", spy)
-    return contexts
+    return contexts_of((Codex, ClaudeCode, OpenCode), monkeypatch)
 
 
 @pytest.mark.parametrize("agent", FIRST)

@@ -20,7 +20,7 @@ from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.errors import AgentError, RequestRefused
 from swe_testing.agents import Run, ScriptedModel, run_once, text_reply
 
-from .trials import trial_of
+from .trials import contexts_of, trial_of
 
 OBSTACLE = why_not(find_bwrap())
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
@@ -36,23 +36,13 @@ LOADED = {"gemini-cli": "GEMINI.md", "qwen-code": "", "kimi-code": "AGENTS.md"}
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[AgentContext]:
-    """Return the contexts that agents are given from now on."""
-    contexts: list[AgentContext] = []
-    for kind in (GeminiCli, QwenCode, KimiCode):
-        env = kind.env
-
-        def spy(self: Any, ctx: AgentContext, env: Any = env) -> Any:
-            contexts.append(ctx)
-            return env(self, ctx)
-
-        monkeypatch.setattr(kind, "env", spy)
-    return contexts
+def given(monkeypatch: pytest.MonkeyPatch) -> list[AgentContext]:
+    return contexts_of((GeminiCli, QwenCode, KimiCode), monkeypatch)
 
 
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_node_agent_works_with_its_shell_which_inherits_no_endpoint(
-    agent: NodeAgent, seen: list[AgentContext]
+    agent: NodeAgent, given: list[AgentContext]
 ) -> None:
     made: list[bytes] = []
 
@@ -72,8 +62,8 @@ async def test_node_agent_works_with_its_shell_which_inherits_no_endpoint(
     assert model.asked[0].body["stream"] is True
     shown = model.asked[1].messages[-1]["content"]
     assert "HOME=" in shown
-    assert seen[0].api_key not in shown
-    assert seen[0].root_url not in shown
+    assert given[0].api_key not in shown
+    assert given[0].root_url not in shown
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -154,9 +144,9 @@ def test_suggestion_for_the_user_is_a_side_call_though_it_offers_tools() -> None
 
 
 @pytest.mark.slow
-async def test_qwen_code_marks_the_side_call_of_its_web_tool(seen: list[AgentContext]) -> None:
+async def test_qwen_code_marks_the_side_call_of_its_web_tool(given: list[AgentContext]) -> None:
     def fetch(request: ChatRequest) -> Completion:
-        arguments = {"url": f"{seen[0].root_url.partition('/rollout')[0]}/healthz", "prompt": "What is it?"}
+        arguments = {"url": f"{given[0].root_url.partition('/rollout')[0]}/healthz", "prompt": "What is it?"}
         function = {"name": "web_fetch", "arguments": json.dumps(arguments)}
         call = {"id": "c", "type": "function", "function": function}
         return Completion({"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls")

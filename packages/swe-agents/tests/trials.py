@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,20 @@ def parsed(agent: AgentSpec) -> list[tuple[str, str, str | None, bool]]:
 def odd_lines(agent: AgentSpec) -> list[AgentEvent]:
     """Return the events of lines that no agent should print."""
     return [event for line in _ODD for event in agent.parse_event(line)]
+
+
+def contexts_of(kinds: Iterable[type[AgentSpec]], monkeypatch: pytest.MonkeyPatch) -> list[AgentContext]:
+    """Return the list of the contexts that agents of these kinds are given from now on."""
+    contexts: list[AgentContext] = []
+    for kind in kinds:
+        env = kind.env
+
+        def spy(self: Any, ctx: AgentContext, env: Any = env) -> Any:
+            contexts.append(ctx)
+            return env(self, ctx)
+
+        monkeypatch.setattr(kind, "env", spy)
+    return contexts
 
 
 async def trial_of(agent: AgentSpec, model: ScriptedModel, **more: Any) -> Trial:

@@ -74,14 +74,3 @@ OPENCODE = {
     ),
 }
 """It needs an image with glibc."""
-RIPGREP = {
-    "x86_64": NpmPackage(
-        name="@vscode/ripgrep-linux-x64",
-        version="1.18.0",
-        sha256="8cc06e25e29f9c258ee9a09eecd7707c1ea2e99d9e76151e53dbe39f8d6b4a09",
-        tree="cbe4344a96a94c17b34d442264da6c2af2ea21654cebbd79c9598dcaae105fe1",
-        into="ripgrep",
-        executable=("bin/rg",),
-    ),
-}
-"""`rg`, for agents that would download it. Static."""

@@ -1,4 +1,4 @@
-"""Pinned npm packages that agents in JavaScript need beside their own."""
+"""Pinned npm packages that agents need beside their own."""
 
 from __future__ import annotations
 

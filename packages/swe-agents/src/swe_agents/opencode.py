@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import Field
 
-from swe_agents.binaries import OPENCODE, RIPGREP
+from swe_agents.binaries import OPENCODE
+from swe_agents.npm_dependencies import ripgrep
 from swe_core import AgentContext, AgentEvent, AgentSpec, ChatRequest, Component, Config, hookimpl
 from swe_core.api.checks import Check
 from swe_core.api.event_lines import as_mapping, json_line, make_event, odd_line
@@ -26,7 +27,6 @@ _SWITCHES = (
 _TITLE = "You are a title generator"
 _FOLDERS = ("cache", "config", "data", "state")
 _ENDS = ("stop", "tool-calls")
-_PLUGIN = "@opencode-ai/plugin"
 
 
 class OpenCodeConfig(Config):
@@ -53,8 +53,8 @@ class OpenCode(BundledAgent):
         self.acp = acp
 
     def recipe(self) -> Recipe:
-        program, search = (for_this_machine(choices, self.name) for choices in (OPENCODE, RIPGREP))
-        return Recipe(self.name, (program, search, Node()))  # Node for the relay
+        # Node is for the relay.
+        return Recipe(self.name, (for_this_machine(OPENCODE, self.name), ripgrep(self.name), Node()))
 
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
         """Return opencode.json, the token in a file of its own, and a lock of npm.
@@ -79,7 +79,7 @@ class OpenCode(BundledAgent):
             "share": "disabled",
             "snapshot": False,
         }
-        lock = {"packages": {"": {"dependencies": {_PLUGIN: self.version}}}}
+        lock = {"packages": {"": {"dependencies": {"@opencode-ai/plugin": self.version}}}}
         return {
             f"{folder}/opencode.json": json.dumps(merged(settings, self.config.settings)).encode(),
             f"{folder}/package-lock.json": json.dumps(lock).encode(),

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
+import pytest
 
 from swe_core.api.deltas import cut
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
 from swe_core.api.messages import Message
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.engine import OpenAIEngine
+from swe_core.errors import EngineUnavailable
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
+from swe_core.interception.sse import EventStream
 from swe_testing.provider import ScriptedProvider
 
 from ..token_turns import make_sampled
@@ -114,6 +117,28 @@ class Script(Plugin):
     async def count_tokens(self, request: ChatRequest) -> int | None:
         self.requests.append(request)
         return self.counts
+
+
+def fails_after_a_piece(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Return an engine that fails as soon as the client has been sent the piece `half`."""
+    sent = anyio.Event()
+    send = EventStream.send
+
+    async def watched(self: EventStream, data: bytes) -> None:
+        await send(self, data)
+        sent.set()
+
+    class Broken(Script):
+        async def complete(
+            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+        ) -> Completion:
+            assert emit is not None
+            await emit({"content": "half"})
+            await sent.wait()
+            raise EngineUnavailable("it is down")
+
+    monkeypatch.setattr(EventStream, "send", watched)
+    return Broken()
 
 
 def sampled(text: str, **more: Any) -> Sampled:

@@ -14,17 +14,16 @@ import anyio.to_thread
 import httpx
 import pytest
 
-from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession
 from swe_core.api.limits import Budgets
 from swe_core.api.messages import Message, message_key
 from swe_core.api.records import Turn
-from swe_core.errors import ContextOverflow, EngineUnavailable
+from swe_core.errors import ContextOverflow
 from swe_core.interception.gate import GONE, SPENT, Gate
 from swe_core.interception.server import ENGINE_FAILED, InterceptionServer
 from swe_core.interception.sse import EventStream
 from swe_testing.provider import call_tool, say
 
-from .helpers import Script, Typist, root, who
+from .helpers import Script, Typist, fails_after_a_piece, root, who
 
 if TYPE_CHECKING:
     from google.genai import Client
@@ -284,24 +283,8 @@ async def test_failure_in_a_stream_is_an_error_to_the_sdk(monkeypatch: pytest.Mo
     """The status 200 is sent with the first piece."""
     from google.genai.errors import ClientError, ServerError
 
-    class Broken(Script):
-        async def complete(
-            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
-        ) -> Completion:
-            assert emit is not None
-            await emit({"content": "half"})
-            await sent.wait()
-            raise EngineUnavailable("it is down")
-
-    sent = anyio.Event()
-    send = EventStream.send
-
-    async def watched(self: EventStream, data: bytes) -> None:
-        await send(self, data)
-        sent.set()
-
-    monkeypatch.setattr(EventStream, "send", watched)
-    async with InterceptionServer() as server, server.session(Broken(), who(), list[Turn]().append) as gate:
+    engine = fails_after_a_piece(monkeypatch)
+    async with InterceptionServer() as server, server.session(engine, who(), list[Turn]().append) as gate:
         async with sdk(server, gate).aio as client:
             pieces = await client.models.generate_content_stream(model=MODEL, contents="hi")
             assert (await anext(aiter(pieces))).text == "half"

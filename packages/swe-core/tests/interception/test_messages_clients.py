@@ -23,7 +23,7 @@ from swe_core.interception.server import ENGINE_FAILED, InterceptionServer
 from swe_core.interception.sse import EventStream
 from swe_testing.provider import call_tool, say
 
-from .helpers import Plugin, Script, Typist, root, who
+from .helpers import Plugin, Script, Typist, fails_after_a_piece, root, who
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -331,24 +331,8 @@ async def test_failure_in_a_stream_is_an_error_to_the_sdk(monkeypatch: pytest.Mo
     """The status 200 is sent with the first piece."""
     from anthropic import APIStatusError
 
-    class Broken(Script):
-        async def complete(
-            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
-        ) -> Completion:
-            assert emit is not None
-            await emit({"content": "half"})
-            await sent.wait()
-            raise EngineUnavailable("it is down")
-
-    sent = anyio.Event()
-    send = EventStream.send
-
-    async def watched(self: EventStream, data: bytes) -> None:
-        await send(self, data)
-        sent.set()
-
-    monkeypatch.setattr(EventStream, "send", watched)
-    async with InterceptionServer() as server, server.session(Broken(), who(), list[Turn]().append) as gate:
+    engine = fails_after_a_piece(monkeypatch)
+    async with InterceptionServer() as server, server.session(engine, who(), list[Turn]().append) as gate:
         async with sdk(server, gate) as client, client.messages.stream(**BODY) as stream:
             texts = aiter(stream.text_stream)
             assert await anext(texts) == "half"
