@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -472,19 +473,20 @@ async def test_changed_files_lists_what_a_test_run_changed(world: World) -> None
 
 
 async def test_gold_patch_does_not_reach_the_sandbox(world: World, tmp_path: Path) -> None:
+    secret = uuid4().hex  # no other file has it, wherever this repository and its libraries lie
     repo = Repo(tmp_path / "gold")
     repo.sh(BASE)
-    gold = repo.diff("echo 'secret = 83471' >>calc.py; echo 'secret = 83471' >pkg/fix.py")
+    gold = repo.diff(f"echo '# {secret}' >>calc.py; echo '# {secret}' >pkg/fix.py")
     tree = await world.grade("echo more >>docs/v1/index.md", patch=gold)
     assert not tree.is_base
-    everywhere = """
-    grep -rl 83471 /tmp /var/tmp /dev/shm . || :
+    everywhere = f"""
+    grep -rl {secret} /tmp /var/tmp /dev/shm . || :
     find / -xdev -type d -name objects 2>/dev/null | while read -r objects; do
-      git --git-dir="${objects%/objects}" cat-file --batch-all-objects --batch | grep -a 83471 || :
+      git --git-dir="${{objects%/objects}}" cat-file --batch-all-objects --batch | grep -a {secret} || :
     done
     """
     assert await world.sh(everywhere) == b""
-    await world.grade("echo 'secret = 83471' >x.py", patch=gold)
+    await world.grade(f"echo '# {secret}' >x.py", patch=gold)
     assert await world.sh(everywhere)  # so this can fail
 
 
