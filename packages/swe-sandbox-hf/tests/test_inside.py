@@ -39,11 +39,13 @@ class Shell:
         self.path = path
         self.tools = tools
         self.base = base
+        self.before = ""
 
     def script(self, name: str) -> str:
         text = (resources.files("swe_sandbox_hf") / "inside" / name).read_text()
         assert _SYSTEM_PATH in text or name in ("supervise.sh", "asset.sh")
-        return text.replace("/bin/sh", self.path).replace(_SYSTEM_PATH, f"PATH={self.tools}:$PATH")
+        text = text.replace("/bin/sh", self.path).replace(_SYSTEM_PATH, f"PATH={self.tools}:$PATH")
+        return self.before + text
 
     def launch(
         self,
@@ -184,20 +186,17 @@ def test_command_is_run_once_however_often_it_is_asked_for(shell: Shell) -> None
 
 @pytest.fixture
 def hurdle(shell: Shell, tmp_path: Path) -> Path:
-    """A `mkdir` that waits after it has claimed a command, as long as the file is there that it gives."""
-    folder, hurdle = tmp_path / "slow", tmp_path / "hurdle"
-    folder.mkdir()
-    real = shutil.which("mkdir", path=shell.tools) or "mkdir"
-    script = f"""#!/bin/sh
-{real} "$@"
-code=$?
-case $code$* in 0*/run) while [ -e {hurdle} ]; do sleep 0.02; done ;; esac
-exit $code
-"""
-    (folder / "mkdir").write_text(script)
-    (folder / "mkdir").chmod(0o755)
+    """A `mkdir` that waits after it has claimed a command, as long as the file is there that it gives.
+
+    It is a function, because some builds of busybox prefer their own mkdir to one on the path.
+    """
+    hurdle = tmp_path / "hurdle"
     hurdle.touch()
-    shell.tools = f"{folder}:{shell.tools}"
+    shell.before = f"""mkdir() {{
+  command mkdir "$@" || return
+  case $* in */run) while [ -e {hurdle} ]; do sleep 0.02; done ;; esac
+}}
+"""
     return hurdle
 
 
