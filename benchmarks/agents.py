@@ -4,8 +4,8 @@
 
 In the sandbox `local`, the interval begins when the sandbox is open and ends when the first LLM request has
 been read by the interception server, as in `first_request`. The agent's own start is that of the same command
-on this host, from the same bundle and with the same files, without a sandbox: from the start of the process
-to its first request. The two take turns. The agent's replies are one recorded sentence.
+on this host, from the same bundle, with the same files, prompt and repository, without a sandbox: from the
+start of the process to its first request. The two take turns. The agent's replies are one recorded sentence.
 
 An agent should need at most one second, or 0.2 s more than its own start.
 """
@@ -17,7 +17,6 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -29,12 +28,13 @@ from rich.table import Table
 from swe_core.api.agent import AgentContext, AgentSpec
 from swe_core.api.engine import EngineSession
 from swe_core.api.records import Turn
+from swe_core.builtin.demo.source import DemoSource
 from swe_core.errors import SweError, sentence
 from swe_core.interception.server import InterceptionServer
+from swe_core.rollout.agent_run import build_prompt
 from swe_core.run.components import load_plugins, resolve_component
 from swe_core.run.settings import RunOptions, Settings
 from swe_core.run.trial import ScriptedModel
-from swe_testing.records import make_task
 
 TASK = "demo__memofn-1"
 REPLY = {"task_id": TASK, "replies": [{"message": {"role": "assistant", "content": "Nothing to do."}}]}
@@ -87,14 +87,15 @@ class Agent:
     async def _own(self) -> float:
         (asset,) = self.spec.assets()
         scratch = Path(tempfile.mkdtemp(prefix="swe-bench-"))
+        task = next(task for task in DemoSource().tasks() if task.instance_id == TASK)
         model = ScriptedModel()
         try:
             async with InterceptionServer() as server:
                 session = EngineSession("own", "task", 0, self.name)
                 async with server.session(model, session, lambda turn: None) as gate:
                     ctx = HostContext(
-                        task=make_task(),
-                        prompt="Look around.",
+                        task=task,
+                        prompt=build_prompt(task),
                         base_url=server.url + gate.path,
                         api_key=gate.token,
                         model="policy",
@@ -130,8 +131,8 @@ class Agent:
 
 
 def prepare(spec: AgentSpec, ctx: AgentContext) -> None:
-    """Make the repository, and write the agent's files."""
-    subprocess.run(["git", "init", "-q", ctx.workdir], check=True)
+    """Copy the repository, and write the agent's files."""
+    shutil.copytree(str(ctx.task.repository), ctx.workdir, symlinks=True)
     for path, content in spec.files(ctx).items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(content)
