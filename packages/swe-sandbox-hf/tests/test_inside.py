@@ -285,6 +285,14 @@ def test_files_that_are_no_more(shell: Shell) -> None:
     assert shell.follow(MARK, 0, 0).returncode == 74
 
 
+def test_files_that_go_while_they_are_opened(shell: Shell) -> None:
+    """Those of the output are no more, that of the process id still is."""
+    directory = shell.base / MARK
+    directory.mkdir(parents=True)
+    (directory / "pid").write_text("1\n")
+    assert shell.follow(MARK, 0, 0).returncode == 74
+
+
 def test_kill_writes_down_137(shell: Shell) -> None:
     process = shell.launch("sh", "-c", "setsid sleep 600 & echo $!; sleep 600")
     assert process.stdout is not None

@@ -44,7 +44,7 @@ until [ -s "$d/pid" ]; do
   nap
 done
 read -r pid <"$d/pid"
-exec 3<"$d/out" 4<"$d/err" || exit 74
+command exec 3<"$d/out" 4<"$d/err" || exit 74  # a failed exec alone ends some shells with another code
 skip "$out" <&3
 skip "$err" <&4
 echo .s
