@@ -18,7 +18,7 @@ from swe_core.drift.readers import FORMATS, read
 from swe_testing.records import make_rollout, make_run, make_turn
 from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 
-pytest.importorskip("trl")
+pytest.importorskip("trl", reason="the chat templates are in TRL")
 RECORDED = Path(__file__).parent / "recorded"
 TOOL = {"name": "bash", "description": "Run.", "parameters": {"type": "object", "properties": {}}}
 FUNCTION = {"name": "bash", "arguments": '{"command": "ls"}'}

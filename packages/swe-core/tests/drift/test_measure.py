@@ -16,7 +16,7 @@ from swe_core.tokens.probe_messages import TOOLS, reply, result, user
 from swe_core.tokens.template_renderer import ChatTemplate, TemplateRenderer
 from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 
-pytest.importorskip("trl")
+pytest.importorskip("trl", reason="the chat templates are in TRL")
 
 
 @cache

@@ -24,7 +24,7 @@ from swe_testing.records import make_rollout, make_run, make_turn
 from ..token_turns import make_sampled
 from .test_measure import qwen3
 
-pytest.importorskip("trl")
+pytest.importorskip("trl", reason="the chat templates are in TRL")
 
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
 

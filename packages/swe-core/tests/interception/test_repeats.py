@@ -114,6 +114,37 @@ async def test_delivered_reply_is_replayed_for_declared_retries_only(
     assert len(engine.asked) == len(turns) == 2 + again
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/chat/completions", {"messages": HELLO}),
+        ("/responses", {"input": "hi"}),
+        ("/messages", {"model": "m", "max_tokens": 99, "messages": HELLO}),
+        ("/models/m:generateContent", {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}),
+    ],
+)
+async def test_retry_in_every_dialect_is_not_sampled_again(
+    server: InterceptionServer, path: str, body: dict[str, Any]
+) -> None:
+    """Neither one that comes while the first request is answered, nor one that comes later and says so."""
+    engine, turns, replies = Typist(letters=3), list[Turn](), list[str]()
+    async with server.session(engine, who(), turns.append) as gate, by_hand(server, gate) as http:
+
+        async def ask(retries: int) -> None:
+            headers = {"x-stainless-retry-count": str(retries)}
+            replies.append((await http.post(path, json=body, headers=headers)).text)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, 0)
+            await until(lambda: len(engine.asked) == 1)
+            group.start_soon(ask, 1)
+            await until(lambda: b"swe_replays_total 1.0" in server._metrics.text())
+            engine.let(3)
+        await ask(2)
+    assert ["abcdef" in reply for reply in replies] == [True] * 3
+    assert len(engine.asked) == len(turns) == 1
+
+
 async def test_repeat_after_a_rejection_asks_again(server: InterceptionServer) -> None:
     class Refusing(Plugin):
         async def complete(
