@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import anyio
 import anyio.lowlevel
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from aiohttp.web import StreamResponse
 
+from swe_core.api.agent import AgentContext, AgentDialogue, AgentEvent, InteractiveAgent
 from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession, ForkCause, Sampled
 from swe_core.api.records import Rollout
 from swe_core.errors import EngineUnavailable, SweError
@@ -239,3 +241,26 @@ async def test_unwritable_run_directory_is_an_error(bench: Bench, monkeypatch: p
     assert (bench.first.id, "finished") not in bench.witness.seen
     bench.runner.cancel(bench.first.id, "stale")  # it runs no more
     assert (await bench.runner.run(bench.second)).rollout.outcome == "resolved"
+
+
+class _Elsewhere(InteractiveAgent):
+    """Its loop is elsewhere: it starts no command and makes no LLM call, but uses the sandbox."""
+
+    name = "elsewhere"
+    dialect = None
+
+    def command(self, ctx: AgentContext) -> Sequence[str]:
+        return ("false",)
+
+    async def converse(self, ctx: AgentContext, dialogue: AgentDialogue) -> None:
+        done = await dialogue.sandbox.exec(["sh", "-c", "echo new >new.txt"])
+        dialogue.record(AgentEvent(kind="tool_result", text=str(done.exit_code)))
+
+
+async def test_rollout_of_another_agent_is_recorded_and_graded(bench: Bench) -> None:
+    request = bench.first.model_copy(update={"id": "other", "agent": "elsewhere"})
+    rollout = (await bench.runner.run(request, _Elsewhere())).rollout
+    assert (rollout.outcome, rollout.turns, rollout.ledger) == ("resolved", 0, None)
+    assert b"new.txt" in (bench.run.patch("other") or b"")
+    assert [event.text for event in bench.run.events("other")] == ["0"]
+    assert (await bench.runner.run(bench.second)).rollout.turns == 1, "the run's own agent is as it was"

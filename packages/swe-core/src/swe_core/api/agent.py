@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from swe_core.api.engine import ChatRequest
-from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Asset
+from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Asset, Sandbox
 from swe_core.api.task import Task
 
 Arguments = TypeVar("Arguments", bound=BaseModel)
@@ -193,6 +193,11 @@ class AgentConsole(Protocol):
 
 class AgentDialogue(Protocol):
     """What an `InteractiveAgent` holds its conversation with."""
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The agent's sandbox, for an agent whose own loop is elsewhere and that starts no command."""
+        ...
 
     def start(self) -> AbstractAsyncContextManager[AgentConsole]:
         """Start the agent's command; leaving the context kills it. A resumed agent is started again."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from swe_core.api.agent import AgentSpec
 from swe_core.api.chain import Chain
 from swe_core.api.engine import Engine
 from swe_core.api.records import Rollout, Turn
@@ -50,6 +51,10 @@ class RolloutStore(Protocol):
         """Return the LLM calls of a rollout, in order."""
         ...
 
+    def patch(self, rollout_id: str) -> bytes | None:
+        """Return the patch of a rollout; None without one."""
+        ...
+
 
 class RolloutRunner(Protocol):
     """Runs the rollouts of one run and records them."""
@@ -88,8 +93,11 @@ class RolloutRunner(Protocol):
         """
         ...
 
-    async def run(self, request: RolloutRequest) -> FinishedRollout:
+    async def run(self, request: RolloutRequest, agent: AgentSpec | None = None) -> FinishedRollout:
         """Run one rollout and record it, however it ends. The caller limits the concurrency.
+
+        Args:
+            agent: Runs in place of the run's agent. It has no assets.
 
         Raises:
             SweError: As in `run_all`.

@@ -43,7 +43,7 @@ class Dialogue:
     ) -> None:
         self._agent = agent
         self._ctx = ctx
-        self._sandbox = sandbox
+        self.sandbox = sandbox
         self._output = output
         self._gate = gate
 
@@ -58,7 +58,7 @@ class Dialogue:
         lines, received = anyio.create_memory_object_stream[bytes](_LINES)
         command, env = list(agent.command(ctx)), dict(agent.env(ctx))
         with raised_as(SandboxError):
-            context = interactive(self._sandbox, command, cwd=ctx.workdir, env=env, directory=ctx.home)
+            context = interactive(self.sandbox, command, cwd=ctx.workdir, env=env, directory=ctx.home)
         async with context as process, helper_task_group() as tasks:
             console = _Console(process, received)
             tasks.start_soon(self._read, process, console, lines)

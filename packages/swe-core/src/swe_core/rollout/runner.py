@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 
+from swe_core.api.agent import AgentSpec
 from swe_core.api.engine import Engine
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Observer, Phase, RolloutRequest
@@ -71,7 +72,10 @@ class Runner:
         except ExceptionGroup as errors:  # the first one cancelled the others
             raise errors.exceptions[0] from None
 
-    async def run(self, request: RolloutRequest) -> FinishedRollout:
+    async def run(self, request: RolloutRequest, agent: AgentSpec | None = None) -> FinishedRollout:
+        context = replace(self._context, agent=agent) if agent is not None else self._context
+        if agent is not None and agent.dialect is None:
+            context = replace(context, gate=None)
         with self._writing():
             folder = self.store.folder(request.id)
         finished: list[FinishedRollout] = []
@@ -84,7 +88,7 @@ class Runner:
         try:
             # An OSError that leaves the loop comes from the folder's files.
             with scoped_secrets(), self._writing(), running.scope:
-                await run_rollout(request, self._context, folder, self._observer, done, lambda: running.why)
+                await run_rollout(request, context, folder, self._observer, done, lambda: running.why)
         finally:
             del self._running[request.id]
         if self.engine is not None and self.engine.unfit is not None:

@@ -10,7 +10,8 @@ from typing import Any
 from swe_core.api.component import Config
 from swe_core.errors import ConfigError, PluginError, SweError, sentence
 from swe_core.plugins.builtins import DEFAULTS
-from swe_core.plugins.manager import PluginSet, RegisteredComponent, Role, allow_list
+from swe_core.plugins.manager import PluginSet as PluginSet  # what `load_plugins` returns is public
+from swe_core.plugins.manager import RegisteredComponent, Role, allow_list
 from swe_core.run.settings import RunOptions, Settings, validate
 
 Shared = Mapping[str, tuple[str, Any]]

@@ -97,14 +97,44 @@ async def execute(
     lock: bool = True,
     extensions: Sequence[RunExtension] = (),
 ) -> RunResult:
-    """Run `plan` into the directory `out`.
+    """Run `plan` into the directory `out`, until its worker returns or one of `ending_signals` cancels it.
 
-    `ending_signals` cancel the run. Rollouts that are running then are recorded as cancelled.
+    Rollouts that are running then are recorded as cancelled. The arguments are those of `open_run`.
+
+    Args:
+        worker: Drives the run: the plan's worker, or one that a `Launcher` made for this process.
+
+    Raises:
+        SweError: The run cannot start or cannot continue.
+    """
+    _raise_descriptor_limit()
+    opened = open_run(
+        plan, plugins, out, observe, resume=resume, again=again, lock=lock, extensions=extensions
+    )
+    async with opened as runner:
+        cancelled = await _until_signalled(worker, runner)
+    return RunResult(runner.store, cancelled)
+
+
+@asynccontextmanager
+async def open_run(
+    plan: Plan,
+    plugins: PluginSet,
+    out: Path,
+    observe: Callable[[Sequence[RolloutRequest], Sequence[str]], Observer],
+    *,
+    resume: bool = False,
+    again: Collection[Outcome] = (),
+    lock: bool = True,
+    extensions: Sequence[RunExtension] = (),
+) -> AsyncIterator[Runner]:
+    """Open all that the rollouts of `plan` share, and yield the runner. Leaving closes it.
+
+    It handles no signals, so it works in any thread.
 
     Args:
         observe: Makes the display from the remaining requests and the notes for the user. The engine's notes
             are among them only with `resume`; a new run writes them to its run directory.
-        worker: Drives the run: the plan's worker, or one that a `Launcher` made for this process.
         resume: Whether `out` is a run directory to resume. `Runner.run_all` skips its finished rollouts. A
             worker that starts rollouts itself has to skip them.
         again: With `resume`, outcomes of rollouts to run again.
@@ -114,7 +144,6 @@ async def execute(
     Raises:
         SweError: The run cannot start or cannot continue.
     """
-    _raise_descriptor_limit()
     agent = plan.agent
     with ExitStack() as stack:
         redactor = stack.enter_context(redaction_scope())
@@ -151,8 +180,7 @@ async def execute(
                 for extension in extensions:
                     await running.enter_async_context(extension.running(runner))
                 with _announced(gate, out), settled():
-                    cancelled = await _until_signalled(worker, runner)
-    return RunResult(directory, cancelled)
+                    yield runner
 
 
 def create_directory(

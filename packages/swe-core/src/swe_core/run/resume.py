@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,20 +59,24 @@ def in_start_directory(path: Path, tell: Callable[[str], None]) -> Iterator[RunD
             os.chdir(here)
 
 
-def check_same(run: RunDirectory, plan: Plan) -> None:
+def check_same(run: RunDirectory, plan: Plan, adjustable: Collection[str] = ()) -> None:
     """Refuse to resume `run` with other settings or tasks: its rollouts would not be comparable.
+
+    Args:
+        adjustable: Settings beside `ADJUSTABLE` that may change, such as "worker.openenv.port".
 
     Raises:
         UsageError: A setting or a task has changed since the run was started.
     """
+    may_change = (*ADJUSTABLE, *adjustable)
     where = f"the run {str(run.path)!r} cannot be resumed"
     now = dict(_flat(plan.settings.model_dump(mode="json")))
     # A setting that is new in this version has its default in both.
     for key, before in _flat(run.info.settings):
-        if key not in ADJUSTABLE and now.get(key) != before:
+        if key not in may_change and now.get(key) != before:
             raise UsageError(
                 f"{where}: the setting {key!r} was {before!r} when it was started and is {now.get(key)!r} "
-                f"now; only {', '.join(ADJUSTABLE)} may change"
+                f"now; only {', '.join(may_change)} may change"
             )
     before_tasks, tasks = run.info.tasks, {task.instance_id: task.digest for task in plan.tasks}
     for name in before_tasks.keys() | tasks.keys():

@@ -1,0 +1,57 @@
+"""A run that is opened for a caller of its own, in any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from swe_core.api.records import Outcome
+from swe_core.api.rollout_request import Observer, RolloutRequest
+from swe_core.errors import UsageError
+from swe_core.rollout.run_directory import RunDirectory
+from swe_core.run.components import load_plugins
+from swe_core.run.execute import create_directory, open_run
+from swe_core.run.plan import plan_run
+from swe_core.run.resume import check_same
+from swe_core.run.settings import load_settings
+from swe_core.system.redaction import Redactor
+
+from ..rollout.runner_bench import Witness
+
+SETS = ("run.agent=oracle", "run.plugins=[]", "sandbox.local.unisolated=true", 'run.only=["demo__memofn-1"]')
+
+
+def observe(requests: Sequence[RolloutRequest], notes: Sequence[str]) -> Observer:
+    return Witness()
+
+
+def test_open_run_works_in_a_thread_and_resumes(tmp_path: Path) -> None:
+    settings = load_settings(sets=SETS)
+    plugins = load_plugins(settings.run)
+    plan, out = plan_run(settings, plugins), tmp_path / "run"
+
+    def outcome(name: str, resume: bool) -> Outcome:
+        with start_blocking_portal() as portal:
+            opened = open_run(plan, plugins, out, observe, resume=resume)
+            with portal.wrap_async_context_manager(opened) as runner:
+                request = runner.requests[0].model_copy(update={"id": name})
+                return portal.call(runner.run, request).rollout.outcome
+
+    assert outcome("one", resume=False) == "resolved"
+    assert outcome("two", resume=True) == "resolved"
+    assert RunDirectory.open(out).finished() == {"one": "resolved", "two": "resolved"}
+
+
+def test_settings_that_a_caller_calls_adjustable_may_change(tmp_path: Path) -> None:
+    settings = load_settings(sets=SETS)
+    plan = plan_run(settings, load_plugins(settings.run))
+    other = load_settings(sets=(*SETS, "limits.agent=7"))
+    plugins = load_plugins(settings.run)
+    run = create_directory(plan, plugins, tmp_path / "run", Redactor(), 1)
+    changed = plan_run(other, plugins)
+    with pytest.raises(UsageError, match=r"'limits\.agent' was .* may change"):
+        check_same(run, changed)
+    check_same(run, changed, ["limits.agent"])
