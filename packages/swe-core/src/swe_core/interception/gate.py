@@ -80,6 +80,7 @@ class Gate:
         called: Set by the first call.
         refusals: Number of requests that were invalid in their dialect.
         refusal: The error of the last invalid request.
+        spent_answers: Number of calls that were told that the budget is spent, or refused for it.
     """
 
     def __init__(
@@ -93,13 +94,15 @@ class Gate:
         metrics: Metrics,
         redactor: Redactor,
         auxiliary: Callable[[ChatRequest], str | None],
+        token: str | None = None,
+        on_delivered: Callable[[int], None] = lambda index: None,
     ) -> None:
         self.engine = engine
         self.session = session
         root = f"/rollout/{quote(session.rollout_id, safe='')}"
         self.path = f"{root}/v1"
         self.exit_path = f"{root}/exit"
-        self.token = _BEGINNING + secrets.token_urlsafe(32)
+        self.token = token or _BEGINNING + secrets.token_urlsafe(32)
         self.tools = Tools()
         self.turns = 0
         self.usage = Usage()
@@ -109,8 +112,10 @@ class Gate:
         self.called = anyio.Event()
         self.refusals = 0
         self.refusal = ""
+        self.spent_answers = 0
         self._on_turn = on_turn
         self._on_undelivered = on_undelivered
+        self._on_delivered = on_delivered
         self._tasks = tasks
         self._allowance = RemainingBudget(budgets)
         self._counting = anyio.Lock()
@@ -119,7 +124,6 @@ class Gate:
         self._redactor = redactor
         self._auxiliary = auxiliary
         self._memories: dict[str, dict[str, Any]] = {}
-        self._spent_answers = 0
         self._diff = RequestDiff()
         self._calls = Calls()
         self._in_flight: set[Call] = set()
@@ -228,8 +232,8 @@ class Gate:
         if spent is not None or self._allowance.free == 0:
             self._run_out(spent)  # the budget is not spent while calls in flight hold the rest
             self._metrics.refused.labels(spent or "completion_tokens").inc()
-            self._spent_answers += spent is not None
-            if self._spent_answers > _SPENT_ANSWERS:
+            self.spent_answers += spent is not None
+            if self.spent_answers > _SPENT_ANSWERS:
                 raise RolloutOver(SPENT_OVER)
             call.end(Completion({"role": "assistant", "content": SPENT}))
             return call
@@ -371,7 +375,16 @@ class Gate:
                 self._record_tokens(tokens, started_at, seconds, sentence(failure))
         if tokens is not None and tokens.dropped is None:
             self._not_delivered()[self.turns] = call
+        call.on_delivered = partial(self._delivered, self.turns)
         self.turns += 1
+
+    def _delivered(self, index: int) -> None:
+        try:
+            self._on_delivered(index)
+        except Exception as problem:  # as in _record
+            self.fail(
+                EngineError(f"the delivery of reply {index} could not be recorded: {sentence(problem)}")
+            )
 
     def _record_tokens(self, tokens: TurnTokens, started_at: datetime, seconds: float, error: str) -> None:
         """Record the tokens of a call that could not be written, so that the ledger balances."""

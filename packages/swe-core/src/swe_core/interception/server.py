@@ -6,10 +6,11 @@ sentence for a failure of the engine: the engine's own message names hosts and a
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
@@ -52,7 +53,7 @@ from swe_core.interception.metrics import CONTENT_TYPE, Metrics
 from swe_core.interception.redaction import RedactedPieces
 from swe_core.interception.sse import EventStream
 from swe_core.system.detached import closed
-from swe_core.system.http_server import serve
+from swe_core.system.http_server import LOOPBACK, serve
 from swe_core.system.redaction import Redactor
 
 ENGINE_FAILED = "the model behind this endpoint failed for good and answers no more calls of this rollout"
@@ -68,6 +69,11 @@ _CLOSED = 499
 
 _ROUTES = {
     f"/rollout/{{id}}{route.path}": (dialect, route) for dialect in DIALECTS for route in dialect.routes
+}
+_KEYED_ROUTES = {
+    f"/{{prefix:(?:.*/)?}}{route.unversioned}": (dialect, route)
+    for dialect in DIALECTS
+    for route in dialect.routes
 }
 
 log = logging.getLogger(__name__)
@@ -85,14 +91,18 @@ _http_log.addFilter(_is_ours)
 
 
 class InterceptionServer:
-    """An async context manager that listens on loopback while it is open.
+    """An async context manager that listens while it is open.
 
     Args:
         port: 0 takes a free port.
+        host: Interface to listen on; the default is loopback.
         max_body: Bytes that a request body may have.
         redactor: Removes secrets from replies; None removes nothing.
         keepalive: Seconds between the comments that keep a waiting stream alive. The first one comes within
             a second and commits the HTTP status: later errors of an engine are events.
+        routes: Further routes of the server; a handler authorises its own requests.
+        keyed: Whether the dialects' paths are served without `/rollout/{id}` too, after any prefix. There the
+            token alone names the rollout.
 
     Attributes:
         token: The bearer token of `/metrics`; no sandbox has it.
@@ -105,13 +115,20 @@ class InterceptionServer:
         max_body: int = MAX_BODY,
         redactor: Redactor | None = None,
         keepalive: float = 3.0,
+        host: str = LOOPBACK,
+        routes: Iterable[web.AbstractRouteDef] = (),
+        keyed: bool = False,
     ) -> None:
         self.token = secrets.token_urlsafe(32)
         self._port = port
+        self._host = host
+        self._routes = routes
+        self._paths = _ROUTES | _KEYED_ROUTES if keyed else _ROUTES
         self._bodies = Bodies(max_body)
         self._redactor = redactor or Redactor()
         self._keepalive = keepalive
         self._gates: dict[str, Gate] = {}
+        self._by_token: dict[bytes, Gate] = {}
         self._decoy = secrets.token_urlsafe(32)
         self._metrics = Metrics()
         self._open = AsyncExitStack()
@@ -122,10 +139,10 @@ class InterceptionServer:
         """Listen.
 
         Raises:
-            ConfigError: The port is taken.
+            ConfigError: The port is taken, or the host is none of this machine's.
         """
         app = web.Application(middlewares=[_leave_rest, self._answer_errors])
-        for path, (dialect, route) in _ROUTES.items():
+        for path, (dialect, route) in self._paths.items():
             answer = self._count if route.kind == "count" else self._generate
             app.router.add_post(path, partial(answer, dialect, route))
         app.router.add_get("/rollout/{id}/v1/models", self._models)
@@ -134,16 +151,17 @@ class InterceptionServer:
         app.router.add_post("/rollout/{id}/exit", self._exit)
         app.router.add_get("/healthz", _healthz)
         app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_routes(self._routes)
         # handler_cancellation: a client that closes its connection stops listening to its call.
         runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_http_log
         )
         async with AsyncExitStack() as stack:
             try:
-                self._url = await stack.enter_async_context(serve(runner, self._port))
+                self._url = await stack.enter_async_context(serve(runner, self._port, self._host))
             except OSError as error:
                 raise ConfigError(
-                    f"the interception server cannot listen on port {self._port} of 127.0.0.1 "
+                    f"the interception server cannot listen on port {self._port} of {self._host} "
                     f"({error.strerror}): set server.port to a free one, or to 0 for any"
                 ) from None
             tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -158,7 +176,7 @@ class InterceptionServer:
 
     @property
     def url(self) -> str:
-        """Return `http://127.0.0.1:PORT`."""
+        """Return `http://HOST:PORT`."""
         self._running()
         return self._url
 
@@ -171,6 +189,8 @@ class InterceptionServer:
         budgets: Budgets | None = None,
         on_undelivered: Callable[[Sequence[int]], None] = lambda indices: None,
         auxiliary: Callable[[ChatRequest], str | None] = lambda request: None,
+        token: str | None = None,
+        on_delivered: Callable[[int], None] = lambda index: None,
     ) -> AsyncIterator[Gate]:
         """Register one rollout; leaving unregisters it and cancels its calls.
 
@@ -183,9 +203,12 @@ class InterceptionServer:
             on_undelivered: Called on leaving with the indices of the turns that are not trained because their
                 reply was not delivered, if there are any. If it raises, the rollout fails.
             auxiliary: Returns what a call is for, if it is not the policy's work (`AgentSpec.auxiliary`).
+            token: The rollout's bearer token, unique among the open sessions; None makes one.
+            on_delivered: Called in the event loop with the index of a turn once a client has received its
+                complete reply. If it raises, the rollout fails.
 
         Raises:
-            ValueError: A session with this `rollout_id` is open.
+            ValueError: A session with this `rollout_id` or this token is open.
             EngineError: On leaving: `engine.end` failed.
         """
         if session.rollout_id in self._gates:
@@ -200,13 +223,18 @@ class InterceptionServer:
             self._metrics,
             self._redactor,
             auxiliary,
+            token,
+            on_delivered,
         )
-        self._gates[session.rollout_id] = gate
+        name = _digest(gate.token)
+        if name in self._by_token:
+            raise ValueError("a rollout with this token is registered already: tokens are unique")
+        self._gates[session.rollout_id] = self._by_token[name] = gate
         try:
             with self._metrics.rollouts.track_inprogress():
                 yield gate
         finally:
-            del self._gates[session.rollout_id]
+            del self._gates[session.rollout_id], self._by_token[name]
             with anyio.CancelScope(shield=True):
                 await gate.close()
             with raised_as(EngineError):
@@ -269,7 +297,7 @@ class InterceptionServer:
         response = _json(reply.body(_completed(call)))
         await response.prepare(request)  # here, to learn whether it was sent
         await response.write_eof()
-        call.delivered = True
+        call.deliver()
         return response
 
     async def _stream(
@@ -298,7 +326,7 @@ class InterceptionServer:
                 raise
             return await events.end(rest + reply.failed(self._problem(error)))
         response = await events.end(rest + end)
-        call.delivered = True
+        call.deliver()
         return response
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
@@ -342,6 +370,8 @@ class InterceptionServer:
         Args:
             dialect: Reads the key in its own header; None takes a key in the header of any dialect.
         """
+        if "id" not in request.match_info:
+            return self._named_by_key(request, dialect)
         gate = self._gates.get(request.match_info["id"])
         keys = [one.key(request.headers, request.query) for one in ((dialect,) if dialect else DIALECTS)]
         offered = next((key for key in keys if key is not None), None)
@@ -352,6 +382,16 @@ class InterceptionServer:
         if not _is_same(offered, gate.token if gate else self._decoy) or gate is None:
             raise web.HTTPUnauthorized(text="no such rollout, or not its token")
         return gate
+
+    def _named_by_key(self, request: web.Request, dialect: Dialect | None) -> Gate:
+        """Return the gate whose token is the request's key, in the header of any dialect, its own first."""
+        for one in (dialect, *DIALECTS) if dialect else DIALECTS:
+            key = one.key(request.headers, request.query)
+            # By digest: how long the search takes says nothing of other tokens.
+            gate = None if key is None else self._by_token.get(_digest(key))
+            if gate is not None:
+                return gate
+        raise web.HTTPUnauthorized(text="no open session has this key")
 
     def _problem(self, error: EngineError | RolloutOver) -> Problem:
         """Return `error` for the agent, with a status that causes no retry."""
@@ -423,6 +463,10 @@ def _is_same(offered: str | None, expected: str) -> bool:
     return hmac.compare_digest((offered or "").encode("utf-8", "surrogateescape"), expected.encode())
 
 
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
 @contextmanager
 def _writing(gate: Gate) -> Iterator[None]:
     """Write a reply in the context; a failure fails the rollout."""
@@ -448,10 +492,10 @@ def _completed(call: Call) -> Completion:
 
 
 def _dialect_of(request: web.Request) -> Dialect:
-    """Return the dialect whose path the request's begins with; that of chat completions on other paths."""
+    """Return the dialect whose path is in the request's; that of chat completions on other paths."""
     path = request.path.removeprefix("/rollout/").partition("/")[2]
     for dialect in DIALECTS:
-        if any(f"/{path}".startswith(route.path.partition("{")[0]) for route in dialect.routes):
+        if any(f"/{route.unversioned.partition('{')[0]}" in f"/{path}" for route in dialect.routes):
             return dialect
     return DIALECTS[0]
 

@@ -52,6 +52,11 @@ class Route:
     kind: Literal["generate", "count"] = "generate"
     stream: bool | None = None
 
+    @property
+    def unversioned(self) -> str:
+        """Return `path` without the version at its beginning, such as "chat/completions"."""
+        return self.path.split("/", 2)[2]
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
