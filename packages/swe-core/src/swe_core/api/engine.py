@@ -177,6 +177,9 @@ class Engine(ABC):
     """Why the engine can no longer serve the run, one sentence; the run then ends with it."""
     limits_context: bool = False
     """Whether it counts prompt tokens before it generates and so keeps `ChatRequest.max_context`."""
+    sampling: Mapping[str, float] | None = None
+    """How it samples, whatever an agent asks for: temperature, top_p, top_k (-1 for all), min_p and the
+    penalties, by vLLM's names. None if it does not own its tokens."""
 
     async def __aenter__(self) -> Engine:
         return self

@@ -89,6 +89,7 @@ class RecordingEngine(Engine):
     def __init__(self, inner: Engine, file: Path, redactor: Redactor) -> None:
         self.model = inner.model
         self.limits_context = inner.limits_context
+        self.sampling = inner.sampling
         self._inner = inner
         self._file = file.expanduser()
         self._redactor = redactor

@@ -27,7 +27,7 @@ from swe_core.builtin.vllm.check import ask_served, check_server, format_notes
 from swe_core.builtin.vllm.client import Client, open_session
 from swe_core.builtin.vllm.generation import Generation
 from swe_core.builtin.vllm.policy import AdapterUnknown, Policy
-from swe_core.builtin.vllm.request import RequestWriter, most_calls, offered_tools, stop_texts
+from swe_core.builtin.vllm.request import RequestWriter, most_calls, offered_tools, sampling, stop_texts
 from swe_core.builtin.vllm.servers import Server, Servers
 from swe_core.builtin.vllm.streaming import Streamer, assistant_message, first_stop
 from swe_core.errors import (
@@ -118,6 +118,7 @@ class VLLMEngine(Engine):
 
     def __init__(self, config: VLLMConfig) -> None:
         self.urls, self.model = _required(config)
+        self.sampling = sampling(config)
         self._config = config
         self._key = key_from(config.api_key_env)
         self._attempts = config.max_retries + 1
