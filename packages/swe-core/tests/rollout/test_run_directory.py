@@ -321,3 +321,12 @@ def test_failed_resume_loses_nothing(run: RunDirectory, damage: str, message: st
 
 def test_planned_rollouts_may_be_unknown(tmp_path: Path) -> None:
     assert RunDirectory.open(make_run(tmp_path / "training").path).info.planned is None
+
+
+def test_resume_keeps_what_a_worker_cancelled_for_a_reason(run: RunDirectory) -> None:
+    for name, reason in (("stopped", None), ("tired", "tired")):
+        run.folder(name).close()
+        run.append(rollout(name, outcome="cancelled", cancelled_as=reason))
+    resumed = RunDirectory.resume(run.path, Redactor(), ["cancelled"])
+    assert resumed.finished() == {"tired": "cancelled"}
+    assert [path.name for path in (run.path / "rollouts").iterdir()] == ["tired"]

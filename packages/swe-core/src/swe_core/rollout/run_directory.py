@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from pydantic import BaseModel, Field, ValidationError
@@ -201,7 +201,8 @@ class RunDirectory:
         An incomplete last line and the folders of unfinished rollouts are removed.
 
         Args:
-            again: Rollouts with these outcomes are removed too, so that they run again.
+            again: Rollouts with these outcomes are removed too, so that they run again. One that a worker
+                cancelled for a reason stays.
 
         Raises:
             UsageError: It is no run directory, has another format, or cannot be written.
@@ -210,12 +211,12 @@ class RunDirectory:
         run.redactor = redactor
         file = path / ROLLOUTS_FILE
         found = list(_heads(file))
-        finished = {rollout_id for rollout_id, outcome, _ in found if outcome not in again}
+        finished = {head.id for head in found if head.outcome not in again or head.cancelled_as is not None}
         try:
             if len(finished) < len(found):
-                _write_whole(file, b"".join(line for rollout_id, _, line in found if rollout_id in finished))
+                _write_whole(file, b"".join(head.line for head in found if head.id in finished))
             elif file.exists():
-                os.truncate(file, sum(len(line) for _, _, line in found))
+                os.truncate(file, sum(len(head.line) for head in found))
             for folder in (path / FOLDERS).iterdir():
                 if folder.name not in finished:
                     shutil.rmtree(folder)
@@ -266,7 +267,7 @@ class RunDirectory:
         Raises:
             UsageError: A line in the middle is damaged; the message names it.
         """
-        return {rollout_id: outcome for rollout_id, outcome, _ in _heads(self.path / ROLLOUTS_FILE)}
+        return {head.id: head.outcome for head in _heads(self.path / ROLLOUTS_FILE)}
 
     def chains(self, rollout_id: str) -> Sequence[Chain]:
         """Return the training rows of one rollout, made again from its calls on disk.
@@ -382,12 +383,20 @@ def _parsed(path: Path, lines: Mapping[int, bytes], model: type[M], what: str) -
     return found
 
 
-def _heads(path: Path) -> Iterator[tuple[str, Outcome, bytes]]:
-    """Yield id, outcome and line of each finished rollout, without validating the rest of the line."""
+class _Head(NamedTuple):
+    """What is read of a finished rollout without validating the rest of its line."""
+
+    id: str
+    outcome: Outcome
+    cancelled_as: str | None
+    line: bytes
+
+
+def _heads(path: Path) -> Iterator[_Head]:
     for number, line in enumerate(_whole_lines(path), 1):
         try:
             raw = orjson.loads(line)
-            yield raw["id"], raw["outcome"], line
+            yield _Head(raw["id"], raw["outcome"], raw.get("cancelled_as"), line)
         except (orjson.JSONDecodeError, TypeError, KeyError):
             raise UsageError(f"line {number} of {str(path)!r} is not a finished rollout") from None
 
