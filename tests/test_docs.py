@@ -330,7 +330,9 @@ def code(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_option_named_exists(page: Path, options: set[str]) -> None:
     of_others = re.compile(
-        r"^.*\b(pip|pytest|git|make|patch|bwrap|npm|docker|vllm|benchmarks/\w+\.py) .*$", re.M
+        r"^.*\b(pip|pytest|git|make|patch|bwrap|npm|docker|vllm|openenv (validate|push)"
+        r"|benchmarks/\w+\.py) .*$",
+        re.M,
     )
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", of_others.sub("", code(page))))
     servers = set(re.findall(r'"(--[a-z-]+)"', (TRAINER / "server" / "vllm_server.py").read_text()))

@@ -73,6 +73,12 @@ def test_script_engine_plays_its_file(swe_core: SweCore, tmp_path: Path) -> None
     assert (done.only["engine"], done.only["outcome"], done.only["turns"]) == ("script", "resolved", 3)
 
 
+def test_script_for_trl_is_the_one_of_its_guide() -> None:
+    """`packages/swe-openenv/tests/harness/test_training.py` trains with it."""
+    script = (EXAMPLES / "trl_harness.py").read_text().partition('"""\n\n')[2]
+    assert script in (EXAMPLES.parent / "docs" / "trl-harness.md").read_text()
+
+
 def test_cost_log_adds_the_tokens_up(swe_core: SweCore) -> None:
     prices = {"PRICE_IN": "1000000", "PRICE_OUT": "1000000"}
     done = swe_core(*example("cost_log"), "--task", TASK, env=prices)

@@ -16,7 +16,7 @@ from swe_core import errors
 from swe_core.errors import SweError, UsageError, boundary_of
 
 DOCS = Path(__file__).parents[1] / "docs"
-PLUGINS = {"codex", "docker", "hf", "pi", "trl"}
+PLUGINS = {"codex", "docker", "hf", "openenv", "pi", "trl"}
 
 
 @pytest.mark.parametrize("name", ["cli", "settings"])
@@ -45,6 +45,7 @@ def test_command_reference_has_every_command() -> None:
         "### swe-core run\n",
         "### swe-core tasks list\n",
         "### swe-core doctor\n",
+        "### swe-core openenv serve\n",
         "--weight-sync",
     ):
         assert words in page

@@ -27,8 +27,16 @@ PUBLIC = (
     "swe_core.system",
 )
 FOR_TRAINERS = ("swe_core.rollout", "swe_core.run", "swe_core.hub")
-PLUGINS = {"swe_agents", "swe_agents_pi", "swe_sandbox_docker", "swe_sandbox_hf", "swe_trainer_trl"}
-ALSO = {"swe_trainer_trl": FOR_TRAINERS, "swe_sandbox_hf": ("swe_core.hub.errors",)}
+FOR_SERVERS = ("swe_core.interception", "swe_core.rollout", "swe_core.run", "swe_core.tokens")
+PLUGINS = {
+    *("swe_agents", "swe_agents_pi", "swe_openenv"),
+    *("swe_sandbox_docker", "swe_sandbox_hf", "swe_trainer_trl"),
+}
+ALSO = {
+    "swe_trainer_trl": FOR_TRAINERS,
+    "swe_openenv": FOR_SERVERS,
+    "swe_sandbox_hf": ("swe_core.hub.errors",),
+}
 HEAVY = {"torch", "transformers", "datasets", "docker", "huggingface_hub", "aiohttp", "vllm", "trl"}
 HEAVY |= {"httpx", "requests"}
 EXTRAS = {"numpy", "pytest"}
@@ -97,7 +105,12 @@ def table(head: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize(
-    ("package", "head"), [("swe_core", "Rooms"), ("swe_trainer_trl", "Rooms of the trainer")]
+    ("package", "head"),
+    [
+        ("swe_core", "Rooms"),
+        ("swe_trainer_trl", "Rooms of the trainer"),
+        ("swe_openenv", "Rooms of swe-openenv"),
+    ],
 )
 def test_rooms_import_what_the_table_allows(package: str, head: str) -> None:
     allowed, found = table(head), arrows(package)
@@ -143,7 +156,7 @@ def test_plugin_packages_import_the_public_surface() -> None:
 
 def test_guide_names_the_public_surface() -> None:
     section = (ROOT / "docs" / "plugins.md").read_text().partition("## Compatibility")[2]
-    assert [name for name in (*PUBLIC, *FOR_TRAINERS) if f"`{name}`" not in section] == []
+    assert [name for name in (*PUBLIC, *FOR_TRAINERS, *FOR_SERVERS) if f"`{name}`" not in section] == []
 
 
 def test_core_names_no_agent_and_no_provider() -> None:

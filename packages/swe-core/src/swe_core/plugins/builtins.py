@@ -32,6 +32,8 @@ KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
     "pi": "swe-agents-pi",
     "docker": "swe-sandbox-docker",
     "hf": "swe-sandbox-hf",
+    "openenv": "swe-openenv",
+    "openenv-play": "swe-openenv",
     "trl": "swe-trainer-trl",
     **dict.fromkeys(
         (
@@ -43,7 +45,10 @@ KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
 }
 """Plugin name → the distribution to install."""
 
-KNOWN_COMMANDS: Mapping[str, str] = {"space": "trl", "job": "trl", "restore": "trl"}
+KNOWN_COMMANDS: Mapping[str, str] = {
+    **dict.fromkeys(("space", "job", "restore"), "trl"),
+    "openenv": "openenv",
+}
 """Command of `swe-core` → the plugin that adds it, for those of `KNOWN_DISTRIBUTIONS`."""
 
 RECORDED_ENGINE = "replay"

@@ -107,7 +107,6 @@ async def execute(
     Raises:
         SweError: The run cannot start or cannot continue.
     """
-    _raise_descriptor_limit()
     opened = open_run(
         plan, plugins, out, observe, resume=resume, again=again, lock=lock, extensions=extensions
     )
@@ -144,6 +143,7 @@ async def open_run(
     Raises:
         SweError: The run cannot start or cannot continue.
     """
+    _raise_descriptor_limit()
     agent = plan.agent
     with ExitStack() as stack:
         redactor = stack.enter_context(redaction_scope())

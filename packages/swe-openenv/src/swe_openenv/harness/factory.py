@@ -1,0 +1,146 @@
+"""SweSessionFactory: makes sessions, in this process or at a server; task_prompts: the rows for TRL."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+from openenv.core.harness import ResourceSessionFactory
+
+from swe_core.errors import ConfigError, UsageError, sentence
+from swe_openenv.harness.background import Background
+from swe_openenv.harness.choice import choose
+from swe_openenv.harness.episode import Host
+from swe_openenv.harness.health import Health
+from swe_openenv.harness.session import SweSession
+
+OUT = "runs/trl"
+"""Default run directory."""
+
+
+class SweSessionFactory(ResourceSessionFactory[SweSession]):
+    """Makes sessions, each of which is a rollout that is graded.
+
+    The rollouts run in this process, or at a server (`swe-core openenv serve`) if there is a `url`. A
+    functools partial of this class is what TRL's `HarnessRolloutWorker` takes.
+
+    Args:
+        config: TOML file with settings of the run.
+        sets: `SECTION.KEY=VALUE` above the file.
+        out: Run directory. It goes on with the one there if that has the same settings.
+        url: Base URL of a server, in place of the arguments before.
+        key_env: Environment variable with the server's key.
+        timeout: Seconds for which the server may be out of reach; then the training stops.
+        give_up_after: Rollouts in a row without a verdict after which the training stops.
+        sampling: How the trainer samples: temperature and the rest, neutral. The engine must sample so.
+
+    Raises:
+        SweError: A setting is wrong, the run cannot start, or the server does not fit.
+    """
+
+    def __init__(
+        self,
+        config: str | os.PathLike[str] | None = None,
+        sets: Sequence[str] = (),
+        out: str | os.PathLike[str] = OUT,
+        *,
+        url: str | None = None,
+        key_env: str | None = None,
+        timeout: float = 120.0,
+        give_up_after: int = 64,
+        sampling: Mapping[str, float] | None = None,
+    ) -> None:
+        self._health = Health(give_up_after)
+        opened: AbstractAsyncContextManager[Host]
+        if url is None:
+            from swe_openenv.harness.in_process import open_here
+            from swe_openenv.harness.sampling import sampled_as
+            from swe_openenv.plans import load_plan
+
+            plan, plugins = load_plan(_path(config), sets)
+            if sampling is not None:
+                plan = sampled_as(plan, sampling)
+            opened = open_here(plan, plugins, Path(out))
+        else:
+            from swe_openenv.harness.remote import open_there
+
+            _check_alone(config, sets)
+            opened = open_there(url, _key(key_env), timeout, sampling, self._health)
+        self._background = Background(opened, self._health)
+
+    def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> SweSession:
+        """Return a session of a task. Its rollout starts when it is waited for.
+
+        Args:
+            task: See `swe_openenv.harness.choice.choose`.
+            seed: Chooses the task where `task` is an empty prompt.
+            episode_id: Name of the rollout; None makes one.
+
+        Raises:
+            UsageError: There is no such task, or the factory is closed. After `give_up_after` of these in a
+                row it returns sessions that stop the training.
+        """
+        name = episode_id if episode_id is not None else uuid.uuid4().hex
+        try:
+            episode = self._background.host.episode(name, choose(task, seed))
+            if self._health.over is None:
+                self._background.call(episode.begin)
+        except UsageError as error:
+            self._health.count(sentence(error))
+            if self._health.over is None:
+                raise
+            episode = self._background.host.episode(name, {})
+        return SweSession(self._background, self._health, episode)
+
+    def close(self) -> None:
+        """Cancel the rollouts that run, and close the run. The end of the program does it too."""
+        self._background.close()
+
+
+def task_prompts(
+    config: str | os.PathLike[str] | None = None,
+    sets: Sequence[str] = (),
+    *,
+    url: str | None = None,
+    key_env: str | None = None,
+) -> list[dict[str, Any]]:
+    """Return a row for each task, for a `datasets.Dataset` that TRL takes: the prompt is the task's id.
+
+    Args:
+        config, sets, url, key_env: As of `SweSessionFactory`.
+
+    Raises:
+        SweError: A setting is wrong, or the server does not answer.
+    """
+    if url is None:
+        from swe_openenv.plans import load_plan
+
+        ids = [task.instance_id for task in load_plan(_path(config), sets)[0].tasks]
+    else:
+        from swe_openenv.harness.remote import ask_tasks
+
+        _check_alone(config, sets)
+        ids = ask_tasks(url, _key(key_env))
+    return [{"prompt": [{"role": "user", "content": task_id}]} for task_id in ids]
+
+
+def _path(config: str | os.PathLike[str] | None) -> Path | None:
+    return Path(config) if config is not None else None
+
+
+def _check_alone(config: str | os.PathLike[str] | None, sets: Sequence[str]) -> None:
+    if config is not None or sets:
+        raise ConfigError("the server has its own settings: leave out config and sets, or the url")
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigError(f"key_env: the variable {variable!r} is unset or empty: set it")
+    return key

@@ -1,0 +1,67 @@
+"""The trainer's sampling: what is trained must be sampled from the distribution that the loss computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
+
+from swe_core.api.engine import Engine
+from swe_core.errors import ConfigError
+from swe_core.run.components import ResolvedComponent
+from swe_core.run.plan import Plan
+
+_TEMPERATURE = "temperature"
+
+
+def sampled_as(plan: Plan, sampling: Mapping[str, float]) -> Plan:
+    """Return `plan` with the trainer's temperature, where the settings leave that open.
+
+    Args:
+        sampling: Temperature, top_p and so on, by vLLM's names.
+
+    Raises:
+        ConfigError: Nothing of the run can be trained, or the settings sample in another way.
+    """
+    if not isinstance(plan.model_side, ResolvedComponent):
+        raise ConfigError(
+            f"the agent {plan.agent.name!r} makes no LLM calls, so there is nothing to train: set run.agent "
+            "to one that does"
+        )
+    engine = plan.model_side
+    whose = f"the engine {engine.name!r}"
+    fields = type(engine.config).model_fields
+    if _TEMPERATURE in fields and _TEMPERATURE not in engine.config.model_fields_set:
+        temperature = sampling[_TEMPERATURE]
+        engine = engine.with_settings({_TEMPERATURE: ("sampling", temperature)})
+        tables = plan.settings.engine
+        tables = {**tables, engine.name: {**tables.get(engine.name, {}), _TEMPERATURE: temperature}}
+        plan = replace(plan, model_side=engine, settings=plan.settings.model_copy(update={"engine": tables}))
+    found = cast(Engine, engine.create()).sampling
+    check_sampling(sampling, found, whose, f"leave engine.{engine.name}.{{}} out of the settings")
+    return plan
+
+
+def check_sampling(
+    wanted: Mapping[str, float], found: Mapping[str, float] | None, whose: str, remedy: str
+) -> None:
+    """Check that tokens are sampled as the trainer's loss takes them to be.
+
+    Args:
+        found: How they are sampled; None if the engine does not own them.
+        whose: Who samples, for the message.
+        remedy: What to do, for the message; `{}` is the name of the setting.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    if found is None:
+        raise ConfigError(
+            f"{whose} does not own its tokens, so nothing can be trained: use the engine 'vllm'"
+        )
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise ConfigError(
+                f"{whose} samples with {name} {found.get(name)} and the trainer with {value}: "
+                + remedy.format(name)
+            )

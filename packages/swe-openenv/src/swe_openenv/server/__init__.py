@@ -1,0 +1,1 @@
+"""The environment server: each episode is a rollout on this host."""

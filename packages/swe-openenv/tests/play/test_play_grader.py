@@ -1,0 +1,191 @@
+"""The grader `openenv`: the patch in a fresh episode, and whatever that environment says of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio.to_thread
+import pytest
+
+from swe_core.api.grader import Grade
+from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from swe_core.api.task import Task
+from swe_core.builtin.local.provider import LocalProvider
+from swe_core.errors import GraderError
+from swe_openenv.play.config import PlayGraderConfig, PlaySandboxConfig, PlayTasksConfig
+from swe_openenv.play.grader import PlayGrader
+from swe_openenv.play.provider import PlayProvider
+from swe_openenv.play.source import PlaySource
+
+from .playground import Played, Playground, demo_tasks, playing
+
+pytestmark = pytest.mark.anyio
+
+
+def task_of(server: Played) -> Task:
+    """The task memofn of a server."""
+    tasks = PlaySource(PlayTasksConfig(url=server.url, split="test")).tasks()
+    return next(task for task in tasks if task.instance_id == "demo__memofn-1")
+
+
+def giving(reward: Any) -> Callable[[Sandbox], Awaitable[Any]]:
+    """A judge with this reward for everything."""
+
+    async def judge(sandbox: Sandbox) -> Any:
+        return reward
+
+    return judge
+
+
+async def grade(
+    server: Played,
+    patch: bytes = b"",
+    *,
+    provider: SandboxProvider | None = None,
+    timeout: float = 60,
+    **settings: Any,
+) -> Grade:
+    task = task_of(server)
+    spec = SandboxSpec(image=task.image, network="none")
+    opens = provider or PlayProvider(PlaySandboxConfig(internet=True))
+    graded = await PlayGrader(PlayGraderConfig(**settings)).grade(task, patch, opens, spec, timeout)
+    assert server.ground.open == set()
+    return graded.grade
+
+
+async def refusal(server: Played, patch: bytes = b"", **settings: Any) -> str:
+    """What grading raises: one line."""
+    with pytest.raises(GraderError) as caught:
+        await grade(server, patch, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+async def test_own_tests_of_the_environment_decide(played: Played) -> None:
+    gold = task_of(played).patch.encode()
+    resolved = await grade(played, gold)
+    assert (resolved.resolved, resolved.fail_to_pass) == (True, {"reward": "PASSED"})
+    assert resolved.applied_with == "git apply"
+    nothing = await grade(played)
+    assert (nothing.resolved, nothing.fail_to_pass) == (False, {"reward": "FAILED"})
+    assert "reward 0" in nothing.reason
+    assert resolved.hashes is not None
+    assert nothing.hashes is not None
+    assert resolved.hashes.tree != nothing.hashes.tree
+
+
+@pytest.mark.parametrize(
+    ("ground", "settings"),
+    [
+        (Playground(judge=giving(1.0)), {}),
+        (Playground(judge=giving(1.0), reward="result"), {}),
+        (Playground(judge=giving(1.0), reward="result"), {"by": "call"}),
+        (Playground(judge=giving(1)), {"submit": "submit"}),
+        (
+            Playground(judge=giving(1.0)),
+            {"action": {"type": "call_tool", "tool_name": "submit", "arguments": {}}},
+        ),
+    ],
+)
+async def test_reward_is_found(ground: Playground, settings: dict[str, Any]) -> None:
+    with playing(ground) as server:
+        assert (await grade(server, **settings)).resolved
+
+
+@pytest.mark.parametrize(
+    ("reward", "threshold", "resolved"),
+    [(0.7, 0.5, True), (0.5, 0.5, True), (0.4, 0.5, False), (0.99, 1.0, False)],
+)
+async def test_threshold_decides_a_partial_reward(reward: float, threshold: float, resolved: bool) -> None:
+    with playing(Playground(judge=giving(reward))) as server:
+        found = await grade(server, threshold=threshold)
+    assert found.resolved is resolved
+    assert (f"{reward:g}" in found.reason) is not resolved
+
+
+@pytest.mark.parametrize(
+    ("ground", "settings", "why"),
+    [
+        (Playground(judge=giving(1.0), reward="nowhere"), {}, "gave no reward"),
+        (Playground(judge=giving(1.0)), {"by": "call"}, "gave no reward"),
+        (Playground(judge=giving(None)), {}, "gave no reward"),
+        (Playground(judge=giving(10**400), reward="result"), {}, "inf"),
+        (Playground(has_submit=False), {}, "its tools: 'bash'"),
+        (Playground(), {"submit": "absent"}, "'absent' failed"),
+        (Playground(), {"action": {"nonsense": True}}, "refused"),
+    ],
+)
+async def test_environment_without_a_reward_has_no_verdict(
+    ground: Playground, settings: dict[str, Any], why: str
+) -> None:
+    with playing(ground) as server:
+        assert why in await refusal(server, **settings)
+
+
+async def test_judge_that_fails_or_hangs_is_no_verdict() -> None:
+    over = threading.Event()
+
+    async def failing(sandbox: Sandbox) -> float:
+        raise ValueError("the judge is ill")
+
+    async def hanging(sandbox: Sandbox) -> float:
+        await anyio.to_thread.run_sync(over.wait)  # the server has a loop of its own
+        return 1.0
+
+    with playing(Playground(judge=failing)) as server:
+        assert "the judge is ill" in await refusal(server)
+    with playing(Playground(judge=hanging)) as server:
+        task = task_of(server)
+        provider = PlayProvider(PlaySandboxConfig(internet=True))
+        spec = SandboxSpec(image=task.image, network="none")
+        with pytest.raises(GraderError, match=r"within 0\.5 s"):
+            await PlayGrader(PlayGraderConfig()).grade(task, b"", provider, spec, 0.5)
+        over.set()  # or the server would not end
+
+
+async def test_other_sandboxes_have_no_reward(played: Played) -> None:
+    task = task_of(played)
+    spec = SandboxSpec(repository=demo_tasks()[0].repository, network="none")
+    with pytest.raises(GraderError, match="--sandbox openenv"):
+        await PlayGrader(PlayGraderConfig()).grade(task, b"", LocalProvider(), spec, 60)
+
+
+async def test_patch_that_does_not_fit_is_no_verdict(played: Played) -> None:
+    patch = task_of(played).patch.replace("memofn/", "elsewhere/").encode()
+    assert "does not fit" in await refusal(played, patch)
+
+
+async def test_patch_arrives_whole() -> None:
+    """Binary files, modes, links, deletions and directories that become files; files of others stay."""
+    seen: list[bytes] = []
+    change = (
+        "head -c 70000 /dev/urandom >blob && printf '#!/bin/sh\\n' >run && chmod 755 run && "
+        "ln -s run link && "
+        "git rm -q -r tests && echo file >tests && printf 'no end' >>README.md"
+    )
+    digest = "sha256sum blob run tests README.md; stat -c %a run; readlink link; git status --short"
+
+    async def judge(sandbox: Sandbox) -> float:
+        seen.append((await sandbox.exec(["sh", "-c", digest])).stdout)
+        return 1.0
+
+    with playing(Playground(judge=judge)) as server:
+        spec = SandboxSpec(image=task_of(server).image)
+        async with PlayProvider(PlaySandboxConfig(internet=True)).open(spec) as sandbox:
+            assert (await sandbox.exec(["sh", "-c", change])).exit_code == 0
+            expected = (await sandbox.exec(["sh", "-c", digest])).text
+            await sandbox.exec(["git", "add", "-A"])
+            patch = (await sandbox.exec(["git", "diff", "--cached", "--binary", "--full-index"])).stdout
+        assert (await grade(server, patch)).resolved
+    assert seen[0].decode().splitlines()[:6] == expected.splitlines()[:6]
+
+
+async def test_log_is_what_the_environment_said(played: Played) -> None:
+    task = task_of(played)
+    spec = SandboxSpec(image=task.image, network="none")
+    provider = PlayProvider(PlaySandboxConfig(internet=True))
+    graded = await PlayGrader(PlayGraderConfig()).grade(task, b"", provider, spec, 60)
+    assert json.loads(graded.log)["tool_name"] == "submit"

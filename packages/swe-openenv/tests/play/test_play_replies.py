@@ -1,0 +1,89 @@
+"""Which tool is the shell, which one gives the reward, and where a reply has it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from swe_openenv.play.replies import ShellTool, reward_in, shell_tool, submit_tool, texts
+
+
+def tool(name: str, required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    """A tool whose parameters have these types."""
+    schema = {
+        "properties": {key: {"type": kind} for key, kind in properties.items()},
+        "required": [*required],
+    }
+    return {"name": name, "inputSchema": schema}
+
+
+@pytest.mark.parametrize(
+    ("offered", "found"),
+    [
+        (tool("bash", ("command",), command="string"), ShellTool("bash", "command")),
+        (tool("exec", ("cmd",), cmd="string", timeout_s="number"), ShellTool("exec", "cmd")),
+        (tool("Run_Command", ("script",), script="string"), ShellTool("Run_Command", "script")),
+        (tool("terminal", (), input="string"), ShellTool("terminal", "input")),
+        (tool("bash", ("command", "session"), command="string", session="string"), None),
+        (tool("bash", ("session",), command="string", session="string"), None),
+        (tool("bash", ("command",), command="array"), None),
+        (tool("bash", ("text",), text="string"), None),
+        (tool("bashful", ("command",), command="string"), None),
+        ({"name": "bash"}, None),
+        ({"name": "bash", "inputSchema": {"properties": ["command"], "required": "command"}}, None),
+    ],
+    ids=str,
+)
+def test_shell_is_known_by_name_and_parameters(offered: dict[str, Any], found: ShellTool | None) -> None:
+    assert shell_tool([tool("submit"), offered]) == found
+
+
+def test_shell_may_have_an_optional_text() -> None:
+    schema = {"properties": {"command": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}
+    assert shell_tool([{"name": "bash", "input_schema": schema}]) == ShellTool("bash", "command")
+
+
+def test_best_name_wins_and_a_wanted_one_before_all() -> None:
+    tools = [tool(name, ("command",), command="string") for name in ("run", "exec", "in_container")]
+    assert shell_tool(tools) == ShellTool("exec", "command")
+    assert shell_tool(tools, "in_container") == ShellTool("in_container", "command")
+    assert shell_tool(tools, "absent") is None
+
+
+def test_submit_needs_nothing() -> None:
+    assert submit_tool([tool("submit", ("answer",), answer="string"), tool("finish")]) == "finish"
+    assert submit_tool([tool("read"), tool("submission")]) is None
+
+
+@pytest.mark.parametrize(
+    ("result", "reward"),
+    [
+        ({"reward": 0.5}, 0.5),
+        ({"structured_content": {"reward": 1}}, 1.0),
+        ({"content": [{"type": "text", "text": '{"tests": 3, "reward": 0.25}'}]}, 0.25),
+        ({"content": [], "structuredContent": {"result": 0.75}}, 0.75),
+        ({"data": 1.0}, 1.0),
+        (0.0, 0.0),
+        ('{"reward": 2}', 2.0),
+        ({"reward": 10**400}, math.inf),
+        ({"reward": True}, None),
+        ({"reward": "1.0"}, None),
+        ({"content": [{"type": "text", "text": "reward: 1.0"}]}, None),
+        ({"content": [{"type": "text", "text": "{not JSON"}]}, None),
+        ({"exit_code": 0}, None),
+        (None, None),
+    ],
+    ids=str,
+)
+def test_reward_of_a_result(result: object, reward: float | None) -> None:
+    assert reward_in(result) == reward
+
+
+def test_endless_nesting_ends() -> None:
+    deep: object = "here"
+    for _ in range(5000):
+        deep = {"reward": [deep]}
+    assert list(texts(deep)) == []
+    assert reward_in(deep) is None
