@@ -41,6 +41,7 @@ CELLS = {
     "parallel": Cell(f"2 KB requests, {CONNECTIONS} at once", "parallel"),
     "streamed": Cell("2 KB requests, streamed", "unrelated", streamed=True, interval=1),
     "streamed_session": Cell(f"{_TURNS}, streamed", "session", streamed=True, interval=1),
+    "streamed_growing": Cell(f"{LONG_TURNS} turns, streamed", "long", streamed=True, interval=1),
     "streamed_8": Cell("2 KB requests, interval 8", "unrelated", streamed=True, interval=8),
     "streamed_session_8": Cell(f"{_TURNS}, interval 8", "session", streamed=True, interval=8),
     "streamed_long": Cell("4,000 tokens streamed", "unrelated", "long", streamed=True, interval=1),

@@ -35,7 +35,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -303,7 +303,14 @@ def scaled(share: float, long_characters: int) -> Sizes:
     )
 
 
-def run(sides: dict[str, Side], mock: MockEngine, sizes: Sizes, rounds: int, stack: ExitStack) -> None:
+def run(
+    sides: dict[str, Side],
+    mock: MockEngine,
+    sizes: Sizes,
+    rounds: int,
+    stack: ExitStack,
+    cells: Iterable[str] = CELLS,
+) -> None:
     """Start all sides and measure them in turns; the first problem of a side ends it."""
 
     def each(work: Callable[[Side], None]) -> None:
@@ -326,7 +333,7 @@ def run(sides: dict[str, Side], mock: MockEngine, sizes: Sizes, rounds: int, sta
     each(start)
     each(hold)
     for number in range(1, rounds + 1):
-        for cell in CELLS:
+        for cell in cells:
             each(lambda side, cell=cell, number=number: measure(side, mock, sizes, cell, number))
 
 
