@@ -38,7 +38,7 @@ ALSO = {
     "swe_sandbox_hf": ("swe_core.hub.errors",),
 }
 HEAVY = {"torch", "transformers", "datasets", "docker", "huggingface_hub", "aiohttp", "vllm", "trl"}
-HEAVY |= {"httpx", "requests"}
+HEAVY |= {"httpx", "requests", "openenv", "fastapi", "fastmcp", "uvicorn"}
 EXTRAS = {"numpy", "pytest"}
 LONG: Mapping[str, str] = {}
 """Modules of more than 600 lines, by path, each with its reason."""

@@ -70,3 +70,13 @@ def test_component_error_has_no_secret(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as caught:
         validate(Strict, values, "[agent.strict]")
     assert SECRET not in str(caught.value)
+
+
+def test_password_in_a_wrong_url_is_not_repeated() -> None:
+    class Settings(Config):
+        url: int
+
+    with pytest.raises(ConfigError, match="url") as caught:
+        validate(Settings, {"url": f"http://user:{SECRET}@host/path"}, "the engine")
+    assert SECRET not in str(caught.value)
+    assert "@host/path" in str(caught.value)

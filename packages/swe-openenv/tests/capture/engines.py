@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import orjson
 from aiohttp import web
 
+from swe_core.system.http_server import serve
 from swe_core.tokens.renderer import Renderer
 from swe_openenv.capture.server import CaptureOptions, capture
 from swe_testing.vllm import ScriptedVLLM, logprob_of
@@ -52,15 +53,24 @@ class VLLM(ScriptedVLLM):
 
     Args:
         renderer: Renders each prompt whole, as vLLM does.
+        port: Port to listen on; 0 selects a free one.
 
     Attributes:
         chats: The chat completions requests that arrived.
     """
 
-    def __init__(self, renderer: Renderer, replies: Iterable[Any], **settings: Any) -> None:
+    def __init__(self, renderer: Renderer, replies: Iterable[Any], port: int = 0, **settings: Any) -> None:
         super().__init__([*replies], **settings)
+        self._port = port
         self.chats: list[dict[str, Any]] = []
         self._renderer = renderer
+
+    async def __aenter__(self) -> Self:
+        app = self.application()
+        app.add_routes(self.routes())
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        self.origin = await self._open.enter_async_context(serve(runner, self._port))
+        return self
 
     def routes(self) -> Iterable[web.RouteDef]:
         return [*super().routes(), web.post("/v1/chat/completions", self._chat)]
@@ -101,8 +111,15 @@ class VLLM(ScriptedVLLM):
 @asynccontextmanager
 async def ours(engine: VLLM | None, out: Path, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client of our capture server in front of `engine`."""
+    settings = options_of(engine, out, **options)
+    async with capture(settings) as listening, httpx.AsyncClient(base_url=listening, timeout=60) as client:
+        yield client
+
+
+def options_of(engine: VLLM | None, out: Path, **options: Any) -> CaptureOptions:
+    """The options of `ours`."""
     url = engine.url if engine is not None else ""
-    settings = CaptureOptions(
+    return CaptureOptions(
         **{
             "llm_url": url,
             "model": MODEL if url else "",
@@ -112,8 +129,6 @@ async def ours(engine: VLLM | None, out: Path, **options: Any) -> AsyncIterator[
             **options,
         }
     )
-    async with capture(settings) as listening, httpx.AsyncClient(base_url=listening, timeout=60) as client:
-        yield client
 
 
 @asynccontextmanager

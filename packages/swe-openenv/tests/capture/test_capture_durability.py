@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import shutil
 import stat
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,14 @@ from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
 from swe_core.errors import UsageError
+from swe_core.interception.server import InterceptionServer
+from swe_core.rollout.run_directory import RunDirectory, new_run_info
+from swe_core.system.redaction import Redactor
 from swe_openenv.capture import CaptureServer
+from swe_openenv.capture.server import capture
 from swe_testing.vllm import ScriptedVLLM
 
-from .engines import CALL, MODEL, Qwen, ask, bearer, converse, ours, session
+from .engines import CALL, HELLO, MODEL, Qwen, ask, bearer, converse, options_of, ours, session
 
 pytestmark = pytest.mark.anyio
 
@@ -147,6 +153,144 @@ async def test_session_made_again_keeps_its_calls_and_takes_new_options(qwen: Qw
     assert [one.body["temperature"] for one in engine.requests] == [1.0, 0.5]
     assert rollout["stats"]["n_turns"] == 2
     assert rollout["metadata"].items() >= {"a": 1, "b": 2}.items()
+
+
+async def test_directory_of_a_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run = RunDirectory.create(out, new_run_info({}, {"run": {"tasks": "t"}}, 1, ()), Redactor())
+    folder = run.folder("task-1")
+    folder.put("patch.diff", b"valuable")
+    folder.close()
+    with pytest.raises(UsageError, match="is a run's and no capture directory: give another with --out"):
+        async with ours(None, out):
+            pass
+    assert (out / "rollouts" / "task-1" / "patch.diff").read_bytes() == b"valuable"
+
+
+async def test_run_does_not_resume_a_capture_directory(qwen: Qwen, tmp_path: Path) -> None:
+    """It would remove all folders without a finished rollout."""
+    out = tmp_path / "capture"
+    async with qwen.server("hi") as engine:
+        async with ours(engine, out) as client:
+            await ask(client, await session(client))
+    command = [sys.executable, "-c", "from swe_core.cli import main; main()", "run", "--resume", str(out)]
+    ended = await anyio.run_process(command, check=False)
+    assert ended.returncode == 2
+    assert b"capture" in ended.stderr
+    assert b"Traceback" not in ended.stderr
+    assert len(list((out / "rollouts").glob("*/0/turns.jsonl"))) == 1
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a call": lambda folder: (folder / "0" / "turns.jsonl").write_text("{}\n"),
+    "calls that are a folder": lambda folder: _as_folder(folder / "0" / "turns.jsonl"),
+    "a delivery": lambda folder: (folder / "0" / "delivered").write_text("x\n0\n"),
+    "no record of a part": lambda folder: (folder / "0" / "part.json").unlink(),
+    "the record": lambda folder: (folder / "session.json").write_bytes(b"\xff{"),
+    "no record": lambda folder: (folder / "session.json").unlink(),
+    "a record that is a folder": lambda folder: _as_folder(folder / "session.json"),
+    "the record of another": lambda folder: shutil.copy(
+        next(one for one in folder.parent.iterdir() if one != folder) / "session.json", folder
+    ),
+}
+
+
+def _as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+async def test_damaged_session_stays_closed_and_others_go_on(
+    qwen: Qwen, tmp_path: Path, name: str, caplog: Any
+) -> None:
+    out = tmp_path / "capture"
+    async with qwen.server("hi") as engine:
+        async with ours(engine, out) as client:
+            damaged = await session(client)
+            await ask(client, damaged)
+            (folder,) = (out / "rollouts").iterdir()
+            whole = await session(client)
+            await ask(client, whole)
+        DAMAGES[name](folder)
+        before = sorted(folder.rglob("*"))
+        (out / "rollouts" / ".DS_Store").write_text("of a file manager")
+        (out / "rollouts" / "notes").mkdir()
+        async with ours(engine, out) as client:
+            listed = (await client.get("/sessions")).json()["sessions"]
+            assert [(one["session_id"], one["turns"]) for one in listed] == [(whole, 1)]
+            await ask(client, whole, [*HELLO, *HELLO])
+            refused = await client.post("/sessions", json={"session_id": damaged})
+            assert refused.status_code == 409
+            assert "files of this session are damaged" in refused.json()["error"]["message"]
+            assert (await client.get(f"/sessions/{damaged}/rollout")).status_code == 404
+            assert (await client.delete(f"/sessions/{damaged}")).json() == {"deleted": False}
+    assert sorted(folder.rglob("*")) == before
+    said = [one.getMessage() for one in caplog.records if "stays closed" in one.getMessage()]
+    assert len(said) == 1
+    assert str(folder) in said[0]
+    assert (out / "rollouts" / ".DS_Store").exists()
+
+
+async def test_session_that_was_never_made_whole_can_be_made(qwen: Qwen, tmp_path: Path, caplog: Any) -> None:
+    """Killed before its record was written: nothing is damaged."""
+    out = tmp_path / "capture"
+    async with qwen.server("hi") as engine:
+        async with ours(engine, out) as client:
+            key = await session(client)
+        (folder,) = (out / "rollouts").iterdir()
+        (folder / "session.json").rename(folder / "session.json.new")
+        async with ours(engine, out) as client:
+            await ask(client, await session(client, session_id=key))
+    assert "stays closed" not in caplog.text
+
+
+async def test_agents_see_no_answer_of_a_server_that_ends(qwen: Qwen, tmp_path: Path) -> None:
+    """SDKs retry a broken connection; 401 and 410 would end the agent."""
+    stuck = anyio.Event()
+
+    async def between(sent: int) -> None:
+        if engine.requests and not stuck.is_set():
+            stuck.set()
+            await anyio.sleep_forever()
+
+    out = tmp_path / "capture"
+    async with qwen.server(CALL, between=between) as engine, anyio.create_task_group() as tasks:
+        async with capture(options_of(engine, out)) as url:
+            client = httpx.AsyncClient(base_url=url, timeout=60)
+            key = await session(client)
+
+            async def call() -> None:
+                for _ in range(3):  # as SDKs do
+                    with pytest.raises(httpx.TransportError):
+                        await ask(client, key)
+                await client.aclose()
+
+            tasks.start_soon(call)
+            await stuck.wait()
+    async with qwen.server(CALL) as engine, ours(engine, out) as client:
+        status = (await client.get(f"/sessions/{key}")).json()
+        assert (status["n_turns"], status["upstream_errors"]) == (0, 0)
+
+
+async def test_request_after_the_end_has_begun_is_broken_off() -> None:
+    """It came on a connection that was accepted, and not yet known, when the others were broken."""
+    async with InterceptionServer() as server, httpx.AsyncClient() as client:
+        assert (await client.get(f"{server.url}/healthz")).status_code == 200
+        server.hang_up()
+        for _ in range(2):
+            with pytest.raises(httpx.TransportError):
+                await client.get(f"{server.url}/healthz")
+
+
+async def test_server_may_open_as_many_files_as_the_system_allows(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[1]), before[1]))
+    try:
+        async with ours(None, tmp_path / "c"):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def test_files_are_the_servers_alone(qwen: Qwen, tmp_path: Path, monkeypatch: Any) -> None:

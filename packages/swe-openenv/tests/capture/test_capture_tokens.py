@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import httpx
+import orjson
 import pytest
 
 from swe_testing.provider import ScriptedProvider, say
@@ -214,6 +215,46 @@ async def test_tokens_without_logprobs_are_never_trained(qwen: Qwen, tmp_path: P
     assert sum(row["loss_mask"]) == len(engine.requests[0].sent)
     assert row["input_ids"][-len(engine.requests[1].sent) :] == engine.requests[1].sent
     assert any("no_logprobs" in finding for finding in rollout["validation"])
+
+
+async def _rewritten(qwen: Qwen, out: Path, change: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+    """The trace entries of two calls, after `change` of the second one's record on disk."""
+    async with qwen.server(CALL, "done") as engine:
+        async with ours(engine, out) as client:
+            key = await session(client, purpose="train")
+            await converse(client, key, 2)
+        (file,) = (out / "rollouts").glob("*/0/turns.jsonl")
+        first, second = file.read_bytes().splitlines()
+        turn = orjson.loads(second)
+        change(turn)
+        file.write_bytes(b"".join(line + b"\n" for line in (first, orjson.dumps(turn))))
+        async with ours(engine, out) as client:
+            answer = await client.get(f"/sessions/{key}/trace_entries")
+            assert answer.status_code == 200, answer.text
+            entries: list[dict[str, Any]] = answer.json()["entries"]
+            return entries
+
+
+async def test_logprob_above_0_is_not_trained(qwen: Qwen, tmp_path: Path) -> None:
+    """Rounding gives some engines one, and OpenEnv refuses the whole trace for it."""
+    from openenv.core.harness import TrainingTrace
+
+    def change(turn: dict[str, Any]) -> None:
+        turn["tokens"]["logprobs"][0] = 0.25
+
+    entries = await _rewritten(qwen, tmp_path / "c", change)
+    sampled = len(entries[1]["completion_token_ids"])
+    trace = TrainingTrace.from_entries(entries)
+    assert trace.turns[1].loss_mask[-sampled:] == [0, *[1] * (sampled - 1)]
+
+
+async def test_call_without_a_reply_is_not_trained(qwen: Qwen, tmp_path: Path) -> None:
+    def change(turn: dict[str, Any]) -> None:
+        turn["reply"] = None
+        turn["error"] = "failed"
+
+    entries = await _rewritten(qwen, tmp_path / "c", change)
+    assert [entry["metadata"]["index"] for entry in entries] == [0]
 
 
 async def test_fork_trains_each_sampled_id_once(qwen: Qwen, tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_run_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
         ({"sets": ["run.agnet=mini"]}, "agnet"),
         ({"config": "missing.toml"}, "cannot read the settings file 'missing.toml'"),
         ({"url": "http://127.0.0.1:9", "sets": ["run.agent=mini"]}, "leave out config and sets"),
-        ({"url": "127.0.0.1:9"}, "is no base URL"),
+        ({"url": "127.0.0.1:9"}, "the url is not usable: expected http"),
         ({"url": "http://127.0.0.1:9"}, "does not answer"),
         ({"url": "http://127.0.0.1:9", "key_env": "SWE_NO_SUCH_KEY"}, "'SWE_NO_SUCH_KEY' is unset"),
         ({"sets": [*BASIC, "run.agent=oracle"], "sampling": {"temperature": 1.0}}, "makes no LLM calls"),

@@ -52,6 +52,10 @@ class Playground:
     spec: Callable[[dict[str, Any]], Any] = dict
     judge: Callable[[Sandbox], Awaitable[Any]] | None = None
     has_submit: bool = True
+    ends: bool = True
+    """Whether a reward ends the episode."""
+    starting: Callable[[], Awaitable[None]] | None = None
+    """Waited for at each reset."""
     open: set[str] = field(default_factory=set)
     """Sandboxes of open episodes."""
     resets: list[dict[str, Any]] = field(default_factory=list)
@@ -102,6 +106,8 @@ class DemoEnvironment(MCPEnvironment):  # type: ignore[misc]  # openenv has no t
         self, seed: int | None = None, episode_id: str | None = None, split: str = "", index: int = 0
     ) -> Observation:
         self._loop = asyncio.get_running_loop()
+        if self._ground.starting is not None:
+            await self._ground.starting()
         self._ground.resets.append({"split": split, "index": index})
         self._task = demo_tasks()[index]
         spec = SandboxSpec(repository=self._task.repository)
@@ -115,7 +121,7 @@ class DemoEnvironment(MCPEnvironment):  # type: ignore[misc]  # openenv has no t
 
     async def step_async(self, action: Action, timeout_s: float | None = None, **more: Any) -> Observation:
         seen = await super().step_async(action, timeout_s, **more)
-        seen.reward, seen.done = self._reward, self._reward is not None
+        seen.reward, seen.done = self._reward, self._ground.ends and self._reward is not None
         return seen
 
     def _step_impl(self, action: Action, timeout_s: float | None = None, **more: Any) -> Observation:

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from swe_openenv.play.calls import Call, Garbled, News, command_file, encoded
+from swe_openenv.play.calls import SAMPLE, Answer, Call, Garbled, News, command_file, encoded
 
 
 def printed(call: Call, shell: str = "sh") -> str:
@@ -35,6 +35,23 @@ def test_answer_of_real_shells(probe: Call, shell: str) -> None:
     answer = probe.answer(printed(probe, shell))
     assert answer.padding == 50
     assert answer.news[""] == News([("stdout", 0, bytes(100))])
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "busybox sh"])
+def test_check_needs_only_the_shell_that_runs(shell: str) -> None:
+    call = Call(["0", "", "check"])
+
+    def checked(before: str) -> Answer:
+        done = subprocess.run(
+            [*shell.split(), "-c", f"{before}\n{call.in_place}\necho usable"], capture_output=True, text=True
+        )
+        assert done.stdout.endswith("usable\n")
+        return call.answer(done.stdout)
+
+    assert (checked("").missing, checked("").sample) == ([], SAMPLE)
+    assert checked("base64() { echo odd; }").sample == "odd"
+    if shell != "busybox sh":  # which has them built in
+        assert {"sh", "base64", "tar"} <= {*checked("PATH=/nonexistent").missing}
 
 
 def test_command_needs_no_shell_to_be_split(probe: Call) -> None:
@@ -76,6 +93,7 @@ def test_answers_of_other_calls_are_none(probe: Call) -> None:
         ("m,a;o,0,3,YWJ;", "changed on the way"),
         ("m,a;o,-1,0,;", "o,-1,0,"),
         ("m,a;x,1e3;", "x,1e3"),
+        ("m,a;x,256;", "x,256"),
         ("m,a;[truncated];", "truncated"),
         ("m,a;x,9999999999999999;", "x,9999"),
         ("b,ä;", "changed on the way"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,6 +17,7 @@ from swe_core.api.task import Task
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import GraderError
 from swe_openenv.play.config import PlayGraderConfig, PlaySandboxConfig, PlayTasksConfig
+from swe_openenv.play.episode import Episode, Stepped
 from swe_openenv.play.grader import PlayGrader
 from swe_openenv.play.provider import PlayProvider
 from swe_openenv.play.source import PlaySource
@@ -23,6 +25,13 @@ from swe_openenv.play.source import PlaySource
 from .playground import Played, Playground, demo_tasks, playing
 
 pytestmark = pytest.mark.anyio
+NEW = b"""diff --git a/NAME b/NAME
+new file mode 100644
+--- /dev/null
++++ b/NAME
+@@ -0,0 +1 @@
++x
+"""
 
 
 def task_of(server: Played) -> Task:
@@ -112,7 +121,16 @@ async def test_threshold_decides_a_partial_reward(reward: float, threshold: floa
         (Playground(judge=giving(1.0), reward="nowhere"), {}, "gave no reward"),
         (Playground(judge=giving(1.0)), {"by": "call"}, "gave no reward"),
         (Playground(judge=giving(None)), {}, "gave no reward"),
-        (Playground(judge=giving(10**400), reward="result"), {}, "inf"),
+        (Playground(judge=giving(10**400), reward="result"), {}, "gave no reward"),
+        (Playground(judge=giving(True), reward="result"), {}, "gave no reward"),
+        (Playground(judge=giving(1.0), ends=False), {}, "reward 1.0 in .* which goes on"),
+        (
+            Playground(
+                judge=giving({"output": '{"reward": 1.0}', "verdict": {"reward": 0.0}}), reward="result"
+            ),
+            {},
+            "gave no reward",
+        ),
         (Playground(has_submit=False), {}, "its tools: 'bash'"),
         (Playground(), {"submit": "absent"}, "'absent' failed"),
         (Playground(), {"action": {"nonsense": True}}, "refused"),
@@ -122,7 +140,18 @@ async def test_environment_without_a_reward_has_no_verdict(
     ground: Playground, settings: dict[str, Any], why: str
 ) -> None:
     with playing(ground) as server:
-        assert why in await refusal(server, **settings)
+        assert re.search(why, await refusal(server, **settings))
+
+
+@pytest.mark.parametrize("error", ["no\nspace left", {"message": "no space left"}, ["no space left"]])
+async def test_reward_with_an_error_is_no_verdict(
+    played: Played, monkeypatch: pytest.MonkeyPatch, error: object
+) -> None:
+    async def step(episode: Episode, action: object, timeout: float) -> Stepped:
+        return Stepped({"error": error}, 0.0, True)
+
+    monkeypatch.setattr(Episode, "step", step)
+    assert "no space left" in await refusal(played)
 
 
 async def test_judge_that_fails_or_hangs_is_no_verdict() -> None:
@@ -137,6 +166,7 @@ async def test_judge_that_fails_or_hangs_is_no_verdict() -> None:
 
     with playing(Playground(judge=failing)) as server:
         assert "the judge is ill" in await refusal(server)
+        assert "the judge is ill" in await refusal(server, by="call")
     with playing(Playground(judge=hanging)) as server:
         task = task_of(server)
         provider = PlayProvider(PlaySandboxConfig(internet=True))
@@ -155,7 +185,22 @@ async def test_other_sandboxes_have_no_reward(played: Played) -> None:
 
 async def test_patch_that_does_not_fit_is_no_verdict(played: Played) -> None:
     patch = task_of(played).patch.replace("memofn/", "elsewhere/").encode()
-    assert "does not fit" in await refusal(played, patch)
+    assert re.search(
+        "elsewhere/.* does not exist in index; .* reset gives other files", await refusal(played, patch)
+    )
+
+
+@pytest.mark.parametrize(
+    ("patch", "why"),
+    [
+        (b"this is no patch", "No valid patches"),
+        (b"\0" * 100, "No valid patches"),
+        (NEW.replace(b"NAME", b".git/config"), "invalid path '.git/config'"),
+        (NEW.replace(b"NAME", b"../x"), "invalid path '../x'"),
+    ],
+)
+async def test_patch_that_git_refuses_has_its_reason(played: Played, patch: bytes, why: str) -> None:
+    assert why in await refusal(played, patch)
 
 
 async def test_patch_arrives_whole() -> None:
@@ -183,9 +228,10 @@ async def test_patch_arrives_whole() -> None:
     assert seen[0].decode().splitlines()[:6] == expected.splitlines()[:6]
 
 
-async def test_log_is_what_the_environment_said(played: Played) -> None:
-    task = task_of(played)
-    spec = SandboxSpec(image=task.image, network="none")
-    provider = PlayProvider(PlaySandboxConfig(internet=True))
-    graded = await PlayGrader(PlayGraderConfig()).grade(task, b"", provider, spec, 60)
+async def test_log_is_what_the_environment_said() -> None:
+    with playing(Playground(judge=giving(1.0))) as server:
+        task = task_of(server)
+        spec = SandboxSpec(image=task.image, network="none")
+        provider = PlayProvider(PlaySandboxConfig(internet=True))
+        graded = await PlayGrader(PlayGraderConfig()).grade(task, b"", provider, spec, 60)
     assert json.loads(graded.log)["tool_name"] == "submit"

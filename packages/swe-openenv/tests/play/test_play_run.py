@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from swe_core.api.sandbox import Sandbox
 from swe_core.cli.run import run
 
-from .playground import Played, Playground, playing, recording
+from .playground import Played, Playground, plain, playing, recording
 
 TASK = "demo__memofn-1"
 
@@ -51,14 +53,38 @@ def test_agent_plays_and_a_fresh_episode_gives_the_reward(tmp_path: Path) -> Non
 
 
 def test_server_without_a_reward_gives_errors_and_no_rewards(tmp_path: Path) -> None:
-    with playing(Playground(reward="nowhere")) as server:
+    async def judge(sandbox: Sandbox) -> float:
+        return 1.0
+
+    with playing(Playground(reward="nowhere", judge=judge)) as server:
         (rollout,) = played_by(server, tmp_path / "run", "--agent", "oracle", "--task", TASK, code=1)
     assert (rollout["outcome"], rollout["reward"]) == ("error", None)
     assert rollout["failure"]["boundary"] == "grader"
     assert "gave no reward" in rollout["failure"]["message"]
 
 
-def test_server_alone_chooses_nothing_to_play(tmp_path: Path) -> None:
+def test_hiccup_of_the_server_is_an_error_and_no_reward(tmp_path: Path) -> None:
+    """Here, when the agent has ended and its patch is taken."""
+    killed, hiccups = False, 0
+
+    async def shell(sandbox: Sandbox, command: str) -> str:
+        nonlocal killed, hiccups
+        words = shlex.split(command)
+        killed = killed or words[8] == "kill"
+        if killed and words[8] == "run" and not hiccups:
+            hiccups += 1
+            raise RuntimeError("503 Service Unavailable")
+        return await plain(sandbox, command)
+
+    with playing(Playground(shell)) as server:
+        (rollout,) = played_by(server, tmp_path / "run", "--agent", "oracle", "--task", TASK, code=1)
+    assert hiccups == 1
+    assert (rollout["outcome"], rollout["reward"]) == ("error", None)
+    assert rollout["failure"]["boundary"] == "sandbox"
+    assert "503 Service Unavailable" in rollout["failure"]["message"]
+
+
+def test_server_alone_chooses_nothing_to_play() -> None:
     """`--plugins openenv` is for serving: it leaves tasks, sandbox and grader as they are."""
     from swe_core.plugins.manager import PluginSet
 

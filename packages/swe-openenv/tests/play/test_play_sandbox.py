@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,14 @@ async def in_json(sandbox: Sandbox, command: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "shell", [terminal, structured, in_json, keeping(30_000), keeping(9_000), taking(30_000), taking(13_000)]
+    "shell",
+    [
+        *(terminal, in_json, keeping(9_000), taking(13_000)),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (structured, keeping(30_000), taking(30_000))
+        ),
+    ],
 )
 async def test_tools_of_many_kinds(shell: Shape) -> None:
     """Bytes, streams, exit codes and long arguments survive them all."""
@@ -199,6 +206,15 @@ async def test_server_that_vanishes_is_the_death_of_the_sandbox() -> None:
         await context.__aexit__(None, None, None)
 
 
+@contextmanager
+def releasing(over: threading.Event) -> Iterator[None]:
+    """Let go of what waits in the server, which would not end otherwise."""
+    try:
+        yield
+    finally:
+        over.set()
+
+
 async def test_tool_that_hangs_is_the_death_of_the_sandbox() -> None:
     hangs, over = False, threading.Event()
 
@@ -207,12 +223,11 @@ async def test_tool_that_hangs_is_the_death_of_the_sandbox() -> None:
             await anyio.to_thread.run_sync(over.wait)  # the server has a loop of its own
         return await plain(sandbox, command)
 
-    with playing(Playground(shell)) as server:
+    with playing(Playground(shell)) as server, releasing(over):
         async with opened(server, timeout=1) as sandbox:
             hangs = True
             with pytest.raises(SandboxDied, match="did not answer the tool 'bash' within 1 s"):
                 await sandbox.exec(["true"])
-            over.set()  # or the server would not end
 
 
 async def test_failing_tool_names_its_words() -> None:
@@ -226,8 +241,103 @@ async def test_failing_tool_names_its_words() -> None:
     with playing(Playground(shell)) as server:
         async with opened(server) as sandbox:
             fails = True
-            with pytest.raises(SandboxBroken, match="no more shells"):
+            with pytest.raises(SandboxError, match="no more shells") as caught:
                 await sandbox.exec(["true"])
+            assert caught.type is SandboxError  # nobody knows that the code inside is the cause
+            fails = False
+            assert (await sandbox.exec(["echo", "usable"])).stdout == b"usable\n"
+
+
+@pytest.mark.parametrize(("lost", "kind"), [(1, SandboxError), (1000, SandboxDied)])
+async def test_replies_without_an_answer_prove_nothing_about_the_code_inside(
+    lost: int, kind: type[SandboxError]
+) -> None:
+    """A reply may be of a proxy, once or for ever."""
+    left = 0
+
+    async def shell(sandbox: Sandbox, command: str) -> str:
+        nonlocal left
+        left -= 1
+        return "503 Service Unavailable" if left >= 0 else await plain(sandbox, command)
+
+    with playing(Playground(shell)) as server:
+        async with opened(server) as sandbox:
+            left = lost
+            with pytest.raises(SandboxError, match="does not hold the output") as caught:
+                await sandbox.exec(["true"])
+            assert caught.type is kind
+
+
+@pytest.mark.parametrize(
+    ("inside", "why"),
+    [
+        ("ln -s $(command -v sleep) /tmp/bin/", "removed base64, cat"),
+        ("cp -s $(dirname $(command -v cat))/* /tmp/bin/; rm /tmp/bin/sh", "removed sh$"),
+        (
+            "cp -s $(dirname $(command -v cat))/* /tmp/bin/; rm /tmp/bin/base64; "
+            "printf '#!/bin/sh\\necho b' >/tmp/bin/base64; chmod +x /tmp/bin/base64",
+            "replaced sh, head",
+        ),
+    ],
+)
+async def test_code_inside_that_takes_the_programs_away_breaks_the_sandbox(inside: str, why: str) -> None:
+    """The tool's own shell, which runs already, proves it."""
+    broken = False
+
+    async def shell(sandbox: Sandbox, command: str) -> str:
+        return await plain(sandbox, f"PATH=/tmp/bin\n{command}" if broken else command)
+
+    with playing(Playground(shell)) as server:
+        async with opened(server) as sandbox:
+            await sandbox.exec(["sh", "-c", f"mkdir -p /tmp/bin; {inside}"])
+            broken = True
+            with pytest.raises(SandboxBroken, match=why):
+                await sandbox.exec(["true"])
+            broken = False
+
+
+async def test_cancelled_reset_is_given_up_at_once() -> None:
+    began, over = threading.Event(), threading.Event()
+
+    async def starting() -> None:
+        began.set()
+        await anyio.to_thread.run_sync(over.wait)  # the server has a loop of its own
+
+    async def use() -> None:
+        async with opened(server, reset_timeout=20):
+            pass
+
+    with playing(Playground(starting=starting)) as server, releasing(over):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(use)
+            await anyio.to_thread.run_sync(began.wait)
+            cancelled = anyio.current_time()
+            tasks.cancel_scope.cancel()
+        assert anyio.current_time() - cancelled < 10
+
+
+async def test_cancelled_step_ends_the_episode() -> None:
+    """Its answer may still come, and would be taken for that of the next message."""
+    began, over = threading.Event(), threading.Event()
+
+    async def judge(sandbox: Sandbox) -> float:
+        began.set()
+        await anyio.to_thread.run_sync(over.wait)
+        return 1.0
+
+    with playing(Playground(judge=judge)) as server, releasing(over):
+        async with opened(server) as sandbox:
+            assert isinstance(sandbox, module.PlaySandbox)
+            step = {"type": "call_tool", "tool_name": "submit", "arguments": {}}
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(sandbox.episode.step, step, 20)
+                await anyio.to_thread.run_sync(began.wait)
+                cancelled = anyio.current_time()
+                tasks.cancel_scope.cancel()
+            assert anyio.current_time() - cancelled < 10
+            with pytest.raises(SandboxDied, match="a step was cancelled"):
+                await sandbox.exec(["true"])
+            assert sandbox.episode._client._ws is None
 
 
 async def test_huge_reply_is_the_death_of_the_sandbox() -> None:
@@ -246,11 +356,24 @@ async def test_huge_reply_is_the_death_of_the_sandbox() -> None:
 async def test_code_inside_that_removes_the_files_breaks_the_sandbox(played: Played) -> None:
     async with opened(played) as sandbox:
         process = await sandbox.start(["sleep", "1000"])
-        with pytest.raises(SandboxBroken, match="removed the files"):
+        with pytest.raises(SandboxBroken, match="removed or changed the files"):
             await sandbox.exec(["sh", "-c", "rm -rf /var/tmp/swe-core-* /tmp/swe-core-*"])
-        with pytest.raises(SandboxBroken, match="removed the files"):
+        with pytest.raises(SandboxBroken, match="removed or changed the files"):
             await process.wait()
         assert (await sandbox.exec(["echo", "usable"])).stdout == b"usable\n"
+
+
+@pytest.mark.parametrize("code", ["256", "999", "99", "-01", "a[0", ""])
+async def test_exit_code_that_no_command_has_breaks_the_sandbox(played: Played, code: str) -> None:
+    """The file with it is inside."""
+    async with opened(played) as sandbox:
+        process = await sandbox.start(["sleep", "1000"])
+        script = 'for file in /var/tmp/swe-core-*/*/exit /tmp/swe-core-*/*/exit; do echo "$1" >"$file"; done'
+        with pytest.raises(SandboxBroken, match="removed or changed"):
+            await sandbox.exec(["sh", "-c", f"{script}; sleep 1000", "sh", code])
+        with pytest.raises(SandboxBroken, match="removed or changed"):
+            await process.wait()
+        await sandbox.kill_all()
 
 
 async def test_no_secret_of_a_command_stays_in_a_file(played: Played) -> None:

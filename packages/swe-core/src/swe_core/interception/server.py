@@ -132,6 +132,8 @@ class InterceptionServer:
         self._decoy = secrets.token_urlsafe(32)
         self._metrics = Metrics()
         self._open = AsyncExitStack()
+        self._runner: web.AppRunner | None = None
+        self._hung_up = False
         self._tasks: TaskGroup | None = None
         self._url = ""
 
@@ -167,12 +169,23 @@ class InterceptionServer:
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
             self._open = stack.pop_all()
-        self._tasks = tasks
+        self._tasks, self._runner, self._hung_up = tasks, runner, False
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._tasks = None
         await self._open.aclose()
+
+    def hang_up(self) -> None:
+        """Break all connections, and later ones at their first request, so that clients see no answer.
+
+        For a server that another one follows: SDKs retry a broken connection, and take an answer for final.
+        """
+        self._hung_up = True
+        serving = self._runner and self._runner.server
+        for connection in serving.connections if serving else ():
+            if connection.transport is not None:
+                connection.transport.abort()
 
     @property
     def url(self) -> str:
@@ -411,6 +424,10 @@ class InterceptionServer:
     ) -> web.StreamResponse:
         """Count requests, and answer unexpected errors so that SDKs show them and do not retry."""
         status = _CLOSED
+        if self._hung_up:
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=_CLOSED)
         try:
             response = await handler(request)
             status = response.status

@@ -6,7 +6,6 @@ import importlib.metadata
 import logging
 import os
 import platform
-import resource
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -40,6 +39,7 @@ from swe_core.rollout.run_context import BlackBox, RunContext
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.rollout.runner import Runner
 from swe_core.run.plan import BlackBoxPlan, Plan, check_sandbox_supported, limits_of, sandbox_spec
+from swe_core.system.descriptors import raise_descriptor_limit
 from swe_core.system.event_loop import ending_signals, settled
 from swe_core.system.files import locked
 from swe_core.system.redaction import Redactor, redaction_scope
@@ -143,7 +143,7 @@ async def open_run(
     Raises:
         SweError: The run cannot start or cannot continue.
     """
-    _raise_descriptor_limit()
+    raise_descriptor_limit()
     agent = plan.agent
     with ExitStack() as stack:
         redactor = stack.enter_context(redaction_scope())
@@ -321,12 +321,6 @@ async def _until_signalled(worker: RolloutWorker, runner: Runner) -> bool:
     if problem is not None:
         raise problem
     return signalled
-
-
-def _raise_descriptor_limit() -> None:
-    """Raise the soft descriptor limit to the hard one: many rollouts need more than the usual 1024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _versions(plugins: PluginSet) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ from swe_core.system.redaction import MARK, names_credential, secret_settings
 
 PREFIX = "SWE_"
 NESTED = "__"
+
+_PASSWORD = re.compile(r"://[^/\s]*@")
+"""User and password in a URL."""
 
 ComponentOptions = dict[str, dict[str, Any]]
 """Component name → its own settings, validated by the component's `config` model."""
@@ -202,7 +206,7 @@ def explain(error: ValidationError, what: str, model: type[BaseModel] | None = N
     else:
         why = first["msg"].removeprefix("Value error, ")
         secret = names_credential(key) or any(secret_settings({key: first["input"]}))
-        found = MARK if secret else repr(first["input"])
+        found = MARK if secret else _PASSWORD.sub(f"://{MARK}@", repr(first["input"]))
         text = f"{what}: {key + ': ' if key else ''}{why} (found {found})"
     return text if len(problems) == 1 else f"{text} (and {len(problems) - 1} more)"
 

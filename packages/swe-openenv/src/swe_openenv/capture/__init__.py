@@ -3,6 +3,7 @@
 routes.py       HTTP: sessions, rollouts, trace entries
 options.py      a request for a session, and the session's record
 engines.py      URL, model and sampling to an engine, probed once
+foreign.py      an engine that a client named
 sessions.py     sessions in front of the gates of `swe_core.interception`
 store.py        sessions on disk
 shape.py        which call continues which

@@ -62,6 +62,7 @@ class Capture:
         self._budget_stops = budget_stops
         self._shape = Shape.of(parts)
         self._discarded = self._shape.discarded()
+        self._part_records = {part.number: part.record for part in parts}
         self._turns = {(part.number, turn.index): turn for part in parts for turn in part.turns}
         self._trainable = {part.number: [*map(_without_positive, part.turns)] for part in parts}
         self._steps = {number: self._steps_of(number) for number in self._trainable}
@@ -217,7 +218,7 @@ class Capture:
                 "n_tools": node.tools,
                 "finish_reason": turn.finish_reason,
                 "harness_session_id": clean_session_id(turn.params.get("user")),
-                "sampling_params": self._submitted(turn),
+                "sampling_params": self._submitted(node),
                 "requested_sampling_params": _requested(turn),
                 "sampled_logprobs": _known(turn),
                 "discarded": node in self._discarded,
@@ -236,17 +237,17 @@ class Capture:
         return {
             "node_id": node.id,
             "index": node.index,
-            "model": self._record.model,
+            "model": self._part_records[node.part].model,
             "n_tools": node.tools,
             "harness_session_id": clean_session_id(turn.params.get("user")),
-            "sampling_params": self._submitted(turn),
+            "sampling_params": self._submitted(node),
             "requested_sampling_params": _requested(turn),
         }
 
     def _findings(self, overridden: Mapping[str, Any]) -> Iterator[str]:
         for node in self._shape.nodes:
             turn = self._turn(node)
-            if self._record.level == "tokens" and turn.tokens is not None:
+            if self._part_records[node.part].level == "tokens" and turn.tokens is not None:
                 report = check_turn(
                     turn.tokens.prompt or [0],  # a prompt that adds no id to the call before it is no lack
                     turn.tokens.completion,
@@ -266,21 +267,21 @@ class Capture:
 
     def _overridden(self) -> dict[str, Any]:
         """Return what agents asked for that would have changed the distribution."""
-        if self._record.level != "tokens":
-            return {}
         found: dict[str, Any] = {}
         for node in self._shape.nodes:
-            found = {**truncating_params(_requested(self._turn(node))), **found}
+            if self._part_records[node.part].level == "tokens":
+                found = {**truncating_params(_requested(self._turn(node))), **found}
         return found
 
     def _metadata(self, overridden: Mapping[str, Any]) -> dict[str, Any]:
         found = {"sampling_overridden": overridden} if overridden else {}
         return {**found, **self._shape.api_type, **self._record.metadata}
 
-    def _submitted(self, turn: Turn) -> dict[str, Any]:
-        if self._record.level == "tokens":
-            return dict(self._record.submitted)
-        return {**_requested(turn), **self._record.submitted}
+    def _submitted(self, node: Node) -> dict[str, Any]:
+        """Return how a call was sampled, as its part's engine was set then."""
+        record = self._part_records[node.part]
+        asked = {} if record.level == "tokens" else _requested(self._turn(node))
+        return {**asked, **record.submitted}
 
     def _turn(self, node: Node) -> Turn:
         return self._turns[node.part, node.turn]

@@ -1,10 +1,13 @@
-"""SessionRequest: the body of `POST /sessions`. SessionRecord: what a session keeps of it."""
+"""SessionRequest: the body of `POST /sessions`. SessionRecord: what a session keeps of it.
+
+PartRecord: what a part keeps, so that a change of the session leaves the earlier calls as they were.
+"""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from openenv.core.harness.capture.sessions import clean_session_id, evaluation_sampling
@@ -27,6 +30,8 @@ _RESERVED = (
 )
 OUTPUT_CAP = "max_output_tokens"
 """Key of the metadata that limits the tokens of one reply."""
+_MAX_DEPTH = 64
+"""Levels of the metadata: readers of JSON refuse deeper documents from about 200 on."""
 _OF_THE_SERVER: Mapping[str, tuple[object, ...]] = {
     "auth_header": (None, "", "Authorization"),
     "provider": (None, "", "openai"),
@@ -35,6 +40,18 @@ _OF_THE_SERVER: Mapping[str, tuple[object, ...]] = {
 
 class BadSession(ValueError):
     """The body of `POST /sessions` is wrong; the sentence says how."""
+
+
+class PartRecord(Record):
+    """`part.json`: the engine of a part's calls.
+
+    Args:
+        submitted: The sampling parameters that the engine sent whatever the agent asked for.
+    """
+
+    model: str
+    level: Level
+    submitted: dict[str, Any] = Field(default_factory=dict)
 
 
 class SessionRecord(Record):
@@ -69,6 +86,11 @@ class SessionRecord(Record):
         return "train" if self.trains else "eval"
 
     @property
+    def part(self) -> PartRecord:
+        """Return the record of a part that opens now."""
+        return PartRecord(model=self.model, level=self.level, submitted=self.submitted)
+
+    @property
     def policy(self) -> Mapping[str, float | int]:
         """Return the sampling parameters that the client asked for."""
         return self.sampling or self.eval_sampling
@@ -82,18 +104,58 @@ class SessionRequest:
         session_id: The id to use, new where the client named none that can be a key.
         llm_url: The engine; None is the server's.
         model: The model; "" is the only one that the engine serves.
-        max_model_calls: None is the server's limit, 0 no limit.
+        purpose: None is the session's own, "auto" for a new one.
+        max_model_calls: None is the session's own limit, the server's for a new one; 0 is no limit.
+        sampling: None is the session's own, none for a new one.
+        eval_sampling: As `sampling`.
     """
 
     session_id: str
     llm_url: str | None
     model: str
-    purpose: Purpose
+    purpose: Purpose | None
     max_model_calls: int | None
-    sampling: Mapping[str, float | int]
-    eval_sampling: Mapping[str, float | int]
-    output_cap: int | None
+    sampling: Mapping[str, float | int] | None
+    eval_sampling: Mapping[str, float | int] | None
     metadata: Mapping[str, Any]
+
+    def after(self, before: SessionRecord | None) -> SessionRequest:
+        """Return the request with what it leaves out from the session's record, `before`.
+
+        Raises:
+            BadSession: The parts do not fit together.
+        """
+        purpose = self.purpose or (before.purpose if before else "auto")
+        sampling, eval_sampling = self.sampling, self.eval_sampling
+        if purpose == "eval":
+            if sampling is not None:
+                raise BadSession("eval purpose cannot apply a training sampling override")
+            if eval_sampling is None and before is not None:
+                eval_sampling = before.eval_sampling
+        elif sampling is None and before is not None:
+            sampling = before.sampling
+        budget = self.max_model_calls
+        if budget is None and before is not None:
+            budget = before.max_model_calls
+        metadata = {**(before.metadata if before else {}), **self.metadata}
+        return replace(
+            self,
+            purpose=purpose,
+            sampling=sampling,
+            eval_sampling=eval_sampling,
+            max_model_calls=budget,
+            metadata=metadata,
+        )
+
+    @property
+    def output_cap(self) -> int | None:
+        """Return the maximum tokens of one reply; None where the metadata name none."""
+        return self.metadata.get(OUTPUT_CAP)
+
+    @property
+    def policy(self) -> Mapping[str, float | int]:
+        """Return the sampling parameters that the client asked for."""
+        return self.sampling or self.eval_sampling or {}
 
     @classmethod
     def parse(cls, body: object) -> SessionRequest:
@@ -115,8 +177,8 @@ class SessionRequest:
             if body.get(name) not in accepted:
                 raise BadSession(f"{name} is not accepted: it belongs to the capture server; leave it out")
         metadata = _metadata(body.get("metadata"))
-        purpose = body.get("purpose", "auto")
-        if purpose not in ("auto", "train", "eval"):
+        purpose = body.get("purpose")
+        if "purpose" in body and purpose not in ("auto", "train", "eval"):
             raise BadSession("purpose must be auto, eval, or train")
         try:
             sampling = training_sampling(body.get("sampling"))
@@ -133,9 +195,8 @@ class SessionRequest:
             model=_text(body, "model"),
             purpose=purpose,
             max_model_calls=_budget(body),
-            sampling=sampling,
-            eval_sampling=eval_sampling,
-            output_cap=metadata.get(OUTPUT_CAP),
+            sampling=sampling or None,
+            eval_sampling=eval_sampling if body.get("eval_sampling") is not None else None,
             metadata=metadata,
         )
 
@@ -151,7 +212,17 @@ def _metadata(given: object) -> dict[str, Any]:
     cap = given.get(OUTPUT_CAP)
     if cap is not None and (type(cap) is not int or cap < 1):
         raise BadSession(f"session {OUTPUT_CAP} must be a positive integer")
+    if _is_deep(given):
+        raise BadSession(f"metadata has more than {_MAX_DEPTH} levels")
     return given
+
+
+def _is_deep(given: object) -> bool:
+    level: list[object] = [given]
+    for _ in range(_MAX_DEPTH):
+        nested = [one for one in level if isinstance(one, dict | list)]
+        level = [inner for one in nested for inner in (one.values() if isinstance(one, dict) else one)]
+    return any(isinstance(one, dict | list) for one in level)
 
 
 def _budget(body: Mapping[str, Any]) -> int | None:

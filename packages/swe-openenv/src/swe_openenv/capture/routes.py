@@ -18,7 +18,7 @@ from swe_core.interception.dialects.base import bearer
 from swe_openenv.capture.documents import Capture, NotTrainable
 from swe_openenv.capture.engines import Choice, Engines
 from swe_openenv.capture.options import BadSession, Level, SessionRequest
-from swe_openenv.capture.sessions import Session, Sessions
+from swe_openenv.capture.sessions import DamagedSession, Session, Sessions
 
 _ADMIN = "this route requires the capture admin key"
 _UNKNOWN = "unknown session"
@@ -91,11 +91,15 @@ class Routes:
         raw = await request.read()
         try:
             asked = SessionRequest.parse(orjson.loads(raw) if raw else {})
+            if self._admin_key is not None and _same(asked.session_id, self._admin_key):
+                raise BadSession("session_id must not be the admin key: agents get it")
             record = await self._sessions.create(asked)
         except orjson.JSONDecodeError:
             return _error("body must be JSON", 400)
         except BadSession as error:
             return _error(str(error), 400)
+        except DamagedSession as error:
+            return _error(str(error), 409)
         return _json(
             {
                 "session_id": record.session_id,
@@ -151,8 +155,11 @@ class Routes:
             or request.headers.get("x-api-key")
             or request.headers.get("x-goog-api-key")
         )
-        given = (offered or "").encode("utf-8", "surrogateescape")
-        return hmac.compare_digest(given, self._admin_key.encode())
+        return _same(offered or "", self._admin_key)
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode("utf-8", "surrogateescape"), other.encode())
 
 
 def _guarded(answer: _Handler) -> _Handler:
@@ -161,8 +168,8 @@ def _guarded(answer: _Handler) -> _Handler:
     async def handler(request: web.Request) -> web.StreamResponse:
         try:
             return await answer(request)
-        except (web.HTTPException, ConnectionError):
-            raise
+        except (web.HTTPException, web.RequestPayloadError, ConnectionError):
+            raise  # the server answers them
         except (SweError, OSError) as error:
             log.error("a request for a session failed: %s", sentence(error))
         except Exception as error:

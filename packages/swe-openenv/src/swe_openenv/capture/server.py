@@ -16,6 +16,7 @@ from swe_core.errors import ConfigError
 from swe_core.interception.server import InterceptionServer
 from swe_core.run.components import load_plugins, resolve_component
 from swe_core.run.settings import load_settings
+from swe_core.system.descriptors import raise_descriptor_limit
 from swe_core.system.http_server import LOOPBACK
 from swe_core.system.redaction import redaction_scope
 from swe_openenv.capture.engines import Choice, Engines, plain
@@ -63,6 +64,7 @@ async def capture(options: CaptureOptions) -> AsyncIterator[str]:
         UsageError: An option, a setting or the directory is wrong.
     """
     _check(options)
+    raise_descriptor_limit()  # each session holds a file
     engine = None
     if options.llm_url:
         cap = options.max_output_tokens or None
@@ -88,6 +90,8 @@ async def capture(options: CaptureOptions) -> AsyncIterator[str]:
                 try:
                     yield server.url
                 finally:
+                    # First, so that agents retry at the next server: an answer would end them.
+                    server.hang_up()
                     await sessions.end()
 
 

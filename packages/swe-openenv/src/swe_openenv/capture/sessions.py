@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
@@ -25,7 +28,13 @@ from swe_openenv.capture.options import BadSession, SessionRecord, SessionReques
 from swe_openenv.capture.shape import Shape
 from swe_openenv.capture.store import OpenPart, SessionFolder, Store
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
+
+
+class DamagedSession(Exception):
+    """The session's files are damaged, so that it stays closed."""
 
 
 class Session:
@@ -33,7 +42,6 @@ class Session:
 
     Attributes:
         record: What it was made with.
-        changing: Held while its gate is closed or replaced; taken without a pause while it is free.
     """
 
     def __init__(self, record: SessionRecord, folder: SessionFolder, shape: Shape, parts: int) -> None:
@@ -44,14 +52,13 @@ class Session:
         self._part: OpenPart | None = None
         self._gate: Gate | None = None
         self._budget_stops = 0
-        self.changing = anyio.Lock(fast_acquire=True)
         self._stack = AsyncExitStack()
 
     async def open(self, server: InterceptionServer, opened: OpenEngine) -> None:
         """Open a gate for the next part, in place of the gate before it."""
         await self.close()
         number, self._parts = self._parts, self._parts + 1
-        part = self._folder.part(number)
+        part = self._folder.part(number, self.record.part)
         who = EngineSession(f"{self._folder.name}-{number}", "capture", number, "openenv")
         most, budgets = self.record.max_model_calls, Budgets()
         if most:
@@ -82,11 +89,19 @@ class Session:
         except (SweError, OSError) as error:  # of the engine or the disk: nobody waits for it
             log.warning("a session did not end properly: %s", sentence(error))
 
-    async def remove(self) -> None:
-        """Close the session and remove its files."""
-        self._folder.forget()
+    async def forget(self) -> Path:
+        """Close the session and give its files up; return their folder, which the caller removes.
+
+        Raises:
+            OSError: They are still the session's.
+        """
         await self.close()
-        await anyio.to_thread.run_sync(self._folder.remove)
+        return self._folder.forget()
+
+    @property
+    def answers(self) -> bool:
+        """Return whether its gate is open, and neither its engine has failed for good nor its agent left."""
+        return self._gate is not None and self._gate.failure is None and not self._gate.submitted
 
     def summary(self) -> dict[str, Any]:
         """Return its line of `GET /sessions`."""
@@ -136,6 +151,39 @@ class Session:
         return round(time.time() - (self._shape.last_turn_at or self.record.created_at), 1)
 
 
+class _Job(Generic[T]):
+    """Work whose error reaches who waits for it, or the log; it never ends the server."""
+
+    def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
+        self._work = work
+        self._done = anyio.Event()
+        self._found: list[T] = []
+        self._error: Exception | None = None
+        self._awaited = True
+
+    async def run(self) -> None:
+        """Do the work."""
+        try:
+            self._found.append(await self._work())
+        except Exception as error:
+            self._error = error
+            if not self._awaited:
+                log.error("a change of a session failed, and its client had left: %s", sentence(error))
+        finally:
+            self._done.set()
+
+    async def result(self) -> T:
+        """Wait for the result, or raise the error."""
+        try:
+            await self._done.wait()
+        except anyio.get_cancelled_exc_class():
+            self._awaited = False
+            raise
+        if self._error is not None:
+            raise self._error
+        return self._found[0]
+
+
 class Sessions:
     """The sessions of one server: `load`, `begin`, and `end` in one task.
 
@@ -159,6 +207,7 @@ class Sessions:
         self._max_model_calls = max_model_calls
         self._output_cap = output_cap
         self._sessions: dict[str, Session] = {}
+        self._changing = WeakValueDictionary[str, anyio.Lock]()
         self._server: InterceptionServer | None = None
         self._tasks: TaskGroup | None = None
         self._open = AsyncExitStack()
@@ -168,16 +217,15 @@ class Sessions:
         """Read the sessions on disk.
 
         Raises:
-            UsageError: A file is damaged, or an engine cannot be made with these settings.
+            UsageError: An engine cannot be made with these settings.
+            OSError: The directory cannot be read.
         """
 
         def read() -> list[Session]:
-            found = []
-            for folder, record in self._store.sessions():
-                parts = folder.parts()
-                number = parts[-1].number + 1 if parts else 0
-                found.append(Session(record, folder, Shape.of(parts), number))
-            return found
+            return [
+                Session(record, folder, Shape.of(parts), folder.next_part())
+                for folder, record, parts in self._store.sessions()
+            ]
 
         for session in await anyio.to_thread.run_sync(read):
             record = session.record
@@ -204,40 +252,28 @@ class Sessions:
     async def create(self, request: SessionRequest) -> SessionRecord:
         """Make a session, or change the one that has its id.
 
+        A change of the limit of calls alone counts once the session is opened again: calls in flight go on.
+
         Raises:
             BadSession: Its engine cannot be used, or cannot train.
+            DamagedSession: It has damaged files.
             OSError: It cannot be written.
         """
-        if self._server is None:
-            raise RuntimeError("the sessions are not open")
-        session = self._sessions.get(request.session_id)
-        opened, record = await self._resolved(request, session)
-        # Another request may have made it during the probe. No await from here to the end of `open`.
-        session = self._sessions.get(request.session_id)
-        if session is None:
-            folder = self._store.folder(record.session_id)
-            folder.write(record)
-            session = Session(record, folder, Shape(), 0)
-            await session.open(self._server, opened)
-            self._sessions[record.session_id] = session
-            return record
-        before = session.record
-        record = record.model_copy(
-            update={"metadata": {**before.metadata, **record.metadata}, "created_at": before.created_at}
-        )
-        self._store.folder(record.session_id).write(record)
-        session.record = record
-        if _engine_of(record) != _engine_of(before):
-            await self._apart(partial(self._reopen, self._server, session, opened))
+        record = None
+        while record is None:  # again where another request changed the session during the probe
+            before = self._sessions.get(request.session_id)
+            seen = before.record if before else None
+            opened, wanted = await self._resolved(request, seen)
+            record = await self._apart(partial(self._put, before, seen, opened, wanted))
         return record
 
     async def delete(self, session_id: str) -> bool:
-        """End a session and remove its files; return whether there was one."""
-        session = self._sessions.pop(session_id, None)
-        if session is None:
-            return False
-        await self._apart(partial(self._remove, session))
-        return True
+        """End a session and remove its files; return whether there was one.
+
+        Raises:
+            OSError: Its files are still there, and it is closed.
+        """
+        return await self._apart(partial(self._remove, session_id))
 
     def get(self, session_id: str) -> Session | None:
         """Return an open session."""
@@ -247,36 +283,65 @@ class Sessions:
         """Return the open sessions."""
         return list(self._sessions.values())
 
-    async def _apart(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _apart(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do `work` in a task of its own: a client that leaves does not stop it half-way."""
         if self._tasks is None:
             raise RuntimeError("the sessions are not open")
-        done = anyio.Event()
+        job = _Job(work)
+        self._tasks.start_soon(job.run)
+        return await job.result()
 
-        async def task() -> None:
-            try:
-                await work()
-            finally:
-                done.set()
+    async def _put(
+        self, session: Session | None, seen: SessionRecord | None, opened: OpenEngine, record: SessionRecord
+    ) -> SessionRecord | None:
+        """Write and open what was resolved for a session as it was `seen`; None where it has changed."""
+        name = record.session_id
+        async with self._lock(name):
+            if self._server is None or self._sessions.get(name) is not session:
+                return None
+            if session is not None and session.record is not seen:
+                return None
+            folder = self._store.folder(name)
+            if session is None:
+                if folder.has_files():
+                    raise DamagedSession(
+                        "the files of this session are damaged, as the server's log says: "
+                        "use another session_id, or move its folder away"
+                    )
+                folder.write(record)
+                session = Session(record, folder, Shape(), 0)
+                await session.open(self._server, opened)
+                self._sessions[name] = session
+                return record
+            folder.write(record)
+            session.record = record
+            if seen is None or _engine_of(record) != _engine_of(seen) or not session.answers:
+                await session.open(self._server, opened)
+            return record
 
-        self._tasks.start_soon(task)
-        await done.wait()
+    async def _remove(self, session_id: str) -> bool:
+        async with self._lock(session_id):
+            session = self._sessions.get(session_id)
+            if session is None:
+                return False
+            folder = await session.forget()
+            del self._sessions[session_id]
+        await anyio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
+        return True
 
-    async def _reopen(self, server: InterceptionServer, session: Session, opened: OpenEngine) -> None:
-        async with session.changing:
-            if self._sessions.get(session.record.session_id) is session:  # else it was deleted meanwhile
-                await session.open(server, opened)
-
-    async def _remove(self, session: Session) -> None:
-        async with session.changing:
-            await session.remove()
+    def _lock(self, session_id: str) -> anyio.Lock:
+        """Return the lock of an id: one change at a time."""
+        return self._changing.setdefault(session_id, anyio.Lock())
 
     async def _resolved(
-        self, request: SessionRequest, before: Session | None
+        self, asked: SessionRequest, before: SessionRecord | None
     ) -> tuple[OpenEngine, SessionRecord]:
+        request = asked.after(before)
         try:
             choice = await self._chosen(request, before)
             opened = await self._engines.probe(choice)
+            if not opened.reached and _has_tokens(before, choice):
+                opened = await self._engines.open(choice, "tokens")  # as it was before the server there left
         except UsageError as error:
             raise BadSession(sentence(error)) from None
         why = f": {opened.why}" if opened.why else ""
@@ -284,38 +349,37 @@ class Sessions:
             raise BadSession(f"training requires exact engine token capture{why}")
         if request.sampling and opened.level != "tokens":
             raise BadSession(f"training sampling requires an endpoint with token capture{why}")
-        for key, value in request.sampling.items():
+        for key, value in (request.sampling or {}).items():
             if opened.submitted[key] != value:
                 raise BadSession(
                     f"the server's settings change the training policy: {key} is {opened.submitted[key]} "
                     f"there; leave it out of the settings of the engine"
                 )
         budget = request.max_model_calls
-        if budget is None:
-            budget = before.record.max_model_calls if before else self._max_model_calls
         return opened, SessionRecord(
             session_id=request.session_id,
-            created_at=time.time(),
+            created_at=before.created_at if before else time.time(),
             llm_url=choice.url,
             model=choice.model,
             level=opened.level,
-            purpose=request.purpose,
-            max_model_calls=budget,
-            sampling=dict(request.sampling),
-            eval_sampling=dict(request.eval_sampling),
+            purpose=request.purpose or "auto",
+            max_model_calls=self._max_model_calls if budget is None else budget,
+            sampling=dict(request.sampling or {}),
+            eval_sampling=dict(request.eval_sampling or {}),
             submitted=dict(opened.submitted),
             output_cap=choice.output_cap,
             metadata=dict(request.metadata),
         )
 
-    async def _chosen(self, request: SessionRequest, before: Session | None) -> Choice:
+    async def _chosen(self, request: SessionRequest, before: SessionRecord | None) -> Choice:
         caps = [cap for cap in (request.output_cap, self._output_cap) if cap]
-        policy = _policy(request.sampling or request.eval_sampling)
+        policy = _policy(request.policy)
         if request.llm_url is not None:
             url = plain(request.llm_url)
-            model = request.model or await self._model_at(url)
+            known = before.model if before is not None and before.llm_url == url else ""
+            model = request.model or known or await self._model_at(url)
         elif before is not None:
-            url, model = before.record.llm_url, before.record.model
+            url, model = before.llm_url, before.model
         elif self._engine is not None:
             url, model = self._engine.url, self._engine.model
         else:
@@ -332,7 +396,14 @@ class Sessions:
 
 
 def _engine_of(record: SessionRecord) -> tuple[object, ...]:
-    return _choice(record), record.level, record.max_model_calls
+    return _choice(record), record.level
+
+
+def _has_tokens(record: SessionRecord | None, choice: Choice) -> bool:
+    """Return whether the session's engine is that of `choice` and has given tokens."""
+    if record is None or record.level != "tokens":
+        return False
+    return (record.llm_url, record.model) == (choice.url, choice.model)
 
 
 def _choice(record: SessionRecord) -> Choice:

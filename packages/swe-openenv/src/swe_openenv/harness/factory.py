@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -11,7 +12,7 @@ from typing import Any
 
 from openenv.core.harness import ResourceSessionFactory
 
-from swe_core.errors import ConfigError, UsageError, sentence
+from swe_core.errors import ConfigError, SweError, sentence
 from swe_openenv.harness.background import Background
 from swe_openenv.harness.choice import choose
 from swe_openenv.harness.episode import Host
@@ -81,15 +82,15 @@ class SweSessionFactory(ResourceSessionFactory[SweSession]):
             episode_id: Name of the rollout; None makes one.
 
         Raises:
-            UsageError: There is no such task, or the factory is closed. After `give_up_after` of these in a
-                row it returns sessions that stop the training.
+            SweError: There is no such task, the server gives no episode, or the factory is closed. After
+                `give_up_after` of these in a row it returns sessions that stop the training.
         """
         name = episode_id if episode_id is not None else uuid.uuid4().hex
         try:
             episode = self._background.host.episode(name, choose(task, seed))
             if self._health.over is None:
                 self._background.call(episode.begin)
-        except UsageError as error:
+        except SweError as error:
             self._health.count(sentence(error))
             if self._health.over is None:
                 raise
@@ -143,4 +144,8 @@ def _key(variable: str | None) -> str | None:
     key = os.environ.get(variable)
     if not key:
         raise ConfigError(f"key_env: the variable {variable!r} is unset or empty: set it")
+    if not re.fullmatch(r"[!-~]+", key):
+        raise ConfigError(
+            f"key_env: the key in {variable!r} has blanks, line ends or letters that a header cannot carry"
+        )
     return key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -19,6 +20,7 @@ from swe_core.errors import ConfigError, SweError, UsageError
 from swe_openenv.harness.episode import Observation
 from swe_openenv.harness.health import Health
 from swe_openenv.harness.sampling import check_sampling
+from swe_openenv.urls import server_url
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ def ask_tasks(url: str, key: str | None) -> list[str]:
     """Return the ids of a server's tasks, in their order.
 
     Raises:
-        ConfigError: The server does not answer.
+        ConfigError: The server does not answer, or not as OpenEnv's servers do.
     """
     host = RemoteHost(url, key, 0, Health(1))
     ids: list[str] = []
@@ -94,9 +96,17 @@ def ask_tasks(url: str, key: str | None) -> list[str]:
             while len(ids) < told["tasks"]:
                 page = {"split": told["split"], "start": len(ids), "stop": len(ids) + _PAGE}
                 answer = http.post(f"/{name}/task_range", json=page).raise_for_status().json()
-                ids += [task["id"] for task in answer["tasks"]]
+                found = [str(task["id"]) for task in answer["tasks"]]
+                if not found:
+                    raise ValueError("an empty page of tasks")
+                ids += found
     except httpx.HTTPError as error:
         raise _out_of_reach(host.url, error) from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"the server {host.url!r} does not list its tasks as OpenEnv's servers do: expected one started "
+            "by `swe-core openenv serve`"
+        ) from None
     return ids
 
 
@@ -113,9 +123,10 @@ class RemoteHost:
     http: httpx.AsyncClient
 
     def __init__(self, url: str, key: str | None, timeout: float, health: Health) -> None:
-        if not re.fullmatch(r"https?://[^/?#@]+(/[^?#]*)?", url):
-            raise ConfigError(f"the url {url!r} is no base URL: expected http(s)://HOST[:PORT]")
-        self.url = url.rstrip("/")
+        try:
+            self.url = server_url(url)
+        except ValueError as error:
+            raise ConfigError(f"the url is not usable: {error}") from None
         self.headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
         self.timeout = timeout
         self.health = health
@@ -161,7 +172,7 @@ class RemoteEpisode:
             await self._reset()
         except _NoAnswer:
             await self.disconnect()
-        except UsageError:
+        except SweError:
             await self.disconnect()
             raise
 
@@ -183,6 +194,8 @@ class RemoteEpisode:
                     connected = True
                 if not self._last["done"]:
                     self._last = await self._ask("step", {"type": "run_agent"})
+                if not self._last["done"]:
+                    raise SweError(f"the server {self._host.url!r} gave the rollout {self.id!r} no end")
                 return self._last
             except _NoAnswer as error:
                 await self.disconnect()
@@ -235,25 +248,43 @@ class RemoteEpisode:
 
         Raises:
             UsageError: The server refuses the message.
+            SweError: The answer is no observation with a reward or none.
             _NoAnswer: There is no answer, or no room for the connection.
         """
         client = self._client
         if client is None:
             raise _NoAnswer("the connection was closed")
         try:
-            result = await (client.reset(**data) if what == "reset" else client.step(dict(data)))
+            if what == "step":
+                result = await client.step(dict(data))
+            else:  # which runs nothing
+                with anyio.fail_after(self._host.timeout):
+                    result = await client.reset(**data)
         except RuntimeError as error:  # how the client tells what the server says
             said = _SAID.fullmatch(str(error))
             if said is None:
                 raise _NoAnswer(str(error)) from None
+            told = " ".join(said[1].split())
             if said[2] == "CAPACITY_REACHED":
-                raise _Full(f"{said[1]}; raise worker.openenv.sessions of the server") from None
+                raise _Full(f"{told}; raise worker.openenv.sessions of the server") from None
             if what == "reset":
-                raise UsageError(said[1]) from None
-            raise _NoAnswer(said[1]) from None
+                raise UsageError(told) from None
+            raise _NoAnswer(told) from None
         except (OSError, WebSocketException, ValueError) as error:
             raise _NoAnswer(str(error) or type(error).__name__) from None
-        return {**result.observation, "done": result.done, "reward": result.reward}
+        except (TypeError, AttributeError, KeyError):  # of the client: it trusts the server
+            raise self._nonsense() from None
+        reward = result.reward
+        is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
+        if not isinstance(result.observation, Mapping) or not (reward is None or is_number):
+            raise self._nonsense()
+        return {**result.observation, "done": bool(result.done), "reward": reward}
+
+    def _nonsense(self) -> SweError:
+        return SweError(
+            f"the server {self._host.url!r} answered with no observation of an environment: expected one "
+            "started by `swe-core openenv serve`"
+        )
 
     async def disconnect(self) -> None:
         """Close the connection, if there is one."""
@@ -293,7 +324,10 @@ def _capabilities(url: str, answer: httpx.Response) -> Mapping[str, Any]:
 
 
 def _out_of_reach(url: str, error: httpx.HTTPError) -> ConfigError:
+    # Another error may quote a header, and so the key.
+    quoted = isinstance(error, httpx.NetworkError | httpx.TimeoutException | httpx.HTTPStatusError)
+    why = f"{type(error).__name__}: {error}".splitlines()[0] if quoted else type(error).__name__
     return ConfigError(
-        f"the server {url!r} does not answer ({str(error) or type(error).__name__}): start it with "
+        f"the server {url!r} does not answer ({why}): start it with "
         "`swe-core openenv serve`, or correct the url"
     )

@@ -28,6 +28,8 @@ def sampled_as(plan: Plan, sampling: Mapping[str, float]) -> Plan:
             f"the agent {plan.agent.name!r} makes no LLM calls, so there is nothing to train: set run.agent "
             "to one that does"
         )
+    if _TEMPERATURE not in sampling:
+        raise ConfigError("the trainer's sampling has no temperature: give it one")
     engine = plan.model_side
     whose = f"the engine {engine.name!r}"
     fields = type(engine.config).model_fields

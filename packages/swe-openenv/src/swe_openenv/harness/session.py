@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from functools import partial
 from typing import Any
 
@@ -67,14 +67,18 @@ class SweSession(ResourceSession):
             if self._end is None and self._running is None:
                 if self._left or self._health.over is not None:
                     return self._ended_without("cancelled", self._health.over or STOPPED)
-                self._running = self._background.start(self._episode.run)
+                try:
+                    self._running = self._background.start(self._episode.run)
+                except UsageError:  # the factory is closed
+                    return self._ended_without("cancelled", STOPPED)
         if self._end is None and self._running is not None:
             try:
-                self._end = self._running.result(timeout_s)
+                wait([self._running], timeout_s)
+                self._end = self._running.result(0)
             except CancelledError:
                 return self._ended_without("cancelled", STOPPED)
             except TimeoutError as error:
-                if self._running.done():
+                if self._running.done():  # the rollout's own error
                     return self._failed(error)
                 self._ended_without("cancelled", TIMEOUT)
                 self._leave(TIMEOUT)
@@ -83,8 +87,8 @@ class SweSession(ResourceSession):
                 ) from None
             except Exception as error:  # whatever it is, this rollout has no verdict
                 return self._failed(error)
-            if self._end.get("outcome") != "cancelled":
-                self._health.count(None if self._end.get("reward") is not None else self._reason())
+            if self._end.get("outcome") != "cancelled" and self._reward() is None:
+                self._health.count(self._reason())
         return 0 if self._reward() is not None else 1
 
     def fetch_training_trace(self) -> TrainingTrace:
@@ -112,6 +116,8 @@ class SweSession(ResourceSession):
         Args:
             transcript: Ignored: the grader judged the patch.
         """
+        if self._reward() is not None:  # and its trace, if it was asked for, is whole
+            self._health.count(None)
         end = self._end or {}
         ledger = end.get("ledger") or {}
         dropped = {f"dropped/{reason}": count for reason, count in (ledger.get("dropped") or {}).items()}
@@ -159,7 +165,7 @@ class SweSession(ResourceSession):
 
     def _reason(self) -> str:
         end = self._end or {}
-        return str(end.get("reason") or end.get("outcome"))
+        return str(end.get("reason") or end.get("outcome") or "its end has no outcome")
 
     def _failed(self, error: Exception) -> int:
         self._health.count(sentence(error))

@@ -26,9 +26,11 @@ def _script(name: str) -> str:
 CALL, SUPERVISE = _script("call.sh"), _script("supervise.sh")
 OVERHEAD = 2 * (len(CALL) + len(SUPERVISE))
 """Characters of a call apart from its data, with room for quotes."""
+SAMPLE = base64.b64encode(bytes(5)).decode()
+"""What a check has the programs make."""
 _STREAMS: Mapping[str, Stream] = {"o": "stdout", "e": "stderr"}
+_LARGEST_CODE = 255
 _NUMBER = re.compile(r"[0-9]{1,15}")
-_SPACES = re.compile(r"\s+|\\[rn]")  # a tool may wrap lines, also within JSON
 
 
 class Garbled(Exception):
@@ -63,6 +65,8 @@ class Answer:
         padding: Length of a probe's padding as it arrived.
         killed: The exit code of `kill_tree.sh`.
         failure: Why the call failed.
+        missing: Programs that are not there any more.
+        sample: What the programs made of `SAMPLE`; "" where they could not run.
     """
 
     news: dict[str, News] = field(default_factory=dict)
@@ -70,6 +74,8 @@ class Answer:
     padding: int | None = None
     killed: int | None = None
     failure: str | None = None
+    missing: list[str] = field(default_factory=list)
+    sample: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,11 @@ class Call:
         """Return the shell command. A shell reads it, and so does what splits it as one would."""
         return shlex.join(["sh", "-c", CALL, "sh", self.first, self.second, *self.arguments])
 
+    @property
+    def in_place(self) -> str:
+        """Return the command for the shell that the tool runs already, which needs no program for it."""
+        return f"( set -- {shlex.join([self.first, self.second, *self.arguments])}\n{CALL}\n)"
+
     def answer(self, reply: object) -> Answer:
         """Find the answer in a tool's reply.
 
@@ -98,12 +109,17 @@ class Call:
         begin, end = f"{self.first}{self.second}<", f">{self.second}{self.first}"
         cut = False
         for text in texts(reply):
-            _, found, rest = _SPACES.sub("", text).partition(begin)
+            _, found, rest = _unwrapped(text).partition(begin)
             body, complete, _ = rest.partition(end)
             if complete:
                 return _parsed(body)
             cut = cut or bool(found)
         raise Garbled("its reply was cut off" if cut else "its reply does not hold the output of the command")
+
+
+def _unwrapped(text: str) -> str:
+    """Return the text without blanks and line breaks: a tool may wrap lines, also within JSON."""
+    return "".join(text.split()).replace("\\r", "").replace("\\n", "")
 
 
 def _parsed(body: str) -> Answer:
@@ -118,7 +134,7 @@ def _parsed(body: str) -> Answer:
                 if size != str(len(content)):
                     raise Garbled(f"its reply has {len(content)} of {size} bytes")
                 news.chunks.append((_STREAMS[letter], int(offset), content))
-            case ["x", code] if _NUMBER.fullmatch(code):
+            case ["x", code] if _NUMBER.fullmatch(code) and int(code) <= _LARGEST_CODE:
                 news.code = int(code)
             case ["g", ""]:
                 news.gone = True
@@ -128,6 +144,10 @@ def _parsed(body: str) -> Answer:
                 answer.padding = int(count)
             case ["k", code] if _NUMBER.fullmatch(code):
                 answer.killed = int(code)
+            case ["n", program]:
+                answer.missing.append(program)
+            case ["c", data]:
+                answer.sample = data
             case ["f", why]:
                 answer.failure = decoded(why).decode(errors="replace")
             case _:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
 from swe_core import Config
-
-
-def _url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("expected no user and no password")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError("expected http(s)://HOST[:PORT]")
-    return text.rstrip("/")
+from swe_openenv.urls import server_url
 
 
 class PlayTasksConfig(Config):
     """`[tasks.openenv]`: the tasks of an OpenEnv server that has the Task API."""
 
-    url: Annotated[str, AfterValidator(_url)] | None = Field(
+    url: Annotated[str, AfterValidator(server_url)] | None = Field(
         default=None, description="the server, such as http://127.0.0.1:8000"
     )
     env_name: str | None = Field(default=None, min_length=1, description="environment; unset: the only one")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from swe_core.errors import SandboxDied, SandboxError
 from swe_core.system.printable import one_line
@@ -17,6 +18,8 @@ from swe_openenv.play.client import EpisodeClient
 
 CONNECTING = 30.0
 """Seconds to connect to a server."""
+GRACE = 3.0
+"""Seconds in which a cancelled message may still be answered."""
 CLOSING = 30.0
 """Seconds for a server to take leave."""
 _CODE = re.compile(r"\(code: (\w+)\)\s*$")
@@ -58,8 +61,9 @@ class Stepped:
 class Episode:
     """An open connection to an environment. One message is under way at a time; more wait.
 
-    A message under way is never cancelled, since the client would give the connection up, and with it the
-    environment. A message that is not answered in time ends the episode.
+    A message that is given up ends the episode, since its answer may still come: one that is not answered in
+    time, and a cancelled one. So most messages are shielded from cancellation, and short. Those with a limit
+    of their own, which may be long, are given up `GRACE` seconds after they were cancelled.
 
     Args:
         timeout: Seconds for each message without a limit of its own.
@@ -72,8 +76,13 @@ class Episode:
         self._lost = ""
         self.name = f"the episode of {str(address)!r}"
 
+    @property
+    def lost(self) -> bool:
+        """Return whether the episode is over."""
+        return bool(self._lost)
+
     async def reset(self, address: Address, timeout: float) -> None:
-        """Start the task.
+        """Start the task. Cancelling it ends the episode.
 
         Raises:
             ServerFull: There is no place for one more episode.
@@ -98,6 +107,9 @@ class Episode:
     async def call(self, tool: str, arguments: Mapping[str, Any], timeout: float | None = None) -> object:
         """Call a tool and return its result, in the server's own shape.
 
+        Args:
+            timeout: A limit of its own, for a call that may be long; cancelling it ends the episode.
+
         Raises:
             ServerRefused: The tool failed.
             SandboxDied: The episode is over.
@@ -111,8 +123,8 @@ class Episode:
             raise ServerRefused(f"the tool {tool!r} failed in {self.name}: {one_line(str(said))}")
         return answer["result"]
 
-    async def step(self, action: Mapping[str, Any], timeout: float | None = None) -> Stepped:
-        """Take a step.
+    async def step(self, action: Mapping[str, Any], timeout: float) -> Stepped:
+        """Take a step. Cancelling it ends the episode.
 
         Raises:
             ServerRefused: The environment refused it.
@@ -123,12 +135,14 @@ class Episode:
         return Stepped(observation, result.reward, result.done is True)
 
     async def _said(self, ask: Callable[[], Awaitable[T]], what: str, timeout: float | None) -> T:
-        """Send a message and return the answer, shielded from cancellation."""
+        """Send a message and return the answer, shielded from cancellation if it has no own `timeout`."""
         seconds = timeout or self._timeout
         async with self._turn:
             if self._lost:
                 raise SandboxDied(self._lost)
             try:
+                if timeout is not None:
+                    return await self._hurried(ask, what, seconds)
                 with anyio.fail_after(seconds, shield=True):
                     return await ask()
             except TimeoutError:
@@ -139,6 +153,42 @@ class Episode:
                 said = one_line(f"{type(error).__name__} {error}".rstrip())
                 self._lost = f"{self.name} is over: the server did not answer {what}: {said}"
             raise SandboxDied(self._lost)
+
+    async def _hurried(self, ask: Callable[[], Awaitable[T]], what: str, seconds: float) -> T:
+        """Return the answer; once cancelled, wait `GRACE` for it, since then the episode can end in order.
+
+        Raises:
+            TimeoutError: There is none in time.
+        """
+        scope = anyio.CancelScope(deadline=anyio.current_time() + seconds, shield=True)
+        answers: list[T] = []
+        errors: list[Exception] = []
+
+        async def hurry() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                scope.deadline = min(scope.deadline, anyio.current_time() + GRACE)
+
+        async with anyio.create_task_group() as watching:
+            watching.start_soon(hurry)
+            with scope:
+                try:
+                    answers.append(await ask())
+                except Exception as error:  # raised below, out of the group
+                    errors.append(error)
+            watching.cancel_scope.cancel()
+        try:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        except anyio.get_cancelled_exc_class():
+            if scope.cancelled_caught:
+                self._lost = f"{self.name} is over: {what} was cancelled"
+            raise
+        if scope.cancelled_caught:
+            raise TimeoutError
+        if errors:
+            raise errors[0]
+        return answers[0]
 
     def _refused(self, error: RuntimeError, what: str) -> SandboxError:
         text = str(error)
@@ -161,6 +211,7 @@ async def opened(address: Address, timeout: float) -> AsyncIterator[Episode]:
         SandboxError: The server does not answer.
     """
     client = EpisodeClient(address.url, CONNECTING)
+    episode: Episode | None = None
     try:
         try:
             await client.connect()
@@ -169,11 +220,13 @@ async def opened(address: Address, timeout: float) -> AsyncIterator[Episode]:
                 f"the OpenEnv server {address.url!r} cannot be reached: {one_line(str(error))}; check that "
                 "it runs and is of OpenEnv 0.10 or newer"
             ) from None
-        yield Episode(client, address, timeout)
+        episode = Episode(client, address, timeout)
+        yield episode
     finally:
         with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(CLOSING), suppress(Exception):  # a lost connection ends it as well
-                await client.leave()
+            if episode is not None and not episode.lost:  # a server that does not answer takes no leave
+                with anyio.move_on_after(CLOSING), suppress(Exception):  # a lost connection ends it as well
+                    await client.leave()
             with anyio.move_on_after(CLOSING):
                 await client.close()
 

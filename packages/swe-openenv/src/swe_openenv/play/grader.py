@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +17,7 @@ from swe_core.sandboxing.repository.patch import record_base
 from swe_core.system.printable import one_line, printable
 from swe_openenv.play.config import PlayGraderConfig
 from swe_openenv.play.episode import Episode, ServerRefused
-from swe_openenv.play.replies import reward_in, submit_tool
+from swe_openenv.play.replies import error_in, finite, reward_in, submit_tool
 from swe_openenv.play.sandbox import PlaySandbox
 from swe_openenv.play.source import VERDICT
 
@@ -34,13 +33,15 @@ export GIT_DIR="$2" GIT_WORK_TREE="$1" GIT_INDEX_FILE="$2/new.index"
 cat >"$GIT_DIR/model.patch"
 cp -- "$GIT_DIR/index" "$GIT_INDEX_FILE"
 if [ -s "$GIT_DIR/model.patch" ]; then
-  git apply --cached --whitespace=nowarn "$GIT_DIR/model.patch" || quit 47 'git apply failed'
+  git apply --cached --whitespace=nowarn "$GIT_DIR/model.patch" || quit 47
 fi
 tree=$(git write-tree)
 GIT_INDEX_FILE="$GIT_DIR/index" git read-tree --reset -u "$tree"
 echo "$tree"
 rm -rf "$GIT_DIR"
 """
+
+_Verdict = tuple[float | None, object]  # the reward, and what the environment said with it
 
 
 class PlayGrader:
@@ -94,8 +95,9 @@ class PlayGrader:
         done = await run_script(sandbox, _APPLY, base.root, base.store, stdin=patch, timeout=GIT_TIMEOUT)
         if done.exit_code == NO_FIT:
             raise GraderError(
-                f"the patch does not fit the repository of {sandbox.episode.name}, a fresh one: its reset "
-                "has to give the same files each time"
+                f"git does not apply the patch to the repository of {sandbox.episode.name}: "
+                f"{one_line(last_line(done))}; if it fits the agent's repository, the server's reset gives "
+                "other files each time"
             )
         if done.exit_code != 0:
             raise failure(done, sandbox.spec.workdir, f"could not take the patch ({last_line(done)})")
@@ -118,16 +120,14 @@ class PlayGrader:
         except SandboxError as error:
             raise GraderError(f"the environment gave no reward: {error}") from None
         text = json.dumps(said, indent=1, default=str)
-        if isinstance(reward, bool) or not isinstance(reward, int | float):
+        if reward is None:
             raise GraderError(
                 f"{what} gave no reward in {episode.name}, neither with the observation nor in a result: "
                 f"{one_line(text, 200)}; name another with grader.openenv.submit or grader.openenv.action"
             )
-        if not math.isfinite(reward):
-            raise GraderError(f"{what} gave the reward {reward!r} in {episode.name}, not a number")
-        return float(reward), printable(text)[:MAX_LOG]
+        return reward, printable(text)[:MAX_LOG]
 
-    async def _submit(self, episode: Episode, tool: str, what: str, timeout: float) -> tuple[object, object]:
+    async def _submit(self, episode: Episode, tool: str, what: str, timeout: float) -> _Verdict:
         """Call the tool in the first way that the environment knows; one that it does not know runs nothing.
 
         Raises:
@@ -144,6 +144,8 @@ class PlayGrader:
                 if error.code != "VALIDATION_ERROR":
                     raise
         result = await episode.call(tool, {}, timeout)
+        if (failed := error_in(result)) is not None:
+            raise SandboxError(f"{what} failed in {episode.name}: {one_line(failed)}")
         return reward_in(result), result
 
 
@@ -159,21 +161,27 @@ async def _find_tool(episode: Episode) -> str:
     return found
 
 
-async def _step(
-    episode: Episode, action: Mapping[str, Any], what: str, timeout: float
-) -> tuple[object, object]:
+async def _step(episode: Episode, action: Mapping[str, Any], what: str, timeout: float) -> _Verdict:
     """Take a step, and return the reward with the observation.
 
     Raises:
         SandboxError: The server failed or refused.
     """
     stepped = await episode.step(action, timeout)
-    failed = stepped.observation.get("error")
-    if isinstance(failed, Mapping):  # of a tool that could not be called, or not in time
+    result = stepped.observation.get("result")
+    failed = stepped.observation.get("error") or error_in(result)
+    if failed:  # of a tool that could not be called, or not in time
+        said = failed.get("message", failed) if isinstance(failed, Mapping) else failed
         raise SandboxError(
-            f"{what} failed in {episode.name}: {one_line(str(failed.get('message', failed)))}; if a step is "
-            "too short for it, set grader.openenv.by = call"
+            f"{what} failed in {episode.name}: {one_line(str(said))}; if a step is too short for it, set "
+            "grader.openenv.by = call"
         )
-    if stepped.reward is not None:
-        return stepped.reward, stepped.observation
-    return reward_in(stepped.observation.get("result")), stepped.observation
+    if stepped.reward is None:
+        return reward_in(result), stepped.observation
+    if not stepped.done:
+        raise GraderError(
+            f"{what} gave the reward {one_line(str(stepped.reward), 40)} in {episode.name}, which goes on: a "
+            "reward before the end is no verdict; name what ends the task with grader.openenv.submit or "
+            "grader.openenv.action"
+        )
+    return finite(stepped.reward), stepped.observation

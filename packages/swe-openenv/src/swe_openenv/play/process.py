@@ -57,7 +57,7 @@ class PlayProcess(FedProcess):
             if news.gone:
                 if self.condemned:
                     return 137
-                raise self._broken("it removed the files of its commands")
+                raise self._broken("it removed or changed the files of its commands")
 
     async def kill_tree(self) -> None:
         """See `FedProcess.kill_tree`."""

@@ -34,6 +34,8 @@ _NOTES = (
     "kill_all, and ends with the environment.",
     "An OpenEnv environment whose server runs in the same place shows the server to the agent, which may "
     "open episodes of its own there; the grader's episode is another one.",
+    "On a machine that all episodes of an OpenEnv server share, a process that outlives its episode can "
+    "reach the grader's, and change the reward.",
 )
 
 

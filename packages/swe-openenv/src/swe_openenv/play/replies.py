@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 SHELLS = (
@@ -20,6 +21,8 @@ SUBMITS = (
     *("finish", "grade", "evaluate", "verify"),
 )
 """Names of tools that end a task and give its reward."""
+MOST = 10_000
+"""Values of a reply that are looked at."""
 _DEEPEST = 8
 
 
@@ -73,8 +76,12 @@ def _command_of(tool: Mapping[str, Any]) -> str | None:
 def _takes_text(kind: object) -> bool:
     if not isinstance(kind, Mapping):
         return False
-    options = [kind, *(option for option in kind.get("anyOf") or () if isinstance(option, Mapping))]
-    return any(option.get("type") == "string" for option in options)
+    options = [kind, *(option for option in _listed(kind.get("anyOf")) if isinstance(option, Mapping))]
+    return any("string" in [option.get("type"), *_listed(option.get("type"))] for option in options)
+
+
+def _listed(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
 
 
 def _schema(tool: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
@@ -89,58 +96,77 @@ def _schema(tool: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
     )
 
 
-def texts(value: object, depth: int = 0) -> Iterator[str]:
-    """Yield every text in a reply, at most `_DEEPEST` levels deep."""
-    if isinstance(value, str):
-        yield value
-    elif depth < _DEEPEST and isinstance(value, Mapping):
-        for each in value.values():
-            yield from texts(each, depth + 1)
-    elif depth < _DEEPEST and isinstance(value, list):
-        for each in value:
-            yield from texts(each, depth + 1)
+def texts(reply: object) -> Iterator[str]:
+    """Yield the texts in a reply, from its first `MOST` values, at most `_DEEPEST` levels deep."""
+    waiting = [(reply, 0)]
+    for _ in range(MOST):
+        if not waiting:
+            return
+        value, depth = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif depth < _DEEPEST and isinstance(value, Mapping | list):
+            inner = value.values() if isinstance(value, Mapping) else value
+            waiting += reversed([(each, depth + 1) for each in islice(inner, MOST)])
+
+
+def error_in(result: object) -> str | None:
+    """Return what a tool said with a result that is marked as an error; None for any other result."""
+    if not isinstance(result, Mapping) or True not in (result.get("isError"), result.get("is_error")):
+        return None
+    return next(texts(result.get("content")), "") or "it gave no reason"
 
 
 def reward_in(result: object) -> float | None:
     """Return the reward in a tool's result: a field `reward`, else a result that is a bare number.
 
+    Texts inside of a result may be the agent's own, such as the output of its tests. So the field counts only
+    at the top of the result, or of its field `result`. What MCP gives as structured counts before its text,
+    and text only where it is the whole of the result and JSON.
+
     Returns:
-        The reward; None without one. It may be no finite number.
+        The reward, a finite number; None without one, and for an error.
     """
-    named = _named(result, 0)
-    if named is not None:
-        return named
-    if isinstance(result, Mapping):  # of MCP: the bare result of a function that returns a number
-        inner = result.get("structuredContent") or result.get("structured_content")
-        bare = inner.get("result") if isinstance(inner, Mapping) else result.get("data")
-        return _number(bare)
-    return _number(result)
-
-
-def _named(value: object, depth: int) -> float | None:
-    if depth >= _DEEPEST:
+    if error_in(result) is not None:
         return None
-    if isinstance(value, str):
-        if not value.lstrip().startswith("{"):
-            return None
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-    if isinstance(value, Mapping):
-        if (found := _number(value.get("reward"))) is not None:
-            return found
-        value = list(value.values())
-    if isinstance(value, list):
-        found_in = (_named(each, depth + 1) for each in value)
-        return next((found for found in found_in if found is not None), None)
-    return None
+    if not isinstance(result, Mapping):
+        return finite(result)
+    structured = result.get("structuredContent") or result.get("structured_content")
+    if isinstance(structured, Mapping) and not _wraps_text(structured):
+        return _named(structured, bare=structured.get("result"))
+    content = result.get("content")
+    alone = isinstance(content, list) and "reward" not in result
+    return _named(_document(content) if alone else result, bare=result.get("data"))
 
 
-def _number(value: object) -> float | None:
+def _wraps_text(structured: Mapping[str, Any]) -> bool:
+    """Return whether it is the text of a function that returns text, once more."""
+    return structured.keys() == {"result"} and isinstance(structured["result"], str)
+
+
+def _named(value: object, *, bare: object) -> float | None:
+    """Return the number of the field `reward`, and `bare` where there is no such field."""
+    inner = value.get("result") if isinstance(value, Mapping) else None
+    for each in (value, inner):
+        if isinstance(each, Mapping) and "reward" in each:
+            return finite(each["reward"])
+    return finite(bare)
+
+
+def _document(content: Any) -> object:
+    """Return the JSON that is the only item of a result's content; None without one."""
+    text = content[0].get("text") if len(content) == 1 and isinstance(content[0], Mapping) else None
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def finite(value: object) -> float | None:
+    """Return `value` if it is a finite number; None otherwise, also for a bool."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        return float(value)
+        return float(value) if math.isfinite(value) else None
     except OverflowError:
-        return math.inf
+        return None

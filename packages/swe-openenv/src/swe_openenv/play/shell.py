@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from swe_core.errors import SandboxBroken, SandboxError
-from swe_openenv.play.calls import OVERHEAD, SUPERVISE, Answer, Call, Garbled, encoded
+from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
+from swe_core.system.printable import one_line
+from swe_openenv.play.calls import OVERHEAD, SAMPLE, SUPERVISE, Answer, Call, Garbled, encoded
 from swe_openenv.play.episode import Episode, ServerRefused
 from swe_openenv.play.replies import ShellTool
 
@@ -95,19 +96,42 @@ class Shell:
         """Make a call.
 
         Raises:
-            SandboxBroken: The code inside has replaced what the call needs.
-            SandboxDied: The episode is over.
+            SandboxError: The server refused the call, or its reply was lost. It may have been carried out.
+            SandboxBroken: The code inside has removed or replaced what the call needs.
+            SandboxDied: The episode is over, or the tool runs no commands any more.
         """
         try:
             return await self._call(self._room, mode, *arguments)
+        except ServerRefused as error:  # for reasons of its own, as far as anyone knows
+            raise SandboxError(f"{self.name} did not run a command: {error}") from None
+        except Garbled as error:
+            raise await self._cause(error) from None
+
+    async def _cause(self, garbled: Garbled) -> SandboxError:
+        """Return the error for a reply without an answer.
+
+        Whose fault it is, is asked with a call that needs no more than the tool's own shell: only that shell
+        can prove that the code inside has taken the programs away.
+        """
+        lost = f"{self.name} did not answer a command: {garbled}"
+        call = Call(["0", "", "check"])
+        try:
+            answer = call.answer(await self._ask_tool(call.in_place))
         except (Garbled, ServerRefused) as error:
-            # What worked at first no longer does, and the episode goes on: the code inside is the cause.
-            kind = SandboxBroken if self._base else SandboxError
-            raise kind(f"{self.name} no longer runs commands: {error}") from None
+            return SandboxDied(f"{self.name} no longer runs commands: {error}")
+        if answer.missing:
+            names = ", ".join(sorted(answer.missing))
+            return SandboxBroken(f"the code inside broke {self.name}: it removed {one_line(names)}")
+        if answer.sample not in ("", SAMPLE):
+            return SandboxBroken(f"the code inside broke {self.name}: it replaced sh, head, tail or base64")
+        return SandboxError(lost)
 
     async def _call(self, room: int, mode: str, *arguments: str) -> Answer:
         call = Call([str(room), self._base, mode, *arguments])
-        return call.answer(await self._episode.call(self._tool.name, {self._tool.parameter: call.command}))
+        return call.answer(await self._ask_tool(call.command))
+
+    async def _ask_tool(self, command: str) -> object:
+        return await self._episode.call(self._tool.name, {self._tool.parameter: command})
 
     def _refuse_failed(self, answer: Answer) -> None:
         if answer.failure is not None:

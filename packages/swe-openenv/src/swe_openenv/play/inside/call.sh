@@ -10,6 +10,8 @@
 #   x,CODE            it has ended, and all of its output was sent
 #   g,                nobody knows how it ended: its files are gone
 #   k,CODE            the end of kill_tree.sh
+#   n,PROGRAM         it is not there any more
+#   c,DATA            a sample of what the programs do
 #   f,TEXT            the call failed (base64)
 #
 # ROOM is the number of bytes of output that an answer may hold.
@@ -18,6 +20,12 @@ shift 5
 full=67108864 # bytes that nobody has fetched yet, with which a command has to wait
 
 coded() { base64 | tr -d '\r\n'; }
+present() { # sets missing
+  missing=
+  for tool in base64 cat chmod head kill mkdir mv rm sleep stat tail tar tr; do
+    command -v $tool >/dev/null || missing="$missing $tool"
+  done
+}
 fail() {
   printf 'f,%s;' "$(printf %s "$1" | coded)"
   exit 0
@@ -25,7 +33,11 @@ fail() {
 ending() { # sets code: "..." while the command runs, nothing where nobody knows
   code=
   read -r code 2>/dev/null <"$d/exit"
-  case $code in *.*) code=... ;; esac # half of it may be the old one
+  case $code in
+    *.*) code=... ;; # half of it may be the old one
+    [01][0-9][0-9] | 2[0-4][0-9] | 25[0-5]) ;;
+    *) code= ;;
+  esac
 }
 show() { # LETTER FILE FROM TO
   size=$(($4 - $3))
@@ -77,10 +89,7 @@ case $mode in
     printf ';'
     ;;
   setup) # NAME HOME WORKDIR
-    missing=
-    for tool in base64 cat chmod head kill mkdir mv rm sleep stat tail tar tr; do
-      command -v $tool >/dev/null || missing="$missing $tool"
-    done
+    present
     [ -z "$missing" ] || fail "it has no$missing"
     [ -d "$3" ] || fail "it has no directory $3"
     mkdir -p "$2" 2>/dev/null && chmod 700 "$2" 2>/dev/null || fail "$2 cannot be made"
@@ -126,6 +135,12 @@ case $mode in
       ending
       [ "$code" != ... ] || printf 137 1<>"$d/exit"
     done
+    ;;
+  check) # in the shell of the tool itself, with as few programs as can be
+    present
+    command -v sh >/dev/null || missing="$missing sh"
+    for tool in $missing; do printf 'n,%s;' $tool; done
+    printf 'c,%s;' "$(sh -c 'head -c 5 /dev/zero | tail -c +1' | coded)"
     ;;
   remove)
     rm -rf "${base:?}"
