@@ -47,7 +47,8 @@ def serving(warm: Warm, scratch: Path, out: Path, *sets: str) -> Iterator[Servin
         _, stderr = program.communicate(60)
     said.unlink()
     assert "Traceback" not in stderr, stderr
-    assert leftovers(scratch, program.pid) == []
+    if program.returncode != -signal.SIGKILL:  # what a killed one leaves, the next one removes
+        assert leftovers(scratch, program.pid) == []
 
 
 def client(url: str) -> Any:

@@ -163,7 +163,7 @@ def test_close_in_another_thread_ends_the_wait(tmp_path: Path) -> None:
 
 
 def test_closed_factory_ends_what_waits(tmp_path: Path) -> None:
-    out = tmp_path / "run"
+    out, before = tmp_path / "run", set(threading.enumerate())
     with factory(out, *OWN, "run.agent=sleeper") as made:
         session = made.create(TASKS[0], episode_id="e")
         codes: list[int] = []
@@ -178,6 +178,9 @@ def test_closed_factory_ends_what_waits(tmp_path: Path) -> None:
     assert list(cancelled(out)) == ["e"]
     with pytest.raises(UsageError, match="the session factory is closed"):
         made.create(TASKS[0])
+    for own in set(threading.enumerate()) - before:
+        own.join(30)
+        assert not own.is_alive(), f"{own.name} is left"
 
 
 def test_program_that_ends_closes_its_run(tmp_path: Path) -> None:

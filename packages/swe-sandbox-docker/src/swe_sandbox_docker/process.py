@@ -15,7 +15,7 @@ from swe_sandbox_docker.client import Client, reason
 from swe_sandbox_docker.streams import take_frames
 
 _CANNOT_RUN, _MISSING, _KILLED = 126, 127, 137
-_GRACE = 0.1
+_GRACE = 0.5
 """Seconds after the death of a command until the engine reports the death of its container."""
 _REFUSED = b"OCI runtime exec failed"
 _NOT_FOUND = ("executable file not found", "no such file or directory")

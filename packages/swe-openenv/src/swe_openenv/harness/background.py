@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_LOOK = 0.5
+"""Seconds between two looks at whether the program ends, for which there is no event."""
+
 
 class Background:
     """Keeps a host open until `close`, or until the program ends.
@@ -38,6 +41,7 @@ class Background:
         self._health = health
         self._lock = threading.Lock()
         self._closed = False
+        self._gone = threading.Event()
         self._running: set[Future[Any]] = set()
         with ExitStack() as stack:
             options = {"use_uvloop": find_spec("uvloop") is not None}
@@ -88,6 +92,7 @@ class Background:
                 return
             self._closed = True
             running = [*self._running]
+        self._gone.set()
         for future in running:
             future.cancel()
         if not self._open.done():
@@ -105,5 +110,7 @@ class Background:
             )
 
     def _close_at_the_end(self) -> None:
-        threading.main_thread().join()
+        while threading.main_thread().is_alive():
+            if self._gone.wait(_LOOK):
+                return
         self.close()
