@@ -487,6 +487,10 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
     return made
 
 
+def test_packages_that_the_run_does_not_load_are_left_out() -> None:
+    assert [package.name for package in installed(["trl", "no-such"])] == ["swe-core", "swe-trainer-trl"]
+
+
 def test_wheels_are_those_of_the_installed_packages_and_the_same_each_time(
     trainer: Wheel, tmp_path: Path
 ) -> None:

@@ -239,7 +239,7 @@ def _deployment(target: Target, scratch: Path, options: dict[str, Any], *, ask: 
     check(request)
     inputs = input_files(request.config, settings, include)
     needs = check_run(request, settings, ask=ask)
-    return plan(request, inputs, make_wheels(installed(), scratch), version("trl"), needs)
+    return plan(request, inputs, make_wheels(installed(settings.run.plugins), scratch), version("trl"), needs)
 
 
 def _dry_run(deployment: Deployment, folder: str) -> None:

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distribution, entry_points
 from pathlib import Path
@@ -39,11 +39,16 @@ class Wheel:
     sha256: str
 
 
-def installed() -> list[Distribution]:
-    """Return `swe-core` and every distribution with a plugin for it, sorted by name."""
+def installed(plugins: Collection[str] | None = None) -> list[Distribution]:
+    """Return `swe-core` and the distributions with a plugin of the run, sorted by name.
+
+    Args:
+        plugins: Names of the plugins that the run loads; None loads all. Packages that it does not load may
+            not fit beside vLLM.
+    """
     found = {CORE: distribution(CORE)}
     for point in entry_points(group=PROJECT):
-        if point.dist is not None:
+        if point.dist is not None and (plugins is None or point.name in plugins):
             found.setdefault(point.dist.name, point.dist)
     return [found[name] for name in sorted(found)]
 
