@@ -62,12 +62,12 @@ def serve(
     own = {name: value for name, value in given.items() if value is not None}
     plan, plugins = load_plan(config, sets, {"worker": {"openenv": own or None}})
     worker = worker_of(plan)
-    going_on = begun(plan, out)
+    resume = begun(plan, out)
     with redaction_scope() as redactor:
         log_to_stderr(plugins, redactor)
 
         async def serving() -> None:
-            await execute(plan, plugins, out, observe, worker, resume=going_on, again=["cancelled"])
+            await execute(plan, plugins, out, observe, worker, resume=resume, again=["cancelled"])
 
         run(serving)
 

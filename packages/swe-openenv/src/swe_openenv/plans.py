@@ -57,7 +57,7 @@ def load_plan(
 
 
 def begun(plan: Plan, out: Path) -> bool:
-    """Return whether `out` holds a run of the same settings to go on with.
+    """Return whether `out` holds a run of the same settings, which can be resumed.
 
     Raises:
         UsageError: It holds another run, or no run.

@@ -282,7 +282,7 @@ def test_other_sampling_than_the_trainers_is_refused(tmp_path: Path, setting: st
 
 
 def test_interleaved_conversations_are_one_row_each_under_trl(tmp_path: Path, talking: list[str]) -> None:
-    worker = pytest.importorskip("trl.experimental.async_grpo.openenv_harness")
+    worker = pytest.importorskip("trl.experimental.async_grpo.openenv_harness", reason="TRL is not installed")
     sampling = {"temperature": 0.8, **NEUTRAL}
     with factory(tmp_path / "run", *OWN, *talking, sampling=sampling) as made:
         session = made.create(TASKS[0], episode_id="e")

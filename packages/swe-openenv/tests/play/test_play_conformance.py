@@ -64,7 +64,7 @@ class TestOpenEnv(SandboxConformance):
         await super().test_reach_carries_big_bodies(sandbox)
 
     @pytest.mark.skip(reason=OWN)
-    async def test_repository_is_private(self) -> None: ...  # type: ignore[override]
+    async def test_repository_is_private(self) -> None: ...  # type: ignore[override]  # takes no fixtures
 
     @pytest.mark.skip(reason=OWN)
     async def test_links_in_the_repository_are_no_way_out(self) -> None: ...  # type: ignore[override]

@@ -38,7 +38,7 @@ from swe_core.errors import UsageError
     type=click.Path(path_type=Path),
     default=Path("runs/capture"),
     show_default=True,
-    help="Capture directory; a server that starts on it again goes on with its sessions.",
+    help="Capture directory; a server that starts on it again resumes its sessions.",
 )
 @click.option(
     "--max-model-calls",

@@ -172,7 +172,7 @@ def _guarded(answer: _Handler) -> _Handler:
             raise  # the server answers them
         except (SweError, OSError) as error:
             log.error("a request for a session failed: %s", sentence(error))
-        except Exception as error:
+        except Exception as error:  # the boundary: a client gets a sentence, and no traceback
             log.error("a request for a session failed", exc_info=error)
         return _error("the capture server failed to answer; its log says why", 500)
 

@@ -39,7 +39,7 @@ class CaptureOptions:
         admin_key: What the routes of sessions require; None requires nothing, on loopback only.
         max_model_calls: Limit of the calls of sessions that name none; 0 is no limit.
         max_output_tokens: Maximum tokens of one reply; 0 is no limit.
-        out: The capture directory. A server that starts on it again goes on with its sessions.
+        out: The capture directory. A server that starts on it again resumes its sessions.
         config: TOML file with settings of engines, `[engine.vllm]` and `[engine.openai]`.
         sets: `engine.NAME.KEY=VALUE` above the file.
     """
@@ -106,7 +106,7 @@ class CaptureServer:
         admin_key: What the routes of sessions require.
         max_model_calls: Limit of the calls of sessions that name none; 0 is no limit.
         max_output_tokens: Maximum tokens of one reply; 0 is no limit.
-        out: The capture directory. A server that starts on it again goes on with its sessions.
+        out: The capture directory. A server that starts on it again resumes its sessions.
         sets: Settings of engines, such as `engine.vllm.tokenizer=DIR`.
     """
 

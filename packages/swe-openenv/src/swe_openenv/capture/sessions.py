@@ -165,7 +165,7 @@ class _Job(Generic[T]):
         """Do the work."""
         try:
             self._found.append(await self._work())
-        except Exception as error:
+        except Exception as error:  # raised where the result is awaited
             self._error = error
             if not self._awaited:
                 log.error("a change of a session failed, and its client had left: %s", sentence(error))

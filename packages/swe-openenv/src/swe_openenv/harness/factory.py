@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -18,6 +17,7 @@ from swe_openenv.harness.choice import choose
 from swe_openenv.harness.episode import Host
 from swe_openenv.harness.health import Health
 from swe_openenv.harness.session import SweSession
+from swe_openenv.keys import key_from
 
 OUT = "runs/trl"
 """Default run directory."""
@@ -32,7 +32,7 @@ class SweSessionFactory(ResourceSessionFactory[SweSession]):
     Args:
         config: TOML file with settings of the run.
         sets: `SECTION.KEY=VALUE` above the file.
-        out: Run directory. It goes on with the one there if that has the same settings.
+        out: Run directory. A run there with the same settings is resumed.
         url: Base URL of a server, in place of the arguments before.
         key_env: Environment variable with the server's key.
         timeout: Seconds for which the server may be out of reach; then the training stops.
@@ -70,7 +70,7 @@ class SweSessionFactory(ResourceSessionFactory[SweSession]):
             from swe_openenv.harness.remote import open_there
 
             _check_alone(config, sets)
-            opened = open_there(url, _key(key_env), timeout, sampling, self._health)
+            opened = open_there(url, key_from(key_env, "key_env"), timeout, sampling, self._health)
         self._background = Background(opened, self._health)
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> SweSession:
@@ -125,7 +125,7 @@ def task_prompts(
         from swe_openenv.harness.remote import ask_tasks
 
         _check_alone(config, sets)
-        ids = ask_tasks(url, _key(key_env))
+        ids = ask_tasks(url, key_from(key_env, "key_env"))
     return [{"prompt": [{"role": "user", "content": task_id}]} for task_id in ids]
 
 
@@ -136,16 +136,3 @@ def _path(config: str | os.PathLike[str] | None) -> Path | None:
 def _check_alone(config: str | os.PathLike[str] | None, sets: Sequence[str]) -> None:
     if config is not None or sets:
         raise ConfigError("the server has its own settings: leave out config and sets, or the url")
-
-
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise ConfigError(f"key_env: the variable {variable!r} is unset or empty: set it")
-    if not re.fullmatch(r"[!-~]+", key):
-        raise ConfigError(
-            f"key_env: the key in {variable!r} has blanks, line ends or letters that a header cannot carry"
-        )
-    return key

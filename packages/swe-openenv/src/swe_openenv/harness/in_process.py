@@ -24,7 +24,7 @@ from swe_openenv.trace import trace_entries
 
 @asynccontextmanager
 async def open_here(plan: Plan, plugins: PluginSet, out: Path) -> AsyncIterator[LocalHost]:
-    """Open a run in the directory `out`, or go on with the one there; leaving cancels its rollouts.
+    """Open a run in the directory `out`, or resume the one there; leaving cancels its rollouts.
 
     Raises:
         SweError: The run cannot start or cannot continue.

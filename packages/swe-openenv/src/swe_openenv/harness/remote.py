@@ -208,7 +208,7 @@ class RemoteEpisode:
                     failing = now
                 elif now - failing > self._host.timeout:
                     why = f"the server {self._host.url!r} was out of reach for {self._host.timeout:g} s"
-                    self._host.health.stop(f"{why} ({error}): start it again, and go on with the training")
+                    self._host.health.stop(f"{why} ({error}): start it again, and resume the training")
                     raise SweError(why) from None
                 if tries == 0:
                     logger.warning("%s: %s; trying again", self.id, error)

@@ -73,7 +73,7 @@ class SweEnvironment(Environment):
 
         Args:
             seed: Chooses the task where neither index nor task_id does.
-            episode_id: None lets the server choose; nobody can come back to that episode.
+            episode_id: None lets the server choose; no client can come back to that episode.
 
         Raises:
             UsageError: An argument is unknown, or there is no such task.

@@ -1,4 +1,4 @@
-"""Episodes: rollouts that live on this host under the ids of their episodes, whoever is connected."""
+"""Episodes: rollouts that the server keeps under the ids of their episodes, with or without a connection."""
 
 from __future__ import annotations
 

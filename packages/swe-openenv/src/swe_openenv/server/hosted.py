@@ -77,8 +77,8 @@ class HostedApp:
         worker = worker_of(plan)
         with redaction_scope() as redactor:
             log_to_stderr(plugins, redactor)
-            going_on = begun(plan, self._out)
-            opened = open_run(plan, plugins, self._out, observe, resume=going_on, again=["cancelled"])
+            resume = begun(plan, self._out)
+            opened = open_run(plan, plugins, self._out, observe, resume=resume, again=["cancelled"])
             async with opened as runner, open_episodes(runner, worker.config.split) as episodes:
                 app = make_app(episodes, worker.config, worker.key)
                 async with app.router.lifespan_context(app):

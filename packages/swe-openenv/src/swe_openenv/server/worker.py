@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import os
-import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from swe_core.api.worker import RolloutRunner
 from swe_core.errors import ConfigError, UsageError
 from swe_core.run.plan import Plan
 from swe_openenv.config import ServerConfig
+from swe_openenv.keys import key_from
 from swe_openenv.server.app import make_app
 from swe_openenv.server.episodes import Episodes, open_episodes
 
@@ -48,7 +47,7 @@ class OpenEnvWorker:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
-        self.key = _key(config.key_env)
+        self.key = key_from(config.key_env, "worker.openenv.key_env")
 
     async def run(self, runner: RolloutRunner) -> None:
         """See `swe_core.api.worker.RolloutWorker`.
@@ -142,17 +141,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise ConfigError(f"worker.openenv.key_env: the variable {variable!r} is unset or empty: set it")
-    if not re.fullmatch(r"[!-~]+", key):
-        raise ConfigError(
-            f"worker.openenv.key_env: the key in {variable!r} has spaces, line ends or letters that a header "
-            "cannot carry: set another"
-        )
-    return key
