@@ -37,7 +37,8 @@ SWE_CORE = str(Path(sys.executable).with_name("swe-core"))
 IMAGE = "swe-core-demo:1"
 """The demo tasks' container image."""
 SANDBOXES = ("local", "docker")
-_BUILD_IMAGE = Path(__file__).parents[1] / "packages" / "swe-sandbox-docker" / "demo-image" / "from-debs"
+_DOCKER = Path(__file__).parents[1] / "packages" / "swe-sandbox-docker" / "src" / "swe_sandbox_docker"
+_BUILD_IMAGE = _DOCKER / "demo_image" / "from-debs"
 _RUN_SECONDS = 900.0
 _WIDTH = 110
 _DIGITS = {"s": 3, "ms": 2, "x": 2, "MB": 0, "/s": 0}

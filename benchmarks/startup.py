@@ -17,7 +17,7 @@ import time
 from _common import SWE_CORE, Report, Target, give_up, median, ratio, shown
 from rich.table import Table
 
-LIMIT = 4.0
+LIMIT = 2.5
 HEAVY = ("torch", "transformers", "datasets", "docker", "huggingface_hub", "aiohttp")
 IMPORTS = "python -c 'import pydantic, pluggy'"
 HELP = "swe-core --help"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-import types
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePath
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Iterator
+from pathlib import Path
 
 from pydantic import BaseModel
+
+from swe_core.run.described_settings import describe_settings
 
 PAGE = Path(__file__).with_name("settings.md")
 OURS = (
@@ -32,7 +32,6 @@ The sources are, in ascending priority: the default, a TOML file (`--config`), t
 Unknown settings are errors. Keys and tokens are never settings, because a run keeps its settings in
 `run.json`. [Training](training.md) lists `[worker.trl]`.
 """
-NAMES = {bool: "boolean", int: "integer", float: "number", str: "text", dict: "table"}
 
 
 def page() -> str:
@@ -57,12 +56,13 @@ def sections() -> Iterator[tuple[str, type[BaseModel]]]:
 def _section(name: str, model: type[BaseModel]) -> str:
     about = (model.__doc__ or "").partition("]`")[2].lstrip(".: \n")
     lines = [f"## [{name}]", "", *([about[0].upper() + about[1:], ""] if about else [])]
-    for key, field in model.model_fields.items():
-        default = _default(field.get_default(call_default_factory=True))
-        takes = f"default `{default}`" if default else _kind(field.annotation)
-        if get_origin(field.annotation) is Literal:
-            takes = f"{_kind(field.annotation)}, default `{default}`"
-        lines.append(f"- `{key}` ({takes}): {field.description}.")
+    for setting in describe_settings(model):
+        kind = "/".join(f"`{choice}`" for choice in setting.choices) or setting.kind
+        default = _default(setting.default)
+        takes = f"default `{default}`" if default else kind
+        if setting.choices and default:
+            takes = f"{kind}, default `{default}`"
+        lines.append(f"- `{setting.name}` ({takes}): {setting.description}.")
     return "\n".join(lines) + "\n"
 
 
@@ -71,24 +71,6 @@ def _default(value: object) -> str:
     if value is None or value in ((), {}, ""):
         return ""
     return json.dumps(value)
-
-
-def _kind(annotation: Any) -> str:
-    """What a setting takes, in a word or two."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return "/".join(f"`{value}`" for value in inner)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_kind(one) for one in inner if one is not type(None))
-    if origin is tuple:
-        return f"list of {_kind(inner[0])}"
-    if hasattr(annotation, "__metadata__"):
-        return _kind(inner[0])
-    if origin is not None and issubclass(origin, Mapping):
-        return NAMES[dict]
-    if isinstance(annotation, type) and issubclass(annotation, PurePath):
-        return "path"
-    return NAMES[annotation]
 
 
 if __name__ == "__main__":

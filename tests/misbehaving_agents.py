@@ -57,6 +57,15 @@ class Probe(AgentSpec):
         return {"BASE": ctx.base_url, "KEY": ctx.api_key, "ADDRESSES": os.environ["SWE_TEST_PROBE"]}
 
 
+class Absent(AgentSpec):
+    """Is not installed in the sandbox."""
+
+    name = "absent"
+
+    def command(self, ctx: AgentContext) -> Sequence[str]:
+        return ["no-such-agent", "--print"]
+
+
 class Leaky(AgentSpec):
     """Prints its own token on every channel it has, then crashes."""
 
@@ -87,4 +96,5 @@ def swe_agents() -> Iterable[Component[AgentSpec]]:
         *scripts,
         Component("probe", lambda _config: Probe()),
         Component("leaky", lambda _config: Leaky()),
+        Component("absent", lambda _config: Absent()),
     ]

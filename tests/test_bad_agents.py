@@ -15,6 +15,7 @@ TASK = "demo__memofn-1"
 AGENTS = [
     ("crash", "error", "agent", "'crash' exited with code 3: about to fail"),
     ("silent", "error", "agent", "made no LLM call through the endpoint"),
+    ("absent", "error", "agent", "its program 'no-such-agent' is missing in the "),
     ("fill", "unresolved", None, "disk is full"),
     ("commit", "unresolved", None, ""),
     ("orphan", "unresolved", None, ""),
@@ -37,7 +38,7 @@ def test_bad_agent_is_data(
 ) -> None:
     done = swe_core(
         "-p", PLUGIN, "--agent", agent, "--sandbox", sandbox, "--tasks", "demo", "--task", TASK,
-        "--engine", "replay", "--set", "limits.agent=6", "--set", "resources.pids=64",
+        "--set", "limits.agent=6", "--set", "resources.pids=64",
         "--set", "resources.memory_mb=512", "--set", "resources.disk_mb=256",
     )  # fmt: skip
     rollout = done.only

@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from swe_core.plugins.builtins import KNOWN_COMMANDS, KNOWN_DISTRIBUTIONS
+from swe_core.plugins.manager import PluginSet
 from swe_testing.hf import LocalHF
 
 from .conftest import Command, SweCore
@@ -44,6 +47,15 @@ HANDED_OVER = ("--mode", "black-box", "--network", "full", "--agent-key-env", "P
         ([*HANDED_OVER, "--engine-url", "http://user:passw0rd@127.0.0.1:9/v1"], "has a user or password"),
         (["--plugins", "hf", "--set", "sandbox.hf.flavour=x"], "did you mean 'flavor'?"),
         (["-p", "no:local"], "'local' is blocked by -p no:local"),
+        (["--agent-key-env", "PATH", *URL], "--agent-key-env is for --mode black-box"),
+        (["--agent", "oracle", *URL], "'oracle' makes no LLM calls: leave out --model and --engine-url"),
+        (["--agent", "nop", "--mode", "black-box"], "'nop' makes no LLM calls: leave out --mode"),
+        (["--recording", "r.jsonl", "--record", "./r.jsonl"], "--record and --recording name the same file"),
+        (["--attempts", "2", "--set", "run.attempts=3"], "another option sets 'run.attempts' to a different"),
+        (["--split", "dev"], "takes no --split: leave it out"),
+        (["--resume", "nowhere"], "there is no run 'nowhere'"),
+        (["--agnet", "pi"], "no such option '--agnet'; did you mean '--agent'?"),
+        (["--attempts", "x"], "invalid value for '--attempts': 'x' is not a whole number; see `swe-core run"),
         (["--mode", "white"], "run.mode"),
         (["--network", "some"], "resources.network"),
         (["--set", "sandbox.locl.x=1"], "did you mean 'local'?"),
@@ -141,6 +153,47 @@ def test_network_that_the_sandbox_cannot_deny_is_refused_before_anything_is_grad
     assert "no sandbox for the tests: " in done.stderr.splitlines()[-1]
     assert done.stdout == ""
     assert not threaded_hf.calls
+
+
+def test_report_refuses_what_it_would_ignore(swe_core: SweCore, command: Command) -> None:
+    done = swe_core("--agent", "oracle", "--task", "demo__memofn-1")
+    for option in ("--json", "--csv", "--html"):
+        value = [] if option == "--json" else [str(done.out / "file")]
+        refused = command("report", str(done.out), "--all", option, *value)
+        assert (refused.code, refused.stdout) == (2, "")
+        assert refused.stderr.startswith("swe-core: error: --all is for the printed tables")
+
+
+def test_help_lists_commands_of_known_plugins_as_they_describe_themselves() -> None:
+    """Without loading them: what it says is written down in the core."""
+    known = PluginSet(allow=list(KNOWN_DISTRIBUTIONS))
+    if missing := {"openenv", "trl"} - known.plugins.keys():
+        pytest.skip(f"{missing} are not installed")
+    group = click.Group()
+    assert known.notify("swe_commands", cli=group) == []
+    described = {name: one.get_short_help_str(1000) for name, one in group.commands.items()}
+    assert described == {name: text for name, (_, text) in KNOWN_COMMANDS.items()}
+
+
+HELP = """
+import sys
+from swe_core.cli import main
+sys.argv = ["swe-core", "--help"]
+try:
+    main()
+finally:
+    print("loaded:", *(name for name in sys.modules if name.startswith(("swe_trainer", "pydantic", "rich"))))
+"""
+
+
+@pytest.mark.parametrize(("allowed", "commands"), [("trl", ["job", "restore", "space"]), ("", [])])
+def test_help_loads_no_plugin(allowed: str, commands: list[str]) -> None:
+    env = {**os.environ, "SWE_PLUGINS": allowed}
+    done = subprocess.run([sys.executable, "-c", HELP], env=env, capture_output=True, text=True, check=True)
+    *lines, loaded = done.stdout.splitlines()
+    assert loaded == "loaded:"
+    after = lines[lines.index(next(line for line in lines if line.startswith("  new "))) + 1 :]
+    assert [line.split()[0] for line in after] == commands
 
 
 COMMANDS = ("space", "job", "restore")

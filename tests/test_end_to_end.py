@@ -316,7 +316,8 @@ def test_ctrl_c_records_what_was_running_and_leaves_nothing(
     assert "Traceback" not in stderr
     done = Done(130, stdout, stderr, out)
     assert [rollout["outcome"] for rollout in done.rollouts] == ["cancelled"] * 2
-    assert "cancelled 2, not started 4" in stdout
+    assert "interrupted, 0 of 6 finished: resolved 0 of 0, cancelled 2, not started 4\n" in stdout
+    assert f"  the rest:      swe-core run --resume {out}\n" in stdout
     assert "sleep 1000" not in processes()
     assert leftovers(scratch, process.pid) == []
 

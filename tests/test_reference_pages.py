@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from swe_core import errors
-from swe_core.errors import SweError, UsageError, boundary_of
+from swe_core.errors import RunStopped, SweError, UsageError, boundary_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLUGINS = {"codex", "docker", "hf", "openenv", "pi", "trl"}
@@ -73,7 +73,7 @@ def test_every_exception_is_in_the_catalogue_and_no_other() -> None:
 def test_catalogue_is_right_about(name: str) -> None:
     found, (_, parent, boundary, means, remedy) = EXCEPTIONS[name], catalogue()[name]
     assert parent == f"`{found.__bases__[0].__name__}`"
-    of_a_rollout = found is not SweError and not issubclass(found, UsageError)
+    of_a_rollout = found not in (SweError, RunStopped) and not issubclass(found, UsageError)
     wanted = f"`{boundary_of(instance(found), 'agent')}`" if of_a_rollout else "–"
     assert boundary == wanted
     assert means

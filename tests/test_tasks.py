@@ -56,7 +56,7 @@ def test_list(tasks: Tasks, rows: str) -> None:
 
 def test_show_tells_all_but_the_gold_patch(tasks: Tasks, rows: str) -> None:
     shown = tasks("show", "o__r-1", "--tasks", rows).stdout
-    for text in ("It is .", "o/image:1", "pytest -rA", "t.py::c", "1 files, +3 -2", "export A=1; export B=2"):
+    for text in ("It is .", "o/image:1", "pytest -rA", "t.py::c", "1 file, +3 -2", "export A=1; export B=2"):
         assert text in shown
     assert SECRET not in shown
     as_json = json.loads(tasks("show", "o__r-1", "--tasks", rows, "--json").stdout)

@@ -272,7 +272,10 @@ def test_page_has_every_verdict_and_every_cheat() -> None:
     ("args", "said"),
     [
         (("--cheats", "conftest"), "--cheats 'conftest': no such cheat; did you mean 'conftest-root'?"),
-        (("--repeat", "0"), "Invalid value for '--repeat': 0 is not in the range x>=1."),
+        (
+            ("--repeat", "0"),
+            "invalid value for '--repeat': 0 is not in the range x>=1; see `swe-core tasks verify --help`",
+        ),
         (("--sandbox", "dokcer"), "did you mean"),
         (("--tasks", "demoo"), "did you mean 'demo'?"),
         (("--out", "/dev/null/x"), "cannot write the report '/dev/null/x': Not a directory"),

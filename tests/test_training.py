@@ -22,7 +22,7 @@ from swe_testing.serving.start import MODEL, TokenServer, obstacle
 from swe_testing.vllm import tool_call
 
 from .conftest import TASK, fix
-from .training import Training, train
+from .training import Training, check_records, logprobs, train
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,17 +81,6 @@ def options(sandbox: str, script: Path, steps: int) -> list[str]:
         *("--tasks", "demo", "--task", TASK, "--sandbox", sandbox, "--concurrency", "2"),
         *("--set", f"worker.trl.grpo={json.dumps(grpo)}"),
     ]
-
-
-def logprobs(model: PreTrainedModel, chain: Chain) -> np.ndarray:
-    """What the model gives each sampled id of the chain, a plain forward pass."""
-    import torch
-
-    with torch.no_grad():
-        logits = model(torch.tensor(chain.input_ids[None].astype(np.int64))).logits[0].float()
-    given = torch.log_softmax(logits[:-1], -1)
-    places = np.flatnonzero(chain.completion_mask)
-    return given[places - 1, chain.input_ids[places]].numpy()
 
 
 def versions_seen(chains: Sequence[Chain]) -> list[int]:
@@ -171,6 +160,8 @@ def test_pi_is_trained_with_weights_through_files(
     assert min(difference([before], [chain]) for chain in first) < 1e-4
     assert difference(trained[later - 2 :], of_version(chains, later)) < 1e-4
     assert difference([before], of_version(chains, later)) > 1e-3  # so this can fail
+    rows = check_records(done.out, [before, *trained[:-1]])
+    assert {(row.step, row.version) for row in rows} == {(1, 1), (2, 2), (3, 3)}
     # The server ends with the weights that were saved.
     saved = load(done.out / "model")
     (chain, *_) = chains
@@ -211,6 +202,9 @@ def test_pi_is_trained_by_an_adapter_with_one_command(
     chains = check(done, steps=4)
     from peft import PeftModel
 
+    steps = [done.out / "checkpoints" / f"checkpoint-{step}" for step in (1, 2, 3)]
+    adapters = [PeftModel.from_pretrained(load(tiny_model), step) for step in steps]
+    check_records(done.out, [load(tiny_model), *adapters])
     before, later = load(tiny_model), later_version(chains)
     checkpoint = done.out / "checkpoints" / f"checkpoint-{later - 1}"
     adapted = PeftModel.from_pretrained(load(tiny_model), checkpoint)

@@ -26,6 +26,7 @@ from swe_testing.serving.start import FRUGAL, MODEL, obstacle
 from swe_testing.vllm import ScriptedVLLM
 
 from .conftest import Scripted, leftovers, wait_for, wait_for_the_end
+from .training import check_records
 from .warm import Program, Warm
 
 pytestmark = pytest.mark.usefixtures("local_sandbox")
@@ -332,7 +333,7 @@ def test_tokenizer_without_chat_template_is_reported_before_the_policy_is_loaded
 
 def test_resume_rejects_a_directory_without_a_training(command: Command, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    assert "is not a run directory" in command.refused("--resume", str(missing), "--plugins", "trl", code=2)
+    assert "there is no run" in command.refused("--resume", str(missing), "--plugins", "trl", code=2)
     assert not missing.exists()
     RunDirectory.create(command.out, new_run_info({}, {}, None, []), Redactor())
     again = ["--resume", str(command.out), "--plugins", "trl", "--model", "m", "--engine-url", NOWHERE]
@@ -477,14 +478,14 @@ def test_training_interrupted_during_rollouts_resumes_and_is_locked_until_then(
     other = Command(command.warm, command.out, scratch, tmp_path / "other")
     server = policy(faults=["ok"] * (2 * GROUP), then="hang")
     with serving(server) as url:
-        process = command.start(*options(url, tiny_model, max_steps=3))
+        process = command.start(*options(url, tiny_model, max_steps=3, save_total_limit=9))
         command.until(lambda: len(server.requests) > 2 * GROUP)
         said = other.refused("--resume", str(command.out), code=2)
         assert said.endswith("is in use by another process: wait for it, or stop it")
         other.scratch.rmdir()
         process.send_signal(signal.SIGTERM)
         assert command.end(process) == 130, command.said
-    check_it_goes_on(command, policy)
+    check_it_goes_on(command, policy, tiny_model)
 
 
 @pytest.mark.slow
@@ -493,21 +494,26 @@ def test_training_interrupted_during_a_save_resumes(
 ) -> None:
     server = policy(faults=["ok"] * (2 * GROUP), then="hang")  # or it might be at its end before the signal
     with serving(server) as url:
-        process = command.start(*options(url, tiny_model, max_steps=3))
+        process = command.start(*options(url, tiny_model, max_steps=3, save_total_limit=9))
         command.until((command.out / "checkpoints" / "checkpoint-1").exists)
         process.send_signal(signal.SIGINT)
         assert command.end(process) == 130, command.said
-    check_it_goes_on(command, policy)
+    check_it_goes_on(command, policy, tiny_model)
 
 
-def check_it_goes_on(command: Command, policy: Server) -> None:
-    """With another server, to the third step, which is the last."""
+def check_it_goes_on(command: Command, policy: Server, model: Path) -> None:
+    """With another server, to the third step, which is the last; what the steps computed is in the files."""
+    from transformers import AutoModelForCausalLM
+
     with serving(policy()) as url:
         again = command.start("--resume", str(command.out), "--engine-url", url)
         assert command.end(again) == 0, command.said
     steps = command.steps()
     assert steps[-1] == 3
     assert set(steps) == {1, 2, 3}
+    begun = [model, *(command.out / "checkpoints" / f"checkpoint-{step}" for step in (1, 2))]
+    rows = check_records(command.out, [AutoModelForCausalLM.from_pretrained(one) for one in begun])
+    assert rows[-1].version > 3  # the resumed process sent its first weights under a version of their own
 
 
 @pytest.mark.engine

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from swe_core.rollout.training_records import read_trained
 from swe_testing.serving.start import FRUGAL, TokenServer
 
 from .conftest import leftovers, wait_for, wait_for_the_end
@@ -215,6 +216,9 @@ def check_steps(run: Run, end: Kept) -> None:
     # A row that was trained twice would be missing in the step that it was in first.
     trained = Counter(row.step for row in end.rows.values() if row.step is not None)
     assert trained == dict.fromkeys(range(1, STEPS + 1), GROUP)
+    marked = [(row.step, row.rollout_id) for row in end.rows.values() if row.step is not None]
+    recorded = [(row.step, row.rollout_id) for row in read_trained(run.out)]
+    assert sorted(recorded) == sorted(marked)  # without those of steps that were lost
     for kept in run.ends:
         for key, row in kept.rows.items():
             if row.dropped is not None or (row.step is not None and row.step <= kept.checkpoint):

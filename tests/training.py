@@ -7,20 +7,28 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
 
 from swe_core.api.chain import Chain
 from swe_core.api.records import Rollout
 from swe_core.rollout.run_directory import RunDirectory
+from swe_core.rollout.training_records import TrainedRow, read_groups, read_trained, read_vocabulary
 from swe_core.tokens.chains import chains_of
 from swe_testing.serving.start import FRUGAL, MODEL
+from swe_trainer_trl.journal.groups import advantages
 
 from .conftest import reported
 from .warm import Warm
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PROGRAM = str(Path(sys.executable).with_name("swe-core"))
 TOY = str(Path(__file__).with_name("toy_reward.py"))
@@ -45,11 +53,14 @@ class Training:
     stderr: str
     out: Path
 
+    def log(self) -> list[dict[str, Any]]:
+        """The lines of the trainer's log."""
+        return [json.loads(line) for line in (self.out / "metrics.jsonl").read_text().splitlines()]
+
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """What the trainer logged after each step, in order."""
-        lines = [json.loads(line) for line in (self.out / "metrics.jsonl").read_text().splitlines()]
-        return [line["values"] for line in lines if "loss" in line["values"]]
+        return [line["values"] for line in self.log() if "loss" in line["values"]]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -127,6 +138,67 @@ def train(out: Path, *args: str, warm: Warm | None = None, timeout: float = 900)
         timeout=timeout,
     )
     return Training(done.returncode, done.stdout, done.stderr, out)
+
+
+def logprobs(model: PreTrainedModel, chain: Chain) -> np.ndarray:
+    """What the model gives each sampled id of the chain, a plain forward pass."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor(chain.input_ids[None].astype(np.int64))).logits[0].float()
+    given = torch.log_softmax(logits[:-1], -1)
+    places = np.flatnonzero(chain.completion_mask)
+    return given[places - 1, chain.input_ids[places]].numpy()
+
+
+def check_records(out: Path, models: Sequence[PreTrainedModel]) -> list[TrainedRow]:
+    """What readers find in a run directory: groups, what each step computed for each row, and token strings.
+
+    Args:
+        models: The weights that each step started from, of all steps.
+    """
+    run, done = RunDirectory.open(out), Training(0, "", "", out)
+    rewards = {rollout.id: rollout.reward for rollout in run.rollouts()}
+    given: dict[str, float | None] = {}
+    groups = read_groups(out)
+    closed = {number: skipped for number, (closed, skipped) in done.groups().items() if closed}
+    assert {group.group: group.skipped for group in groups} == closed
+    for group in groups:
+        assert [member.reward for member in group.members] == [
+            rewards[one.rollout_id] for one in group.members
+        ]
+        counted = [member for member in group.members if member.left_out is None]
+        if group.skipped is None:
+            wanted = advantages([member.reward or 0.0 for member in counted]).tolist()
+            assert [member.advantage for member in counted] == wanted
+            given |= {member.rollout_id: member.advantage for member in counted}
+    rows = read_trained(out)
+    marked = [(row.step, row.rollout_id) for row in done.rows().values() if row.step is not None]
+    assert sorted((row.step, row.rollout_id) for row in rows) == sorted(marked)
+    assert [row.step for row in rows] == sorted(row.step for row in rows)
+    assert {row.step for row in rows} == set(range(1, len(models) + 1))
+    for row in rows:
+        chain = run.chains(row.rollout_id)[row.row]
+        assert row.tokens == int(chain.completion_mask.sum()) > 0
+        assert row.logprobs is not None
+        assert np.array(row.logprobs) == pytest.approx(logprobs(models[row.step - 1], chain), abs=1e-4)
+        assert row.advantage == given[row.rollout_id]
+    one = rows[-1].rollout_id
+    assert read_trained(out, one) == [row for row in rows if row.rollout_id == one]
+    logged = {line["step"]: line["values"] for line in done.log() if "loss" in line["values"]}
+    for step, values in logged.items():  # of a step that was lost, the later line
+        of_step = [row for row in rows if row.step == step]
+        tokens = sum(row.tokens for row in of_step)
+        assert tokens == values["batch/trained_tokens_per_step"]
+        assert sum(row.weight * row.tokens for row in of_step) == pytest.approx(tokens)
+        clipped = sum(row.clipped or 0 for row in of_step)
+        assert clipped / tokens == pytest.approx(values["clip_ratio/region_mean"], abs=1e-6)
+    vocabulary = read_vocabulary(out)
+    assert vocabulary is not None
+    ids = run.chains(one)[0].input_ids.tolist()
+    assert "".join(vocabulary.tokens[id_] or "" for id_ in ids).startswith("<|im_start|>")
+    assert vocabulary.special[ids[0]] == "<|im_start|>"
+    return rows
 
 
 def toy_options(model: Path, url: str, grpo: Mapping[str, Any], tokens: int, letters: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Images: absent, bad, and really pulled, from a registry on loopback that speaks the real protocol."""
+"""Images: absent, bad, built, and pulled from a registry on loopback that speaks the real protocol."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -20,6 +21,7 @@ import docker
 import pytest
 
 from swe_core.api.sandbox import SandboxSpec
+from swe_core.builtin.demo.source import IMAGE
 from swe_core.errors import ImageNotFound, SandboxError
 from swe_sandbox_docker import images
 from swe_sandbox_docker.config import DockerConfig
@@ -163,6 +165,68 @@ async def test_image_that_is_unavailable(
 async def test_image_that_may_not_be_pulled(docker_engine: str) -> None:
     with pytest.raises(ImageNotFound, match=r"'127.0.0.1:1/x:1' is not on this host and sandbox.docker"):
         await opening(DockerProvider(DockerConfig(pull="never")), "127.0.0.1:1/x:1")
+
+
+BUILT = "swe-core-test-built:1"
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder with the Dockerfile of `BUILT`."""
+    monkeypatch.setattr(images, "BUILT", {BUILT: tmp_path})
+    return tmp_path
+
+
+async def test_image_of_the_demo_is_built_once_for_all_who_wait(
+    provider: DockerProvider,
+    engine: docker.APIClient,
+    docker_image: str,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (folder / "Dockerfile").write_text(f"FROM {docker_image}\nLABEL made=here\n")
+    caplog.set_level(logging.INFO, "swe_sandbox_docker")
+
+    async def one() -> None:
+        async with provider.open(SandboxSpec(image=BUILT)) as sandbox:
+            assert sandbox.image_id == engine.inspect_image(BUILT)["Id"]
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(one)
+        assert engine.inspect_image(BUILT)["Config"]["Labels"] == {"made": "here"}
+    finally:
+        engine.remove_image(BUILT)
+    lines = [record.message for record in caplog.records if BUILT in record.message]
+    assert lines[0] == f"building the image {BUILT}, once on this host"
+    assert lines[1:3] == [
+        f"building the image {BUILT}: Step 1/2 : FROM {docker_image}",
+        f"building the image {BUILT}: Step 2/2 : LABEL made=here",
+    ]
+    assert lines[3].startswith(f"built the image {BUILT} in ")
+    assert len(lines) == 4
+
+
+async def test_image_that_cannot_be_built_says_how_to_build_it(
+    provider: DockerProvider, folder: Path
+) -> None:
+    (folder / "Dockerfile").write_text("FROM 127.0.0.1:1/none:1\n")
+    says = (
+        rf"'{BUILT}' is not on this host and cannot be built: .*refused.* `docker build -t {BUILT} {folder}`"
+    )
+    with pytest.raises(ImageNotFound, match=says):
+        await opening(provider, BUILT)
+
+
+async def test_image_that_may_not_be_built_says_how_to_build_it(docker_engine: str, folder: Path) -> None:
+    with pytest.raises(ImageNotFound, match=f"'never'; build it: `docker build -t {BUILT} {folder}`, or set"):
+        await opening(DockerProvider(DockerConfig(pull="never")), BUILT)
+
+
+def test_image_of_the_demo_has_a_dockerfile() -> None:
+    assert list(images.BUILT) == [IMAGE]
+    assert (images.BUILT[IMAGE] / "Dockerfile").is_file()
 
 
 async def test_pull_once_with_progress_for_all_who_wait(

@@ -119,6 +119,26 @@ def test_journal_says_which_rows_were_trained(answer):
     assert answer["checkpoints"] == ["checkpoint-2"]
 
 
+def test_values_of_each_row_are_kept(answer):
+    """The first step has the weights by which the rows were sampled here, the second has others."""
+    sampled, trained = answer["sampled"], answer["trained"]
+    assert [(row["step"], row["version"]) for row in trained] == [(1, 1)] * 4 + [(2, 2)] * 4
+    assert [row["rollout_id"] for row in trained] == [f"r{number}" for number in range(1, 9)]
+    assert [(row["row"], row["advantage"]) for row in trained] == [(0, 1.0), (1, -0.5)] * 4
+    for row in trained:
+        given = sampled[row["rollout_id"]]
+        assert len(row["logprobs"]) == row["tokens"] == len(given)
+        apart = max(abs(one - other) for one, other in zip(row["logprobs"], given, strict=True))
+        assert apart < 1e-4 if row["step"] == 1 else apart > 1e-3
+        assert row["clipped"] == 0 or row["step"] == 2
+    for step, logged in zip((1, 2), answer["logs"], strict=False):
+        rows = [row for row in trained if row["step"] == step]
+        tokens = sum(row["tokens"] for row in rows)
+        # Each rollout is one row, and counts alike.
+        assert [row["weight"] for row in rows] == pytest.approx([tokens / 4 / row["tokens"] for row in rows])
+        assert sum(row["clipped"] for row in rows) / tokens == pytest.approx(logged["clip_ratio/region_mean"])
+
+
 def test_logged_values_are_kept(answer):
     logged = [entry["loss"] for entry in answer["logs"] if "loss" in entry]
     assert [values["loss"] for values in answer["kept"] if "loss" in values] == logged

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 if "--hide-vllm" in sys.argv:
     sys.modules["vllm"] = None  # importlib's way to say that it is not there
 
+from swe_core.rollout.training_records import read_trained
 from swe_trainer_trl import compat
 from swe_trainer_trl.journal.groups import Assessed, Row
 from swe_trainer_trl.journal.journal import Journal
@@ -77,12 +78,17 @@ class Worker:
         for number in range(GROUPS):
             group = journal.open_group("task", GROUP)
             of_group = [row for row in made if row["group_id"] == number]
-            kept = [Row("r", *(row[key] for key in _ROW), 1, row["advantage"]) for row in of_group]
+            kept = [
+                Row(f"r{place}", *(row[key] for key in _ROW), 1, row["advantage"], place)
+                for place, row in enumerate(of_group)
+            ]
             journal.close_group(group, Assessed(tuple(kept), None, (), 1, 0.0, 1.0))
         for ready in journal.ready(limit=GROUPS):
             of_group = [row for row in made if row["group_id"] == ready.id]
             rows = zip(ready.rows, of_group, strict=True)
-            self.rollout_buffer.put_group([item(ready.id, row_id, row) for (row_id, _), row in rows], 0)
+            self.rollout_buffer.put_group(
+                [item(ready.id, row_id, stored, row) for (row_id, stored), row in rows], 0
+            )
 
     def start(self) -> None:
         self.calls.append("start")
@@ -101,7 +107,7 @@ class Worker:
 _ROW = ("input_ids", "completion_mask", "old_log_probs", "advantage")
 
 
-def item(group: int, row_id: int, row: dict) -> Item:
+def item(group: int, row_id: int, stored: Row, row: dict) -> Item:
     """A row on its way to the trainer."""
     sample = compat.make_sample(
         **row,
@@ -112,7 +118,8 @@ def item(group: int, row_id: int, row: dict) -> Item:
         enqueued_at=time.time(),
     )
     tokens = int(row["completion_mask"].sum())
-    return Item(row_id, group, Part(f"r{row_id}", tokens, tokens), 1, sample)
+    part = Part(f"r{row_id}", tokens, tokens)
+    return Item(row_id, group, part, 1, sample, stored.chain, stored.advantage)
 
 
 class Transfer:
@@ -211,6 +218,11 @@ def main(model: str, out: str) -> None:
         "logs": trainer.state.log_history,
         "kept": [json.loads(line)["values"] for line in metrics.read_text().splitlines()],
         "steps": steps,
+        "trained": [row.model_dump() for row in read_trained(Path(out))],
+        "sampled": {
+            f"r{number}": row["old_log_probs"][row["completion_mask"] != 0].tolist()
+            for number, row in enumerate(made, 1)
+        },
         "checkpoints": sorted(path.name for path in Path(out).glob("checkpoint-*")),
         # Where the ratio is 1, the loss is the mean of minus the advantage over the rollouts, of a row each.
         "first_loss": -sum(row["advantage"] for row in made[:ROWS]) / ROWS,

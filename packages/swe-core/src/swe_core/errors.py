@@ -20,7 +20,8 @@
     │   ├── EngineUnavailable    unreachable, overloaded or failing, after all retries
     │   ├── EngineProtocolError  the answer does not follow the protocol
     │   └── LedgerError          sampled tokens are unaccounted for
-    └── GraderError              no verdict was reached (never a verdict itself)
+    ├── GraderError              no verdict was reached (never a verdict itself)
+    └── RunStopped               equal errors ended a run early
 
 Every message is one sentence that names the thing, the expectation and the remedy. The four middle branches
 are the *boundaries* of a rollout. A plugin may raise any exception: `boundary_of` classifies it by the place
@@ -153,6 +154,10 @@ class LedgerError(EngineError):
 
 class GraderError(SweError):
     """No verdict was reached. This is never a verdict and has no reward."""
+
+
+class RunStopped(SweError):
+    """Equal errors ended a run early. Its finished rollouts are kept, and it can be resumed."""
 
 
 _BRANCH: tuple[tuple[type[SweError], Boundary], ...] = (

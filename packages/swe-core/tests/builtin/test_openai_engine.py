@@ -301,9 +301,8 @@ async def test_check_names_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({}, "needs a url and a model: pass --engine-url URL --model NAME"),
-        ({"model": "m"}, "needs a url: pass --engine-url URL"),
-        ({"url": "http://h/v1"}, "needs a model: pass --model NAME"),
+        ({}, "needs a model: pass --model NAME, such as .* or --engine-url URL --model NAME"),
+        ({"url": "http://h/v1"}, "needs a model: pass --model NAME, a model that .*'http://h/v1' has"),
         ({"url": "h/v1", "model": "m"}, "'h/v1' is not a base URL"),
         ({"url": "ftp://h/v1", "model": "m"}, "not a base URL"),
         ({"url": "http://", "model": "m"}, "not a base URL"),

@@ -36,9 +36,13 @@ class Leaking(LocalProvider):
         ends = os.environ.get("ENDS", "")
         if ends == "sentence":
             raise SandboxError(f"the service does not take the token {ACCOUNT}: get another one")
-        if ends == "defect":
+        if ends == "defect of reap":
             raise KeyError(ACCOUNT)
         return 0
+
+    def check_supported(self, spec: SandboxSpec) -> None:
+        if os.environ.get("ENDS") == "defect of check_supported":
+            raise KeyError(ACCOUNT)
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:

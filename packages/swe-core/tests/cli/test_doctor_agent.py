@@ -79,7 +79,7 @@ def test_doctor_says_what_it_saw_of_an_agent(tmp_path: Path) -> None:
     assert seen["model names"] == ("mine (3)", "")
     assert seen["output limits"] == ("9 (3)", "")
     assert seen["tools"] == ("1: bash; bash runs commands", "")
-    assert "1 calls offer no tools" in seen["auxiliary calls"][1]
+    assert "1 call offers no tools" in seen["auxiliary calls"][1]
     assert seen["key"][0] == "its commands see it in OPENAI_API_KEY"
     assert "SDKs read OPENAI_API_KEY" in seen["key"][1]
     assert "transcript is empty" in seen["transcript"][1]

@@ -105,8 +105,18 @@ def test_error_that_ends_the_run_has_no_secret(program: Program) -> None:
     assert done.stderr == said
 
 
+def test_defect_of_a_method_is_a_sentence_without_a_secret(program: Program) -> None:
+    done = program.run(ENDS="defect of reap")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "swe-core: error: the sandbox provider leaking_sandboxes.Leaking failed in reap(): "
+    )
+    assert re.search(r"KeyError: '\[redacted\]' \(leaking_sandboxes\.py, line \d+\)$", line)
+
+
 def test_traceback_of_a_defect_has_no_secret(program: Program) -> None:
-    done = program.run(ENDS="defect")
+    done = program.run(ENDS="defect of check_supported")
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
     assert done.stderr.endswith("KeyError: '[redacted]'\n")

@@ -34,15 +34,19 @@ FOUND = [
     SandboxEntry("timeless", "alive"),
 ]
 
-class Provider:
+class Closed:
+    def open(self, spec): raise SandboxError("it opens none")
+    def notes(self): return []
+
+class Provider(Closed):
     async def list(self): return FOUND
     async def reap(self): return 1
 
-class Down:
+class Down(Closed):
     async def list(self): raise SandboxError("the service at 'there' does not answer: try again later")
     reap = list
 
-class Slow:
+class Slow(Closed):
     async def list(self):
         await anyio.to_thread.run_sync(click.said.wait, 60)
         return []

@@ -31,6 +31,7 @@ PATCH = f"""diff --git a/a.py b/a.py
 +new{ATTACK}
 """.encode()
 ID = "task-1-0"
+DIED = Failure(boundary="sandbox", type="SandboxDied", message="it is gone")
 
 
 class Run:
@@ -49,8 +50,9 @@ class Run:
         if finished:
             self.directory.append(make_rollout(name[:-2], **{"id": name, "seconds": 3.0, **fields}))
 
-    def show(self, name: str = ID, *options: str) -> str:
-        done = CliRunner().invoke(show, [str(self.directory.path), name, *options])
+    def show(self, name: str | None = ID, *options: str) -> str:
+        named = [] if name is None else [name]
+        done = CliRunner().invoke(show, [str(self.directory.path), *named, *options])
         if done.exception is not None:
             raise done.exception
         assert done.exit_code == 0
@@ -119,6 +121,73 @@ def test_show_strips_terminal_controls(run: Run, options: tuple[str, ...]) -> No
     text = run.show(ID, *options)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
     assert "c3RvbGVu" not in text
+
+
+def test_show_without_a_rollout_lists_them_in_natural_order(run: Run) -> None:
+    run.rollout("task-10-0", outcome="error", reward=None, failure=DIED)
+    run.rollout("task-2-0", turns=1, patch_bytes=7)
+    run.rollout("task-3-0", finished=False)
+    head, *rows, last, command = run.show(None).splitlines()
+    assert head.split() == ["rollout", "outcome", "turns", "patch", "seconds", "why"]
+    assert [row.split()[:2] for row in rows] == [
+        ["task-1-0", "unresolved"],
+        ["task-2-0", "resolved"],
+        ["task-10-0", "error"],
+        ["task-3-0", "not"],
+    ]
+    assert rows[0].endswith("1 test fails")
+    assert rows[2].rstrip().endswith("sandbox: it is gone")
+    assert last == "Next:"
+    assert command == f"  one of them:  swe-core show {run.directory.path} task-1-0"
+
+
+def test_show_of_an_empty_run_says_so(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    assert run.show(None) == f"The run {str(run.directory.path)!r} has no rollout: none has started.\n"
+
+
+@pytest.mark.parametrize("option", ["--tests", "--full"])
+def test_show_part_of_no_rollout_is_refused(run: Run, option: str) -> None:
+    says = f"{option} needs a rollout: `swe-core show {run.directory.path}` lists them"
+    with pytest.raises(UsageError, match=re.escape(says)):
+        run.show(None, option)
+
+
+LOG = b"""====== FAILURES ======
+___ test_a[x] ___
+
+>       assert f(1) == 2\x1b[2J
+E       assert 1 == 2
+E        +  where 1 = f(1)
+E         3
+E         4
+E         5
+E         6
+E         7
+E         8
+
+tests/t.py:12: AssertionError
+====== short test summary info ======
+FAILED tests/t.py::test_a[x] - assert 1 == 2
+"""
+
+
+def test_show_tests_has_the_failing_assertion(run: Run) -> None:
+    grade = Grade(
+        resolved=False, fail_to_pass={"tests/t.py::test_a[x]": "FAILED", "tests/t.py::b": "MISSING"}
+    )
+    run.rollout("failed-0", outcome="unresolved", reward=0.0, grade=grade)
+    (run.directory.path / "rollouts" / "failed-0" / "test.log").write_bytes(LOG)
+    text = run.show("failed-0", "--tests")
+    assert text.splitlines()[2:7] == [
+        "  FAILED  tests/t.py::test_a[x]",
+        "          tests/t.py:12",
+        "          >       assert f(1) == 2",
+        "          E       assert 1 == 2",
+        "          E        +  where 1 = f(1)",
+    ]
+    assert "          … 1 more line: --full\n  MISSING tests/t.py::b\n" in text
+    assert "E         8" in run.show("failed-0", "--tests", "--full")
 
 
 @pytest.mark.parametrize(

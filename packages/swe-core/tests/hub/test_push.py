@@ -112,7 +112,7 @@ def test_several_runs_share_a_data_set(hf: LocalHF, run: RunDirectory, tmp_path:
     assert len(rows_of(repo(hf))) == 4
     assert len({row["run"] for row in rows_of(repo(hf))}) == 2
     card = repo(hf).files["README.md"].decode()
-    assert "4 rollouts of 1 tasks" in card
+    assert "4 rollouts of 1 task" in card
 
 
 def test_concurrent_commit_of_others_is_kept(hf: LocalHF, run: RunDirectory) -> None:
@@ -255,7 +255,7 @@ def test_push_command_reports_what_is_not_pushed(hf: LocalHF, tmp_path: Path) ->
     assert first.startswith("pushed 0 of 0 finished rollouts, 0 were already there: http")
     assert second == (
         "not pushed: 1 interrupted, 7 not finished; resume the run with "
-        f"swe-core run --resume {run.path} and push again"
+        f"`swe-core run --resume {run.path}` and push again"
     )
     add(run, rollout("t-1", 1))
     add(run, rollout("t-2", 2))

@@ -110,7 +110,7 @@ async def test_unavailable_hub_does_not_fail_the_run(
         finish(runner, 0)
         await until(lambda: hf.calls["hub.commit"] > 3)
     assert caplog.text.count("answered 500") == 1  # said once, not each time
-    assert "1 rollouts are not pushed; the run directory has them" in caplog.text
+    assert "up to 1 rollout is not pushed; the run directory has them" in caplog.text
     assert f"swe-core push {run.path} --to {TO}" in caplog.text
     hf.faults.failing = 0.0
     assert (await anyio.to_thread.run_sync(push_run, run, PushOptions(to=TO))).new == 1

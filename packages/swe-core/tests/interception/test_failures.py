@@ -129,7 +129,7 @@ async def test_engine_exception_fails_its_own_rollout_only(
         async with sdk(server, good_gate) as client:
             assert (await stream(client))[0] == "fine"
     assert type(bad_gate.failure) is EngineError
-    assert str(bad_gate.failure) == "KeyError: 'logprobs'"
+    assert "Plugin failed in complete(): KeyError: 'logprobs'" in str(bad_gate.failure)
     assert good_gate.failure is None
 
 
@@ -208,7 +208,7 @@ async def test_engine_that_returns_none_fails(server: InterceptionServer) -> Non
     engine = Plugin(None)
     async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
         assert (await http.post("/chat/completions", json={"messages": HELLO})).status_code == 424
-    assert "returned None instead of a Completion" in str(gate.failure)
+    assert "Plugin returned None from complete(), expected a Completion" in str(gate.failure)
 
 
 async def test_first_keepalive_comes_after_one_second() -> None:

@@ -14,7 +14,7 @@ import pytest
 from swe_core.api.component import Config, RunOption
 from swe_core.cli.run import add_options, run
 from swe_core.errors import PluginError
-from swe_core.plugins.manager import PluginSet, allow_list
+from swe_core.plugins.manager import PluginSet, Role, allow_list
 from swe_core.run.components import ResolvedComponent
 from swe_core.run.plan import grader_of, plan_run
 from swe_core.run.settings import load_settings
@@ -263,6 +263,117 @@ def test_failing_component_is_named(load: Load) -> None:
 def test_one_file_plugin_is_chosen(load: Load) -> None:
     plugins = load("my_agent.py", AGENT.format(name="mine"))
     assert chosen_agent(plugins, None, "mini") == "mine"
+
+
+OFFERS = {
+    "agent": ("swe_agents", "Component('own', lambda config: None)", "mini"),
+    "sandbox": ("swe_sandboxes", "Component('own', lambda config: None)", "local"),
+    "engine": ("swe_engines", "Component('own', lambda config: None)", "openai"),
+    "grader": ("swe_graders", "Component('own', lambda config: None)", "swe"),
+    "tasks": ("swe_tasks", "Component('own', lambda config: None)", "demo"),
+    "worker": ("swe_workers", "Component('own', lambda config: None)", "collect"),
+}
+
+
+@pytest.mark.parametrize("role", OFFERS)
+def test_one_file_plugin_is_chosen_for_each_role(load: Load, role: Role) -> None:
+    hook, component, default = OFFERS[role]
+    code = f"from swe_core import Component, hookimpl\n@hookimpl\ndef {hook}(): return [{component}]"
+    plugins = load("mine.py", code)
+    chosen = plugins.choose(role, None, default)
+    assert chosen is not None
+    assert (chosen.name, chosen.plugin) == ("own", "mine")
+    explicit = plugins.choose(role, default, default)
+    assert explicit is not None
+    assert explicit.name == default
+
+
+CLASS = """
+from swe_core import AgentSpec, Component, hookimpl
+class MyAgent(AgentSpec):
+    name = "mine"
+    def command(self, ctx): return ["true"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("", "registers nothing: it has no function with @hookimpl"),
+        ("import json", "registers nothing: it has no function with @hookimpl"),
+        ("def swe_agents(): return []", "its function swe_agents lacks @hookimpl: add it (from swe_core"),
+        (HOOK + "def swe_agents(): return []\ndef swe_engines(): return []", "swe_engines lacks @hookimpl"),
+        ("def swe_agent(): return []", "its function swe_agent is no hook: rename it to swe_agents"),
+        ("def agents(): return []", "its function agents is no hook: rename it to swe_agents"),
+        (CLASS + "class Plugin:\n    @hookimpl\n    def swe_agents(self): return []",
+         "its swe_agents is in the class Plugin: move it to the module, with @hookimpl"),
+        (CLASS + "class Plugin:\n    def swe_tasks(self): return []", "its swe_tasks is in the class Plugin"),
+        (CLASS + "own = Component('mine', lambda config: MyAgent())", "its Component own is returned by no "),
+        (CLASS, "its class MyAgent is offered by no hook: add one such as @hookimpl def swe_agents(): return "
+         "[Component('mine', lambda config: MyAgent())]"),
+        ("class Own:\n    async def grade(self): ...", "its class Own is offered by no hook: add one such as "
+         "@hookimpl def swe_graders()"),
+        (HOOK + "def swe_agents(): return []", "offers nothing: its swe_agents returned no Component"),
+        (HOOK + "def swe_agents(): yield from ()", "offers nothing: its swe_agents returned no Component"),
+        (AGENT.format(name="a") + "\n@hookimpl\ndef swe_graders(): return ()", "its swe_graders returned no"),
+    ],
+)  # fmt: skip
+def test_file_that_offers_nothing_is_an_error_with_the_remedy(load: Load, code: str, says: str) -> None:
+    with pytest.raises(PluginError) as raised:
+        load("my.py", code)
+    assert says in str(raised.value)
+    assert "my.py" in str(raised.value)
+
+
+def test_module_that_offers_nothing_is_an_error() -> None:
+    with pytest.raises(PluginError, match=r"^-p 'json' registers nothing: it has no function with @hookimpl"):
+        PluginSet(extra=["json"])
+
+
+def test_file_with_notifications_only_offers_no_component_and_is_fine(load: Load) -> None:
+    plugins = load("listener.py", HOOK + "def swe_rollout_finished(rollout): pass")
+    assert plugins.plugins["listener"].components == []
+    assert chosen_agent(plugins, None, "mini") == "mini"
+
+
+def test_forgotten_mark_breaks_an_installed_plugin_alone(install: Install) -> None:
+    install("acme-agent", "acme", AGENT.format(name="acme").replace("@hookimpl", ""))
+    plugins = PluginSet()
+    assert "its function swe_agents lacks @hookimpl" in (plugins.plugins["acme"].error or "")
+    with pytest.raises(
+        PluginError, match=r"'acme' \(acme-agent 1.2.3\) is broken: its function swe_agents lacks"
+    ):
+        PluginSet(["acme"])
+
+
+def test_file_named_without_its_ending_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_here.py").write_text(AGENT.format(name="mine"))
+    with pytest.raises(PluginError, match=r"-p 'mine_here' .*: did you mean -p \./mine_here\.py\?"):
+        PluginSet(extra=["mine_here"])
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("x = hookimpl", "NameError: name 'hookimpl' is not defined (wrong.py, line 1)"),
+        (HOOK + "def swe_agents():\n    return [Component('a')]", "its swe_agents failed: NameError"),
+        ("from swe_core import Component\n" + HOOK + "def swe_agents():\n    return [Component('a')]",
+         "its swe_agents failed: TypeError: Component.__init__() missing 1 required positional argument: "
+         "'create' (wrong.py, line 5)"),
+        ("from swe_core import Component\n" + HOOK + "def swe_agents():\n    return Component('a', print)",
+         "returned an object of the class Component, expected an iterable of Components: return ["),
+        ("from swe_core import Component\n" + HOOK + "def swe_agents():\n    return [Component(print, 'a')]",
+         "a Component has the name the function print, expected letters"),
+        (HOOK + "def swe_agents(): return 'mine'", "returned 'mine', expected an iterable of Components"),
+        (CLASS + "@hookimpl\ndef swe_agents(): return [MyAgent]",
+         "returned the class MyAgent, expected a Component: Component('mine', lambda config: Mine())"),
+    ],
+)  # fmt: skip
+def test_wrong_hook_is_named_with_its_line(load: Load, code: str, says: str) -> None:
+    with pytest.raises(PluginError) as raised:
+        load("wrong.py", code)
+    assert says in str(raised.value)
 
 
 @pytest.mark.parametrize(

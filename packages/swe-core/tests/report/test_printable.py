@@ -21,11 +21,11 @@ from swe_core.cli.report import report
 from swe_core.cli.show import show
 from swe_core.hub.card import card
 from swe_core.hub.pushed_run import PushedRun
-from swe_core.report.html.page import page
 from swe_core.report.summary import table
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.system.safe_console import SafeConsole
+from swe_core.view.summary_page import page
 from swe_testing.records import make_rollout, make_turn
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\x07\x08\x7f\x00\r"
@@ -112,7 +112,7 @@ def test_page_is_harmless(run: RunDirectory) -> None:
     (run.path / "metrics.jsonl").write_text(
         '{"time": "2026-01-01T00:00:00Z", "step": 1, "values": {"loss/\\u001b[2J\\u0008\\u202e": 1.0}}\n'
     )
-    shown = page(run, run.rollouts(), None)
+    shown = page(run, None)
     assert "=1+1\n&lt;U+202E&gt;" in shown
     assert "loss" in shown
     assert_harmless(shown)

@@ -17,6 +17,7 @@ from swe_core.report.statistics import (
     TaskResult,
     effective_trials,
     estimates,
+    paired_difference,
     pass_at_k,
     task_results,
     wilson,
@@ -165,3 +166,68 @@ def test_tasks_have_equal_weight() -> None:
 def test_mean_seconds_include_all_attempts() -> None:
     (one,) = task_results([make_rollout("t", seconds=2.0), make_rollout("t", 1, "error", seconds=4.0)])
     assert (one.verdicts, one.resolved, one.errors, one.seconds) == (1, 1, 1, 3.0)
+
+
+def of_table(
+    both: int, first_only: int, second_only: int, neither: int
+) -> list[tuple[TaskResult, TaskResult]]:
+    """Pairs of one attempt each: resolved by both runs, by one of them, by none."""
+    cells = [((1, 1), both), ((1, 0), first_only), ((0, 1), second_only), ((0, 0), neither)]
+    return [(task(1, one), task(1, two)) for (one, two), number in cells for _ in range(number)]
+
+
+def test_paired_difference_is_newcombes_method_10() -> None:
+    """Airway hyper-responsiveness before and after a transplantation (Bentur et al. 2009), as Fagerland,
+    Lydersen and Laake give it in "Recommended tests and confidence intervals for paired binomial
+    proportions", Statistics in Medicine 33 (2014).
+    """
+    found = paired_difference(of_table(1, 1, 7, 12))
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((0.286, 0.026, 0.507), abs=5e-4)
+    assert (found.tasks, found.better, found.worse) == (21, 7, 1)
+    assert (found.first, found.second) == pytest.approx((2 / 21, 8 / 21))
+
+
+def test_paired_difference_without_correlation_is_that_of_two_rates() -> None:
+    """Its ends are those of the two Wilson intervals, squared and added."""
+    pairs = of_table(4, 4, 4, 4)
+    found = paired_difference(pairs)
+    assert found is not None
+    low, high = wilson(0.5, 16)
+    assert (found.low, found.high) == pytest.approx(
+        (-math.hypot(0.5 - low, high - 0.5), math.hypot(0.5 - low, high - 0.5))
+    )
+
+
+def test_paired_difference_needs_pairs() -> None:
+    assert paired_difference([]) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40))
+def test_paired_difference_is_antisymmetric_and_in_its_interval(counts: list[tuple[int, int]]) -> None:
+    pairs = [(task(4, one), task(4, two)) for one, two in counts]
+    there, back = paired_difference(pairs), paired_difference([(two, one) for one, two in pairs])
+    assert there is not None
+    assert back is not None
+    assert -1 <= there.low <= there.value <= there.high <= 1
+    assert (back.value, back.low, back.high) == pytest.approx(
+        (-there.value, -there.high, -there.low), abs=1e-9
+    )
+    assert (back.better, back.worse) == (there.worse, there.better)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tasks", "attempts", "alike"), [(15, 1, 0.5), (20, 4, 0.8), (60, 2, 0.9)])
+def test_paired_difference_covers_no_difference(tasks: int, attempts: int, alike: float) -> None:
+    """Of runs with equal policies, the interval has 0 in about 95 %."""
+    random, covered, runs = np.random.default_rng(5), 0, 800
+    for _ in range(runs):
+        first = random.beta(0.7, 0.7, tasks)
+        second = np.where(random.random(tasks) < alike, first, random.beta(0.7, 0.7, tasks))
+        counts = zip(random.binomial(attempts, first), random.binomial(attempts, second), strict=True)
+        found = paired_difference(
+            [(task(attempts, int(one)), task(attempts, int(two))) for one, two in counts]
+        )
+        assert found is not None
+        covered += found.low <= 0 <= found.high
+    assert 0.925 <= covered / runs <= 0.985

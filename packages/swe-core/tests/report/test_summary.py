@@ -91,10 +91,10 @@ def test_text_report_has_every_section(run: Run) -> None:
         "task-0001 4 0 1 0 2.0",
         "task-0002 4 0 0 4 2.0",
         "resolved 2 of 12, errors 1 (sandbox 1), cancelled 4",
-        "pass@k estimate 95 % interval tasks",
-        "pass@1 25.0% 6.0% to 63.5% 2",
-        "pass@2 41.7% 8.7% to 84.3% 2",
-        "pass@4 100.0% 20.7% to 100.0% 1",
+        "pass@k estimate 95 % interval tasks verdicts",
+        "pass@1 25.0% 6.0% to 63.5% 2 7",
+        "pass@2 41.7% 8.7% to 84.3% 2 7",
+        "pass@4 100.0% 20.7% to 100.0% 1 4",
         "pass@k excludes errors and cancelled rollouts (5).",
         "1 task has no verdict.",
         "Tampering in 2 rollouts: tests 2, shadow 1",
@@ -129,21 +129,28 @@ def test_long_report_is_cut_and_names_the_options(tmp_path: Path, attempts: int)
     assert not any("--all" in line for line in every)
 
 
-def test_closing_summary_of_a_long_run_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_closing_summary_of_a_long_run_is_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
     run = Run(tmp_path / "run", *(rollout(task, 0, "resolved") for task in range(2438)))
     assert show(run.directory, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 10
     assert lines[0] == "resolved 2438 of 2438"
     assert lines[1].startswith("Nobody checked the base_commit of task-0000, task-0001, task-0002 and 2,435 ")
-    assert any(line.startswith("pass@1 100.0% (99.8% to 100.0%)") for line in lines)
-    assert "By task: `swe-core report` of these records" in lines
+    assert any(
+        line.startswith("pass@1 100.0% (99.8% to 100.0%; n = 2,438 verdicts on 2,438 tasks)")
+        for line in lines
+    )
+    assert f"  by task:       swe-core report {run.directory.path}" in lines
 
 
 def test_closing_summary_has_pass_at_k_and_tampering(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     show(run.directory, as_json=False)
     text = " ".join(capsys.readouterr().out.split())
-    assert "pass@1 25.0% (6.0% to 63.5%), pass@4 100.0% (20.7% to 100.0%)" in text
+    assert "pass@1 25.0% (6.0% to 63.5%; n = 7 verdicts on 2 tasks), " in text
+    assert "pass@4 100.0% (20.7% to 100.0%; n = 4 verdicts on 1 task): the mean over tasks" in text
     assert "Tampering in 2 rollouts: tests 2, shadow 1" in text
     assert "Suspicious code in 2 patches, 1 of them resolved" in text
     assert "Nobody checked the base_commit of task-0000, task-0001: the repository has no history." in text
@@ -155,7 +162,7 @@ def test_json_report_has_every_section(run: Run) -> None:
     assert done.exit_code == 0
     found = json.loads(done.output)
     assert found["pass_at_k"][0] == {
-        "k": 1, "value": 0.25, "low": 0.06, "high": 0.6352, "confidence": 0.95, "tasks": 2,
+        "k": 1, "value": 0.25, "low": 0.06, "high": 0.6352, "confidence": 0.95, "tasks": 2, "verdicts": 7,
     }  # fmt: skip
     assert found["tampering"] == {"rollouts": 2, "kinds": {"tests": 2, "shadow": 1}}
     kinds = {"memory": 2, "frame access": 1}
@@ -198,7 +205,8 @@ def test_csv_has_a_row_per_rollout(run: Run, tmp_path: Path) -> None:
 def test_all_formats_are_written_together(run: Run, tmp_path: Path) -> None:
     sheet, page = tmp_path / "run.csv", tmp_path / "run.html"
     done = run.report("--csv", str(sheet), "--html", str(page), "--json")
-    assert json.loads(done.output)["finished"] == 12
+    assert json.loads(done.stdout)["finished"] == 12
+    assert done.stderr == f"Page: {page}\nTable: {sheet}\n"
     assert sheet.exists()
     assert page.exists()
 
@@ -304,3 +312,24 @@ def test_report_omits_unused_sections(run: Run) -> None:
     lines = run.lines()
     assert "sandbox flavor opened total s hours" not in lines
     assert not any("Run again" in line for line in lines)
+
+
+def test_equal_errors_have_one_sentence_with_their_number(tmp_path: Path) -> None:
+    def failed(task: int, message: str) -> Rollout:
+        failure = Failure(boundary="engine", type="EngineRefused", message=message)
+        return rollout(task, 0, "error", failure=failure)
+
+    many = [
+        failed(number, f"HTTP 401 for task-{number:04}-0 (request req-{number}a7f3e)") for number in range(12)
+    ]
+    few = [failed(number, "the key is wrong") for number in range(20, 22)]
+    kind = [failed(number, f"the image 'image-{number}' is missing") for number in range(40, 45)]
+    run = Run(tmp_path / "run", *many, failed(30, "it is down"), *few, rollout(31, 0, "resolved"), *kind)
+    shown = CliRunner().invoke(report, [str(run.directory.path)], env={"COLUMNS": "200"}).output
+    said = [line for line in shown.splitlines() if "engine: " in line]
+    assert said == [
+        "12 rollouts, such as task-0000-0: engine: HTTP 401 for task-0000-0 (request req-0a7f3e)",
+        "task-0020-0, task-0021-0: engine: the key is wrong",
+        "task-0030-0: engine: it is down",
+        "5 rollouts, such as task-0040-0: engine: the image 'image-40' is missing",
+    ]

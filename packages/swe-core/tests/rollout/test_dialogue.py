@@ -78,6 +78,23 @@ async def test_dialogue_that_fails_is_an_error_of_the_agent() -> None:
     assert "it refuses" in str(trial.failure)
 
 
+async def test_missing_program_of_a_dialogue_is_named() -> None:
+    class Missing(Talker):
+        def command(self, ctx: AgentContext) -> Sequence[str]:
+            return ["no-such-agent", "--acp"]
+
+        async def converse(self, ctx: AgentContext, dialogue: AgentDialogue) -> None:
+            async with dialogue.start() as console:
+                async for _ in console.lines():
+                    pass
+                raise AgentError("it ended without an answer")
+
+    trial = await run_once(Missing(), ScriptedModel())
+    assert isinstance(trial.failure, AgentError)
+    said = "the agent 'talker' cannot start, because its program 'no-such-agent' is missing in the sandbox: "
+    assert str(trial.failure).startswith(said)
+
+
 async def test_dialogue_that_fails_after_a_spent_budget_is_no_error() -> None:
     agent = Talker(["one", "two"], fails="it was stopped")
     trial = await run_once(agent, ScriptedModel("1"), budget=Budgets(turns=1))

@@ -243,6 +243,50 @@ async def test_unwritable_run_directory_is_an_error(bench: Bench, monkeypatch: p
     assert (await bench.runner.run(bench.second)).rollout.outcome == "resolved"
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (
+            ["no-such-agent"],
+            "its program 'no-such-agent' is missing in the sandbox: install it there, or let ",
+        ),
+        (
+            ["/no/such/agent", "-p"],
+            "its program '/no/such/agent' is missing in the sandbox: install it there",
+        ),
+        (
+            ["/etc/passwd"],
+            "its program '/etc/passwd' is not executable in the sandbox: set its mode, or name a",
+        ),
+        (["cd", "/"], "its program 'cd' is missing in the sandbox"),
+        (["sh", "-c", "no-such-tool"], "the agent 'talker' exited with code 127: "),
+    ],
+)
+async def test_missing_program_of_an_agent_is_named(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, command: list[str], says: str
+) -> None:
+    monkeypatch.setattr(bench.agent, "command", lambda ctx: command)
+    rollout = (await bench.runner.run(bench.first)).rollout
+    assert rollout.failure is not None
+    assert (rollout.failure.boundary, rollout.failure.type) == ("agent", "AgentError")
+    assert says in rollout.failure.message
+
+
+async def test_failing_auxiliary_of_an_agent_fails_the_rollout(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, although the agent could retry its call."""
+
+    def auxiliary(request: ChatRequest) -> str | None:
+        raise KeyError("title")
+
+    monkeypatch.setattr(bench.agent, "auxiliary", auxiliary)
+    rollout = (await bench.runner.run(bench.first)).rollout
+    assert rollout.failure is not None
+    assert rollout.failure.boundary == "agent"
+    assert "failed in auxiliary(): KeyError: 'title'" in rollout.failure.message
+
+
 class _Elsewhere(InteractiveAgent):
     """Its loop is elsewhere: it starts no command and makes no LLM call, but uses the sandbox."""
 

@@ -12,6 +12,7 @@ from swe_core.api.records import Outcome
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.errors import UsageError
 from swe_core.rollout.run_directory import RunDirectory
+from swe_core.rollout.training_records import VOCABULARY_FILE, read_vocabulary
 from swe_core.run.components import load_plugins
 from swe_core.run.execute import create_directory, open_run
 from swe_core.run.plan import plan_run
@@ -22,6 +23,25 @@ from swe_core.system.redaction import Redactor
 from ..rollout.runner_bench import Witness
 
 SETS = ("run.agent=oracle", "run.plugins=[]", "sandbox.local.unisolated=true", 'run.only=["demo__memofn-1"]')
+
+
+SPELLING = """
+from swe_core import Component, Config, Engine, hookimpl
+from swe_core.api.engine import TokenTable
+
+class Spelling(Engine):
+    model = "spelling"
+    def __init__(self, config):
+        pass
+    def vocabulary(self):
+        return TokenTable("letters", [b"a", b"b"], {})
+    async def complete(self, request, session, emit=None):
+        raise AssertionError("no call is made here")
+
+@hookimpl
+def swe_engines():
+    return [Component("spelling", Spelling, Config, "has a vocabulary")]
+"""
 
 
 def observe(requests: Sequence[RolloutRequest], notes: Sequence[str]) -> Observer:
@@ -55,3 +75,29 @@ def test_settings_that_a_caller_calls_adjustable_may_change(tmp_path: Path) -> N
     with pytest.raises(UsageError, match=r"'limits\.agent' was .* may change"):
         check_same(run, changed)
     check_same(run, changed, ["limits.agent"])
+
+
+def test_run_has_the_vocabulary_of_its_engine(tmp_path: Path) -> None:
+    """From its start, and a resumed run leaves the file as it is."""
+    plugin, out = tmp_path / "spelling.py", tmp_path / "run"
+    plugin.write_text(SPELLING)
+    settings = load_settings(
+        sets=(*SETS, "run.agent=mini", "run.engine=spelling", f'run.extra_plugins=["{plugin}"]')
+    )
+    plugins = load_plugins(settings.run)
+    plan = plan_run(settings, plugins)
+
+    def opened(resume: bool) -> None:
+        with (
+            start_blocking_portal() as portal,
+            portal.wrap_async_context_manager(open_run(plan, plugins, out, observe, resume=resume)),
+        ):
+            assert (out / VOCABULARY_FILE).is_file()
+
+    opened(resume=False)
+    found = read_vocabulary(out)
+    assert found is not None
+    assert (found.tokenizer, found.tokens) == ("letters", ["a", "b"])
+    (out / VOCABULARY_FILE).write_bytes(b"earlier")
+    opened(resume=True)
+    assert (out / VOCABULARY_FILE).read_bytes() == b"earlier"

@@ -19,7 +19,7 @@ from swe_core.rollout.run_directory import RUN_FILE, RunDirectory
 if (obstacle := bwrap.why_not(bwrap.find_bwrap())) is not None:
     pytest.skip(obstacle, allow_module_level=True)
 
-PLUGIN = "from swe_core import hookimpl\n\n\n@hookimpl\ndef swe_agents():\n    return []\n"
+PLUGIN = "from swe_core import hookimpl\n\n\n@hookimpl\ndef swe_rollout_finished(rollout):\n    pass\n"
 TEST = "--- /dev/null\n+++ b/test_a.py\n@@ -0,0 +1,2 @@\n+def test_a():\n+    assert not __import__('a').a\n"
 GOLD = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-a = 1\n+a = 0\n"
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from swe_core.api.column_filter import ColumnFilter
 from swe_core.api.task import Task
-from swe_core.errors import ConfigError, TaskError
+from swe_core.errors import ConfigError, PluginError, TaskError
 from swe_core.plugins.manager import PluginSet
+from swe_core.run.plan import plan_run
 from swe_core.run.settings import load_settings
 from swe_core.run.task_selection import TaskSelection, selection
 from swe_testing.records import make_task
@@ -173,3 +174,97 @@ def test_filtering_source_gets_the_filters(tmp_path: Path) -> None:
         selection(settings, PluginSet(allow=[])).tasks()
     settings = load_settings(command_line={"run": {"tasks": "demo", "filter": ["instance_id=demo__m*"]}})
     assert names(selection(settings, PluginSet(allow=[])).tasks()) == ["demo__memofn-1"]
+
+
+OWN = """
+from pathlib import Path
+from swe_core import Component, Config, hookimpl
+from swe_testing.records import make_task
+
+class Reading(Config):
+    {setting}: Path | str | None = None
+
+class Own:
+    recording = None
+
+    def __init__(self, config):
+        self.config = config
+
+    def tasks(self):
+        yield make_task("own-" + str(self.config.{setting}).replace("/", "-").strip("-"))
+
+@hookimpl
+def swe_tasks():
+    return [Component("own", Own, Reading)]
+"""
+
+
+def own(tmp_path: Path, setting: str, name: str = "own.py") -> PluginSet:
+    (tmp_path / name).write_text(OWN.format(setting=setting))
+    return PluginSet(extra=[str(tmp_path / name)], allow=[])
+
+
+def test_source_of_a_selected_plugin_is_the_choice(tmp_path: Path) -> None:
+    plugins = own(tmp_path, "color")
+    plan = plan_run(load_settings(command_line={"run": {"agent": "oracle"}}), plugins)
+    assert names(list(plan.tasks)) == ["own-None"]
+    assert plan.settings.run.tasks == "own", "a resumed run has the same source"
+    again = plan_run(load_settings(recorded=plan.settings.model_dump(mode="json")), plugins)
+    assert again.tasks == plan.tasks
+
+
+def test_demo_is_the_source_that_a_run_without_any_names() -> None:
+    plan = plan_run(load_settings(command_line={"run": {"agent": "oracle"}}), PluginSet(allow=[]))
+    assert plan.settings.run.tasks == "demo"
+    assert len(plan.tasks) > 1
+
+
+def test_named_source_precedes_that_of_a_selected_plugin(tmp_path: Path) -> None:
+    settings = load_settings(command_line={"run": {"tasks": "demo", "limit": 1}})
+    assert selection(settings, own(tmp_path, "color")).name == "demo"
+
+
+@pytest.mark.parametrize(("setting", "reader"), [("file", "own"), ("color", "rows"), ("dataset", "rows")])
+def test_file_of_tasks_is_read_by_the_selected_source_that_reads_files(
+    tmp_path: Path, setting: str, reader: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("{}")
+    settings = load_settings(command_line={"run": {"tasks": str(file)}})
+    assert selection(settings, own(tmp_path, setting)).name == reader
+
+
+def test_data_set_is_read_by_the_selected_source_that_reads_data_sets(tmp_path: Path) -> None:
+    settings = load_settings(command_line={"run": {"tasks": "some/name"}})
+    chosen = selection(settings, own(tmp_path, "dataset"))
+    assert chosen.name == "own"
+    assert names(chosen.tasks()) == ["own-some-name"]
+
+
+def test_two_selected_sources_that_read_files_are_named(tmp_path: Path) -> None:
+    own(tmp_path, "file")
+    (tmp_path / "other.py").write_text(OWN.format(setting="file").replace('"own", Own', '"other", Own'))
+    plugins = PluginSet(extra=[str(tmp_path / "own.py"), str(tmp_path / "other.py")], allow=[])
+    settings = load_settings(command_line={"run": {"tasks": str(tmp_path / "own.py")}})
+    with pytest.raises(PluginError, match=r"'own' .* and 'other' .* choose one with --tasks NAME"):
+        selection(settings, plugins)
+
+
+def test_engine_of_a_selected_plugin_is_refused_in_black_box_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from swe_core import Component, hookimpl\n@hookimpl\n"
+        "def swe_engines(): return [Component('mine', lambda config: None)]\n"
+    )
+    monkeypatch.setenv("SOME_KEY", "a key")
+    run = {
+        "mode": "black-box",
+        "engine_url": "http://127.0.0.1:9/v1",
+        "model": "m",
+        "agent_key_env": "SOME_KEY",
+    }
+    settings = load_settings(command_line={"run": run, "resources": {"network": "full"}})
+    with pytest.raises(ConfigError, match=r"black-box has no engine, .* and plugins with an engine"):
+        plan_run(settings, PluginSet(extra=[str(file)], allow=[]))

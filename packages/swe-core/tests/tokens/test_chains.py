@@ -18,7 +18,7 @@ from swe_core.api.engine import ForkCause, Sampled
 from swe_core.api.records import Turn, TurnTokens
 from swe_core.errors import LedgerError
 from swe_core.report.token_audit import recount
-from swe_core.tokens.chains import Step, build_chains, chains_of
+from swe_core.tokens.chains import ChainBuilder, Step, build_chains, chains_of, step_of
 from swe_core.tokens.token_log import TokenLog
 from swe_testing.records import make_turn
 
@@ -167,6 +167,21 @@ def test_ledger_balances_for_any_session(calls: list[Call]) -> None:
     assert ledger.chains == causes.total()
     assert ledger.forks == causes - Counter(start=causes["start"])
     assert ledger.rendered == Counter(call.sampled.rendered for call in calls)
+
+
+@LOADED
+@given(sessions())
+def test_parts_of_a_chain_are_its_ids(calls: list[Call]) -> None:
+    """The new ids of its turns, one after the other; and those that it trains are named."""
+    builder = ChainBuilder()
+    for index, tokens in enumerate(record(calls)[1]):
+        builder.add(step_of(index, tokens))
+    assert len(builder.parts()) == len(builder.build())
+    for parts, chain in zip(builder.parts(), builder.build(), strict=True):
+        ids = [id_ for step, _ in parts.steps for id_ in (*step.prompt, *step.completion)]
+        assert ids == chain.input_ids.tolist()
+        assert tuple(step.index for step, trained in parts.steps if trained) == chain.turns
+        assert parts.cause == chain.cause
 
 
 @LOADED

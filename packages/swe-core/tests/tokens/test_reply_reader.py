@@ -53,7 +53,7 @@ def renderer() -> Counting:
 
 def readings(renderer: Counting, text: str, step: int = 1) -> tuple[list[tuple[str, str]], Parsed]:
     """What is read after each `step` ids, and the whole."""
-    sampled = renderer._tokenizer.encode(text, add_special_tokens=False)
+    sampled = renderer.tokenizer.encode(text, add_special_tokens=False)
     whole = renderer.parse(sampled, [], None)
     renderer.parsed = renderer.decoded = 0
     ids: list[int] = []
@@ -73,7 +73,7 @@ def test_last_reading_is_the_whole_reply(renderer: Counting, step: int) -> None:
 
 def test_id_shows_as_soon_as_its_character_is_complete(renderer: Counting) -> None:
     seen, _ = readings(renderer, TEXT)
-    ids = renderer._tokenizer.encode(TEXT, add_special_tokens=False)
+    ids = renderer.tokenizer.encode(TEXT, add_special_tokens=False)
     for end, (_, content) in enumerate(seen, 1):
         assert content == renderer.parse(ids[:end], [], None, ended=False).content
 
@@ -88,7 +88,7 @@ def test_call_is_read_at_its_end(renderer: Counting) -> None:
     text = "On it.\n" + CALL.replace("ls", "ls " * 1000)
     seen, whole = readings(renderer, text)
     assert seen[-1] == ("", whole.content) == ("", "On it.")
-    assert renderer.parsed + renderer.decoded < len(renderer._tokenizer.encode(text)) + 100
+    assert renderer.parsed + renderer.decoded < len(renderer.tokenizer.encode(text)) + 100
 
 
 def test_undivided_ids_are_parsed_whole_and_rarely(renderer: Counting) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from swe_core.system.plural import counted
 from swe_openenv.capture.command import capture
 
 
@@ -116,5 +117,5 @@ def export(
         write(content, directory)
     for note in notes:
         click.echo(f"note: {note}", err=True)
-    click.echo(f"wrote {len(content)} files to {directory}")
+    click.echo(f"wrote {counted(len(content), 'file')} to {directory}")
     click.echo(f"next: docker build -t {name} -f {directory}/server/Dockerfile {directory}")

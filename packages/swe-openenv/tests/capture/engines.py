@@ -35,7 +35,7 @@ class Qwen:
     renderer: Renderer
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.renderer._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self.renderer.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def server(self, *replies: Any, **settings: Any) -> VLLM:

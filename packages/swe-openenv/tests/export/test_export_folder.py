@@ -87,7 +87,9 @@ def test_settings_files_and_requirements_are_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text("")
+    Path("mine.py").write_text(
+        "from swe_core import hookimpl\n@hookimpl\ndef swe_rollout_finished(rollout): pass\n"
+    )
     Path("deep").mkdir()
     Path("deep/replies.jsonl").write_text('{"anything": 1}\n')
     text = '[run]\nplugins = ["pi"]\nextra_plugins = ["mine.py"]\nrecording = "deep/replies.jsonl"\n'

@@ -8,6 +8,7 @@ from typing import Any
 
 from swe_core.api.checks import Check, Finding
 from swe_core.errors import SandboxError
+from swe_core.system.plural import counted
 
 _SECONDS = 10
 _LITTLE = 10 * 2**30
@@ -28,7 +29,7 @@ def engine() -> Finding:
     seccomp = (
         "" if limits.seccomp else "; it does not accept swe-core's seccomp profile (sandbox.docker.seccomp)"
     )
-    about = f"{limits.cpus} processors, {limits.storage}"
+    about = f"{counted(limits.cpus, 'processor')}, {limits.storage}"
     text = f"Engine {limits.version} at {client.host}, {about}{lacks}{seccomp}"
     return Finding("ok", text)
 
@@ -49,7 +50,7 @@ def disk() -> Finding:
     if not root.is_dir():
         return Finding("info", f"unknown: {str(root)!r} is not on this host")
     free = shutil.disk_usage(root).free
-    text = f"{free / 2**30:.1f} GiB free in {str(root)!r}, {info['Images']} images"
+    text = f"{free / 2**30:.1f} GiB free in {str(root)!r}, {counted(info['Images'], 'image')}"
     if free >= _LITTLE:
         return Finding("ok", text)
     return Finding("missing", text, "Make room, such as with `docker image prune --all`.")

@@ -1,11 +1,17 @@
-"""Images on this host. A missing image is pulled once for all sandboxes that wait for it."""
+"""Images on this host. A missing image is pulled or built once for all sandboxes that wait for it."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import shlex
+import tarfile
 import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import anyio
@@ -22,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 REPORT_EVERY = 5.0
 """Seconds between two log lines about a pull."""
+BUILT: Mapping[str, Path] = {"swe-core-demo:1": Path(__file__).with_name("demo_image")}
+"""Image → folder of its Dockerfile, for images that are in no registry: that of the demo tasks."""
 
 
 @dataclass(slots=True)
@@ -43,10 +51,10 @@ class Images:
         self._pulls: dict[str, _Pull] = {}
 
     async def ensure(self, image: str) -> dict[str, Any]:
-        """Return the engine's description of `image`, and pull the image if it is not on this host.
+        """Return the engine's description of `image`, and pull or build the image if it is not on this host.
 
         Raises:
-            ImageNotFound: The image is missing and cannot be pulled.
+            ImageNotFound: The image is missing and cannot be pulled or built.
             SandboxError: The name is invalid, or the engine does not answer.
         """
         while True:
@@ -54,13 +62,14 @@ class Images:
             if found is not None:
                 return found
             if self._policy == "never":
+                remedy = f"build it: `{_by_hand(image)}`" if image in BUILT else "pull, build or load it"
                 raise ImageNotFound(
                     f"the image {image!r} is not on this host and sandbox.docker.pull is 'never'; "
-                    "pull, build or load it, or set sandbox.docker.pull to 'missing'"
+                    f"{remedy}, or set sandbox.docker.pull to 'missing'"
                 )
             running = self._pulls.get(image)
             if running is None:
-                await self._pull_for_all(image)
+                await self._get_for_all(image)
             else:
                 await running.done.wait()
                 if running.problem is not None:
@@ -75,11 +84,11 @@ class Images:
             raise SandboxError(f"the image {image!r} cannot be used: {reason(error)}") from None
         return found
 
-    async def _pull_for_all(self, image: str) -> None:
-        """Pull, and wake the waiting tasks. After a cancellation the next of them pulls."""
+    async def _get_for_all(self, image: str) -> None:
+        """Pull or build, and wake the waiting tasks. After a cancellation the next of them does it."""
         pull = self._pulls[image] = _Pull()
         try:
-            pull.problem = await self._pull(image)
+            pull.problem = await (self._build(image) if image in BUILT else self._pull(image))
         finally:
             del self._pulls[image]
             pull.done.set()
@@ -87,45 +96,93 @@ class Images:
             raise ImageNotFound(pull.problem)
 
     async def _pull(self, image: str) -> str | None:
-        """Pull, and log the progress. Return an error message, or None.
-
-        This does not use docker-py, because a thread that waits for a registry cannot be cancelled. Closing
-        the connection ends the pull.
-        """
+        """Pull, and log the progress. Return an error message, or None."""
         api = self._client.api
         repository, tag = parse_repository_tag(image)
         headers = await self._client.call(_credentials, api, repository)
         logger.info("pulling the image %s", image)
         started = reported = time.monotonic()
         layers: dict[str, dict[str, int]] = {}
-        transport = httpx.AsyncHTTPTransport(uds=self._client.socket)
-        url = f"http://docker/v{api.api_version}/images/create"
         params = {"fromImage": repository, "tag": tag or "latest"}
+        pulled = self._events("/images/create", params, headers, f"pulled the image {image!r}")
+        async with aclosing(pulled) as events:
+            async for event in events:
+                if problem := event.get("error"):
+                    return (
+                        f"the image {image!r} is not on this host and cannot be pulled: "
+                        f"{' '.join(problem.split())}; check its name and the registry, or build or load "
+                        "it on this host"
+                    )
+                _note(event, layers)
+                if time.monotonic() - reported >= REPORT_EVERY:
+                    reported = time.monotonic()
+                    logger.info("pulling the image %s: %s", image, _summary(layers))
+        logger.info("pulled the image %s in %.0f s", image, time.monotonic() - started)
+        return None
+
+    async def _build(self, image: str) -> str | None:
+        """Build an image of `BUILT`, and log its steps. Return an error message, or None."""
+        logger.info("building the image %s, once on this host", image)
+        started = time.monotonic()
+        headers = {"Content-Type": "application/x-tar"}
+        archive = _archive(BUILT[image])
+        built = self._events("/build", {"t": image}, headers, f"built the image {image!r}", archive)
+        async with aclosing(built) as events:
+            async for event in events:
+                if problem := event.get("error"):
+                    return (
+                        f"the image {image!r} is not on this host and cannot be built: "
+                        f"{' '.join(problem.split())}; where a registry, Debian's packages and PyPI can be "
+                        f"reached, build it with `{_by_hand(image)}`, or choose --sandbox local"
+                    )
+                if (line := event.get("stream", "").strip()).startswith("Step "):
+                    logger.info("building the image %s: %s", image, line)
+        logger.info("built the image %s in %.0f s", image, time.monotonic() - started)
+        return None
+
+    async def _events(
+        self,
+        path: str,
+        params: Mapping[str, str],
+        headers: Mapping[str, str],
+        what: str,
+        content: bytes | None = None,
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """POST, and yield the events of the reply. A refusal is an event with an `error`.
+
+        This does not use docker-py, because a thread that waits for a registry cannot be cancelled. Closing
+        the connection ends a pull or a build.
+
+        Raises:
+            SandboxError: The engine does not answer.
+        """
+        transport = httpx.AsyncHTTPTransport(uds=self._client.socket)
+        url = f"http://docker/v{self._client.api.api_version}{path}"
         try:
             async with (
                 httpx.AsyncClient(transport=transport, timeout=None) as http,
-                http.stream("POST", url, params=params, headers=headers) as reply,
+                http.stream("POST", url, params=params, headers=headers, content=content) as reply,
             ):
                 async for line in reply.aiter_lines():
                     event = json.loads(line)
-                    problem = event.get("error") or (reply.is_error and event.get("message"))
-                    if problem:
-                        return (
-                            f"the image {image!r} is not on this host and cannot be pulled: "
-                            f"{' '.join(problem.split())}; check its name and the registry, or build or load "
-                            "it on this host"
-                        )
-                    _note(event, layers)
-                    if time.monotonic() - reported >= REPORT_EVERY:
-                        reported = time.monotonic()
-                        logger.info("pulling the image %s: %s", image, _summary(layers))
+                    yield {"error": event.get("message", line)} if reply.is_error else event
         except httpx.HTTPError as error:
             raise SandboxError(
-                f"the Docker Engine at {self._client.host!r} failed while it pulled the image {image!r}: "
-                f"{reason(error)}"
+                f"the Docker Engine at {self._client.host!r} failed while it {what}: {reason(error)}"
             ) from error
-        logger.info("pulled the image %s in %.0f s", image, time.monotonic() - started)
-        return None
+
+
+def _by_hand(image: str) -> str:
+    """Return the command that builds an image of `BUILT`."""
+    return shlex.join(["docker", "build", "-t", image, str(BUILT[image])])
+
+
+def _archive(folder: Path) -> bytes:
+    """Return a tar archive with the Dockerfile of `folder`, which needs no other file."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.add(folder / "Dockerfile", "Dockerfile")
+    return archive.getvalue()
 
 
 def _credentials(api: APIClient, repository: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from swe_core.api.engine import Engine
 from swe_core.api.sandbox import SandboxProvider
 from swe_core.errors import ConfigError, EngineError, SweError, UsageError, sentence
 from swe_core.hub.push import push_run
+from swe_core.hub.pushed_run import run_name
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.run.components import ResolvedComponent, load_plugins
 from swe_core.run.execute import create_directory
@@ -31,6 +32,7 @@ from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.journal.checkpoints import CHECKPOINTS
 from swe_trainer_trl.journal.journal import JOURNAL, Journal
 from swe_trainer_trl.server.health import ServerLost, dead, unpause
+from swe_trainer_trl.trackers import defaults, named, require, trackers, variables, with_trackers
 
 if TYPE_CHECKING:
     from swe_trainer_trl.server.vllm_server import VLLMServer
@@ -64,6 +66,10 @@ class TRLLauncher(Launcher):
 
     def _launch(self, launch: Launch) -> None:
         config, run, directory = self._config, launch.settings.run, launch.directory
+        config = with_trackers(config, launch.settings.track)
+        require(trackers(config))
+        launch = named(launch, trackers(config))
+        track = launch.settings.track
         model = config.model or run.model
         if model is None:
             raise ConfigError("training needs a policy: pass --model with a directory or a name on the Hub")
@@ -95,7 +101,12 @@ class TRLLauncher(Launcher):
 
             # `attempts` is 1 by default, and a group of one has no spread.
             attempts = run.attempts if run.attempts > 1 else None
-            arguments = grpo_arguments(config, output_dir=directory / CHECKPOINTS, group_size=attempts)
+            arguments = grpo_arguments(
+                config,
+                output_dir=directory / CHECKPOINTS,
+                group_size=attempts,
+                defaults=defaults(trackers(config), track),
+            )
             adapter = lora_config(config)
             described = model_config(model, arguments)
             check(config, adapter, described)
@@ -114,6 +125,8 @@ class TRLLauncher(Launcher):
                 create_directory(plan, plugins, directory, Redactor(), planned=None)
                 stack.enter_context(locked(directory))
                 Journal(directory / JOURNAL).close()  # from now on the run can be resumed
+            run_id = run_name(RunDirectory.open(directory).info)
+            stack.enter_context(variables(arguments.report_to, track, directory, run_id))
             server = None
             if url is None:
                 rank = adapter.r if adapter is not None and config.weight_sync == "trl" else None

@@ -50,10 +50,14 @@ class Step:
         scales: Factor of the advantages of each micro-batch.
         weights: Rollout id → weight. With "rollout" the weight is 1, or the share of the rollout's ids that
             the step trains. With "token" it is proportional to the number of ids, and 1 on average.
+        id_weights: Rollout id → weight of each of its trained ids. The loss of the step is the sum over its
+            ids of this weight times TRL's loss of the id with the group's advantage, divided by the number
+            of ids. With "token" it is 1.
     """
 
     scales: tuple[float, ...]
     weights: dict[str, float]
+    id_weights: dict[str, float]
 
 
 def weighted(normalize: Normalize, parts: Sequence[Part], micro_batches: Sequence[float]) -> Step:
@@ -69,12 +73,16 @@ def weighted(normalize: Normalize, parts: Sequence[Part], micro_batches: Sequenc
         micro_batches: The number of ids by which TRL divides each micro-batch.
     """
     tokens: dict[str, float] = {}
+    each: dict[str, float] = {}
     for part in parts:
+        each[part.rollout_id] = 1 / part.whole if normalize == "rollout" else 1.0
         counts = part.tokens / part.whole if normalize == "rollout" else part.tokens
         tokens[part.rollout_id] = tokens.get(part.rollout_id, 0.0) + counts
     divisor = len(tokens) if normalize == "rollout" else sum(tokens.values())
     taken_back = [ids * len(micro_batches) for ids in micro_batches]
+    total = sum(part.tokens for part in parts)
     return Step(
         tuple(factor / divisor for factor in taken_back),
         {rollout: len(tokens) * counts / divisor for rollout, counts in tokens.items()},
+        {rollout: total * counts / divisor for rollout, counts in each.items()},
     )

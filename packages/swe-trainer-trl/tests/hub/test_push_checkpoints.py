@@ -70,6 +70,9 @@ def run(tmp_path: Path) -> RunDirectory:
     journal.close()
     finish(run, f"t-g{number}-0")
     (run.path / "metrics.jsonl").write_text('{"step":3}\n')
+    (run.path / "groups.jsonl").write_text('{"group":0}\n')
+    (run.path / "trained.jsonl").write_text('{"step":3}\n')
+    (run.path / "vocab.json.gz").write_bytes(b"made again by the next process")
     return run
 
 
@@ -183,6 +186,8 @@ def test_training_that_came_back(hf: LocalHF, run: RunDirectory, tmp_path: Path)
     assert (step, (path / "model.safetensors").read_bytes()) == (3, b"weights of step 3")
     assert not (path / "swe-core").exists()
     assert (there / "metrics.jsonl").read_text() == '{"step":3}\n'
+    assert (there / "groups.jsonl").read_text() == '{"group":0}\n'
+    assert not (there / "trained.jsonl").exists()  # its rollouts are not here either
     journal = Journal(there / JOURNAL)
     assert [group.members[0].rollout_id for group in journal.unfinished()] == ["t-g0-0"]
     journal.close()

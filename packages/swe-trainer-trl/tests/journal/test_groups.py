@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from swe_core.api.chain import Chain
 from swe_core.errors import LedgerError
-from swe_trainer_trl.journal.groups import Assessed, Member, advantages, assess
+from swe_core.rollout.training_records import ClosedGroup
+from swe_trainer_trl.journal.groups import Assessed, Member, advantages, assess, closed_group
 
 REWARDS = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-1e6, 1e6))
 
@@ -82,6 +83,9 @@ def test_group_is_rows_or_a_reason(
         # Exactly the trainable chains of the members that count, in order.
         baseline = dict(zip((m.rollout_id for m in used), advantages(rewards), strict=True))
         expected = [(m, c) for m in used for c in m.chains if c.completion_mask.any()]
+        places = [n for m in used for n, c in enumerate(m.chains) if c.completion_mask.any()]
+        assert [row.chain for row in got.rows] == places
+        assert got.advantages == (baseline if expected else {})
         assert got.skipped == (None if expected else "no_tokens")
         assert len(got.rows) == len(expected)
         for row, (owner, source) in zip(got.rows, expected, strict=True):
@@ -96,6 +100,46 @@ def test_group_is_rows_or_a_reason(
             ):
                 assert array.dtype == dtype
                 np.testing.assert_array_equal(array, of)
+
+
+def test_line_of_a_group_says_what_became_of_each_attempt() -> None:
+    members = [
+        Member("silent", 3, 0.0, (), None, None),
+        Member("good", 0, 1.0, (chain([False]), chain([True], 5)), 5, 5),
+        Member("old", 1, 1.0, (chain([True], 1),), 1, 1),
+        Member("error", 2, None, (), None, None),
+    ]
+    got = closed_group(7, "task", members, assessed(members, update=6, max_staleness=1))
+    good, bad = advantages([1.0, 0.0]).tolist()
+    assert got.model_dump() == {
+        "group": 7,
+        "task_id": "task",
+        "members": (
+            {"rollout_id": "good", "reward": 1.0, "advantage": pytest.approx(good), "left_out": None},
+            {"rollout_id": "old", "reward": 1.0, "advantage": None, "left_out": "stale"},
+            {"rollout_id": "error", "reward": None, "advantage": None, "left_out": "no_reward"},
+            {"rollout_id": "silent", "reward": 0.0, "advantage": pytest.approx(bad), "left_out": None},
+        ),
+        "skipped": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rewards", "masks", "skipped"),
+    [
+        ((1.0, 1.0), [True], "no_spread"),
+        ((1.0, None), [True], "too_few_scored"),
+        ((1.0, 0.0), [False], "no_tokens"),
+    ],
+)
+def test_line_of_a_skipped_group_has_the_reason_and_no_advantages(
+    rewards: tuple[float | None, ...], masks: list[bool], skipped: str
+) -> None:
+    members = [member(f"r{n}", reward, masks) for n, reward in enumerate(rewards)]
+    got: ClosedGroup = closed_group(0, "task", members, assessed(members))
+    assert got.skipped == skipped
+    assert [one.advantage for one in got.members] == [None, None]
+    assert [one.reward for one in got.members] == list(rewards)
 
 
 def test_errors_are_not_in_the_baseline() -> None:

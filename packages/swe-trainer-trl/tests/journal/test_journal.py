@@ -151,7 +151,7 @@ def test_members_and_rows_come_back_bit_for_bit(
     rows = []
     for chain in chains_:
         ids, mask = chain.input_ids.astype(np.int64), chain.completion_mask.astype(np.int64)
-        rows.append(Row("r", ids, mask, chain.old_log_probs, 0.1, attempt, reward or 0.0))
+        rows.append(Row("r", ids, mask, chain.old_log_probs, 0.1, attempt, reward or 0.0, attempt % 3))
     with tempfile.TemporaryDirectory() as folder, opened(Path(folder) / "train.sqlite") as journal:
         group = journal.open_group("task", 2)
         journal.add_member(group, member)
@@ -674,7 +674,7 @@ def test_every_trainable_id_is_accounted_for(journal: Journal) -> None:
 def test_pruned_rows_stay_trained(journal: Journal) -> None:
     """Its ids are gone, so going back beyond it frees nothing: an empty row must never be trained."""
     rows = tuple(
-        Row(str(n), np.ones(4, np.int64), np.array([0, 1, 1, 1]), np.zeros(4, np.float32), 1.0, 1, 1.0)
+        Row(str(n), np.ones(4, np.int64), np.array([0, 1, 1, 1]), np.zeros(4, np.float32), 1.0, 1, 1.0, 0)
         for n in range(2)
     )
     group = journal.open_group("task", 2)

@@ -36,6 +36,7 @@ from swe_core.report.token_audit import audit
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RUN_FILE, RunDirectory, new_run_info
 from swe_core.rollout.runner import Runner
+from swe_core.rollout.training_records import GROUPS_FILE, read_groups
 from swe_core.run.plan import sandbox_spec
 from swe_core.run.settings import Settings
 from swe_core.system.redaction import Redactor
@@ -309,6 +310,49 @@ async def test_group_is_handed_over_whole_and_errors_have_no_part_in_its_baselin
     assert {row.update for row in rows.values()} == {1}
     text = bytes(rows["0/0"].input_ids[rows["0/0"].completion_mask == 1].tolist())
     assert text == b"againdone"
+    (line,) = read_groups(tmp_path / "run")
+    assert (line.group, line.task_id, line.skipped) == (0, feed.rollouts["0/0"].task_id, None)
+    assert [_short(member.rollout_id) for member in line.members] == [f"0/{attempt}" for attempt in range(4)]
+    assert [member.reward for member in line.members] == [1.0, 0.0, None, 0.0]
+    assert [member.advantage for member in line.members] == [wanted[0], wanted[1], None, wanted[2]]
+    assert [member.left_out for member in line.members] == [None, None, "no_reward", None]
+
+
+async def test_group_has_its_line_before_it_is_closed_and_once_more_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a kill in between would leave a group without a line."""
+    run = tmp_path / "run"
+
+    def killed(self: Journal, *_: object) -> None:
+        raise SweError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "close_group", killed)
+        async with feeding(run, {"*": ["done"]}, group_size=2, groups_ahead=1) as feed:
+            await feed.ended.wait()
+    (before,) = read_groups(run)
+    async with feeding(run, {"*": ["done"]}, group_size=2, groups_ahead=1) as feed:
+        await feed.until(lambda: feed.closed == [0])
+    assert (run / GROUPS_FILE).read_bytes().count(b"\n") == 2
+    assert read_groups(run) == [before]
+
+
+async def test_line_of_a_group_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def directory(journal: Journal) -> None:
+        (tmp_path / "run" / GROUPS_FILE).mkdir()
+
+    async with feeding(
+        tmp_path / "run", {"*": ["done"]}, group_size=2, groups_ahead=2, prepare=directory
+    ) as feed:
+        await feed.until(lambda: len(feed.closed) == 2)
+        assert len(feed.ready) == 2
+    assert feed.problem is None
+    assert [record.getMessage() for record in caplog.records if GROUPS_FILE in record.getMessage()] == [
+        "groups.jsonl lacks groups: Is a directory"
+    ]
 
 
 async def test_member_whose_sandbox_failed_is_run_again_and_its_last_try_is_trained(tmp_path: Path) -> None:

@@ -248,6 +248,21 @@ def test_rows_and_settings_of_the_training_are_read_here(
         check_run(request(), load_settings(command_line=changes))
 
 
+def test_tracker_that_the_deployment_does_not_install_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    changes: dict[str, Any] = {
+        "run": {"plugins": ("pi", "hf", "trl")},
+        "sandbox": {"hf": {"internet": True}},
+        "track": {"to": ["trackio", "wandb"]},
+    }
+    wanted = request(requirements=("Trackio >= 0.43",))
+    check_run(wanted, load_settings(command_line=changes))
+    (said,) = [one.getMessage() for one in caplog.records if one.name.startswith("swe_trainer_trl")]
+    assert said == "the deployment does not install the tracker 'wandb': add --requirement wandb"
+    changes["track"] = {"to": ["trackoi"]}
+    with pytest.raises(UsageError, match="a training has no tracker 'trackoi'; did you mean 'trackio'"):
+        check_run(wanted, load_settings(command_line=changes))
+
+
 def test_settings_of_the_documentation_are_accepted(work: Path) -> None:
     page = (Path(__file__).parents[4] / "docs" / "space.md").read_text()
     (shown,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)

@@ -124,7 +124,7 @@ async def test_supervisor_runs_to_the_end_reports_and_resumes(
     run = tmp_path / "data" / "run"
     assert [rollout.outcome for rollout in RunDirectory.open(run).rollouts()] == ["resolved"]
     # What a run that is restored is known by.
-    settings = load_settings(Path("train.toml"), ["run.attempts=1"])
+    settings = load_settings(Path("train.toml"), ["run.attempts=1", "run.tasks=demo"])
     assert RunDirectory.open(run).info.settings == settings.model_dump(mode="json")
 
     again = make()

@@ -285,3 +285,19 @@ def test_checkpoints_are_saved_more_often_than_trl_does() -> None:
     assert (ours.save_steps, ours.save_total_limit) == (10, 2)
     theirs = made({"save_steps": 500, "save_total_limit": None})
     assert (theirs.save_steps, theirs.save_total_limit) == (500, None)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ("tensorbord", "a training has no tracker 'tensorbord'; did you mean 'tensorboard'?"),
+        (["wandb", "tracker-x-y-z"], "a training has no tracker 'tracker-x-y-z'; there are: all, azure_ml"),
+    ],
+)
+def test_unknown_tracker_is_refused_with_a_near_name(names: object, words: str) -> None:
+    assert words in refusal({"report_to": names})
+
+
+def test_defaults_give_way_to_the_users_values() -> None:
+    got = made({"run_name": "theirs"}, defaults={"run_name": "ours", "project": "ours", "no_such_key": 1})
+    assert (got.run_name, got.project) == ("theirs", "ours")

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_core.rollout.training_records import read_trained
 from swe_testing.serving.start import missing
 from swe_trainer_trl.journal.groups import advantages
 from swe_trainer_trl.normalization import Normalize, Part, weighted
@@ -86,7 +87,9 @@ def rows_of(number: int, attempt: Attempt, chains: int) -> list[Item]:
             metrics={},
             enqueued_at=0.0,
         )
-        items.append(Item(0, 0, Part(f"r{number}", len(places), len(attempt.trained)), 1, sample))
+        part = Part(f"r{number}", len(places), len(attempt.trained))
+        # The journal's number of a row is unique.
+        items.append(Item(100 * number + len(items), 0, part, 1, sample, len(items), attempt.advantage))
     return items
 
 
@@ -174,8 +177,9 @@ def gradient(
     batches, _ = trainer.get_batch_samples(iter(step), len(step), "cpu")
     trainer.current_gradient_accumulation_steps = len(batches)
     trainer.model.zero_grad()
-    for batch in batches:
-        trainer.training_step(trainer.model, batch)
+    trainer.state.global_step += 1
+    trainer.loss_of_step = sum(float(trainer.training_step(trainer.model, batch)) for batch in batches)
+    trainer._records.write(trainer.state.global_step)
     return torch.cat([one.grad.flatten() for one in trainer.model.parameters() if one.grad is not None])
 
 
@@ -205,6 +209,52 @@ def expected(trainer: Trainer, made: Sequence[Attempt], normalize: Normalize) ->
         whole = loss.mean() / len(made) if normalize == "rollout" else loss.sum() / total
         whole.backward()
     return torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
+
+
+def check_records(
+    trainer: Trainer,
+    made: Sequence[Attempt],
+    plain: Sequence[np.ndarray],
+    items: Sequence[Item],
+    normalize: Normalize,
+) -> None:
+    """What the last step left in `trained.jsonl`: values of a plain forward, and the loss by its formula."""
+    step = trainer.state.global_step
+    rows = [row for row in read_trained(Path(trainer.args.output_dir)) if row.step == step]
+    places = {
+        (item.part.rollout_id, item.chain): np.flatnonzero(item.sample.completion_mask) for item in items
+    }
+    assert sorted((row.rollout_id, row.row) for row in rows) == sorted(places)
+    total, loss = sum(len(one.trained) for one in made), 0.0
+    assert sum(row.tokens for row in rows) == total
+    for row in rows:
+        number, trained = int(row.rollout_id[1:]), places[row.rollout_id, row.row]
+        one = made[number]
+        assert row.logprobs is not None
+        assert len(row.logprobs) == row.tokens == len(trained)
+        assert np.array(row.logprobs) == pytest.approx(plain[number][trained], abs=1e-4)
+        assert row.advantage == one.advantage
+        share = total / (len(made) * len(one.trained)) if normalize == "rollout" else 1
+        assert row.weight == pytest.approx(share)
+        ratio = np.exp(np.array(row.logprobs) - one.logprobs[trained])
+        cut = np.clip(ratio, 0.8, 1.28)
+        assert row.clipped == int(np.sum(ratio < 0.8 if row.advantage < 0 else ratio > 1.28))
+        loss += row.weight * float(-np.minimum(ratio * row.advantage, cut * row.advantage).sum()) / total
+    assert any(row.clipped for row in rows)
+    assert trainer.loss_of_step == pytest.approx(loss, abs=1e-4)
+
+
+def plain_logprobs(trainer: Trainer, attempt: Attempt) -> np.ndarray:
+    """The log-probability of each id of a rollout, by a forward pass of it alone; 0 for the first."""
+    import torch
+
+    ids = torch.from_numpy(attempt.ids)[None]
+    with torch.no_grad():
+        hidden = trainer.model.model(
+            input_ids=ids, attention_mask=None, **plain_attention(len(attempt.ids))
+        ).last_hidden_state
+        given = trainer.model.lm_head(hidden)[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    return np.concatenate([[0.0], given.numpy()])
 
 
 def plain_attention(length: int) -> dict[str, Any]:
@@ -241,11 +291,13 @@ def test_gradient_of_a_step_knows_no_cut(
 ) -> None:
     made = attempts()
     reference = expected(trainer, made, normalize)
+    plain = [plain_logprobs(trainer, one) for one in made]
     items = [one for number, count in enumerate(chains) for one in rows_of(number, made[number], count)]
     for seed in range(3):
         random.Random(seed).shuffle(items)
         found = gradient(trainer, remade(items), normalize, rows_each=rows_each, budget=budget)
         assert float((found - reference).norm() / reference.norm()) < CLOSE
+        check_records(trainer, made, plain, items, normalize)
 
 
 def remade(items: Sequence[Item]) -> list[Item]:
@@ -302,6 +354,28 @@ def test_weighted_advantages_of_a_group_sum_to_zero(
     ]
     assert sum(terms) == pytest.approx(0, abs=1e-7)
     assert list(step.weights.values()) == pytest.approx([1] * len(drawn))
+
+
+@given(shapes, st.randoms(use_true_random=False), st.sampled_from(["rollout", "token"]), st.integers(1, 8))
+def test_weight_of_an_id_is_what_its_scale_and_trls_division_make_of_it(
+    drawn: list[tuple[list[int], float]], order: random.Random, normalize: Normalize, size: int
+) -> None:
+    """Relative to the mean over ids, whatever the micro-batches."""
+    parts = [
+        Part(f"r{number}", tokens, sum(chains))
+        for number, (chains, _) in enumerate(drawn)
+        for tokens in chains
+    ]
+    order.shuffle(parts)
+    batches = [parts[begin : begin + size] for begin in range(0, len(parts), size)]
+    ids = [sum(part.tokens for part in batch) for batch in batches]
+    step = weighted(normalize, parts, ids)
+    for batch, count, scale in zip(batches, ids, step.scales, strict=True):
+        for part in batch:
+            shared = scale / part.whole if normalize == "rollout" else scale
+            given_to = shared / count / len(batches) * sum(ids)
+            assert step.id_weights[part.rollout_id] == pytest.approx(given_to)
+    assert sum(step.id_weights[part.rollout_id] * part.tokens for part in parts) == pytest.approx(sum(ids))
 
 
 def test_rollout_that_two_steps_share_counts_once_in_all() -> None:

@@ -39,7 +39,7 @@ def item(row: int, group: int = 0, tokens: int = 3, version: int = 0) -> Item:
         group_id=group,
         metrics={},
     )
-    return Item(row, group, Part("r", tokens, tokens), version, sample)
+    return Item(row, group, Part("r", tokens, tokens), version, sample, 0, 1.0)
 
 
 def row_of(sample: RolloutSample) -> int:
@@ -69,6 +69,9 @@ class Bench:
 
     def put(self, *items: Item) -> bool:
         return self.buffer.put_group(items, 0)
+
+    def trained(self, tokens: int) -> list[int]:
+        return [item.row_id for item in self.buffer.trained(tokens)]
 
     def get(self) -> int | None:
         """The row that is handed out now; None where there is none."""
@@ -175,9 +178,23 @@ def test_trained_rows_are_the_next_rows_handed_out() -> None:
     bench.put(item(1, tokens=3), item(2, tokens=4), item(3, tokens=5))
     for _ in range(3):
         bench.get()
-    assert bench.buffer.trained(7) == [1, 2]
-    assert bench.buffer.trained(0) == []
-    assert bench.buffer.trained(5) == [3]
+    assert bench.trained(7) == [1, 2]
+    assert bench.trained(0) == []
+    assert bench.trained(5) == [3]
+
+
+def test_row_is_known_by_its_array_until_it_is_trained() -> None:
+    bench = Bench()
+    first, second, waiting = item(1), item(2), item(3)
+    bench.put(first, second, waiting)
+    for _ in range(2):
+        bench.get()
+    assert bench.buffer.row_of(second.sample.input_ids) == 2
+    bench.trained(3)
+    assert bench.buffer.row_of(second.sample.input_ids) == 2
+    for other in (first.sample.input_ids, waiting.sample.input_ids, second.sample.input_ids.copy()):
+        with pytest.raises(LookupError):
+            bench.buffer.row_of(other)
 
 
 @pytest.mark.parametrize(("tokens", "says"), [(4, "1 ids less than"), (13, "6 ids more than")])
@@ -237,7 +254,7 @@ def test_each_row_that_is_handed_out_comes_back_once_in_order(made: list[Group],
         else:
             count = data.draw(st.integers(1, len(handed) - len(trained)))
             step_rows = handed[len(trained) : len(trained) + count]
-            trained += (got := bench.buffer.trained(sum(counts[row] for row in step_rows)))
+            trained += (got := bench.trained(sum(counts[row] for row in step_rows)))
             assert got == step_rows
     assert trained == handed
     assert stale_by_rule == bench.stale

@@ -257,7 +257,7 @@ def test_rows_of_real_rollouts(training: Training) -> None:
         assert row.enqueued_at is not None
     assert training.drain()["group/closed_total"] >= 3
     assert training.metrics["rollout/finished_total"] >= 6
-    assert worker.rollout_buffer.trained(9) == [1]
+    assert [item.row_id for item in worker.rollout_buffer.trained(9)] == [1]
 
 
 def test_rows_that_are_too_old_when_they_are_asked_for_are_marked_and_make_room(training: Training) -> None:
@@ -341,7 +341,7 @@ def test_row_knows_what_is_trained_of_its_whole_rollout(training: Training) -> N
     worker = training.worker(max_row=20)
     journal = training.journals[0]
     rows = tuple(
-        Row(name, np.arange(size), np.int64(np.arange(size) > 0), np.zeros(size, np.float32), 1.0, 1, 1.0)
+        Row(name, np.arange(size), np.int64(np.arange(size) > 0), np.zeros(size, np.float32), 1.0, 1, 1.0, 0)
         for name, size in (("a", 4), ("b", 3), ("a", 6), ("a", 50), ("b", 50))
     )
     group = journal.open_group("task", 2)
@@ -685,7 +685,8 @@ def test_killed_at_random_moments_it_loses_nothing_and_does_nothing_twice(
         versions.append(worker.version)
         for _ in range(random.randrange(4)):
             (row,) = training.rows(1)
-            (key,) = worker.rollout_buffer.trained(int(row.completion_mask[1:].sum()))
+            (item,) = worker.rollout_buffer.trained(int(row.completion_mask[1:].sum()))
+            key = item.row_id
             journal.mark_trained([key], len(trained) + 1)
             trained.append(key)
             groups[row.group_id] += 1
@@ -702,7 +703,8 @@ def test_killed_at_random_moments_it_loses_nothing_and_does_nothing_twice(
     while any(groups[group] < 2 for group in range(begun)):
         assert len(trained) < 200, "a row of those groups is lost"
         (row,) = training.rows(1)
-        trained += worker.rollout_buffer.trained(int(row.completion_mask[1:].sum()))
+        items = worker.rollout_buffer.trained(int(row.completion_mask[1:].sum()))
+        trained += [item.row_id for item in items]
         groups[row.group_id] += 1
     worker.stop()
     assert versions == list(range(1, kills + 1))

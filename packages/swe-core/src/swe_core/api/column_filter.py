@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from swe_core.errors import ConfigError, TaskError
+from swe_core.system.plural import counted
 
 R = TypeVar("R")
 
@@ -63,6 +64,6 @@ def keep(rows: Sequence[tuple[R, Mapping[str, object]]], filters: Iterable[Colum
                 close = difflib.get_close_matches(each.column, known, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
                 raise TaskError(f"{each}: no task has the column {each.column!r}; {hint}")
-            raise TaskError(f"{each} leaves none of {len(left)} tasks")
+            raise TaskError(f"{each} leaves none of {counted(len(left), 'task')}")
         left = kept
     return [row for row, _ in left]

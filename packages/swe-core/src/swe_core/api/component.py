@@ -16,6 +16,14 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
+    def filled_in(self) -> Mapping[str, str]:
+        """Return setting → where its value comes from, for those that a validator of the class filled in.
+
+        Such as "environment variable OPENAI_BASE_URL". A run records these values with its settings, so that
+        it resumes with them, and `swe-core config show` prints where they come from.
+        """
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class Component(Generic[T]):

@@ -165,6 +165,21 @@ class Completion:
     stopped_by: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """The tokens of an engine's tokenizer.
+
+    Args:
+        tokenizer: Its name, or the path of its directory.
+        tokens: By id: the bytes that the token stands for in a text; None where no token has the id.
+        special: Id → name of each token that a text contains as a whole, such as `<|im_end|>`.
+    """
+
+    tokenizer: str
+    tokens: Sequence[bytes | None]
+    special: Mapping[int, str]
+
+
 class Engine(ABC):
     """Generates replies. One instance serves a whole run, many rollouts at once.
 
@@ -212,6 +227,13 @@ class Engine(ABC):
             f"the engine of the model {self.model!r} does not own its tokens, so it cannot serve a trainer: "
             "choose one that does, with --engine vllm"
         )
+
+    def vocabulary(self) -> TokenTable | None:
+        """Return the tokens of the tokenizer; None from an engine that does not own its tokens.
+
+        Readers of a run show ids as text with it. Called once per run directory, after `check`, in a thread.
+        """
+        return None
 
     def notes(self) -> Sequence[str]:
         """Return sentences to show with all results of this engine, such as that its replies are recordings.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import os
+import re
 import sys
 import traceback
+from collections.abc import Iterable
 
 import click
 
@@ -16,8 +19,11 @@ from swe_core.system.redaction import Redactor, redaction_scope
 
 _COMMANDS = {
     "run": ("swe_core.cli.run:run", "Run an agent on tasks and grade its patches."),
+    "runs": ("swe_core.cli.runs:runs", "List runs, the newest last."),
     "report": ("swe_core.cli.report:report", "Print the results of a run: pass@k, times, errors, tampering."),
     "show": ("swe_core.cli.show:show", "Print one rollout: transcript, patch, tests."),
+    "view": ("swe_core.cli.view:view", "Open runs in a browser: rollouts, tokens, chains, groups."),
+    "export": ("swe_core.cli.export:export", "Write the data of a run in a common format."),
     "regrade": ("swe_core.cli.regrade:regrade", "Grade the patches of a run again and compare the verdicts."),
     "drift": ("swe_core.cli.drift:drift", "Compare training rows of recorded conversations for a tokenizer."),
     "push": ("swe_core.cli.push:push", "Push the finished rollouts of a run to a data set on the Hub."),
@@ -25,6 +31,8 @@ _COMMANDS = {
     "sandboxes": ("swe_core.cli.sandboxes:sandboxes", "List sandboxes and remove those of dead runs."),
     "doctor": ("swe_core.cli.doctor.command:doctor", "Check what this machine can run and what it lacks."),
     "plugins": ("swe_core.cli.plugins:plugins", "List plugins, their components and their errors."),
+    "config": ("swe_core.cli.config:config", "Show the effective settings and where each comes from."),
+    "new": ("swe_core.cli.new.command:new", "Write the skeleton of a plugin package."),
 }
 
 
@@ -60,7 +68,7 @@ class _LazyGroup(click.Group):
         """
         from swe_core.plugins.builtins import KNOWN_COMMANDS
 
-        owner = KNOWN_COMMANDS.get(args[0])
+        owner, _ = KNOWN_COMMANDS.get(args[0], (None, ""))
         if owner is not None and self.get_command(ctx, args[0]) is None:
             from swe_core.plugins.manager import PluginSet, allow_list
 
@@ -68,12 +76,18 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands as click does, without importing the built-in ones."""
+        """List the commands as click does, without importing the built-in ones and known plugins."""
+        from swe_core.plugins.builtins import KNOWN_COMMANDS, KNOWN_DISTRIBUTIONS
+
         rows = [(name, text) for name, (_, text) in _COMMANDS.items()]
-        for name in self.list_commands(ctx):
-            command = self.commands.get(name)
-            if command is not None:
-                rows.append((name, command.get_short_help_str()))
+        allowed = _allowed_plugins()
+        if allowed <= KNOWN_DISTRIBUTIONS.keys():
+            rows += [(name, text) for name, (plugin, text) in KNOWN_COMMANDS.items() if plugin in allowed]
+        else:
+            for name in self.list_commands(ctx):
+                command = self.commands.get(name)
+                if command is not None:
+                    rows.append((name, command.get_short_help_str(_UNWRAPPED)))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -115,12 +129,19 @@ def main() -> None:
 
 def _main(redactor: Redactor) -> None:
     try:
-        code = cli.main(standalone_mode=False)  # click returns the code of its Exit exception
+        # click returns the code of its Exit exception
+        code = cli.main(
+            prog_name="swe-core", standalone_mode=False, terminal_width=None if _is_narrow() else _UNWRAPPED
+        )
         sys.exit(code if isinstance(code, int) else 0)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
+    except click.ClickException as error:
+        click.echo(f"swe-core: error: {redactor.text(printable(redactor.text(_said(error))))}", err=True)
+        sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
+        click.echo("swe-core: interrupted", err=True)
         sys.exit(130)
     except BrokenPipeError:  # the reader has exited (`| head`): do not flush the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -134,3 +155,51 @@ def _main(redactor: Redactor) -> None:
     except SweError as error:
         click.echo(f"swe-core: error: {redactor.text(printable(redactor.text(sentence(error))))}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+_UNWRAPPED = 10_000
+"""Columns of a help text whose reader is a program."""
+
+
+def _allowed_plugins() -> set[str]:
+    """Return the names of the installed plugins that `SWE_PLUGINS` allows. It loads none."""
+    from importlib.metadata import entry_points
+
+    installed = {point.name for point in entry_points(group="swe_core")}
+    allowed = os.environ.get("SWE_PLUGINS")
+    return installed if allowed is None else installed & {name.strip() for name in allowed.split(",")}
+
+
+def _is_narrow() -> bool:
+    """Return whether help is for a terminal, or for the width that COLUMNS asks for."""
+    return sys.stdout.isatty() or "COLUMNS" in os.environ
+
+
+def _said(error: click.ClickException) -> str:
+    """Return an error of click as one sentence that says what to do."""
+    text = " ".join(error.format_message().split()).rstrip(".")
+    text = (text[:1].lower() + text[1:]).replace("a valid integer range", "a whole number")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None:
+        return text
+    command = context.command
+    hint = f"see `{context.command_path} --help`"
+    if isinstance(error, click.NoSuchOption):
+        known = [
+            flag for param in command.get_params(context) for flag in (*param.opts, *param.secondary_opts)
+        ]
+        text = f"no such option {error.option_name!r}"
+        hint = _nearest(error.option_name, known) or hint
+    elif isinstance(command, click.Group) and (unknown := _NO_COMMAND.fullmatch(text)):
+        commands = command.list_commands(context)
+        text = f"no such command {unknown[1]!r}"
+        hint = _nearest(unknown[1], commands) or f"there are: {', '.join(commands)}"
+    return f"{text}; {hint}"
+
+
+_NO_COMMAND = re.compile(r"no such command '(.*?)'(?:\..*)?")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else None

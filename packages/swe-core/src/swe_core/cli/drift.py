@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
+from swe_core.cli.options import RunPath
 from swe_core.errors import ConfigError, UsageError
+from swe_core.system.plural import counted
 
 if TYPE_CHECKING:
     from swe_core.drift.measure import Difference, Drift
@@ -22,7 +24,7 @@ _SHOWN = 40
 
 
 @click.command()
-@click.argument("paths", metavar="TRACE|RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="TRACE|RUN...", nargs=-1, required=True, type=RunPath(or_file=True))
 @click.option(
     "--tokenizer",
     metavar="DIR|NAME",
@@ -134,20 +136,20 @@ def _print(renderer: str, found: Sequence[Drift], whole: Drift) -> None:
     first = next(((one.name, one.difference) for one in found if one.difference is not None), None)
     if first is not None:
         console.print(Text(_difference(*first)), soft_wrap=True)
-    lost = f"{whole.anew.lost} of {whole.sampled} tokens"
+    lost = f"{whole.anew.lost} of {counted(whole.sampled, 'token')}"
     console.print(
         f"Rendered anew, {lost} are not trained as they were sampled; with our prompts {whole.ours.lost}.",
         markup=False,
     )
     if whole.exact < whole.turns:
         console.print(
-            f"{whole.turns - whole.exact} of {whole.turns} replies have no sampled ids in the record: what "
-            "the format prints stands for them.",
+            f"{whole.turns - whole.exact} of {counted(whole.turns, 'reply', 'replies')} without sampled ids "
+            "in the record: what the format prints stands for them.",
             markup=False,
         )
     for one in found:
         if one.refused is not None:
-            text = f"{one.name}: {one.skipped} turns were left out: {one.refused}"
+            text = f"{one.name}: {counted(one.skipped, 'turn was', 'turns were')} left out: {one.refused}"
             console.print(one_line(text, 500), style="yellow", markup=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: plugins, tasks, settings."""
+"""Options and arguments that several commands share: plugins, tasks, settings, runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from swe_core.errors import UsageError
 from swe_core.plugins.manager import PluginSet
 from swe_core.run.components import load_plugins
 from swe_core.run.settings import Settings, load_settings
@@ -18,6 +19,43 @@ if TYPE_CHECKING:
     from swe_core.rollout.run_directory import RunDirectory
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class RunPath(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click
+    """The directory of a run: a path, `latest`, or the name of a folder below `runs/`.
+
+    Args:
+        or_file: Whether other files are meant too. Their reader says what is wrong with a path.
+    """
+
+    name = "run"
+
+    def __init__(self, *, or_file: bool = False) -> None:
+        self._or_file = or_file
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path of an existing run directory, or of another file or directory that exists.
+
+        Raises:
+            UsageError: There is none.
+        """
+        from swe_core.rollout.run_list import LATEST, find_run
+
+        if isinstance(value, Path):
+            return value
+        try:
+            return find_run(value)
+        except UsageError:
+            if self._or_file and value != LATEST:
+                return Path(value)
+            raise
+
+
+run_argument: Callable[[F], F] = click.argument("directory", metavar="RUN", type=RunPath())
+"""Add the argument RUN as the parameter `directory`."""
+
+run_arguments: Callable[[F], F] = click.argument("directories", metavar="[RUN]...", nargs=-1, type=RunPath())
+"""Add any number of arguments RUN as the parameter `directories`."""
 
 
 def names(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, ...] | None:

@@ -15,8 +15,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from swe_core.api.records import Failure, Rollout, Turn
+from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
+from swe_core.rollout.equal_errors import Reason, reason_of
+from swe_core.system.plural import counted
 from swe_core.system.printable import one_line, printable
 from swe_core.system.safe_console import SafeConsole
 
@@ -39,6 +41,7 @@ class _Tally:
         self.running: dict[str, _Running] = {}
         self.outcomes: Counter[str] = Counter()
         self.boundaries: Counter[str] = Counter()
+        self._reasons: dict[Reason, list[str]] = {}
         self.began = time.monotonic()
 
     def started(self, request: RolloutRequest) -> None:
@@ -61,6 +64,20 @@ class _Tally:
         if rollout.failure is not None:
             self.boundaries[rollout.failure.boundary] += 1
 
+    def why(self, rollout: Rollout) -> str:
+        """Return why a finished rollout failed, in one printable line: it may contain text from a sandbox.
+
+        An error that was shown before is named by the rollout that had it first. Empty without an error.
+        """
+        failure = rollout.failure
+        if failure is None:
+            return ""
+        same = self._reasons.setdefault(reason_of(failure, rollout.id, rollout.task_id), [])
+        same.append(rollout.id)
+        if len(same) > 1:
+            return f"{failure.boundary}: same as {same[0]}, {len(same)} times"
+        return f"{failure.boundary}: {one_line(failure.message, 1000)}"
+
     def line(self) -> str:
         done = self.outcomes.total()
         seconds = time.monotonic() - self.began
@@ -71,11 +88,6 @@ class _Tally:
         if 0 < done < self.planned:
             text += f", about {seconds / done * (self.planned - done):.0f} s left"
         return text
-
-
-def _why(failure: Failure) -> str:
-    """Return a failure in one printable line: its message may contain text from a sandbox."""
-    return f"{failure.boundary}: {one_line(failure.message, 1000)}"
 
 
 class Display(SafeConsole):
@@ -111,10 +123,10 @@ class PlainProgress:
     def finished(self, rollout: Rollout) -> None:
         """Print the outcome of a rollout."""
         self._tally.finished(rollout)
-        why = f" ({_why(rollout.failure)})" if rollout.failure else ""
+        why = f" ({self._tally.why(rollout)})" if rollout.failure else ""
         self._say(
-            f"{rollout.id}: {rollout.outcome}{why}, {rollout.turns} turns, {rollout.seconds:.1f} s; "
-            f"{self._tally.line()}"
+            f"{rollout.id}: {rollout.outcome}{why}, {counted(rollout.turns, 'turn')}, "
+            f"{rollout.seconds:.1f} s; {self._tally.line()}"
         )
 
     @staticmethod
@@ -148,11 +160,11 @@ class LiveProgress:
         """Move the row to the scrollback, with its outcome."""
         self._tally.finished(rollout)
         style = {"resolved": "green", "unresolved": "yellow", "error": "red"}.get(rollout.outcome, "dim")
-        why = f" {_why(rollout.failure)}" if rollout.failure else ""
+        why = f" {self._tally.why(rollout)}" if rollout.failure else ""
         self._console.print(
             Text.assemble(
                 (f"{rollout.outcome:<10} ", style),
-                f"{rollout.id}  {rollout.turns} turns, {rollout.seconds:.1f} s{why}",
+                f"{rollout.id}  {counted(rollout.turns, 'turn')}, {rollout.seconds:.1f} s{why}",
             )
         )
 

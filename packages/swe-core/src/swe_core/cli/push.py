@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
 
+from swe_core.cli.options import run_argument
 from swe_core.errors import UsageError
+from swe_core.system.plural import counted
 
 
 @click.command()
-@click.argument("directory", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument
 @click.option("--to", metavar="OWNER/NAME", help="Data set to push to. [default: the run's --push-to]")
 @click.option(
     "--public",
@@ -18,7 +21,7 @@ from swe_core.errors import UsageError
     help="Create a public data set, or accept an existing public one.",
 )
 def push(directory: Path, to: str | None, public: bool) -> None:
-    """Push the finished rollouts of the run in directory RUN to a data set on the Hugging Face Hub.
+    """Push the finished rollouts of RUN to a data set on the Hugging Face Hub.
 
     The command creates a missing data set, skips rollouts that are already there, and redacts secrets. The
     token comes from HF_TOKEN or `hf auth login`.
@@ -43,8 +46,8 @@ def push(directory: Path, to: str | None, public: bool) -> None:
         raise UsageError(f"--to {name!r}: expected OWNER/NAME, such as your-name/rollouts") from None
     done = push_run(run, options)
     click.echo(
-        f"pushed {done.new} of {done.finished} finished rollout{'s' * (done.finished != 1)}, "
-        f"{done.finished - done.new} {'was' if done.finished - done.new == 1 else 'were'} already there: "
+        f"pushed {done.new} of {counted(done.finished, 'finished rollout')}, "
+        f"{counted(done.finished - done.new, 'was', 'were')} already there: "
         f"{done.url}"
     )
     left = [
@@ -53,7 +56,5 @@ def push(directory: Path, to: str | None, public: bool) -> None:
         if count
     ]
     if left:
-        click.echo(
-            f"not pushed: {', '.join(left)}; resume the run with swe-core run --resume {directory} and "
-            "push again"
-        )
+        resume = shlex.join(["swe-core", "run", "--resume", str(directory)])
+        click.echo(f"not pushed: {', '.join(left)}; resume the run with `{resume}` and push again")

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import click
 
-from swe_core.cli.options import run_directory
+from swe_core.cli.options import run_argument, run_directory
 from swe_core.system.printable import one_line
 
 
 @click.command()
-@click.argument("directory", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument
 @click.argument("name", metavar="[ROLLOUT]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def regrade(directory: Path, name: str | None, as_json: bool) -> None:
-    """Grade the patches of the run in directory RUN again, or only that of ROLLOUT, with the run's settings.
+    """Grade the patches of RUN again, or only that of ROLLOUT, with the run's settings.
 
     The command writes nothing to the run directory. It does not compare the test log, which contains times.
 
@@ -25,6 +25,7 @@ def regrade(directory: Path, name: str | None, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from swe_core.report.text import Uncut
     from swe_core.run.components import load_plugins
     from swe_core.run.regrade import Regraded, chosen
     from swe_core.run.regrade import regrade as grade_again
@@ -58,7 +59,7 @@ def regrade(directory: Path, name: str | None, as_json: bool) -> None:
             if one.error is not None:
                 table.add_row(*map(Text, (one.rollout, "error", "", one.error)))
         if table.rows:
-            SafeConsole(highlight=False).print(table)
+            SafeConsole(highlight=False).print(Uncut(table), crop=False)
         same = sum(one.same for one in found)
         click.echo(f"{same} of {len(found)} graded the same")
     if not all(one.same for one in found):

@@ -11,9 +11,12 @@ import orjson
 from rich.console import RenderableType
 
 from swe_core.api.records import Rollout
+from swe_core.cli.options import run_argument
+from swe_core.errors import UsageError
 from swe_core.report.summary import summary, table
 from swe_core.report.text import MAX_ROWS, brief, full
 from swe_core.rollout.run_directory import RunDirectory
+from swe_core.rollout.run_list import State, state_of
 from swe_core.system.files import write_out
 from swe_core.system.safe_console import SafeConsole
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("directory", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument
 @click.option("--all", "every", is_flag=True, help="Print every rollout and task.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
@@ -40,40 +43,43 @@ if TYPE_CHECKING:
     help="Write a self-contained HTML page with curves.",
 )
 def report(directory: Path, every: bool, as_json: bool, sheet: Path | None, page: Path | None) -> None:
-    """Print the results of the run in directory RUN, finished or not.
+    """Print the results of RUN, finished or not. RUN is a run directory, its name in ./runs, or latest.
 
     pass@k is the unbiased estimate of Chen et al. (2021), with a 95 % interval. It excludes errors and
     cancelled rollouts.
 
     Exit code: 1 when the records do not account for every sampled token.
     """
+    if every and (as_json or sheet or page):
+        raise UsageError("--all is for the printed tables, and other formats have all rollouts: leave it out")
     run = RunDirectory.open(directory)
     rollouts = run.rollouts()
     tokens = _audit(run, rollouts)
     unbalanced = "; its tokens are NOT BALANCED" if tokens and tokens.problems else ""
     said = []
     if page is not None:
-        from swe_core.report.html.page import write_page
+        from swe_core.view.summary_page import write_page
 
-        write_page(page, run, rollouts, tokens)
+        write_page(page, run, tokens)
         said.append(f"Page: {page}{unbalanced}")
     if sheet is not None:
         write_out(sheet, table(rollouts).encode(errors="replace"), "the table", "--csv")
         said.append(f"Table: {sheet}{unbalanced}")
+    if said:
+        click.echo("\n".join(said), err=as_json)
     if as_json:
         _print_json(run, rollouts, tokens)
-    elif said:
-        click.echo("\n".join(said))
-    else:
-        _print(full(run, rollouts, tokens, limit=None if every else MAX_ROWS))
+    elif not said:
+        _print(full(run, rollouts, tokens, state_of(run), limit=None if every else MAX_ROWS))
     if unbalanced:
         raise click.exceptions.Exit(1)
 
 
-def show(run: RunDirectory, as_json: bool, said: Collection[str] = ()) -> bool:
-    """Print the results of a run: its table, or the summary as JSON.
+def show(run: RunDirectory, as_json: bool, state: State | None = None, said: Collection[str] = ()) -> bool:
+    """Print the results of a run: its table and the next commands, or the summary as JSON.
 
     Args:
+        state: How the run has just ended; None where the run directory says it.
         said: Notes that the user has already seen. The table leaves them out.
 
     Returns:
@@ -84,7 +90,7 @@ def show(run: RunDirectory, as_json: bool, said: Collection[str] = ()) -> bool:
     if as_json:
         _print_json(run, rollouts, tokens)
     else:
-        _print(brief(run, rollouts, tokens, said))
+        _print(brief(run, rollouts, tokens, state or state_of(run), said))
     return tokens is None or not tokens.problems
 
 

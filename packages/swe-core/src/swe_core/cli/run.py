@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,11 +14,20 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from swe_core.api.component import RunOption
-from swe_core.cli.options import given, plugin_options, run_directory, settings_options, task_options
-from swe_core.errors import ConfigError, UsageError
+from swe_core.cli.options import (
+    RunPath,
+    given,
+    plugin_options,
+    run_directory,
+    settings_options,
+    task_options,
+)
+from swe_core.cli.sections import SectionedCommand
+from swe_core.errors import ConfigError, RunStopped, UsageError
 from swe_core.plugins.manager import Plugin, PluginSet
 from swe_core.run.components import load_plugins
 from swe_core.run.settings import Settings, load_settings
+from swe_core.system.plural import counted
 from swe_core.system.redaction import RedactingFormatter, Redactor, redaction_scope
 
 if TYPE_CHECKING:
@@ -28,10 +38,22 @@ if TYPE_CHECKING:
     from swe_core.api.worker import RolloutWorker
     from swe_core.cli.progress import Display
     from swe_core.rollout.run_directory import RunDirectory
+    from swe_core.run.execute import RunResult
     from swe_core.run.plan import Plan
 
 
-@click.command()
+SECTIONS = {
+    "Tasks": ("tasks", "split", "filter", "only", "verified", "image_map", "shuffle", "limit"),
+    "Components": ("plugins", "extra_plugins", "agent", "sandbox", "engine", "grader", "worker"),
+    "Model": ("model", "engine_url", "recording", "record", "mode", "agent_key_env"),
+    "Amounts and limits": ("attempts", "concurrency", "sandbox_retries", "max_errors", "network"),
+    "Settings": ("config", "sets"),
+    "Output": ("out", "resume", "retry_errors", "push_to", "track", "as_json", "verbose"),
+}
+"""Headings of the options in the help."""
+
+
+@click.command(cls=SectionedCommand, sections=SECTIONS)
 @plugin_options
 @task_options
 @click.option("--agent", metavar="NAME", help="Coding agent. [default: mini]")
@@ -40,10 +62,18 @@ if TYPE_CHECKING:
     "--engine",
     metavar="NAME",
     help="Engine that answers LLM calls. [default: openai; replay where the tasks "
-    "have recordings and --engine-url is absent]",
+    "have recordings and neither --engine-url nor --model is given]",
 )
-@click.option("--engine-url", metavar="URL", help="Base URL of the engine, ending in /v1.")
-@click.option("--model", metavar="NAME", help="Model that the engine serves.")
+@click.option(
+    "--engine-url",
+    metavar="URL",
+    help="Base URL of the engine, ending in /v1. [default for openai: that of the provider in --model]",
+)
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Model at the engine's URL; for openai without one, such as gpt-5.5, anthropic/NAME or ollama/NAME.",
+)
 @click.option(
     "--recording",
     type=click.Path(path_type=Path),
@@ -66,6 +96,13 @@ if TYPE_CHECKING:
     help="Retries of a rollout whose sandbox failed. [default: 0]",
 )
 @click.option(
+    "--max-errors",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Equal errors without a verdict between them that end the run; 0 is no limit. [default: 10, or "
+    "twice the concurrency]",
+)
+@click.option(
     "--network",
     metavar="POLICY",
     help="Network of the agent's sandbox: llm (only its LLM endpoint), none or full. [default: llm]",
@@ -83,9 +120,15 @@ if TYPE_CHECKING:
     metavar="OWNER/NAME",
     help="Private data set on the Hub that receives finished rollouts.",
 )
+@click.option(
+    "--track",
+    multiple=True,
+    metavar="TRACKER",
+    help="Experiment tracker: trackio; for a training also tensorboard, wandb or mlflow. Repeatable.",
+)
 @settings_options
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory. [default: runs/TIME-AGENT]")
-@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Resume the run in RUN.")
+@click.option("--resume", type=RunPath(), metavar="RUN", help="Resume the run RUN, such as latest.")
 @click.option(
     "--retry-errors", is_flag=True, help="With --resume, also run rollouts again that ended in an error."
 )
@@ -99,6 +142,7 @@ def run(
     resume: Path | None,
     retry_errors: bool,
     push_to: str | None,
+    track: tuple[str, ...],
     as_json: bool,
     verbose: bool,
     **options: Any,
@@ -108,7 +152,7 @@ def run(
     Exit code: 0 when every rollout has a verdict or training is complete; 1 when a rollout of an evaluation
     ended in an error or sampled tokens are unaccounted for.
     """
-    options = {"run": given(options), "resources": {"network": network}, "push": {"to": push_to}}
+    options = option_tables({**options, "network": network, "push_to": push_to, "track": track})
     begun: RunDirectory | None = None
     if resume is not None:
         begun = click.get_current_context().with_resource(run_directory(resume))
@@ -132,15 +176,20 @@ def run(
     plan = plan_run(settings, plugin_set)
     verified = image_ids(settings.run.verified) if settings.run.verified is not None else {}
     worker: object = plan.worker.create()
+    if plan.agent.dialect is None and not isinstance(worker, Launcher):
+        _refuse_model_options(plan.agent.name, options["run"])
     console = Display()
     _log_to(console, plugin_set, verbose, click.get_current_context().with_resource(redaction_scope()))
     directory = resume or out or _default_directory(plan.agent.name)
     trains = isinstance(worker, Launcher)
     said: list[str] = []
+    stopped: RunStopped | None = None
     if isinstance(worker, Launcher):
         if retry_errors:
             raise UsageError(f"--retry-errors is for evaluations, and the worker {plan.worker.name!r} trains")
-        interrupted = worker.launch(Launch(settings, directory, resume is not None))
+        if settings.run.max_errors is not None:
+            raise UsageError(f"--max-errors is for evaluations, and the worker {plan.worker.name!r} trains")
+        interrupted = worker.launch(Launch(plan.settings, directory, resume is not None))
     else:
         again: list[Outcome] | None = None
         if begun is not None:
@@ -149,17 +198,53 @@ def run(
             check_same(begun, plan)
             again = ["cancelled", *(("error",) if retry_errors else ())]
         collector = cast(RolloutWorker, worker)
-        interrupted = _execute(plan, plugin_set, collector, directory, console, again, said)
-    if interrupted and not (directory / RUN_FILE).exists():  # no rollout has started
+        result = _execute(plan, plugin_set, collector, directory, console, again, said)
+        interrupted, stopped = result.cancelled, result.stopped
+    if interrupted and not (directory / RUN_FILE).exists():
+        click.echo("swe-core: interrupted before a rollout started", err=True)
         raise click.exceptions.Exit(130)
     run = RunDirectory.open(directory)
-    balanced = show(run, as_json, said)
+    balanced = show(run, as_json, "interrupted" if interrupted or stopped else None, said)
     for note in other_images(verified, run.rollouts()):
         console.print(f"Note: {note}", style="yellow", markup=False)
     if interrupted:
+        if as_json:
+            command = shlex.join(["swe-core", "run", "--resume", str(directory)])
+            click.echo(f"swe-core: interrupted: `{command}` runs the rest", err=True)
         raise click.exceptions.Exit(130)
+    if stopped is not None:
+        raise stopped
     if not balanced or (not trains and any(rollout.outcome == "error" for rollout in run.rollouts())):
         raise click.exceptions.Exit(1)
+
+
+def option_tables(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return section → setting → value of the options that set settings.
+
+    Args:
+        options: Parameter of `run` → value.
+    """
+    left = dict(options)
+    network, push_to, track = (left.pop(name) for name in ("network", "push_to", "track"))
+    return {
+        "run": given(left),
+        "resources": {"network": network},
+        "push": {"to": push_to},
+        "track": {"to": track or None},
+    }
+
+
+_OF_MODEL = ("model", "engine", "engine_url", "recording", "record", "mode", "agent_key_env")
+
+
+def _refuse_model_options(agent: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that an agent without LLM calls would ignore."""
+    ignored = [f"--{name.replace('_', '-')}" for name in _OF_MODEL if options[name] is not None]
+    if ignored:
+        raise UsageError(
+            f"the agent {agent!r} makes no LLM calls: leave out {' and '.join(ignored)}, or choose another "
+            "--agent"
+        )
 
 
 OVERRIDES = "swe_core.overrides"
@@ -222,8 +307,8 @@ def _execute(
     console: Display,
     again: Collection[Outcome] | None,
     said: list[str],
-) -> bool:
-    """Run all rollouts in this process and return whether a signal interrupted the run.
+) -> RunResult:
+    """Run all rollouts in this process.
 
     Args:
         again: With a resumed run, the outcomes of rollouts to run again; None starts a new run.
@@ -233,11 +318,12 @@ def _execute(
     from swe_core.hub.extensions import hub_extensions
     from swe_core.run.execute import execute
     from swe_core.system.event_loop import run as run_in_loop
+    from swe_core.trackers.extensions import tracker_extensions
 
     with ExitStack() as stack:
 
         def observe(requests: Sequence[RolloutRequest], notes: Sequence[str]) -> Observer:
-            what = f"{len(requests)} rollout{'s' * (len(requests) != 1)}{' left' if again else ''}"
+            what = f"{counted(len(requests), 'rollout')}{' left' if again else ''}"
             if requests:
                 first = requests[0]
                 what += f": agent {first.agent}, sandbox {first.sandbox}, engine {first.engine}"
@@ -256,9 +342,12 @@ def _execute(
             execute,
             resume=again is not None,
             again=again or (),
-            extensions=hub_extensions(plan.settings.push),
+            extensions=(
+                *hub_extensions(plan.settings.push),
+                *tracker_extensions(plan.settings.track, directory),
+            ),
         )
-        return run_in_loop(start, plan, plugins, directory, observe, worker).cancelled
+        return run_in_loop(start, plan, plugins, directory, observe, worker)
 
 
 def _log_to(console: Console, plugins: PluginSet, verbose: bool, redactor: Redactor) -> None:

@@ -13,6 +13,7 @@ import click
 import orjson
 
 from swe_core.cli.options import plugin_options, settings_and_plugins, settings_options
+from swe_core.system.plural import counted
 from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:
@@ -93,15 +94,16 @@ def reap(config: Path | None, sets: tuple[str, ...], as_json: bool, **options: A
 
     Exit code: 1 when the provider does not answer.
     """
+    from swe_core.api.contracts import reap as remove
     from swe_core.system.event_loop import run
 
     provider = _provider(config, sets, options)
     with _patience():
-        removed = run(provider.reap)
+        removed = run(remove, provider)
     if as_json:
         click.echo(orjson.dumps({"removed": removed}))
     else:
-        click.echo(f"Removed {removed} sandbox{'es' * (removed != 1)}.")
+        click.echo(f"Removed {counted(removed, 'sandbox', 'sandboxes')}.")
 
 
 def _provider(config: Path | None, sets: Sequence[str], options: dict[str, Any]) -> SandboxProvider:

@@ -1,4 +1,4 @@
-"""`swe-core show`: print one rollout, finished or not."""
+"""`swe-core show`: list the rollouts of a run, or print one, finished or not."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import os
 from pathlib import Path
 
 import click
+from rich.console import RenderableType
 
 from swe_core.api.records import Rollout
+from swe_core.cli.options import run_argument
 from swe_core.errors import UsageError
 from swe_core.report.rollout_text import PARTS, Part, Shown
+from swe_core.report.text import rollout_list
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
+from swe_core.system.natural_order import natural_key
 from swe_core.system.safe_console import SafeConsole
 
 _NAMED = 5
@@ -19,35 +23,53 @@ _NAMED = 5
 
 
 @click.command()
-@click.argument("directory", metavar="RUN", type=click.Path(path_type=Path))
-@click.argument("name", metavar="ROLLOUT")
+@run_argument
+@click.argument("name", metavar="[ROLLOUT]", required=False)
 @click.option("--transcript", "transcript", is_flag=True, help="Print the agent's messages and actions.")
 @click.option("--diff", "diff", is_flag=True, help="Print the patch.")
-@click.option("--tests", "tests", is_flag=True, help="Print the tests that decide the verdict.")
+@click.option("--tests", "tests", is_flag=True, help="Print the tests that decide, and what failed.")
 @click.option("--turns", "turns", is_flag=True, help="Print the LLM calls, one line each.")
 @click.option("--full", is_flag=True, help="Print long texts in full, and passed tests too.")
 def show(
-    directory: Path, name: str, transcript: bool, diff: bool, tests: bool, turns: bool, full: bool
+    directory: Path, name: str | None, transcript: bool, diff: bool, tests: bool, turns: bool, full: bool
 ) -> None:
-    """Print ROLLOUT of the run in directory RUN: transcript, patch and tests, finished or not.
+    """Print ROLLOUT of RUN: transcript, patch and tests, finished or not. Without ROLLOUT, list the rollouts.
 
     A terminal shows the output in your pager. The options select parts and combine; the default is all parts
     except the LLM calls. Control characters are removed.
     """
     run = RunDirectory.open(directory)
-    rollout = _find(run, name)
     parts: dict[Part, bool] = {"transcript": transcript, "diff": diff, "tests": tests, "turns": turns}
     chosen = [part for part, wanted in parts.items() if wanted]
+    if name is None:
+        if chosen or full:
+            option = f"--{chosen[0] if chosen else 'full'}"
+            raise UsageError(f"{option} needs a rollout: `swe-core show {directory}` lists them")
+        rollouts = run.rollouts()
+        unfinished = _begun(run) - {rollout.id for rollout in rollouts}
+        _page([rollout_list(run, rollouts, list(unfinished))])
+        return
+    shown = Shown(run, name, _find(run, name), full)
+    _page([shown.part(part) for part in chosen or PARTS])
+
+
+def _page(parts: list[RenderableType]) -> None:
+    """Print `parts`, in the pager on a terminal."""
     console = SafeConsole(highlight=False)
-    shown = Shown(run, name, rollout, full)
     with console.capture() as captured:
-        for part in chosen or PARTS:
-            console.print(shown.part(part), soft_wrap=True)
+        for part in parts:
+            console.print(part, soft_wrap=True)
     if console.is_terminal:
         os.environ.setdefault("LESS", "FRX")  # git's default: colours, and no pager for a single screen
         click.echo_via_pager(captured.get().rstrip("\n"), color=True)
     else:
         click.echo(captured.get(), nl=False)
+
+
+def _begun(run: RunDirectory) -> set[str]:
+    """Return the ids of the rollouts that have a folder."""
+    folders = run.path / FOLDERS
+    return {folder.name for folder in folders.iterdir()} if folders.is_dir() else set()
 
 
 def _find(run: RunDirectory, name: str) -> Rollout | None:
@@ -59,11 +81,10 @@ def _find(run: RunDirectory, name: str) -> Rollout | None:
     finished = {rollout.id: rollout for rollout in run.rollouts()}
     if name in finished:
         return finished[name]
-    folders = run.path / FOLDERS
-    begun = {folder.name for folder in folders.iterdir()} if folders.is_dir() else set()
+    begun = _begun(run)
     if name in begun:
         return None
-    known = sorted(begun | finished.keys())
+    known = sorted(begun | finished.keys(), key=natural_key)
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         hint = f"did you mean {near[0]!r}?"

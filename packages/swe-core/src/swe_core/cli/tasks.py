@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +17,11 @@ from swe_core.cli.options import (
     task_options,
 )
 from swe_core.cli.tasks_verify import verify
+from swe_core.system.plural import counted
 from swe_core.system.printable import one_line, printable
 
 if TYPE_CHECKING:
     from swe_core.api.task import Task
-
-_PIPED_WIDTH = 10_000
-"""Columns of a table whose output is not a terminal."""
 
 
 @click.group()
@@ -51,14 +48,15 @@ def list_tasks(config: Path | None, sets: tuple[str, ...], as_json: bool, **opti
         return
     from rich.table import Table
 
+    from swe_core.report.text import Uncut
     from swe_core.system.safe_console import SafeConsole
 
     table = Table("task", "repository", "runs in", "tests", box=None, header_style="bold", pad_edge=False)
     for task in selected:
         table.add_row(task.instance_id, one_line(task.repo), one_line(_place(task)), _tests(task))
-    console = SafeConsole(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
-    console.print(table, markup=False)
-    console.print(f"\n{len(selected)} task{'s' * (len(selected) > 1)}", highlight=False)
+    console = SafeConsole(markup=False)
+    console.print(Uncut(table), crop=False)
+    console.print(f"\n{counted(len(selected), 'task')}", highlight=False)
 
 
 @tasks.command("show")
@@ -129,7 +127,8 @@ def _facts(task: Task) -> dict[str, Any]:
 def _lines(task: Task) -> list[str]:
     gold = _patch_facts(task.patch)
     patch = (
-        f"{gold['files']} files, +{gold['added']} -{gold['removed']}, {gold['bytes']} bytes (--gold shows it)"
+        f"{counted(gold['files'], 'file')}, +{gold['added']} -{gold['removed']}, "
+        f"{counted(gold['bytes'], 'byte')} (--gold shows it)"
         if task.patch
         else "unknown"
     )

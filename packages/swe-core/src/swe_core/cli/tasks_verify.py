@@ -9,6 +9,7 @@ import click
 
 from swe_core.cli.options import plugin_options, settings_and_plugins, settings_options, task_options
 from swe_core.errors import SweError
+from swe_core.system.plural import counted
 from swe_core.system.printable import one_line, printable
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def verify(
     report = None if out is None else ReportFile(out)
     cache = None if no_cache else VerifyCache(platformdirs.user_cache_path("swe-core") / "verified")
     found: dict[str, TaskVerdict] = {}
-    count = f"{len(tasks)} task{'s' * (len(tasks) != 1)}, {len(methods.cheats)} cheats each"
+    count = f"{counted(len(tasks), 'task')}, {counted(len(methods.cheats), 'cheat')} each"
     click.echo(f"{count}; sandbox {methods.sandbox}", err=True)
     for note in methods.provider.notes():
         click.echo(f"Note: {printable(note)}", err=True)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from swe_core.hub.pushed_run import SHARDS, PushedRun
+from swe_core.system.plural import counted
 from swe_core.system.printable import printable
 
 README = "README.md"
@@ -30,7 +31,7 @@ configs:
 ---
 
 """
-_TAIL = """
+LICENCE = """
 
 ## Licence
 
@@ -47,33 +48,16 @@ def card(repo_id: str, runs: Iterable[PushedRun], existing: str | None) -> str |
     """
     text = f"{BEGIN}\n{_section(repo_id, sorted(runs, key=lambda run: run.created_at))}\n{END}"
     if existing is None:
-        return _HEAD.format(shards=SHARDS) + text + _TAIL
+        return _HEAD.format(shards=SHARDS) + text + LICENCE
     before, begin, rest = existing.partition(BEGIN)
     _, end, after = rest.partition(END)
     return before + text + after if begin and end else None
 
 
 def _section(repo_id: str, runs: Collection[PushedRun]) -> str:
-    outcomes = Counter[str](one.outcome for run in runs for one in run.rollouts.values())
-    tasks = {one.task_id for run in runs for one in run.rollouts.values()}
-    count = outcomes.total()
-    rows = [
-        [
-            *("run", "tasks from", "model", "agent", "sandbox"),
-            *("tasks", "rollouts", "resolved", "errors", "swe-core"),
-        ],
-        ["---"] * 5 + ["---:"] * 4 + ["---"],
-        *(_line(run) for run in runs),
-    ]
-    notes = list(dict.fromkeys(note for run in runs for note in run.notes))
     parts = [
         "# Rollouts of coding agents",
-        f"{count:,} rollouts of {len(tasks):,} tasks, {_resolved(outcomes)}. Each row is one run of an "
-        "unmodified coding agent on a task of a repository, in an isolated sandbox, graded by the task's own "
-        "tests in a fresh one.",
-        "\n".join("| " + " | ".join(row) + " |" for row in rows),
-        "A rollout that ended in an error or was cancelled has no reward, and says nothing of the model.",
-        *(["Notes of the runs:", "\n".join(f"- {_plain(note)}" for note in notes)] if notes else []),
+        *overview(runs, "Each row is one run"),
         "## Columns",
         "`messages` and `tools` are the last conversation with the model, as trainers take it; `patch` is "
         "the agent's change, `outcome` and `reward` the verdict, `fail_to_pass` and `pass_to_pass` each "
@@ -86,16 +70,44 @@ def _section(repo_id: str, runs: Collection[PushedRun]) -> str:
     return "\n\n".join(parts)
 
 
+def overview(runs: Collection[PushedRun], each: str = "Each is one run") -> list[str]:
+    """Return the paragraphs that say what the rollouts of `runs` are: counts, a table, notes.
+
+    Args:
+        each: Begins the sentence about one rollout.
+    """
+    outcomes = Counter[str](one.outcome for run in runs for one in run.rollouts.values())
+    tasks = {one.task_id for run in runs for one in run.rollouts.values()}
+    count = outcomes.total()
+    rows = [
+        [
+            *("run", "tasks from", "model", "agent", "sandbox"),
+            *("tasks", "rollouts", "resolved", "errors", "swe-core"),
+        ],
+        ["---"] * 5 + ["---:"] * 4 + ["---"],
+        *(_line(run) for run in runs),
+    ]
+    notes = list(dict.fromkeys(note for run in runs for note in run.notes))
+    return [
+        f"{counted(count, 'rollout')} of {counted(len(tasks), 'task')}, {_resolved(outcomes)}. {each} of an "
+        "unmodified coding agent on a task of a repository, in an isolated sandbox, graded by the task's own "
+        "tests in a fresh one.",
+        "\n".join("| " + " | ".join(row) + " |" for row in rows),
+        "A rollout that ended in an error or was cancelled has no reward, and says nothing of the model.",
+        *(["Notes of the runs:", "\n".join(f"- {plain(note)}" for note in notes)] if notes else []),
+    ]
+
+
 def _line(run: PushedRun) -> list[str]:
     outcomes = Counter[str](one.outcome for one in run.rollouts.values())
     return [
         run.run,
-        *(_plain(text) for text in (run.tasks, _few(run.models), _few(run.agents), _few(run.sandboxes))),
+        *(plain(text) for text in (run.tasks, _few(run.models), _few(run.agents), _few(run.sandboxes))),
         f"{len({one.task_id for one in run.rollouts.values()}):,}",
         f"{outcomes.total():,}",
         _resolved(outcomes),
         f"{outcomes['error']:,}",
-        _plain(run.versions.get("swe-core", "")),
+        plain(run.versions.get("swe-core", "")),
     ]
 
 
@@ -111,6 +123,6 @@ def _few(names: Collection[str]) -> str:
     return f"{listed} and {len(names) - 3} more" if len(names) > 3 else listed
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Escape `text` so that it neither ends a table's cell nor begins markup."""
     return " ".join(printable(text).split()).replace("|", "\\|").replace("<", "&lt;")

@@ -12,6 +12,7 @@ from swe_core.hub.card import README, card
 from swe_core.hub.client import client, translate_errors
 from swe_core.hub.options import PushOptions
 from swe_core.hub.pushed_run import FOLDER, SHARDS, PushedRun
+from swe_core.system.plural import counted
 
 _KIND = "dataset"
 
@@ -94,7 +95,7 @@ class DatasetRepository:
             made = self._api.create_commit(
                 self.id,
                 [CommitOperationAdd(name, data) for name, data in files.items()],
-                commit_message=f"Add {rows} rollout{'s' * (rows != 1)} of the run {run.run}",
+                commit_message=f"Add {counted(rows, 'rollout')} of the run {run.run}",
                 repo_type=_KIND,
                 parent_commit=head,
             )

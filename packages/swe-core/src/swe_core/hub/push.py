@@ -23,6 +23,7 @@ from swe_core.hub.pushed_run import PushedRun, is_final
 from swe_core.hub.secrets import push_redactor
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
 from swe_core.rollout.runner import Runner
+from swe_core.system.plural import counted
 
 logger = logging.getLogger(__name__)
 
@@ -190,14 +191,14 @@ class _Pusher:
         left = len(self._waiting)
         if left:
             logger.warning(
-                "up to %d rollouts are not pushed; the run directory has them, and this command pushes them: "
+                "up to %s not pushed; the run directory has them, and this command pushes them: "
                 "swe-core push %s --to %s",
-                left,
+                f"{counted(left, 'rollout')} {'is' if left == 1 else 'are'}",
                 self._run.path,
                 self._repository.id,
             )
         elif self._pushed:
-            what = f"{self._pushed} rollout{'s' * (self._pushed != 1)}"
+            what = counted(self._pushed, "rollout")
             logger.info("pushed %s to %s", what, self._repository.url)
 
     def _wait(self) -> bool:

@@ -35,7 +35,7 @@ _MESSAGE = pa.struct(
         ("tool_call_id", pa.string()),
     ]
 )
-_CHAIN = pa.struct(
+CHAIN = pa.struct(
     [
         ("input_ids", pa.list_(pa.int32())),
         ("completion_mask", pa.list_(pa.bool_())),
@@ -45,6 +45,7 @@ _CHAIN = pa.struct(
         ("cause", pa.string()),
     ]
 )
+"""A training row; the fields are those of `swe_core.api.chain.Chain`."""
 SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -68,7 +69,7 @@ SCHEMA = pa.schema(
         ("completion_tokens", pa.int64()),
         ("started_at", pa.timestamp("us", tz="UTC")),
         ("seconds", pa.float64()),
-        ("chains", pa.list_(_CHAIN)),
+        ("chains", pa.list_(CHAIN)),
         ("turns", pa.list_(pa.string())),
         ("record", pa.string()),
     ]
@@ -140,7 +141,7 @@ def _conversation(turns: Sequence[Turn]) -> tuple[list[Mapping[str, Any]] | None
 
 
 def _chain(chain: Chain) -> dict[str, Any]:
-    return {name: getattr(chain, name) for name in _CHAIN.names}
+    return {name: getattr(chain, name) for name in CHAIN.names}
 
 
 def _statuses(tests: Mapping[str, str] | None) -> list[dict[str, str]] | None:

@@ -18,12 +18,14 @@ from anyio.abc import TaskGroup
 
 from swe_core.api.agent import DialectName
 from swe_core.api.chain import Chain
+from swe_core.api.contracts import complete
 from swe_core.api.deltas import join
 from swe_core.api.engine import ChatRequest, Completion, Delta, Engine, EngineSession, Sampled, Usage
 from swe_core.api.limits import Budgets
 from swe_core.api.records import Budget, Ledger, Turn, TurnTokens
 from swe_core.api.request_diff import RequestDiff
 from swe_core.errors import (
+    AgentError,
     ContextOverflow,
     EngineError,
     EngineProtocolError,
@@ -74,8 +76,8 @@ class Gate:
         tools: The host tools that the agent may call.
         turns: Number of recorded calls, failed ones included.
         usage: Tokens of all calls.
-        failure: The first error of the engine that ends the rollout; None until then. Afterwards no call
-            reaches the engine. `RequestRefused` does not end a rollout.
+        failure: The first error of the engine, or of the agent's `auxiliary`, that ends the rollout; None
+            until then. Afterwards no call reaches the engine. `RequestRefused` does not end a rollout.
         submitted: Whether the agent submitted its work.
         called: Set by the first call.
         refusals: Number of requests that were invalid in their dialect.
@@ -107,7 +109,7 @@ class Gate:
         self.turns = 0
         self.usage = Usage()
         self._token_log: TokenLog | None = None  # made with the first tokens: it needs numpy
-        self.failure: EngineError | None = None
+        self.failure: EngineError | AgentError | None = None
         self.submitted = False
         self.called = anyio.Event()
         self.refusals = 0
@@ -149,8 +151,8 @@ class Gate:
         """Start the wall budget: the agent starts."""
         self._allowance.start()
 
-    async def failed(self) -> EngineError:
-        """Wait until the engine fails for good, and return the error."""
+    async def failed(self) -> EngineError | AgentError:
+        """Wait until the rollout cannot continue, and return the error."""
         await self._failed.wait()
         if self.failure is None:
             raise RuntimeError("the gate has failed without a failure")
@@ -163,7 +165,7 @@ class Gate:
         if clock.cancelled_caught:
             self._run_out("wall")
 
-    def fail(self, failure: EngineError) -> None:
+    def fail(self, failure: EngineError | AgentError) -> None:
         """End the rollout with `failure`; the first failure counts."""
         if self.failure is None:
             self.failure = failure
@@ -219,6 +221,7 @@ class Gate:
 
         Raises:
             EngineError: The rollout's first failure.
+            AgentError: The agent's `auxiliary` failed.
             RolloutOver: The rollout has ended.
         """
         self._check()
@@ -244,7 +247,11 @@ class Gate:
             max_context=self._max_context,
             as_told=self._redactor.value,
         )
-        auxiliary = self._auxiliary(request)
+        try:
+            auxiliary = self._auxiliary(request)
+        except AgentError as error:
+            self.fail(error)
+            raise
         # No await since the checks: a close from here on finds the call in flight.
         self._calls.add(key, call)
         self._in_flight.add(call)
@@ -300,8 +307,8 @@ class Gate:
         try:
             with self._metrics.in_flight.track_inprogress(), call.scope:
                 emit = call.emit if stream else None
-                work = partial(self.engine.complete, request, self.session, emit)
-                outcome = redacted(_checked(await apart(work, "a call of the engine")), self._redactor)
+                work = partial(complete, self.engine, request, self.session, emit)
+                outcome = redacted(await apart(work, "a call of the engine"), self._redactor)
         except Exception as error:  # the boundary that records any error of a plugin's engine
             outcome = error
         finally:  # also where the server is cancelled: sampled tokens are recorded
@@ -448,13 +455,6 @@ class Gate:
         if budget is not None and self._spent is None:
             self._spent = budget
             self._ending.set()
-
-
-def _checked(completion: object) -> Completion:
-    """Return what an engine returned if its type is right: an engine is a plugin."""
-    if not isinstance(completion, Completion):
-        raise EngineProtocolError(f"the engine returned {completion!r} instead of a Completion")
-    return completion
 
 
 def _cut(pieces: Sequence[Delta], sampled: Sampled | None) -> Completion:

@@ -45,11 +45,17 @@ KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
 }
 """Plugin name → the distribution to install."""
 
-KNOWN_COMMANDS: Mapping[str, str] = {
-    **dict.fromkeys(("space", "job", "restore"), "trl"),
-    "openenv": "openenv",
+KNOWN_COMMANDS: Mapping[str, tuple[str, str]] = {
+    "job": ("trl", "Train as a Hugging Face Job."),
+    "openenv": ("openenv", "Serve rollouts in OpenEnv's protocols."),
+    "restore": ("trl", "Restore a training run from the Hub."),
+    "space": ("trl", "Train on a Hugging Face Space."),
 }
-"""Command of `swe-core` → the plugin that adds it, for those of `KNOWN_DISTRIBUTIONS`."""
+"""Command of `swe-core` → the plugin that adds it and the first sentence of its help, for all commands of
+`KNOWN_DISTRIBUTIONS`. `swe-core --help` loads no plugin of these."""
+
+DEFAULT_TASKS = "demo"
+"""Task source of a command that names none."""
 
 RECORDED_ENGINE = "replay"
 """Default engine where the tasks have recorded replies."""

@@ -10,18 +10,23 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pluggy
 
 from swe_core.api.component import Component, RunOption
+from swe_core.api.contracts import FILE_PLUGIN, check_component, failed, shown
 from swe_core.errors import PluginError, sentence
 from swe_core.plugins import hookspecs
 from swe_core.plugins.builtins import BUILTINS, KNOWN_DISTRIBUTIONS
+from swe_core.plugins.forgotten import HOOKS as HOOK_NAMES
+from swe_core.plugins.forgotten import forgotten, unmarked
+
+T = TypeVar("T")
 
 GROUP = "swe_core"
 ALLOW_VARIABLE = "SWE_PLUGINS"
@@ -160,8 +165,26 @@ class PluginSet:
             self._refuse_taken(plugin)
             self._load(plugin, lambda: importlib.import_module(value))
         if plugin.error:
-            raise PluginError(f"-p {value!r} cannot be loaded: {plugin.error}")
+            meant = f"./{value}.py"
+            near = f": did you mean -p {meant}?" if Path(meant).is_file() else ""
+            raise PluginError(f"-p {value!r} cannot be loaded: {plugin.error}{near}")
+        self._refuse_idle(plugin, f"-p {value!r}")
         self.chosen.append(plugin.name)
+
+    def _refuse_idle(self, plugin: Plugin, what: str) -> None:
+        """Refuse a named plugin that offers nothing: the run would use something else.
+
+        Args:
+            what: The plugin in a sentence.
+        """
+        module = self.manager.get_plugin(plugin.name)
+        callers = self.manager.get_hookcallers(module) or ()
+        if not callers:
+            raise PluginError(f"{what} registers nothing: {forgotten(self.manager, module)}")
+        filled = {registered.role for registered in plugin.components}
+        for role, hook in HOOKS.items():
+            if role not in filled and any(caller.name == hook for caller in callers):
+                raise PluginError(f"{what} offers nothing: its {hook} returned no Component")
 
     def _refuse_taken(self, plugin: Plugin) -> None:
         if plugin.name in self.plugins:
@@ -182,17 +205,20 @@ class PluginSet:
             plugin.components = self._collect(plugin.name)
             plugin.options = self._collect_options(plugin.name)
         except (Exception, SystemExit) as error:
-            plugin.error = sentence(error)
+            plugin.error = failed(error) if isinstance(error, Exception) else sentence(error)
             plugin.components = []
             if self.manager.has_plugin(plugin.name):
                 self.manager.unregister(name=plugin.name)
 
     def _check_hooks(self, name: str) -> None:
-        known = {spec for spec in dir(hookspecs) if spec.startswith("swe_")}
         plugin = self.manager.get_plugin(name)
         for attribute in dir(plugin):
-            if attribute not in known and self.manager.parse_hookimpl_opts(plugin, attribute):
-                raise PluginError(f"it implements an unknown hook {attribute!r}{_nearest(attribute, known)}")
+            if attribute not in HOOK_NAMES and self.manager.parse_hookimpl_opts(plugin, attribute):
+                raise PluginError(
+                    f"it implements an unknown hook {attribute!r}{_nearest(attribute, HOOK_NAMES)}"
+                )
+        if problem := unmarked(self.manager, plugin):
+            raise PluginError(problem)
 
     def _collect(self, name: str) -> list[RegisteredComponent]:
         components: list[RegisteredComponent] = []
@@ -200,12 +226,8 @@ class PluginSet:
             for impl in getattr(self.manager.hook, hook).get_hookimpls():
                 if impl.plugin_name != name:
                     continue
-                offered = impl.function()
-                if not isinstance(offered, Iterable):
-                    raise PluginError(f"its {hook} returned {offered!r}, expected an iterable of Components")
-                for component in offered:
-                    if not isinstance(component, Component):
-                        raise PluginError(f"its {hook} returned {component!r}, expected a Component")
+                for component in _returned(impl.function, hook, Component):
+                    check_component(component)
                     if any(
                         (registered.role, registered.name) == (role, component.name)
                         for registered in components
@@ -217,12 +239,9 @@ class PluginSet:
     def _collect_options(self, name: str) -> list[RunOption]:
         options: list[RunOption] = []
         for impl in self.manager.hook.swe_options.get_hookimpls():
-            found = impl.function() if impl.plugin_name == name else ()
-            if not isinstance(found, Iterable):
-                raise PluginError(f"its swe_options returned {found!r}, expected an iterable of RunOptions")
-            for option in found:
-                if not isinstance(option, RunOption):
-                    raise PluginError(f"its swe_options returned {option!r}, expected a RunOption")
+            if impl.plugin_name != name:
+                continue
+            for option in _returned(impl.function, "swe_options", RunOption):
                 if not _FLAG.fullmatch(option.flag) or not _SETTING.fullmatch(option.setting):
                     raise PluginError(
                         f"its option {option.flag!r} for the setting {option.setting!r}: expected a flag "
@@ -240,11 +259,7 @@ class PluginSet:
                 raise PluginError(
                     f"the plugin {name!r} ({plugin.origin} {plugin.version}) is broken: {plugin.error}"
                 )
-            if not self.manager.get_hookcallers(self.manager.get_plugin(name)):
-                raise PluginError(
-                    f"the plugin {name!r} ({plugin.origin} {plugin.version}) registers nothing: "
-                    "leave it out, or install a version that does"
-                )
+            self._refuse_idle(plugin, f"the plugin {name!r} ({plugin.origin} {plugin.version})")
         elif not any(registered.name == name for registered in self.components()):
             raise PluginError(self._unknown(name))
         self.chosen.append(name)
@@ -298,6 +313,15 @@ class PluginSet:
         remedy = f"pip install {hint}" if hint else f"there are: {', '.join(have) or 'none'}"
         raise PluginError(f"unknown {role} {name!r}{_nearest(name, have)}; {remedy}")
 
+    def selected(self, role: Role) -> list[RegisteredComponent]:
+        """Return the components of `role` that the plugins of `--plugins` and `-p` offer."""
+        candidates: dict[tuple[str, str], RegisteredComponent] = {}
+        for name in self.chosen:
+            plugin = self.plugins.get(name)
+            components = plugin.components if plugin else [o for o in self.components() if o.name == name]
+            candidates |= {(o.plugin, o.name): o for o in components if o.role == role}
+        return list(candidates.values())
+
     def choose(self, role: Role, explicit: str | None, default: str | None) -> RegisteredComponent | None:
         """Return the component that fills `role`.
 
@@ -309,12 +333,7 @@ class PluginSet:
         """
         if explicit is not None:
             return self.find(role, explicit)
-        candidates: dict[tuple[str, str], RegisteredComponent] = {}
-        for name in self.chosen:
-            plugin = self.plugins.get(name)
-            components = plugin.components if plugin else [o for o in self.components() if o.name == name]
-            candidates |= {(o.plugin, o.name): o for o in components if o.role == role}
-        found = list(candidates.values())
+        found = self.selected(role)
         if len(found) > 1:
             names = _enumeration([f"{each.name!r} (plugin {each.plugin!r})" for each in found])
             raise PluginError(f"{names} can each be the {role}: choose one with --{role} NAME")
@@ -368,7 +387,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _import_file(path: Path) -> ModuleType:
-    name = f"swe_plugin_{path.stem}"
+    name = FILE_PLUGIN + path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise PluginError(f"{str(path)!r} is not a Python file")
@@ -380,6 +399,28 @@ def _import_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _returned(implementation: Callable[[], object], hook: str, of: type[T]) -> list[T]:
+    """Return what an implementation of a hook returned.
+
+    Raises:
+        PluginError: It raised, or returned something else than an iterable of objects of the class.
+    """
+    name = of.__name__
+    try:
+        found = implementation()
+        values = list(found) if isinstance(found, Iterable) and not isinstance(found, str) else None
+    except Exception as error:  # plugin code may raise anything
+        raise PluginError(f"its {hook} failed: {failed(error)}") from error
+    if values is None:
+        remedy = f": return [{name}(…)]" if isinstance(found, of) else ""
+        raise PluginError(f"its {hook} returned {shown(found)}, expected an iterable of {name}s{remedy}")
+    for value in values:
+        if not isinstance(value, of):
+            example = "('mine', lambda config: Mine())" if of is Component else "(…)"
+            raise PluginError(f"its {hook} returned {shown(value)}, expected a {name}: {name}{example}")
+    return values
 
 
 def _refuse_coroutines(manager: pluggy.PluginManager, module: object) -> None:

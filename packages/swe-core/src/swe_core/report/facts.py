@@ -11,9 +11,11 @@ from typing import get_args
 
 from swe_core.api.engine import ForkCause
 from swe_core.api.grader import TamperKind
-from swe_core.api.records import Budget, Outcome, Phases, Rollout
+from swe_core.api.records import Budget, Outcome, Phases
 from swe_core.errors import Boundary
+from swe_core.report.finished import Finished
 from swe_core.report.statistics import PassAtK, TaskResult, estimates, task_results
+from swe_core.system.natural_order import natural_key
 
 BUDGETS: dict[Budget, str] = {
     "turns": "turns",
@@ -133,7 +135,7 @@ class Facts:
         return sum(used.seconds for used in self.sandboxes)
 
 
-def facts_of(rollouts: Sequence[Rollout]) -> Facts:
+def facts_of(rollouts: Sequence[Finished]) -> Facts:
     """Return the facts of `rollouts`."""
     outcomes = Counter(rollout.outcome for rollout in rollouts)
     scored = outcomes["resolved"] + outcomes["unresolved"]
@@ -164,13 +166,13 @@ def facts_of(rollouts: Sequence[Rollout]) -> Facts:
     )
 
 
-def tamper_kinds(rollout: Rollout) -> tuple[TamperKind, ...]:
+def tamper_kinds(rollout: Finished) -> tuple[TamperKind, ...]:
     """Return the kinds of tampering that the grade lists, each once."""
     found = rollout.grade.tampering if rollout.grade else ()
     return tuple(dict.fromkeys(one.kind for one in found))
 
 
-def why(rollout: Rollout) -> str:
+def why(rollout: Finished) -> str:
     """Return a sentence about the end of a rollout; empty for a resolved one without further facts."""
     parts = []
     if rollout.ended_by is not None:
@@ -195,14 +197,14 @@ def _spread(seconds: Iterable[float | None]) -> Spread | None:
     return Spread(len(values), sum(values), median(values), p90, values[-1])
 
 
-def _failures(rollouts: Sequence[Rollout]) -> tuple[Failures, ...]:
+def _failures(rollouts: Sequence[Finished]) -> tuple[Failures, ...]:
     failures = [rollout.failure for rollout in rollouts if rollout.failure]
     counted = Counter((failure.boundary, failure.type) for failure in failures)
     first = {(failure.boundary, failure.type): failure.message for failure in reversed(failures)}
     return tuple(Failures(*kind, count, first[kind]) for kind, count in counted.most_common())
 
 
-def _sandboxes(rollouts: Sequence[Rollout]) -> tuple[SandboxSum, ...]:
+def _sandboxes(rollouts: Sequence[Finished]) -> tuple[SandboxSum, ...]:
     counts: Counter[tuple[str, str | None]] = Counter()
     seconds: defaultdict[tuple[str, str | None], float] = defaultdict(float)
     for rollout in rollouts:
@@ -214,7 +216,7 @@ def _sandboxes(rollouts: Sequence[Rollout]) -> tuple[SandboxSum, ...]:
     return tuple(SandboxSum(*key, counts[key], round(seconds[key], 4)) for key in order)
 
 
-def _run_again(rollouts: Sequence[Rollout]) -> RunAgain:
+def _run_again(rollouts: Sequence[Finished]) -> RunAgain:
     lost = [one for rollout in rollouts for one in rollout.retried]
     return RunAgain(
         rollouts=sum(bool(rollout.retried) for rollout in rollouts),
@@ -225,7 +227,7 @@ def _run_again(rollouts: Sequence[Rollout]) -> RunAgain:
     )
 
 
-def suspicious_kinds(rollout: Rollout) -> tuple[str, ...]:
+def suspicious_kinds(rollout: Finished) -> tuple[str, ...]:
     """Return the kinds of suspicious constructs that the patch adds, each once."""
     found = rollout.grade.suspicious if rollout.grade else ()
     return tuple(dict.fromkeys(one.kind for one in found))
@@ -242,20 +244,20 @@ def unchecked_bases(tasks: Iterable[tuple[str, str]]) -> tuple[str, ...]:
         if why:
             by_reason[why].add(task)
     return tuple(
-        f"Nobody checked the base_commit of {', '.join(sorted(named)[:3])}"
+        f"Nobody checked the base_commit of {', '.join(sorted(named, key=natural_key)[:3])}"
         f"{f' and {len(named) - 3:,} more' if len(named) > 3 else ''}: {why}."
         for why, named in sorted(by_reason.items())
     )
 
 
-def _suspicious(rollouts: Sequence[Rollout]) -> Suspected:
+def _suspicious(rollouts: Sequence[Finished]) -> Suspected:
     marked = [rollout for rollout in rollouts if suspicious_kinds(rollout)]
     counted = Counter(kind for rollout in marked for kind in suspicious_kinds(rollout))
     resolved = sum(rollout.grade is not None and rollout.grade.resolved for rollout in marked)
     return Suspected(len(marked), resolved, dict(counted.most_common()))
 
 
-def _tampering(rollouts: Sequence[Rollout]) -> Tampered:
+def _tampering(rollouts: Sequence[Finished]) -> Tampered:
     kinds = [tamper_kinds(rollout) for rollout in rollouts]
     counted = Counter(kind for found in kinds for kind in found)
     return Tampered(sum(bool(found) for found in kinds), dict(counted.most_common()))

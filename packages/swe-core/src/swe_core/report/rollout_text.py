@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from rich.console import Group, RenderableType
@@ -15,8 +15,10 @@ from swe_core.api.agent import AgentEvent, EventKind
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.task import TestStatus
 from swe_core.report.facts import why
+from swe_core.report.failing_tests import TestFailure, by_test, failures_of
 from swe_core.report.text import STYLE, Uncut
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
+from swe_core.system.plural import counted
 from swe_core.system.printable import one_line, printable
 
 Part = Literal["head", "transcript", "diff", "tests", "turns"]
@@ -26,6 +28,8 @@ _MAX_LINES: Mapping[Part, int] = {"transcript": 30, "diff": 1000}
 """Lines shown of one event's text and of a patch, without `--full`."""
 _MAX_HIGHLIGHTED = 1_000_000
 """Length of the longest patch that is coloured, characters: a million takes seconds."""
+_CAUSE_LINES = 8
+"""Lines shown of one failing test, without `--full`."""
 _EVENTS: Mapping[EventKind, tuple[str, str]] = {
     "text": ("says", "bold"),
     "reasoning": ("thinks", "dim italic"),
@@ -88,8 +92,8 @@ class Shown:
             yield Text(printable(text))
         yield Text(
             f"Agent {rollout.agent}, sandbox {rollout.sandbox}, engine {rollout.engine}, "
-            f"model {rollout.model}; {rollout.turns} turns, {rollout.usage.prompt_tokens:,} tokens in, "
-            f"{rollout.usage.completion_tokens:,} out"
+            f"model {rollout.model}; {counted(rollout.turns, 'turn')}, "
+            f"{rollout.usage.prompt_tokens:,} tokens in, {rollout.usage.completion_tokens:,} out"
         )
         phases = ", ".join(f"{name} {took:.1f} s" for name, took in rollout.phases if took is not None)
         yield Text(f"{rollout.seconds:.1f} s{f': {phases}' if phases else ''}")
@@ -145,6 +149,8 @@ class Shown:
             return
         if not grade.fail_to_pass and not grade.pass_to_pass:
             yield Text("No test ran.", style="dim")
+        all_tests = {**grade.pass_to_pass, **grade.fail_to_pass}
+        causes = self._causes([test for test, status in all_tests.items() if _TESTS[status] == "red"])
         for name, statuses in (("fail to pass", grade.fail_to_pass), ("pass to pass", grade.pass_to_pass)):
             if not statuses:
                 continue
@@ -153,11 +159,28 @@ class Shown:
             for test, status in statuses.items():
                 if self._full or status != "PASSED" or name == "fail to pass":
                     yield Text.assemble("  ", (f"{status:<8}", _TESTS[status]), one_line(test, 1000))
+                    if test in causes:
+                        yield from self._cause(causes[test])
         if grade.channel is not None:
             yield Text(
                 f"From the {grade.channel}, exit code {grade.test_exit_code}, {grade.test_seconds:.1f} s",
                 style="dim",
             )
+
+    def _causes(self, failed: Sequence[str]) -> Mapping[str, TestFailure]:
+        """Return what the test log says of failed tests, by their id."""
+        log = self._run.test_log(self._name) if failed else None
+        return by_test(failures_of(log.decode(errors="replace")), failed) if log else {}
+
+    def _cause(self, failure: TestFailure) -> Iterator[RenderableType]:
+        if failure.file is not None:
+            line = "" if failure.line is None else f":{failure.line}"
+            yield Text(f"          {one_line(failure.file)}{line}", style="cyan")
+        lines = failure.lines if self._full else failure.lines[:_CAUSE_LINES]
+        for line in lines:
+            yield Text(f"          {line}", style="dim" if line.startswith(">") else "red")
+        if left_out := len(failure.lines) - len(lines):
+            yield Text(f"          … {counted(left_out, 'more line')}: --full", style="dim")
 
     def _turns(self) -> Iterator[RenderableType]:
         turns = self._run.turns(self._name)
@@ -184,7 +207,7 @@ class Shown:
         lines = text.split("\n")
         if not self._full and len(lines) > _MAX_LINES[part]:
             left_out = len(lines) - _MAX_LINES[part]
-            lines[_MAX_LINES[part] :] = [f"… {left_out:,} more lines: --full"]
+            lines[_MAX_LINES[part] :] = [f"… {counted(left_out, 'more line')}: --full"]
         return "\n".join(f"{indent}{line}" for line in lines)
 
 

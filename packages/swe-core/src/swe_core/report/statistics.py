@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
-from swe_core.api.records import Rollout
+from swe_core.report.finished import Finished
+from swe_core.system.natural_order import natural_key
 
 CONFIDENCE = 0.95
 
@@ -44,7 +45,7 @@ class PassAtK:
     """An estimate of pass@k, the chance that at least one of k attempts at a task resolves it.
 
     Args:
-        value: The mean over `tasks`, those with at least k verdicts.
+        value: The mean over `tasks`, those with at least k verdicts; together they have `verdicts`.
         low, high: Its interval, of `CONFIDENCE`.
     """
 
@@ -53,14 +54,36 @@ class PassAtK:
     low: float
     high: float
     tasks: int
+    verdicts: int
 
 
-def task_results(rollouts: Iterable[Rollout]) -> tuple[TaskResult, ...]:
-    """Return the results of each task, by its id."""
-    by_task: dict[str, list[Rollout]] = {}
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """The difference of pass@1 between two runs, over the tasks with a verdict in both.
+
+    Args:
+        first, second: pass@1 of each.
+        value: `second - first`.
+        low, high: Its interval, of `CONFIDENCE`.
+        better, worse: Tasks of which the second run resolves a larger, or a smaller, share of the attempts.
+    """
+
+    first: float
+    second: float
+    value: float
+    low: float
+    high: float
+    tasks: int
+    better: int
+    worse: int
+
+
+def task_results(rollouts: Iterable[Finished]) -> tuple[TaskResult, ...]:
+    """Return the results of each task, in the natural order of the ids."""
+    by_task: dict[str, list[Finished]] = {}
     for rollout in rollouts:
         by_task.setdefault(rollout.task_id, []).append(rollout)
-    return tuple(_task_result(name, by_task[name]) for name in sorted(by_task))
+    return tuple(_task_result(name, by_task[name]) for name in sorted(by_task, key=natural_key))
 
 
 def pass_at_k(verdicts: int, resolved: int, k: int) -> float:
@@ -124,14 +147,70 @@ def effective_trials(values: Sequence[float], groups: int) -> float:
     return min(max(mean * (1 - mean) * len(values) / spread, len(values)), groups)
 
 
+def paired_difference(pairs: Sequence[tuple[TaskResult, TaskResult]]) -> PairedDifference | None:
+    """Return the difference of pass@1 between two runs of the same tasks; None without a pair.
+
+    The interval is made of those of the two rates (`wilson`, with `effective_trials`) and their correlation r
+    over the tasks. With a lower end l and an upper end u of each rate p and d = p2 - p1,
+
+        low  = d - sqrt((p2 - l2)^2 - 2 r (p2 - l2)(u1 - p1) + (u1 - p1)^2)
+        high = d + sqrt((u2 - p2)^2 - 2 r (u2 - p2)(p1 - l1) + (p1 - l1)^2)
+
+    With one attempt a task this is method 10 of Newcombe 1998, "Improved confidence intervals for the
+    difference between binomial proportions based on paired data", Statistics in Medicine 17:2635-2650. Zou
+    and Donner 2008, "Construction of confidence limits about effect measures: a general approach", Statistics
+    in Medicine 27:1693-1702, have it for other rates. As Newcombe does, 1/(2n) is taken from a positive
+    covariance: that few tasks agree does not prove that the runs are equal.
+
+    Args:
+        pairs: Results of one task in the first and in the second run, each with a verdict.
+    """
+    if not pairs:
+        return None
+    values = [(one.resolved / one.verdicts, two.resolved / two.verdicts) for one, two in pairs]
+    first, second = (fmean(rates) for rates in zip(*values, strict=True))
+    ends = []
+    for side, rate in enumerate((first, second)):
+        rates = [value[side] for value in values]
+        ends.append(wilson(rate, effective_trials(rates, sum(pair[side].verdicts for pair in pairs))))
+    (low1, high1), (low2, high2) = ends
+    together = _correlation(values, first, second)
+    difference = second - first
+
+    def reach(one: float, two: float) -> float:
+        return math.sqrt(max(0.0, one * one - 2 * together * one * two + two * two))
+
+    return PairedDifference(
+        first,
+        second,
+        difference,
+        max(-1.0, difference - reach(second - low2, high1 - first)),
+        min(1.0, difference + reach(high2 - second, first - low1)),
+        len(pairs),
+        sum(two > one for one, two in values),
+        sum(two < one for one, two in values),
+    )
+
+
+def _correlation(values: Sequence[tuple[float, float]], first: float, second: float) -> float:
+    """Return the correlation of pairs with these means, of which a positive covariance is less by 1/(2n)."""
+    covariance = fmean([(one - first) * (two - second) for one, two in values])
+    if covariance > 0:
+        covariance = max(0.0, covariance - 1 / (2 * len(values)))
+    spread = math.prod(
+        fmean([(value[side] - mean) ** 2 for value in values]) for side, mean in enumerate((first, second))
+    )
+    return max(-1.0, min(1.0, covariance / math.sqrt(spread))) if spread else 0.0
+
+
 def _estimate(tasks: Sequence[TaskResult], k: int) -> PassAtK:
     values = [pass_at_k(task.verdicts, task.resolved, k) for task in tasks]
     trials = effective_trials(values, sum(task.verdicts // k for task in tasks))
     value = fmean(values)
-    return PassAtK(k, value, *wilson(value, trials), len(tasks))
+    return PassAtK(k, value, *wilson(value, trials), len(tasks), sum(task.verdicts for task in tasks))
 
 
-def _task_result(name: str, rollouts: Sequence[Rollout]) -> TaskResult:
+def _task_result(name: str, rollouts: Sequence[Finished]) -> TaskResult:
     outcomes = Counter(rollout.outcome for rollout in rollouts)
     return TaskResult(
         task_id=name,

@@ -55,6 +55,7 @@ def summary(run: RunDirectory, rollouts: Sequence[Rollout], tokens: TokenAudit |
                 "high": round(one.high, 4),
                 "confidence": CONFIDENCE,
                 "tasks": one.tasks,
+                "verdicts": one.verdicts,
             }
             for one in facts.passes
         ],

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, cast
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from swe_core.api.records import Rollout
 from swe_core.report.facts import CAUSES, Facts, facts_of, why
+from swe_core.report.next_steps import Step, in_order, is_interrupted, next_steps
 from swe_core.report.statistics import TaskResult
+from swe_core.rollout.equal_errors import kind_of, reason_of
 from swe_core.rollout.run_directory import RunDirectory
+from swe_core.rollout.run_list import State
+from swe_core.system.natural_order import natural_key
+from swe_core.system.plural import counted
 from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:
@@ -22,32 +30,43 @@ if TYPE_CHECKING:
 MAX_ROWS = 40
 """Default maximum of rows of a table."""
 _MAX_FAILURES = 10
+_NAMED = 3
+"""Rollouts with the same error whose ids are listed, and errors of one kind; of more, the number is."""
 STYLE = {"resolved": "green", "unresolved": "yellow", "error": "red", "cancelled": "dim"}
 """Outcome → style."""
 
 
 def brief(
-    run: RunDirectory, rollouts: Sequence[Rollout], tokens: TokenAudit | None, shown: Collection[str] = ()
+    run: RunDirectory,
+    rollouts: Sequence[Rollout],
+    tokens: TokenAudit | None,
+    state: State,
+    shown: Collection[str] = (),
 ) -> RenderableType:
     """Return the short text at the end of a run.
 
     Args:
+        state: How the run has ended.
         shown: Notes that were shown at its start, and are not repeated.
     """
     facts = facts_of(rollouts)
     few = len(rollouts) <= MAX_ROWS
     lines = _rollouts(rollouts, tokens is not None) if few else _failures(facts)
-    lines += [_last_line(run, facts), *_warnings(facts), *_run_again(facts)]
+    lines += [_last_line(run, rollouts, facts, state), *_warnings(facts), *_run_again(facts)]
     if len(facts.tasks) > 1 or len(rollouts) > 1:
         lines += [Text(_passes(facts))] if facts.passes else []
-    lines += [*_tokens(tokens), *_notes(run, shown)]
+    steps = next_steps(run, rollouts, state)
     if not few:
-        lines.append(Text("By task: `swe-core report` of these records"))
-    return Group(*lines)
+        steps.append(Step("by task", shlex.join(["swe-core", "report", str(run.path)])))
+    return Group(*lines, *_tokens(tokens), *_notes(run, shown), *_next(steps))
 
 
 def full(
-    run: RunDirectory, rollouts: Sequence[Rollout], tokens: TokenAudit | None, limit: int | None
+    run: RunDirectory,
+    rollouts: Sequence[Rollout],
+    tokens: TokenAudit | None,
+    state: State,
+    limit: int | None,
 ) -> RenderableType:
     """Return the whole text of a run.
 
@@ -60,9 +79,9 @@ def full(
     if not few or len(rollouts) > len(facts.tasks):
         lines += [*([Text()] if lines else []), _tasks(facts.tasks[:limit])]
         if limit is not None and (left_out := len(facts.tasks[limit:])):
-            lines.append(Text(f"… and {left_out:,} more tasks: --all, or --csv FILE", style="dim"))
+            lines.append(Text(f"… and {counted(left_out, 'more task')}: --all, or --csv FILE", style="dim"))
         lines.append(Text())
-    lines.append(_last_line(run, facts))
+    lines.append(_last_line(run, rollouts, facts, state))
     if facts.passes:
         lines += [Text(), *_estimates(facts)]
     lines += [] if few else _failures(facts)
@@ -72,11 +91,42 @@ def full(
         lines += [Text(), _phases(facts), Text()]
     if facts.sandboxes:
         lines += [*([] if facts.phases else [Text()]), _sandboxes(facts), Text()]
-    return Group(*lines, *_tokens(tokens), *_notes(run))
+    return Group(*lines, *_tokens(tokens), *_notes(run), *_next(next_steps(run, rollouts, state)))
+
+
+def rollout_list(run: RunDirectory, rollouts: Sequence[Rollout], unfinished: Sequence[str]) -> RenderableType:
+    """Return a table of rollouts to choose from.
+
+    Args:
+        unfinished: Ids of rollouts that have begun and have no record.
+    """
+    table = _table("rollout", "outcome", "turns", "patch", "seconds", "why")
+    table.columns[1].justify = table.columns[-1].justify = "left"
+    for rollout in in_order(rollouts):
+        table.add_row(
+            Text(rollout.id),
+            Text(rollout.outcome, style=STYLE[rollout.outcome]),
+            str(rollout.turns),
+            f"{rollout.patch_bytes} B",
+            f"{rollout.seconds:.1f}",
+            Text(one_line(why(rollout), 100)),
+        )
+    for name in sorted(unfinished, key=natural_key):
+        table.add_row(Text(name), Text("not finished", style="dim"))
+    if not table.rows:
+        return Text(f"The run {str(run.path)!r} has no rollout: none has started.")
+    first = next((one for one in in_order(rollouts) if one.outcome in ("unresolved", "error")), None)
+    chosen = first.id if first else rollouts[0].id if rollouts else unfinished[0]
+    return Group(
+        Uncut(table), *_next([Step("one of them", shlex.join(["swe-core", "show", str(run.path), chosen]))])
+    )
 
 
 class Uncut:
-    """A table at full width, also on a narrow terminal and in a pipe, so that no id is cut."""
+    """A table at full width, also on a narrow terminal and in a pipe, so that no id is cut.
+
+    Its lines end without spaces.
+    """
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -84,7 +134,14 @@ class Uncut:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.update(max_width=1000)
         width = Measurement.get(console, wide, self._table).maximum
-        yield from console.render(self._table, options.update(max_width=max(width, options.max_width)))
+        options = options.update(max_width=max(width, options.max_width))
+        for line in console.render_lines(self._table, options, pad=False):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                line[-1] = line[-1]._replace(text=line[-1].text.rstrip())
+            yield from line
+            yield Segment.line()
 
 
 def _table(first: str, *numbers: str) -> Table:
@@ -97,10 +154,12 @@ def _table(first: str, *numbers: str) -> Table:
 
 def _rollouts(rollouts: Sequence[Rollout], with_chains: bool) -> list[RenderableType]:
     """Return a table of the rollouts, and below it their sentences, which are too long for a column."""
+    if not rollouts:
+        return []
     chains = ["chains"] if with_chains else []
     table = _table("rollout", "outcome", "reward", "turns", "tokens in", "out", *chains, "patch", "seconds")
     table.columns[1].justify = "left"
-    rows = sorted(rollouts, key=lambda rollout: (rollout.task_id, rollout.attempt))
+    rows = in_order(rollouts)
     for rollout in rows:
         table.add_row(
             Text(rollout.id),
@@ -113,13 +172,30 @@ def _rollouts(rollouts: Sequence[Rollout], with_chains: bool) -> list[Renderable
             f"{rollout.patch_bytes} B",
             f"{rollout.seconds:.1f}",
         )
-    reasons = [(rollout, why(rollout)) for rollout in rows]
-    sentences = [
-        Text.assemble((f"{rollout.id}: ", STYLE[rollout.outcome]), one_line(text, 1000))
-        for rollout, text in reasons
-        if text
-    ]
-    return [Uncut(table), Text(), *sentences]
+    return [Uncut(table), Text(), *_reasons(rows)]
+
+
+def _reasons(rollouts: Sequence[Rollout]) -> list[RenderableType]:
+    """Return a sentence for each rollout that has one, and one for all that ended in the same error.
+
+    Many errors of one kind, such as the missing image of each task, have one sentence too.
+    """
+    kinds: dict[object, dict[object, list[Rollout]]] = {}
+    for rollout in rollouts:
+        failure, kind, reason = rollout.failure, cast(object, rollout.id), cast(object, rollout.id)
+        if failure is not None and why(rollout) == f"{failure.boundary}: {failure.message}":
+            reason = equal = reason_of(failure, rollout.id, rollout.task_id)
+            kind = kind_of(equal)
+        kinds.setdefault(kind, {}).setdefault(reason, []).append(rollout)
+    lines: list[RenderableType] = []
+    for reasons in kinds.values():
+        several = len(reasons) > _NAMED
+        for group in [list(chain(*reasons.values()))] if several else reasons.values():
+            text, ids = why(group[0]), ", ".join(rollout.id for rollout in group[:_NAMED])
+            who = ids if len(group) <= _NAMED else f"{len(group):,} rollouts, such as {group[0].id}"
+            if text:
+                lines.append(Text.assemble((f"{who}: ", STYLE[group[0].outcome]), one_line(text, 1000)))
+    return lines
 
 
 def _tasks(tasks: Sequence[TaskResult]) -> RenderableType:
@@ -134,37 +210,56 @@ def _tasks(tasks: Sequence[TaskResult]) -> RenderableType:
     return Uncut(table)
 
 
-def _last_line(run: RunDirectory, facts: Facts) -> RenderableType:
-    text = f"resolved {facts.outcomes['resolved']} of {facts.finished}"
+def _next(steps: Sequence[Step]) -> list[RenderableType]:
+    """Return commands to copy, which are not wrapped."""
+    width = max((len(step.purpose) for step in steps), default=0) + 1
+    lines = [f"  {f'{step.purpose}:':<{width}}  {one_line(step.command, 10_000)}" for step in steps]
+    return [Text("Next:"), *(Text(line, no_wrap=True, overflow="ignore") for line in lines)]
+
+
+def _last_line(run: RunDirectory, rollouts: Sequence[Rollout], facts: Facts, state: State) -> RenderableType:
+    finished = facts.finished - sum(map(is_interrupted, rollouts))
+    text = f"resolved {facts.outcomes['resolved']} of {finished}"
+    if state in ("interrupted", "running"):
+        planned = "" if run.info.planned is None else f" of {run.info.planned}"
+        text = f"{state}, {finished}{planned} finished: {text}"
     if facts.outcomes["error"]:
         text += f", errors {facts.outcomes['error']} ("
         text += ", ".join(f"{name} {count}" for name, count in facts.errors.items()) + ")"
     if facts.outcomes["cancelled"]:
         text += f", cancelled {facts.outcomes['cancelled']}"
-    if run.info.planned is not None and run.info.planned > facts.finished:
+    if run.info.planned is not None and run.info.planned > facts.finished and state != "running":
         text += f", not started {run.info.planned - facts.finished}"
     return Text(text, style="bold")
 
 
 def _passes(facts: Facts) -> str:
-    """Return pass@1 and the highest pass@k, on one line."""
+    """Return pass@1 and the highest pass@k with what they are computed from, on one line."""
     shown = dict.fromkeys((facts.passes[0], facts.passes[-1]))
-    passes = [f"pass@{one.k} {one.value:.1%} ({one.low:.1%} to {one.high:.1%})" for one in shown]
+    passes = [
+        f"pass@{one.k} {one.value:.1%} ({one.low:.1%} to {one.high:.1%}; "
+        f"n = {counted(one.verdicts, 'verdict')} on {counted(one.tasks, 'task')})"
+        for one in shown
+    ]
     return f"{', '.join(passes)}: the mean over tasks, with its 95 % interval"
 
 
 def _estimates(facts: Facts) -> list[RenderableType]:
-    table = _table("pass@k", "estimate", "95 % interval", "tasks")
+    table = _table("pass@k", "estimate", "95 % interval", "tasks", "verdicts")
     for one in facts.passes:
         table.add_row(
-            f"pass@{one.k}", f"{one.value:.1%}", f"{one.low:.1%} to {one.high:.1%}", f"{one.tasks:,}"
+            f"pass@{one.k}",
+            f"{one.value:.1%}",
+            f"{one.low:.1%} to {one.high:.1%}",
+            f"{one.tasks:,}",
+            f"{one.verdicts:,}",
         )
     unscored = facts.outcomes["error"] + facts.outcomes["cancelled"]
     lines: list[RenderableType] = [Uncut(table)]
     if unscored:
         lines.append(Text(f"pass@k excludes errors and cancelled rollouts ({unscored:,})."))
     if silent := sum(not task.verdicts for task in facts.tasks):
-        lines.append(Text(f"{silent:,} task{'s have' if silent > 1 else ' has'} no verdict."))
+        lines.append(Text(f"{counted(silent, 'task has', 'tasks have')} no verdict."))
     return lines
 
 
@@ -175,7 +270,7 @@ def _failures(facts: Facts) -> list[RenderableType]:
         for one in facts.failures[:_MAX_FAILURES]
     ]
     if left_out := len(facts.failures[_MAX_FAILURES:]):
-        lines.append(Text(f"… and {left_out:,} more types of errors", style="dim"))
+        lines.append(Text(f"… and {counted(left_out, 'more type', 'more types')} of errors", style="dim"))
     return list(lines)
 
 
@@ -184,7 +279,7 @@ def _tampering(facts: Facts) -> list[RenderableType]:
     if not found.rollouts:
         return []
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in found.kinds.items())
-    return [Text(f"Tampering in {found.rollouts:,} rollout{'s' * (found.rollouts > 1)}: {kinds}", "yellow")]
+    return [Text(f"Tampering in {counted(found.rollouts, 'rollout')}: {kinds}", "yellow")]
 
 
 def _suspicious(facts: Facts) -> list[RenderableType]:
@@ -192,7 +287,7 @@ def _suspicious(facts: Facts) -> list[RenderableType]:
     if not found.rollouts:
         return []
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in found.kinds.items())
-    patches = f"{found.rollouts:,} patch{'es' * (found.rollouts > 1)}"
+    patches = counted(found.rollouts, "patch", "patches")
     return [Text(f"Suspicious code in {patches}, {found.resolved:,} of them resolved: {kinds}", "yellow")]
 
 
@@ -206,8 +301,8 @@ def _run_again(facts: Facts) -> list[RenderableType]:
     if not lost.tries:
         return []
     text = (
-        f"Run again after the sandbox failed: {lost.rollouts:,} rollout{'s' * (lost.rollouts > 1)}; the "
-        f"{lost.tries:,} lost {'try' if lost.tries == 1 else 'tries'} took {lost.seconds:,.1f} s and "
+        f"Run again after the sandbox failed: {counted(lost.rollouts, 'rollout')}; the "
+        f"{counted(lost.tries, 'lost try', 'lost tries')} took {lost.seconds:,.1f} s and "
         f"{lost.prompt_tokens:,} tokens in, {lost.completion_tokens:,} out"
     )
     return [Text(text, "yellow")]
@@ -246,7 +341,7 @@ def _tokens(tokens: TokenAudit | None) -> list[RenderableType]:
             style="bold red" if tokens.problems else "",
         ),
         *(Text(f"  {problem}", style="bold red") for problem in tokens.problems),
-        Text(f"Chains: {ledger.chains:,}, of which {forks:,} fork{'s' * (forks != 1)}"),
+        Text(f"Chains: {ledger.chains:,}, of which {counted(forks, 'fork')}"),
         *(Text(f"  {count:,} {cause}: {CAUSES[cause]}") for cause, count in ledger.forks.items()),
         Text("Prompts: " + ", ".join(f"{count:,} {how}" for how, count in ledger.rendered.items())),
     ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import compress
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from swe_core.api.records import Record
@@ -27,23 +27,23 @@ class StepMetrics(Record):
     values: dict[str, float | None] = Field(description="name → value; null where it is not finite")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Metric:
     """The values of one name.
 
     Args:
-        steps: [N] float64, increasing: the steps with a finite value.
-        values: [N] float64: those values.
+        steps: The steps with a finite value, increasing.
+        values: Those values.
         not_finite: The steps at which it was not finite.
     """
 
     name: str
-    steps: NDArray[np.float64]
-    values: NDArray[np.float64]
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
     not_finite: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """The log of a trainer.
 
@@ -107,7 +107,7 @@ def read_metrics(run: Path) -> Metrics | None:
                 one.rewind(found.step)
         read.append(found)
         for name, value in found.values.items():
-            series.setdefault(name, _Series()).put(found.step, np.nan if value is None else value)
+            series.setdefault(name, _Series()).put(found.step, math.nan if value is None else value)
     if not read:
         return None
     metrics = tuple(_metric(name, one) for name, one in series.items())
@@ -115,6 +115,10 @@ def read_metrics(run: Path) -> Metrics | None:
 
 
 def _metric(name: str, series: _Series) -> Metric:
-    steps, values = np.array(series.steps, np.float64), np.array(series.values, np.float64)
-    shown = np.isfinite(values) & (np.abs(values) <= LARGEST)
-    return Metric(name, steps[shown], values[shown], tuple(int(step) for step in steps[~shown]))
+    shown = [math.isfinite(value) and abs(value) <= LARGEST for value in series.values]
+    return Metric(
+        name,
+        tuple(compress(series.steps, shown)),
+        tuple(compress(series.values, shown)),
+        tuple(step for step, kept in zip(series.steps, shown, strict=True) if not kept),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+from swe_core.api import agent_contract
 from swe_core.api.agent import AgentEvent, AgentSpec
 from swe_core.api.sandbox import Stream
 from swe_core.rollout.run_directory import RolloutFolder
@@ -72,7 +73,7 @@ class AgentOutput:
             self._skipping = False
             events = [AgentEvent(kind="info", text=f"a line of more than {MAX_LINE} bytes was left out")]
         else:
-            events = list(self._agent.parse_event(line))
+            events = agent_contract.parse_event(self._agent, line)
         for event in events:
             self.add(event)
 

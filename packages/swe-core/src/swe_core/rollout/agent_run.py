@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 
+from swe_core.api import agent_contract
 from swe_core.api.agent import AgentContext, AgentExit, AgentSpec, InteractiveAgent
 from swe_core.api.engine import EngineSession
 from swe_core.api.records import Turn
@@ -18,9 +20,13 @@ from swe_core.errors import AgentError, NoLLMCall, SandboxError, raised_as
 from swe_core.interception.gate import Gate
 from swe_core.rollout.agent_output import AgentOutput
 from swe_core.rollout.dialogue import Dialogue, converse
+from swe_core.rollout.missing_program import missing_program
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RolloutFolder
 from swe_core.system.detached import closed
+
+_NOT_STARTED = (126, 127)
+"""Exit codes of a program that is not executable or missing, and of a shell that says so of another."""
 
 
 @dataclass(slots=True)
@@ -63,7 +69,14 @@ async def run_agent(
 
             who = EngineSession(request.id, request.task.instance_id, request.attempt, request.agent)
             gate = await stack.enter_async_context(
-                server.session(engine, who, on_turn, request.budget, folder.add_undelivered, agent.auxiliary)
+                server.session(
+                    engine,
+                    who,
+                    on_turn,
+                    request.budget,
+                    folder.add_undelivered,
+                    partial(agent_contract.auxiliary, agent),
+                )
             )
             run.gate = gate
             context.redactor.add(gate.token)
@@ -82,7 +95,7 @@ async def run_agent(
             exit_url=origin + gate.exit_path if gate else "",
         )
         if gate is not None:
-            gate.tools.offer(agent.tools(ctx))
+            gate.tools.offer(agent_contract.tools(agent, ctx))
         output = AgentOutput(agent, folder)
         with anyio.move_on_after(limits.agent) as clock:
             run.exit_code = await _watched(gate, request, agent, ctx, sandbox, output)
@@ -97,7 +110,7 @@ async def run_agent(
                 f"(limits.agent){calls}"
             )
         ended = AgentExit(run.exit_code, output.last_error, output.stderr_tail)
-        failure = agent.failure(ended)
+        failure = agent_contract.failure(agent, ended)
         if failure is not None:
             raise AgentError(failure)
     if gate is not None and silent:
@@ -119,7 +132,7 @@ async def _run(
     agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput, gate: Gate | None
 ) -> int:
     """Run the agent to its end, and return its exit code."""
-    for path, content in agent.files(ctx).items():
+    for path, content in agent_contract.files(agent, ctx).items():
         with raised_as(SandboxError):
             await sandbox.write(path, content, mode=0o600)
     if isinstance(agent, InteractiveAgent):
@@ -131,7 +144,8 @@ async def _run(
 
 
 async def _run_process(agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput) -> int:
-    command, env, stdin = list(agent.command(ctx)), dict(agent.env(ctx)), agent.stdin(ctx)
+    command, env = agent_contract.command(agent, ctx), agent_contract.env(agent, ctx)
+    stdin = agent_contract.stdin(agent, ctx)
     with raised_as(SandboxError):
         process = await sandbox.start(command, cwd=ctx.workdir, env=env, stdin=stdin)
     try:
@@ -141,6 +155,10 @@ async def _run_process(agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, ou
             exit_code = await process.wait()
         if not isinstance(exit_code, int):
             raise SandboxError(f"the agent's process ended with {exit_code!r}, expected an exit code")
+        if exit_code in _NOT_STARTED:
+            missing = await missing_program(agent.name, command[0], sandbox, cwd=ctx.workdir, env=env)
+            if missing is not None:
+                raise AgentError(missing)
         return exit_code
     finally:
         try:

@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from swe_core.api import agent_contract
 from swe_core.api.agent import AgentConsole, AgentContext, AgentEvent, InteractiveAgent
 from swe_core.api.sandbox import Sandbox
 from swe_core.errors import AgentError, SandboxError, raised_as, sentence
 from swe_core.interception.gate import Gate
 from swe_core.rollout.agent_output import MAX_LINE, AgentOutput
+from swe_core.rollout.missing_program import missing_program
 from swe_core.sandboxing.background import helper_task_group
 from swe_core.sandboxing.interactive import InteractiveProcess, interactive
 
@@ -56,7 +58,7 @@ class Dialogue:
         """
         agent, ctx = self._agent, self._ctx
         lines, received = anyio.create_memory_object_stream[bytes](_LINES)
-        command, env = list(agent.command(ctx)), dict(agent.env(ctx))
+        command, env = agent_contract.command(agent, ctx), agent_contract.env(agent, ctx)
         with raised_as(SandboxError):
             context = interactive(self.sandbox, command, cwd=ctx.workdir, env=env, directory=ctx.home)
         async with context as process, helper_task_group() as tasks:
@@ -67,6 +69,11 @@ class Dialogue:
             except AgentError:
                 if console.died is not None:  # which is why the agent failed
                     raise console.died from None
+                missing = await missing_program(
+                    agent.name, command[0], self.sandbox, cwd=ctx.workdir, env=env
+                )
+                if missing is not None:
+                    raise AgentError(missing) from None
                 raise
 
     def record(self, event: AgentEvent) -> None:

@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 
 import anyio
 
-from swe_core.api.grader import Grade, Graded
+from swe_core.api.contracts import grade_patch
+from swe_core.api.grader import Grade
 from swe_core.api.records import Outcome
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.worker import FinishedRollout
@@ -149,11 +150,9 @@ async def _grade(
     limits = request.limits
     spec = request.spec.for_grading()
     with state.phase("grade"), _budget("grade", limits.verdict, GraderError):
-        graded = await context.grader.grade(
-            request.task, state.patch, state.opens["grade"], spec, limits.grade
+        graded = await grade_patch(
+            context.grader, request.task, state.patch, state.opens["grade"], spec, limits.grade
         )
-    if not isinstance(graded, Graded):
-        raise GraderError(f"the grader returned {graded!r} instead of Graded")
     folder.put("test.log", graded.log)
     return graded.grade
 

@@ -15,7 +15,16 @@ import anyio.to_thread
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
+from swe_core.api.contracts import complete
+from swe_core.api.engine import (
+    ChatRequest,
+    Completion,
+    Emit,
+    Engine,
+    EngineSession,
+    TokenTable,
+    Usage,
+)
 from swe_core.errors import ConfigError, EngineError
 from swe_core.system.redaction import Redactor
 
@@ -121,6 +130,9 @@ class RecordingEngine(Engine):
     async def check(self) -> None:
         await self._inner.check()
 
+    def vocabulary(self) -> TokenTable | None:
+        return self._inner.vocabulary()
+
     def notes(self) -> Sequence[str]:
         return self._inner.notes()
 
@@ -136,7 +148,7 @@ class RecordingEngine(Engine):
         replies = self._sessions.setdefault(session.rollout_id, [])
         place = len(replies)
         replies.append(None)  # reserves the place of this call; a failed call leaves it empty
-        completion = await self._inner.complete(request, session, emit)
+        completion = await complete(self._inner, request, session, emit)
         replies[place] = RecordedReply(
             message=completion.message, finish_reason=completion.finish_reason, usage=completion.usage
         )

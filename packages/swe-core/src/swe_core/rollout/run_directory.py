@@ -35,6 +35,7 @@ FOLDERS = "rollouts"
 TURNS_FILE = "turns.jsonl"
 TRANSCRIPT_FILE = "transcript.jsonl"
 PATCH_FILE = "patch.diff"
+TEST_LOG_FILE = "test.log"
 
 _NEW = ".new"
 """Suffix of a file that replaces another once it is whole."""
@@ -267,7 +268,15 @@ class RunDirectory:
         Raises:
             UsageError: A line in the middle is damaged; the message names it.
         """
-        return {head.id: head.outcome for head in _heads(self.path / ROLLOUTS_FILE)}
+        return {head.id: head.outcome for head in self.heads()}
+
+    def heads(self) -> list[Head]:
+        """Return the heads of `rollouts`, in the order in which they finished.
+
+        Raises:
+            UsageError: A line in the middle is damaged; the message names it.
+        """
+        return list({head.id: head for head in _heads(self.path / ROLLOUTS_FILE)}.values())
 
     def chains(self, rollout_id: str) -> Sequence[Chain]:
         """Return the training rows of one rollout, made again from its calls on disk.
@@ -311,6 +320,11 @@ class RunDirectory:
     def patch(self, rollout_id: str) -> bytes | None:
         """Return `patch.diff` of one rollout; None without one."""
         path = self.path / FOLDERS / rollout_id / PATCH_FILE
+        return path.read_bytes() if path.is_file() else None
+
+    def test_log(self, rollout_id: str) -> bytes | None:
+        """Return `test.log` of one rollout; None without one."""
+        path = self.path / FOLDERS / rollout_id / TEST_LOG_FILE
         return path.read_bytes() if path.is_file() else None
 
 
@@ -383,20 +397,28 @@ def _parsed(path: Path, lines: Mapping[int, bytes], model: type[M], what: str) -
     return found
 
 
-class _Head(NamedTuple):
+class Head(NamedTuple):
     """What is read of a finished rollout without validating the rest of its line."""
 
     id: str
     outcome: Outcome
     cancelled_as: str | None
+    agent: str
+    model: str
     line: bytes
 
+    @property
+    def interrupted(self) -> bool:
+        """Return whether a signal cancelled it, so that a resumed run runs it again."""
+        return self.outcome == "cancelled" and self.cancelled_as is None
 
-def _heads(path: Path) -> Iterator[_Head]:
+
+def _heads(path: Path) -> Iterator[Head]:
     for number, line in enumerate(_whole_lines(path), 1):
         try:
             raw = orjson.loads(line)
-            yield _Head(raw["id"], raw["outcome"], raw.get("cancelled_as"), line)
+            more = raw.get("cancelled_as"), raw.get("agent", ""), raw.get("model", "")
+            yield Head(raw["id"], raw["outcome"], *more, line)
         except (orjson.JSONDecodeError, TypeError, KeyError):
             raise UsageError(f"line {number} of {str(path)!r} is not a finished rollout") from None
 

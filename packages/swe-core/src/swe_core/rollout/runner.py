@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import anyio
 
 from swe_core.api.agent import AgentSpec
 from swe_core.api.engine import Engine
-from swe_core.api.records import Rollout, Turn
+from swe_core.api.records import Failure, Rollout, Turn
 from swe_core.api.rollout_request import Observer, Phase, RolloutRequest
 from swe_core.api.worker import FinishedRollout
-from swe_core.errors import SweError, sentence
+from swe_core.errors import RunStopped, SweError, sentence
+from swe_core.rollout.equal_errors import EqualErrors
 from swe_core.rollout.loop import run_rollout
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RunDirectory
+from swe_core.system.printable import one_line
 from swe_core.system.redaction import scoped_secrets
 
 logger = logging.getLogger(__name__)
+
+_MESSAGE = 300
+"""Characters of a message that ends a run."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +44,7 @@ class Runner:
     Args:
         context: The live objects that the rollouts share.
         observers: Notified of each event: the display, the plugins.
+        max_errors: Number of equal errors without a verdict between them that ends `run_all`; 0 is no limit.
     """
 
     def __init__(
@@ -46,10 +54,12 @@ class Runner:
         store: RunDirectory,
         observers: Sequence[Observer],
         concurrency: int,
+        max_errors: int = 0,
     ) -> None:
         self.requests = requests
         self.store = store
         self.concurrency = concurrency
+        self._max_errors = max_errors
         self._context = context
         self._observer = _Observers(observers)
         self._running: dict[str, _Running] = {}
@@ -64,13 +74,24 @@ class Runner:
     async def run_all(self) -> None:
         finished = self.store.finished()
         left = [request for request in self.requests if request.id not in finished]
-        waiting = iter(left)
+        waiting, unfinished = iter(left), len(left)
+        errors = EqualErrors(self._max_errors, len({request.task.instance_id for request in left}))
+
+        async def work() -> None:
+            nonlocal unfinished
+            for request in waiting:
+                rollout = (await self.run(request)).rollout
+                unfinished -= 1
+                equal = errors.add(rollout)
+                if equal and unfinished:
+                    raise RunStopped(self._stopped(rollout, equal))
+
         try:
             async with anyio.create_task_group() as group:
                 for _ in range(min(self.concurrency, len(left))):
-                    group.start_soon(self._work, waiting)
-        except ExceptionGroup as errors:  # the first one cancelled the others
-            raise errors.exceptions[0] from None
+                    group.start_soon(work)
+        except ExceptionGroup as problems:  # the first one cancelled the others
+            raise problems.exceptions[0] from None
 
     async def run(self, request: RolloutRequest, agent: AgentSpec | None = None) -> FinishedRollout:
         context = replace(self._context, agent=agent) if agent is not None else self._context
@@ -102,9 +123,14 @@ class Runner:
             running.why = running.why or why
             running.scope.cancel()
 
-    async def _work(self, waiting: Iterator[RolloutRequest]) -> None:
-        for request in waiting:
-            await self.run(request)
+    def _stopped(self, rollout: Rollout, equal: int) -> str:
+        failure = cast(Failure, rollout.failure)
+        resume = shlex.join(["swe-core", "run", "--resume", str(self.store.path), "--retry-errors"])
+        return (
+            f"the run was stopped, because {equal} rollouts ended in the same error and none got a verdict "
+            f"meanwhile ({failure.boundary}: {one_line(failure.message, _MESSAGE)}); correct the cause and "
+            f"continue with `{resume}`; --max-errors 0 goes on whatever happens"
+        )
 
     def _finish(self, rollout: Rollout) -> None:
         with self._writing():

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any, get_args
 
 from swe_core.api.chain import Chain
+from swe_core.api.contracts import opened as opened_sandbox
 from swe_core.api.engine import Usage
 from swe_core.api.grader import Grade
 from swe_core.api.records import Failure, Ledger, Outcome, Phases, Purpose, Retried, Rollout, SandboxTime
@@ -211,9 +212,10 @@ class TimedProvider:
         Raises:
             SandboxError: The sandbox did not close within `SANDBOX_CLOSING` seconds, or has a wrong flavor.
         """
+        context = opened_sandbox(self._inner, spec)
         opened: tuple[str | None, float] | None = None
         try:
-            async with held(self._inner.open(spec), "the sandbox", SANDBOX_CLOSING, SandboxError) as sandbox:
+            async with held(context, "the sandbox", SANDBOX_CLOSING, SandboxError) as sandbox:
                 if not isinstance(sandbox.flavor, str | None):
                     raise SandboxError(f"the flavor of a sandbox is {sandbox.flavor!r}, expected a name")
                 opened = sandbox.flavor, monotonic()

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from swe_core.api import contracts
 from swe_core.api.component import Config
-from swe_core.errors import ConfigError, PluginError, SweError, sentence
+from swe_core.errors import ConfigError, PluginError
 from swe_core.plugins.builtins import DEFAULTS
 from swe_core.plugins.manager import PluginSet as PluginSet  # what `load_plugins` returns is public
 from swe_core.plugins.manager import RegisteredComponent, Role, allow_list
@@ -45,17 +46,12 @@ class ResolvedComponent:
 
         Raises:
             SweError: The plugin raised it.
-            PluginError: The plugin raised any other exception.
+            PluginError: The plugin raised any other exception, or the object does not fill the role.
         """
-        try:
-            return self.registered.component.create(self.config)
-        except SweError:
-            raise
-        except Exception as error:  # plugin code may raise anything
-            raise PluginError(
-                f"the {self.registered.role} {self.name!r} of the plugin {self.registered.plugin!r} "
-                f"cannot be created: {sentence(error)}"
-            ) from error
+        role = self.registered.role
+        what = "task source" if role == "tasks" else role
+        who = f"the {what} {self.name!r} of the plugin {self.registered.plugin!r}"
+        return contracts.create(self.registered.component, self.config, role, who)
 
 
 def load_plugins(run: RunOptions, environment: Mapping[str, str] = os.environ) -> PluginSet:

@@ -22,6 +22,7 @@ import anyio
 import anyio.to_thread
 import orjson
 
+from swe_core.api import agent_contract, contracts
 from swe_core.api.agent import AgentSpec
 from swe_core.api.engine import Engine
 from swe_core.api.grader import Grader
@@ -30,7 +31,7 @@ from swe_core.api.records import Outcome
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.sandbox import Asset, SandboxProvider
 from swe_core.api.worker import RolloutWorker
-from swe_core.errors import ConfigError, SweError
+from swe_core.errors import ConfigError, RunStopped, SweError
 from swe_core.interception.server import InterceptionServer
 from swe_core.plugins.manager import PluginSet
 from swe_core.plugins.plugin_observer import PluginObserver
@@ -39,9 +40,11 @@ from swe_core.rollout.run_context import BlackBox, RunContext
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.rollout.runner import Runner
 from swe_core.run.plan import BlackBoxPlan, Plan, check_sandbox_supported, limits_of, sandbox_spec
+from swe_core.run.vocabulary import keep_vocabulary
 from swe_core.system.descriptors import raise_descriptor_limit
 from swe_core.system.event_loop import ending_signals, settled
 from swe_core.system.files import locked
+from swe_core.system.plural import counted
 from swe_core.system.redaction import Redactor, redaction_scope
 
 if TYPE_CHECKING:
@@ -63,10 +66,12 @@ class RunResult:
     Args:
         directory: The run directory, with every finished rollout.
         cancelled: Whether a signal interrupted the run.
+        stopped: Why equal errors ended it early; None if they did not.
     """
 
     directory: RunDirectory
     cancelled: bool
+    stopped: RunStopped | None = None
 
 
 class RunExtension(Protocol):
@@ -99,7 +104,8 @@ async def execute(
 ) -> RunResult:
     """Run `plan` into the directory `out`, until its worker returns or one of `ending_signals` cancels it.
 
-    Rollouts that are running then are recorded as cancelled. The arguments are those of `open_run`.
+    Rollouts that are running then are recorded as cancelled, and so are those that run when equal errors end
+    the run. The arguments are those of `open_run`.
 
     Args:
         worker: Drives the run: the plan's worker, or one that a `Launcher` made for this process.
@@ -110,9 +116,13 @@ async def execute(
     opened = open_run(
         plan, plugins, out, observe, resume=resume, again=again, lock=lock, extensions=extensions
     )
+    cancelled, stopped = False, None
     async with opened as runner:
-        cancelled = await _until_signalled(worker, runner)
-    return RunResult(runner.store, cancelled)
+        try:
+            cancelled = await _until_signalled(worker, runner)
+        except RunStopped as error:  # the extensions end as after any run
+            stopped = error
+    return RunResult(runner.store, cancelled, stopped)
 
 
 @asynccontextmanager
@@ -153,29 +163,34 @@ async def open_run(
             stack.enter_context(locked(out))
         for extension in extensions:
             await extension.prepare()
-        reaped = await provider.reap()
+        reaped = await contracts.reap(provider)
         if reaped:
-            logger.warning("removed %d sandboxes of runs that have ended", reaped)
+            logger.warning("removed %s of runs that have ended", counted(reaped, "sandbox", "sandboxes"))
         check_sandbox_supported(provider, plan.settings)  # again: `reap` may have probed the service
         async with _model_side(plan, redactor) as (gate, black_box, engine_name, model):
             if gate is not None:
-                await gate[1].check()
+                await contracts.check(gate[1])
             # The first call may build a bundle, which blocks.
-            assets = await anyio.to_thread.run_sync(agent.assets)
-            first = [*provider.notes(), *_model_notes(gate, black_box, plan.settings.budget)]
+            assets = await anyio.to_thread.run_sync(agent_contract.assets, agent)
+            first = [*contracts.notes_of(provider), *_model_notes(gate, black_box, plan.settings.budget)]
             notes = [redactor.text(note) for note in first]
-            meaning = [redactor.text(note) for note in gate[1].notes()] if gate is not None else []
-            requests = _requests(plan, agent, tuple(assets), engine_name, model)
+            meaning = (
+                [redactor.text(note) for note in contracts.notes_of(gate[1])] if gate is not None else []
+            )
+            requests = _requests(plan, agent, assets, engine_name, model)
             if resume:
                 directory = RunDirectory.resume(out, redactor, again)
             else:
                 directory = create_directory(plan, plugins, out, redactor, len(requests), [*notes, *meaning])
                 stack.enter_context(locked(out))
+            if gate is not None:
+                await keep_vocabulary(gate[1], out)
             parts = RunContext(agent, provider, grader, gate, black_box, redactor)
             finished = directory.finished()
             left = [request for request in requests if request.id not in finished]
             observers = [observe(left, [*notes, *meaning] if resume else notes), PluginObserver(plugins)]
-            runner = Runner(requests, parts, directory, observers, plan.settings.run.concurrency)
+            options = plan.settings.run
+            runner = Runner(requests, parts, directory, observers, options.concurrency, options.error_limit)
             async with AsyncExitStack() as running:
                 for extension in extensions:
                     await running.enter_async_context(extension.running(runner))
@@ -314,7 +329,7 @@ async def _until_signalled(worker: RolloutWorker, runner: Runner) -> bool:
     async with anyio.create_task_group() as group:
         group.start_soon(watch, group.cancel_scope)
         try:
-            await worker.run(runner)
+            await contracts.run_worker(worker, runner)
         except Exception as error:  # the task group would wrap it in a group
             problem = error
         group.cancel_scope.cancel()

@@ -52,9 +52,18 @@ def plan_run(settings: Settings, plugins: PluginSet) -> Plan:
     Raises:
         UsageError: A choice, a setting or a task row is wrong, or the provider would refuse every sandbox.
     """
-    _refuse_unknown_tables(settings, plugins)
+    refuse_unknown_tables(settings, plugins)
     run = settings.run
+    if run.agent_key_env is not None and run.mode != "black-box":
+        raise ConfigError(
+            "--agent-key-env is for --mode black-box, where the agent calls the provider itself: leave it "
+            "out, or add --mode black-box --network full"
+        )
+    if run.record and run.recording and run.record.resolve() == run.recording.resolve():
+        raise ConfigError("--record and --recording name the same file: record into another one")
     wanted = selection(settings, plugins)
+    if run.tasks is None:  # the run directory names the source, so that a resumed run has the same
+        settings = settings.model_copy(update={"run": run.model_copy(update={"tasks": wanted.name})})
     worker = resolve_component(settings, plugins, "worker", run.worker)
     agent = cast(
         AgentSpec,
@@ -67,8 +76,12 @@ def plan_run(settings: Settings, plugins: PluginSet) -> Plan:
         black_box = run.mode == "black-box"
         preferred = worker.registered.component.defaults.get("engine")
         model_side = (
-            _black_box(settings) if black_box else _engine(settings, plugins, wanted.source, preferred)
+            _black_box(settings, plugins)
+            if black_box
+            else engine_of(settings, plugins, wanted.source, preferred)
         )
+        if isinstance(model_side, ResolvedComponent):
+            settings = with_filled_in(settings, model_side)
     sandbox = resolve_component(
         settings, plugins, "sandbox", run.sandbox, default=default_component("sandbox", worker)
     )
@@ -149,13 +162,23 @@ def check_sandbox_supported(provider: SandboxProvider, settings: Settings, *, ag
             raise ConfigError(f"no sandbox for the {who}: {sentence(error)}") from error
 
 
-def _engine(
+def engine_of(
     settings: Settings, plugins: PluginSet, source: TaskSource, preferred: str | None
 ) -> ResolvedComponent:
+    """Return the engine of a run.
+
+    Args:
+        source: The tasks, whose recording is the default where neither URL nor model is given.
+        preferred: The default of the run's worker.
+
+    Raises:
+        UsageError: The engine or a setting is wrong.
+    """
     run = settings.run
     recording = run.recording
     default = preferred or DEFAULTS["engine"]
-    if preferred is None and run.engine_url is None and (recording or source.recording):
+    recorded = recording or (source.recording if run.model is None else None)
+    if preferred is None and run.engine_url is None and recorded:
         default = RECORDED_ENGINE
     registered = plugins.choose("engine", run.engine, default)
     if registered is not None and registered.name == RECORDED_ENGINE and recording is None:
@@ -174,7 +197,24 @@ def _engine(
     return resolve_component(settings, plugins, "engine", run.engine, shared, default)
 
 
-def _black_box(settings: Settings) -> BlackBoxPlan:
+def with_filled_in(settings: Settings, engine: ResolvedComponent) -> Settings:
+    """Return `settings` with what the engine filled in, such as a URL from the environment.
+
+    A run records them, so that it resumes with the same endpoint wherever it is resumed.
+    """
+    filled = {name: getattr(engine.config, name) for name in engine.config.filled_in()}
+    options = {"url": "engine_url", "model": "model"}
+    run = {option: filled.pop(name) for name, option in options.items() if name in filled}
+    table = {**settings.engine.get(engine.name, {}), **filled}
+    return settings.model_copy(
+        update={
+            "run": settings.run.model_copy(update=run),
+            "engine": {**settings.engine, engine.name: table} if filled else settings.engine,
+        }
+    )
+
+
+def _black_box(settings: Settings, plugins: PluginSet) -> BlackBoxPlan:
     run = settings.run
     if settings.resources.network != "full":
         raise ConfigError(
@@ -186,10 +226,10 @@ def _black_box(settings: Settings) -> BlackBoxPlan:
             "--mode black-box needs --engine-url URL, --model NAME and --agent-key-env VARIABLE, "
             "the environment variable with the agent's key"
         )
-    if run.record or run.recording or run.engine:
+    if run.record or run.recording or run.engine or plugins.selected("engine"):
         raise ConfigError(
             "--mode black-box has no engine, because the host does not see the agent's LLM calls: "
-            "leave out --engine, --record and --recording"
+            "leave out --engine, --record, --recording and plugins with an engine"
         )
     kept = settings.budget.model_dump(exclude={"grace"}, exclude_none=True)
     if kept:
@@ -203,8 +243,12 @@ def _black_box(settings: Settings) -> BlackBoxPlan:
     return BlackBoxPlan(base_url(run.engine_url), run.model, SecretStr(key))
 
 
-def _refuse_unknown_tables(settings: Settings, plugins: PluginSet) -> None:
-    """Refuse tables of unknown components, such as `[sandbox.dokcer]`, except those of unloaded plugins."""
+def refuse_unknown_tables(settings: Settings, plugins: PluginSet) -> None:
+    """Refuse tables of unknown components, such as `[sandbox.dokcer]`, except those of unloaded plugins.
+
+    Raises:
+        ConfigError: There is one.
+    """
     for role in HOOKS:
         offered = {registered.name for registered in plugins.components(role)}
         for name in getattr(settings, role):

@@ -7,6 +7,7 @@ from typing import cast
 
 from pydantic import BaseModel, ConfigDict
 
+from swe_core.api.contracts import grade_patch
 from swe_core.api.grader import Grade, Grader
 from swe_core.api.records import Rollout
 from swe_core.api.sandbox import SandboxProvider
@@ -18,6 +19,7 @@ from swe_core.run.components import resolve_component
 from swe_core.run.plan import check_sandbox_supported, grader_of, limits_of, sandbox_spec
 from swe_core.run.settings import Settings
 from swe_core.run.task_selection import selection
+from swe_core.system.plural import counted
 
 
 class Difference(BaseModel):
@@ -106,10 +108,12 @@ async def _again(
     spec = sandbox_spec(task, settings).for_grading()
     patch = run.patch(rollout.id)
     if patch is None and rollout.patch_bytes:
-        error = f"its patch of {rollout.patch_bytes} bytes is no longer in the run directory"
+        error = f"its patch of {counted(rollout.patch_bytes, 'byte')} is no longer in the run directory"
         return Regraded(rollout=rollout.id, task=rollout.task_id, error=error)
     try:
-        graded = await grader.grade(task, patch or b"", provider, spec, limits_of(settings)(task).grade)
+        graded = await grade_patch(
+            grader, task, patch or b"", provider, spec, limits_of(settings)(task).grade
+        )
     except SweError as error:
         return Regraded(rollout=rollout.id, task=rollout.task_id, error=sentence(error))
     before = cast(Grade, rollout.grade)

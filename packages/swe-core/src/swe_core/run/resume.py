@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from swe_core.run.plan import Plan
 
 ADJUSTABLE = (
-    *("run.concurrency", "run.engine_url", "run.sandbox_retries", "server.port"),
+    *("run.concurrency", "run.engine_url", "run.max_errors", "run.sandbox_retries", "server.port"),
     *("push.to", "push.private", "push.every"),
+    *("track.to", "track.project", "track.name", "track.space"),
 )
 """Settings that may change on resume, because no verdict depends on them."""
 
@@ -73,6 +74,8 @@ def check_same(run: RunDirectory, plan: Plan, adjustable: Collection[str] = ()) 
     now = dict(_flat(plan.settings.model_dump(mode="json")))
     # A setting that is new in this version has its default in both.
     for key, before in _flat(run.info.settings):
+        if key == "run.tasks" and before is None:  # the plan names the source; its tasks are compared below
+            continue
         if key not in may_change and now.get(key) != before:
             raise UsageError(
                 f"{where}: the setting {key!r} was {before!r} when it was started and is {now.get(key)!r} "

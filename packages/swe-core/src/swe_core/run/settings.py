@@ -29,6 +29,7 @@ from swe_core.api.sandbox import Network
 from swe_core.errors import ConfigError
 from swe_core.hub.options import PushOptions
 from swe_core.system.redaction import MARK, names_credential, secret_settings
+from swe_core.trackers.options import TrackOptions
 
 PREFIX = "SWE_"
 NESTED = "__"
@@ -47,7 +48,10 @@ class RunOptions(Config):
         default=None, description="plugins to load, and no others (`--plugins`)"
     )
     extra_plugins: tuple[str, ...] = Field(default=(), description="files or modules to load too (`-p`)")
-    tasks: str = Field(default="demo", description="task source, file of rows or data set")
+    tasks: str | None = Field(
+        default=None,
+        description="task source, file of rows or data set; unset: that of `--plugins` or `-p`, else demo",
+    )
     split: str | None = Field(default=None, description="split of the data set")
     only: tuple[str, ...] = Field(default=(), description="instance ids to keep; empty keeps all")
     filter: tuple[str, ...] = Field(
@@ -64,19 +68,30 @@ class RunOptions(Config):
     engine: str | None = Field(default=None, description="engine that answers LLM calls; unset: openai")
     grader: str | None = Field(default=None, description="grader that scores the patch; unset: swe")
     worker: str | None = Field(default=None, description="worker that consumes rollouts; unset: collect")
-    engine_url: str | None = Field(default=None, description="base URL of the engine")
-    model: str | None = Field(default=None, description="model that the engine serves")
+    engine_url: str | None = Field(default=None, description="base URL of the engine; unset: openai finds it")
+    model: str | None = Field(default=None, description="model that the engine serves, or PROVIDER/NAME")
     recording: Path | None = Field(default=None, description="file of recorded replies to answer from")
     record: Path | None = Field(default=None, description="file that records the replies of this run")
     attempts: int = Field(default=1, ge=1, description="rollouts per task")
     concurrency: int = Field(default=4, ge=1, description="rollouts that run at the same time")
     sandbox_retries: int = Field(default=0, ge=0, description="retries after a failure of the sandbox")
+    max_errors: int | None = Field(
+        default=None,
+        ge=0,
+        description="equal errors without a verdict between them that end the run; 0: no limit; unset: 10, "
+        "or twice `concurrency` if that is more",
+    )
     mode: Literal["gate", "black-box"] = Field(
         default="gate", description="route of LLM calls: through the host, or from the sandbox"
     )
     agent_key_env: str | None = Field(
         default=None, description="environment variable whose key the agent gets in black-box mode"
     )
+
+    @property
+    def error_limit(self) -> int:
+        """Return `max_errors`, or its default for this concurrency: one outage hits all running rollouts."""
+        return max(10, 2 * self.concurrency) if self.max_errors is None else self.max_errors
 
 
 class Server(Config):
@@ -110,6 +125,7 @@ class Settings(BaseSettings):
     server: Server = Server()
     resources: Resources = Resources()
     push: PushOptions = PushOptions()
+    track: TrackOptions = TrackOptions()
     agent: ComponentOptions = Field(default_factory=dict)
     sandbox: ComponentOptions = Field(default_factory=dict)
     engine: ComponentOptions = Field(default_factory=dict)
@@ -151,19 +167,13 @@ def load_settings(
         ConfigError: A file, a key or a value is wrong, or the name of a setting marks a secret. A run stores
             its settings and may push them.
     """
-    values: dict[str, Any] = {}
-    for section, options in (command_line or {}).items():
-        given = {name: value for name, value in options.items() if value is not None}
-        if given:
-            values[section] = given
-    for text in sets:
-        _put(values, text)
-    for setting, value in (overrides or {}).items():
-        _place(values, setting.split("."), value, f"the option for {setting!r}")
+    values = command_line_values(sets, command_line, overrides)
     _refuse_unknown_environment()
     # A subclass carries the file's values, so that two calls in one process share nothing.
     layered = type(
-        "Settings", (Settings,), {"file_values": dict(recorded or _read_file(file)), "__module__": __name__}
+        "Settings",
+        (Settings,),
+        {"file_values": dict(recorded or read_settings_file(file)), "__module__": __name__},
     )
     try:
         settings: Settings = layered(**values)
@@ -177,6 +187,31 @@ def load_settings(
             "name an environment variable in a setting such as api_key_env"
         )
     return settings
+
+
+def command_line_values(
+    sets: Iterable[str] = (),
+    command_line: Mapping[str, Mapping[str, Any]] | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return the layer of the command line as tables. The arguments are those of `load_settings`.
+
+    Raises:
+        ConfigError: A `--set` is no `SECTION.KEY=VALUE`, or contradicts another option.
+    """
+    values: dict[str, Any] = {}
+    for section, options in (command_line or {}).items():
+        given = {name: value for name, value in options.items() if value is not None}
+        if given:
+            values[section] = given
+    by_option: dict[tuple[str, ...], Any] = {
+        (section, name): value for section in values for name, value in values[section].items()
+    }
+    for text in sets:
+        _put(values, text, by_option)
+    for setting, value in (overrides or {}).items():
+        _place(values, setting.split("."), value, f"the option for {setting!r}", replace=False)
+    return values
 
 
 def validate(model: type[Config], values: Mapping[str, Any], what: str) -> Config:
@@ -221,7 +256,7 @@ def _fields_at(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
     return list(model.model_fields)
 
 
-def _put(target: dict[str, Any], text: str) -> None:
+def _put(target: dict[str, Any], text: str, by_option: Mapping[tuple[str, ...], Any]) -> None:
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     shown = f"{key}={MARK}" if names_credential(key) or value.lstrip().startswith(("{", "[")) else text
@@ -231,19 +266,33 @@ def _put(target: dict[str, Any], text: str) -> None:
         parsed = json.loads(value)
     except json.JSONDecodeError:
         parsed = value
-    _place(target, parts, parsed, f"--set {shown!r}")
+    _place(target, parts, parsed, f"--set {shown!r}", replace=tuple(parts) not in by_option)
 
 
-def _place(target: dict[str, Any], parts: Sequence[str], value: object, what: str) -> None:
-    """Set `value` at the path `parts` of nested tables."""
+def _place(target: dict[str, Any], parts: Sequence[str], value: object, what: str, *, replace: bool) -> None:
+    """Set `value` at the path `parts` of nested tables.
+
+    Raises:
+        ConfigError: A table is missing there, or without `replace` another value is set already.
+    """
     for part in parts[:-1]:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
             raise ConfigError(f"{what}: {part!r} is already set to a value, not to a table")
+    before = target.get(parts[-1], value)
+    if not replace and str(before) != str(value):
+        raise ConfigError(
+            f"{what}: another option sets {'.'.join(parts)!r} to a different value: leave one of them out"
+        )
     target[parts[-1]] = value
 
 
-def _read_file(file: Path | None) -> dict[str, Any]:
+def read_settings_file(file: Path | None) -> dict[str, Any]:
+    """Return the tables of a TOML file; none without a file.
+
+    Raises:
+        ConfigError: It cannot be read, or is not TOML.
+    """
     if file is None:
         return {}
     try:

@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import cast
 
 from swe_core.api.column_filter import ColumnFilter, keep
+from swe_core.api.contracts import tasks_of
 from swe_core.api.task import IMAGE_NAME, Task, TaskSource
 from swe_core.errors import ConfigError, TaskError
+from swe_core.plugins.builtins import DEFAULT_TASKS, DEFAULTS
 from swe_core.plugins.manager import PluginSet
 from swe_core.run.components import resolve_component
 from swe_core.run.settings import Settings
 from swe_core.system import strict_json
+from swe_core.system.plural import counted
 
 _DATA_SET = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = (".json", ".jsonl", ".parquet")
@@ -57,7 +60,7 @@ class TaskSelection:
         """
         run = self.settings.run
         images = _image_map(run.image_map) if run.image_map is not None else {}
-        left = list(self.source.tasks())
+        left = tasks_of(self.source, self.name)
         if not left:
             raise TaskError(f"the task source {self.name!r} has no tasks")
         if self.filters:
@@ -77,9 +80,10 @@ class TaskSelection:
 def selection(settings: Settings, plugins: PluginSet) -> TaskSelection:
     """Return the source that `--tasks` names, with the options that select from it.
 
-    The component with the role `tasks` and a setting `file` or `dataset` reads files and data sets. A source
-    with a setting `filter` applies `--filter` to its rows. For any other source, `--filter` applies to the
-    fields of its tasks.
+    Without `--tasks` it is the source of a selected plugin, else the demo. A file is read by the selected
+    source with a setting `file`, a data set by that with a setting `dataset`, else by the built-in one. A
+    source with a setting `filter` applies `--filter` to its rows. For any other source, `--filter` applies
+    to the fields of its tasks.
 
     Raises:
         UsageError: The source is unknown, or a setting is wrong.
@@ -88,14 +92,17 @@ def selection(settings: Settings, plugins: PluginSet) -> TaskSelection:
     filters = tuple(map(ColumnFilter.parse, run.filter))
     components = {registered.name: registered for registered in plugins.components("tasks")}
     split = {"split": ("--split", run.split)}
-    if run.tasks in components:
+    if run.tasks is None:
+        chosen = resolve_component(settings, plugins, "tasks", None, split, DEFAULT_TASKS)
+    elif run.tasks in components:
         chosen = resolve_component(settings, plugins, "tasks", run.tasks, split)
     elif Path(run.tasks).exists():
         file = {"file": ("--tasks FILE", Path(run.tasks))}
-        chosen = resolve_component(settings, plugins, "tasks", None, {**file, **split})
+        chosen = resolve_component(settings, plugins, "tasks", _reader(plugins, "file"), {**file, **split})
     elif _DATA_SET.fullmatch(run.tasks) and not run.tasks.lower().endswith(_FILES):
         dataset = {"dataset": ("--tasks OWNER/NAME", run.tasks)}
-        chosen = resolve_component(settings, plugins, "tasks", None, {**dataset, **split})
+        reader = _reader(plugins, "dataset")
+        chosen = resolve_component(settings, plugins, "tasks", reader, {**dataset, **split})
     else:
         close = difflib.get_close_matches(run.tasks, sorted(components), n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
@@ -107,6 +114,16 @@ def selection(settings: Settings, plugins: PluginSet) -> TaskSelection:
         asked = {"filter": ("--filter", run.filter)}
         chosen, filters = chosen.with_settings(asked), ()
     return TaskSelection(chosen.name, cast(TaskSource, chosen.create()), settings, filters)
+
+
+def _reader(plugins: PluginSet, setting: str) -> str | None:
+    """Return the source that reads what `--tasks` gives; None where several selected ones could."""
+    able = [
+        source.name for source in plugins.selected("tasks") if setting in source.component.config.model_fields
+    ]
+    if len(able) > 1:
+        return None  # the choice of the role's component names them
+    return able[0] if able else DEFAULTS["tasks"]
 
 
 def _only(tasks: Sequence[Task], wanted: Sequence[str]) -> list[Task]:
@@ -125,7 +142,7 @@ def _usable(tasks: Sequence[Task], report: Path) -> list[Task]:
     usable = usable_ids(report, tasks)
     kept = [task for task in tasks if task.instance_id in usable]
     if not kept:
-        raise TaskError(f"--verified {str(report)!r} calls none of {len(tasks)} tasks usable")
+        raise TaskError(f"--verified {str(report)!r} calls none of {counted(len(tasks), 'task')} usable")
     return kept
 
 

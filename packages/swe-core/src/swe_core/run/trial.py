@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from swe_core.api import agent_contract
 from swe_core.api.agent import AgentEvent, AgentSpec
+from swe_core.api.contracts import opened
 from swe_core.api.deltas import cut
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
 from swe_core.api.grader import Graded
@@ -179,7 +181,8 @@ async def run_trial(
     trial = Trial()
     with tempfile.TemporaryDirectory(prefix="swe-trial-") as scratch:
         repository = _repository(Path(scratch, "repository"), files or {})
-        spec = SandboxSpec(image=image, repository=repository, workdir=_WORKDIR, assets=tuple(agent.assets()))
+        assets = agent_contract.assets(agent)
+        spec = SandboxSpec(image=image, repository=repository, workdir=_WORKDIR, assets=assets)
         task = Task(
             instance_id="trial",
             repo="trial",
@@ -207,7 +210,7 @@ async def run_trial(
         redactor, run = Redactor(), AgentRun()
         records = RunDirectory.create(Path(scratch, "run"), new_run_info({}, {}, 1, []), redactor)
         folder = records.folder(request.id)
-        async with engine, InterceptionServer(redactor=redactor) as server, provider.open(spec) as sandbox:
+        async with engine, InterceptionServer(redactor=redactor) as server, opened(provider, spec) as sandbox:
             context = RunContext(agent, provider, _Ungraded(), (server, engine), None, redactor)
             if before is not None:
                 await before(sandbox)

@@ -12,10 +12,14 @@ _SEQUENCE = re.compile(
     r"|\x1b[ -/]*[0-~]"
 )
 _LINE_END = re.compile(r"\r+\n|\r+")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_UNSEEN = re.compile(r"[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]")
+_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
+_CONTROL = re.compile(f"[{_CONTROLS}]")
+_UNSEENS = r"\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f"
 """Characters that change text direction, break lines invisibly or have no width, except the two joiners of
 letters and emojis."""
+_UNSEEN = re.compile(f"[{_UNSEENS}]")
+_CLEAN = re.compile(f"[^{_CONTROLS}{_UNSEENS}]*+")
+"""Text that is printable as it is: found in a thirtieth of the time that it takes to change it."""
 
 
 def printable(text: str) -> str:
@@ -24,6 +28,10 @@ def printable(text: str) -> str:
     The result cannot move the cursor, change colours, or set the clipboard or title. Invisible characters
     (https://trojansource.codes) are spelt out.
     """
+    if text.isascii() and text.isprintable():
+        return text
+    if _CLEAN.fullmatch(text):
+        return text
     text = _LINE_END.sub("\n", _SEQUENCE.sub("", text))
     return _UNSEEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", _CONTROL.sub("", text))
 

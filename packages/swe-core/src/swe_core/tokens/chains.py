@@ -60,6 +60,20 @@ class Step:
         return np.isfinite(self.logprobs)
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a chain is made of.
+
+    Args:
+        cause: As in `Chain`.
+        steps: The turns whose new ids, prompt and then completion, follow each other, each with whether the
+            chain trains it. The others are context: dropped turns, and those that another chain trains.
+    """
+
+    cause: ForkCause
+    steps: tuple[tuple[Step, bool], ...]
+
+
 @dataclass(slots=True)
 class _Row:
     """A chain under construction: the turns whose new ids follow each other, and which of them it trains."""
@@ -141,6 +155,10 @@ class ChainBuilder:
     def build(self) -> list[Chain]:
         """Return the chains so far, in the order in which they began."""
         return [row.build() for row in self._rows]
+
+    def parts(self) -> list[Parts]:
+        """Return what each chain so far is made of, in the order of `build`."""
+        return [Parts(row.cause, tuple(row.parts)) for row in self._rows]
 
     def __len__(self) -> int:
         return len(self._rows)

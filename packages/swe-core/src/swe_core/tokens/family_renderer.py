@@ -66,7 +66,7 @@ class FamilyRenderer(Renderer):
         family: str,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.family = family
         self._format = _format(tokenizer, family, dict(template_kwargs or {}))
         added = frozenset(tokenizer.get_added_vocab().values())
@@ -141,7 +141,7 @@ class FamilyRenderer(Renderer):
         )
 
     def text(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _bridge_agrees(self) -> bool:
         """Return whether the format's rendering after a reply equals its bridge (not all do in 0.1.12)."""
@@ -151,7 +151,7 @@ class FamilyRenderer(Renderer):
             whole = self.render([user("Hello."), said, message], None)
             follows = []
             for text, stop in product(("Good day.", "</think>Good day."), self.stop_ids):
-                completion = [*self._tokenizer.encode(text, add_special_tokens=False), stop]
+                completion = [*self.tokenizer.encode(text, add_special_tokens=False), stop]
                 more = self.extend(prompt, completion, [message], None)
                 if more is not None:
                     follows.append([stop, *more])

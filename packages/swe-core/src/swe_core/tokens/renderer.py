@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swe_core.api.engine import Rendered
 from swe_core.api.messages import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TAIL = 256
 """Ids of the prompt's end that `extend` and `parse` get: enough for every generation prompt."""
@@ -41,6 +44,8 @@ class Renderer(ABC):
 
     name: str
     """Name in reports, such as "renderers/qwen3" or "template"."""
+    tokenizer: PreTrainedTokenizerBase
+    """The model's tokenizer."""
     how: Rendered
     """How prompts are made where `extend` gives ids; "full" where it never does."""
     stop_ids: frozenset[int]

@@ -241,6 +241,7 @@ class TemplateRenderer(Renderer):
         parser: Parser | None = None,
     ) -> None:
         self.source = source
+        self.tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, source, template_kwargs or {})
         self._parser = parser or plain_parser(tokenizer)
         self.proven = prove_prefix_preserving(self._template)
@@ -290,4 +291,4 @@ class TemplateRenderer(Renderer):
         )
 
     def text(self, ids: Sequence[int]) -> str:
-        return str(self._template.tokenizer.decode(list(ids), skip_special_tokens=False))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -69,6 +69,9 @@ class FileTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]  # transform
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
         return dict(self.backend_tokenizer.get_added_tokens_decoder())
 
+    def get_vocab(self) -> dict[str, int]:
+        return dict(self.backend_tokenizer.get_vocab())
+
     def get_added_vocab(self) -> dict[str, int]:
         return {str(token): id_ for id_, token in sorted(self.added_tokens_decoder.items())}
 

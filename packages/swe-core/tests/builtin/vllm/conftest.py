@@ -42,7 +42,7 @@ class Qwen:
     renderer: Renderer
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.renderer._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self.renderer.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     @property

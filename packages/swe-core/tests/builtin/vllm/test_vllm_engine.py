@@ -131,6 +131,18 @@ async def test_agent_without_parallel_calls_gets_the_first(qwen: Qwen, stream: b
     assert server.requests[2].prompt[: len(all_ids(first.sampled))] == all_ids(first.sampled)
 
 
+async def test_vocabulary_gives_the_text_of_ids(qwen: Qwen) -> None:
+    async with qwen.server("Bye.") as server, make_engine(server.url) as engine:
+        assert engine.vocabulary() is None  # the tokenizer is not known before a server was asked
+        await engine.check()
+        table = engine.vocabulary()
+    assert table is not None
+    assert table.tokenizer == str(qwen.path)
+    assert table.special[qwen.stop] == "<|im_end|>"
+    text = "Zoë\n  漢字 👩‍👩‍👧<|im_end|>"
+    assert b"".join(table.tokens[id_] or b"" for id_ in qwen.encode(text)) == text.encode()
+
+
 async def test_host_settings_override_sampling_of_the_agent(qwen: Qwen) -> None:
     async with qwen.server("ok") as server:
         async with make_engine(server.url, temperature=0.5, top_k=20) as engine:

@@ -140,7 +140,7 @@ async def test_task_without_gold_patch_is_broken(make_task: Any, methods: Any, s
     [
         (b"E   ModuleNotFoundError: No module named 'sure'\nE   second\n", "FAILED",
          "the first error is \"ModuleNotFoundError: No module named 'sure'\""),
-        (b"no tests ran\n", "MISSING", "1 of 1 tests were not collected"),
+        (b"no tests ran\n", "MISSING", "1 of 1 test was not collected"),
         (b"no tests ran\n", "FAILED", None),
     ],
 )  # fmt: skip

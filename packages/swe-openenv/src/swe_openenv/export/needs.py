@@ -37,7 +37,7 @@ def extras(plan: Plan) -> str:
     found = []
     if isinstance(plan.model_side, ResolvedComponent) and plan.model_side.name == "vllm":
         found.append("vllm")
-    tasks = plan.settings.run.tasks
+    tasks = plan.settings.run.tasks or ""
     if tasks == "demo":
         found.append("demo")
     elif ("/" in tasks and not Path(tasks).exists()) or tasks.endswith(".parquet"):
@@ -70,7 +70,7 @@ def _named(settings: Settings) -> Iterator[tuple[str, Path]]:
         path: Path | None = getattr(run, name)
         if path is not None:
             yield f"run.{name}", path
-    if Path(run.tasks).suffix.lower() in _ROWS:
+    if run.tasks is not None and Path(run.tasks).suffix.lower() in _ROWS:
         yield "run.tasks", Path(run.tasks)
     for plugin in run.extra_plugins:
         if plugin.endswith(".py"):

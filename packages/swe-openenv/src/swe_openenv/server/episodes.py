@@ -19,6 +19,7 @@ from swe_core.api.sandbox import Sandbox
 from swe_core.api.task import Task
 from swe_core.api.worker import RolloutRunner
 from swe_core.errors import SweError, UsageError
+from swe_core.system.plural import counted
 from swe_openenv.models import Status
 from swe_openenv.server.client_agent import ClientAgent
 
@@ -114,7 +115,9 @@ class Episodes:
             raise UsageError(f"the index is {index!r}, expected an integer")
         if not 0 <= index < len(self.tasks):
             count = len(self.tasks)
-            raise UsageError(f"the index {index} is out of range: the split {self.split!r} has {count} tasks")
+            raise UsageError(
+                f"the index {index} is out of range: the split {self.split!r} has {counted(count, 'task')}"
+            )
         return self.tasks[index]
 
     def check_split(self, split: str | None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Collection
 import anyio
 import pytest
 
+from swe_core.api.contracts import opened
 from swe_core.api.sandbox import Process, Sandbox, SandboxProvider, SandboxSpec
 
 PATIENCE = 120.0
@@ -51,7 +52,7 @@ class SandboxSuite:
     @pytest.fixture
     async def sandbox(self, provider: SandboxProvider, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         """One open sandbox."""
-        async with provider.open(spec) as sandbox:
+        async with opened(provider, spec) as sandbox:
             yield sandbox
 
 

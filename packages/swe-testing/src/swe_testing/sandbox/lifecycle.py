@@ -8,11 +8,13 @@ from typing import get_args
 import anyio
 import pytest
 
+from swe_core.api.contracts import notes_of, reap, unfit
 from swe_core.api.sandbox import (
     HOME_DIR,
     Network,
     Process,
     Sandbox,
+    SandboxEntry,
     SandboxProvider,
     SandboxSpec,
     SelectiveProvider,
@@ -36,6 +38,13 @@ class LifecycleTests(SandboxSuite):
             await until_runs(sandbox, mark)
             assert len(self.leftovers(provider)) > 0
         assert list(self.leftovers(provider)) == []
+
+    async def test_contract(self, provider: SandboxProvider) -> None:
+        """The provider has every method, and what they return has the types of the contract."""
+        assert unfit(provider, "sandbox") == ""
+        notes_of(provider)
+        assert all(isinstance(entry, SandboxEntry) for entry in await provider.list())
+        assert await reap(provider) >= 0
 
     async def test_error_in_the_body(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
         """The error is raised unchanged, and the sandbox is closed."""

@@ -26,6 +26,7 @@ from swe_core.hub.options import PushOptions
 from swe_core.hub.pushed_run import public_name, run_name
 from swe_core.hub.secrets import push_redactor
 from swe_core.rollout.run_directory import ROLLOUTS_FILE, RUN_FILE, RunInfo
+from swe_core.rollout.training_records import GROUPS_FILE
 from swe_trainer_trl.hub.restore import EARLIER, FOLDER, STATE
 from swe_trainer_trl.journal.checkpoints import CHECKPOINTS, METRICS_FILE, last_checkpoint
 from swe_trainer_trl.journal.journal import JOURNAL
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 _STAGED = "push"
 _LEFT_OUT = ("training_args.bin",)
 """A pickle with paths of this machine, which a resumed run does not need."""
-_TEXTS = (RUN_FILE, ROLLOUTS_FILE, METRICS_FILE)
+_TEXTS = (RUN_FILE, ROLLOUTS_FILE, METRICS_FILE, GROUPS_FILE)
 
 
 class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here

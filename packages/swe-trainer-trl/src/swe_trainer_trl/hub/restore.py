@@ -13,6 +13,7 @@ from swe_core.errors import SweError, UsageError, sentence
 from swe_core.hub.client import client, translate_errors
 from swe_core.hub.errors import problem_of
 from swe_core.rollout.run_directory import FOLDERS, ROLLOUTS_FILE, RUN_FILE
+from swe_core.rollout.training_records import GROUPS_FILE
 from swe_trainer_trl.journal.checkpoints import CHECKPOINTS, METRICS_FILE
 
 FOLDER = "last-checkpoint"
@@ -108,8 +109,8 @@ def _arrange(run: Path, checkpoint: Path) -> int:
     state = checkpoint / Path(STATE).name
     try:
         step = int(orjson.loads((checkpoint / "trainer_state.json").read_bytes())["global_step"])
-        for name in (RUN_FILE, METRICS_FILE, JOURNAL):
-            if name != METRICS_FILE or (state / name).is_file():
+        for name in (RUN_FILE, METRICS_FILE, GROUPS_FILE, JOURNAL):
+            if name not in (METRICS_FILE, GROUPS_FILE) or (state / name).is_file():
                 (state / name).replace(run / name)
     except (OSError, ValueError, KeyError) as error:
         raise SweError(

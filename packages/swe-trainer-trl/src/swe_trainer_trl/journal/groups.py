@@ -10,8 +10,8 @@ resume, the number of a version differs from it (`Journal.updates`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from swe_core.api.chain import Chain
 from swe_core.errors import LedgerError
+from swe_core.rollout.training_records import ClosedGroup, GroupMember
 
 Skipped = Literal["no_spread", "too_few_scored", "stale", "no_tokens"]
 """Why a group is not trained: equal rewards; too few attempts with a verdict; too few of these are fresh; no
@@ -68,6 +69,7 @@ class Row:
         advantage: Advantage of the rollout, the same on all its rows.
         update: Updates of the oldest policy in the group.
         reward: Reward of the rollout.
+        chain: Index of the chain in the rollout.
     """
 
     rollout_id: str
@@ -77,6 +79,7 @@ class Row:
     advantage: float
     update: int
     reward: float
+    chain: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +93,7 @@ class Assessed:
         update: Updates of the oldest policy of the counting members; None without sampled ids.
         reward_mean: Mean over the counting members; None without any.
         reward_std: Population standard deviation over the same members.
+        advantages: Rollout → advantage of each counting member; empty for a skipped group.
     """
 
     rows: tuple[Row, ...]
@@ -98,6 +102,7 @@ class Assessed:
     update: int | None
     reward_mean: float | None
     reward_std: float | None
+    advantages: Mapping[str, float] = field(default_factory=dict)
 
 
 def advantages(rewards: Sequence[float]) -> NDArray[np.float64]:
@@ -145,15 +150,18 @@ def assess(
 
     skipped: Skipped | None = None
     rows: tuple[Row, ...] = ()
+    given: dict[str, float] = {}
     if len(used) < min_scored:
         skipped = "stale" if len(scored) >= min_scored else "too_few_scored"
     elif min(rewards) == max(rewards) and not keep_without_spread:
         skipped = "no_spread"
     elif oldest is not None:
+        names = [member.rollout_id for member, _ in used]
+        given = dict(zip(names, map(float, advantages(rewards)), strict=True))
         rows = tuple(
-            _row(member.rollout_id, chain, float(advantage), oldest, reward)
-            for (member, reward), advantage in zip(used, advantages(rewards), strict=True)
-            for chain in member.chains
+            _row(member.rollout_id, chain, given[member.rollout_id], oldest, reward, place)
+            for member, reward in used
+            for place, chain in enumerate(member.chains)
             if chain.completion_mask.any()
         )
     if not rows and skipped is None:
@@ -165,10 +173,35 @@ def assess(
         oldest,
         float(np.mean(rewards)) if rewards else None,
         float(np.std(rewards)) if rewards else None,
+        given if rows else {},
     )
 
 
-def _row(rollout_id: str, chain: Chain, advantage: float, update: int, reward: float) -> Row:
+def closed_group(group: int, task_id: str, members: Sequence[Member], assessed: Assessed) -> ClosedGroup:
+    """Return the line of `groups.jsonl` for a finished group, its attempts in order."""
+
+    def left_out(member: Member) -> str | None:
+        if member.reward is None:
+            return "no_reward"
+        return "stale" if member.rollout_id in assessed.stale else None
+
+    return ClosedGroup(
+        group=group,
+        task_id=task_id,
+        members=tuple(
+            GroupMember(
+                rollout_id=member.rollout_id,
+                reward=member.reward,
+                advantage=assessed.advantages.get(member.rollout_id),
+                left_out=left_out(member),
+            )
+            for member in sorted(members, key=lambda member: member.attempt)
+        ),
+        skipped=assessed.skipped,
+    )
+
+
+def _row(rollout_id: str, chain: Chain, advantage: float, update: int, reward: float, place: int) -> Row:
     return Row(
         rollout_id,
         chain.input_ids.astype(np.int64),
@@ -177,4 +210,5 @@ def _row(rollout_id: str, chain: Chain, advantage: float, update: int, reward: f
         advantage,
         update,
         reward,
+        place,
     )

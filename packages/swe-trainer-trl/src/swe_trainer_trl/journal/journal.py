@@ -212,9 +212,8 @@ class Journal:
             )
             db.execute("DELETE FROM members WHERE group_id = ?", (group,))
             db.executemany(
-                "INSERT INTO rows "
-                "(group_id, rollout_id, ids, mask, logprobs, advantage, policy_update, reward, tokens) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO rows (group_id, rollout_id, ids, mask, logprobs, advantage, policy_update, "
+                "reward, tokens, chain) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
                     (
                         group,
@@ -224,6 +223,7 @@ class Journal:
                         row.update,
                         row.reward,
                         count(row.completion_mask),
+                        row.chain,
                     )
                     for row in assessed.rows
                 ],
@@ -258,10 +258,10 @@ class Journal:
         """
         groups: dict[int, ReadyGroup] = {}
         with self._transaction(write=False) as db:
-            for group, closed, key, rollout_id, ids, mask, logprobs, advantage, update, reward in db.execute(
+            for group, closed, key, rollout_id, ids, mask, logprobs, *rest in db.execute(
                 READY, (after, limit)
             ):
-                row = Row(rollout_id, *arrays(ids, mask, logprobs), advantage, update, reward)
+                row = Row(rollout_id, *arrays(ids, mask, logprobs), *rest)
                 if group not in groups:
                     groups[group] = ReadyGroup(group, closed, [], dict(db.execute(TRAINED, (group,))))
                 groups[group].rows.append((key, row))

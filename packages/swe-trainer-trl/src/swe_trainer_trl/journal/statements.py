@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FORMAT = 2
+FORMAT = 3
 """Version of the schema, in SQLite's `user_version`. Other versions are refused."""
 
 APPLICATION = 0x53574554
@@ -29,7 +29,7 @@ CREATE TABLE rows (
     id INTEGER PRIMARY KEY, group_id INTEGER NOT NULL REFERENCES groups,
     rollout_id TEXT NOT NULL, ids BLOB NOT NULL, mask BLOB NOT NULL, logprobs BLOB NOT NULL,
     advantage REAL NOT NULL, policy_update INTEGER NOT NULL, reward REAL NOT NULL, tokens INTEGER NOT NULL,
-    step INTEGER, dropped TEXT
+    chain INTEGER NOT NULL, step INTEGER, dropped TEXT
 );
 CREATE INDEX free_rows ON rows (group_id) WHERE step IS NULL AND dropped IS NULL;
 CREATE INDEX trained_rows ON rows (step) WHERE step IS NOT NULL;
@@ -38,7 +38,7 @@ CREATE INDEX trained_rows ON rows (step) WHERE step IS NOT NULL;
 members and adds their trainable chains to `rows`, whose ids count up in the order of closing."""
 READY = """
 SELECT g.id, g.closed, r.id, r.rollout_id, r.ids, r.mask, r.logprobs, r.advantage, r.policy_update,
-    r.reward
+    r.reward, r.chain
 FROM rows AS r JOIN (
     SELECT id, closed FROM groups WHERE closed > ?
     AND EXISTS (SELECT 1 FROM rows WHERE group_id = groups.id AND step IS NULL AND dropped IS NULL)

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import anyio
 import numpy as np
+import orjson
 from anyio.to_thread import run_sync
 
 from swe_core.api.records import Rollout
 from swe_core.api.worker import FinishedRollout, RolloutRunner
 from swe_core.errors import ConfigError, SweError
-from swe_trainer_trl.journal.groups import Member, assess
+from swe_core.rollout.training_records import GROUPS_FILE, ClosedGroup, append_lines
+from swe_core.system.plural import counted
+from swe_trainer_trl.journal.groups import Member, assess, closed_group
 from swe_trainer_trl.journal.journal import Journal, OpenGroup
 from swe_trainer_trl.rollouts.messages import ENGINE_LOST, FeedOptions
 from swe_trainer_trl.rollouts.metrics import RolloutMetrics, most_frequent
@@ -73,6 +76,7 @@ class GroupScheduler:
         self._alike = 0
         self._lost: Counter[str] = Counter()
         self._without_tokens = 0
+        self._unrecorded = False
 
     async def earlier(self) -> Sequence[OpenGroup]:
         """Return the open groups of an earlier process, which `run` resumes.
@@ -233,16 +237,28 @@ class GroupScheduler:
             min_scored=options.min_scored,
             keep_without_spread=options.keep_without_spread,
         )
+        # First its line: after a kill in between, the group is closed again and has another line.
+        await run_sync(self._record, closed_group(group.id, group.task_id, members, assessed))
         await run_sync(self._journal.close_group, group.id, assessed)
         self._tally.group(assessed)
         rewards = " ".join("-" if member.reward is None else f"{member.reward:g}" for member in members)
-        what = f"{len(assessed.rows)} rows" if assessed.rows else f"skipped ({assessed.skipped})"
+        what = counted(len(assessed.rows), "row") if assessed.rows else f"skipped ({assessed.skipped})"
         logger.info("group %d, %s: rewards %s, %s", group.id, group.task_id, rewards, what)
         if not assessed.rows:
             await self.taken(group.id)
         self._closed(group.id)
         self._give_up_if_hopeless(members, failures)
         self._give_up_if_alike(assessed.skipped)
+
+    def _record(self, group: ClosedGroup) -> None:
+        """Append a group to `groups.jsonl`. No training needs the file, so a failure is a warning."""
+        line = orjson.dumps(group.model_dump(mode="json"))
+        try:
+            append_lines(self._runner.store.path / GROUPS_FILE, [line])
+        except OSError as error:
+            if not self._unrecorded:
+                logger.warning("%s lacks groups: %s", GROUPS_FILE, error.strerror or error)
+            self._unrecorded = True
 
     def _give_up_if_hopeless(self, members: list[Member], failures: list[str]) -> None:
         scored = [member for member in members if member.reward is not None]

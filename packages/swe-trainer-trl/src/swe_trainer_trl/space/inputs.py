@@ -44,7 +44,7 @@ def _named(settings: Settings) -> Iterator[tuple[str, str]]:
         path: Path | None = getattr(run, name)
         if path is not None:
             yield f"run.{name} {str(path)!r}", str(path)
-    if Path(run.tasks).suffix.lower() in _ROWS or _local(run.tasks):
+    if run.tasks is not None and (Path(run.tasks).suffix.lower() in _ROWS or _local(run.tasks)):
         yield f"run.tasks {run.tasks!r}", run.tasks
     for plugin in run.extra_plugins:
         if plugin.endswith(".py"):

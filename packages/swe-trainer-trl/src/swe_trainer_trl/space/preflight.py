@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from swe_core.run.settings import Settings
 from swe_core.run.task_selection import selection
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.space.deployment import Needs, RepoKind, Request, Training
+from swe_trainer_trl.trackers import MODULES, trackers, with_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -45,19 +47,31 @@ def check_run(request: Request, settings: Settings, *, ask: bool = True) -> Need
     sandbox = resolve_component(settings, plugins, "sandbox", settings.run.sandbox, default=default)
     _check_sandbox(request, settings, sandbox)
     # The run reads a data set of the Hub with its own token.
-    if Path(settings.run.tasks).exists():
+    if settings.run.tasks is not None and Path(settings.run.tasks).exists():
         selection(settings, plugins).tasks()
     kinds: tuple[RepoKind, ...] = ("dataset",)
     training = None
+    tracked = list(settings.track.to)
     if isinstance(worker.config, TRLConfig):
         kinds += ("model",)
-        training = _check_training(worker.config, settings, ask)
+        config = with_trackers(worker.config, settings.track)
+        tracked = trackers(config)
+        training = _check_training(config, settings, ask)
+    _warn_of_trackers(request, tracked)
     to = settings.push.to
     return Needs(
         pushes=() if to is None else tuple((kind, to) for kind in kinds),
         flavor=sandbox.config.model_dump()["flavor"] if sandbox.name == "hf" else None,
         training=training,
     )
+
+
+def _warn_of_trackers(request: Request, tracked: Sequence[str]) -> None:
+    """Say which trackers the deployment does not install. The base image may have them."""
+    asked = {re.split(r"[^\w.-]", line.strip().lower(), maxsplit=1)[0] for line in request.requirements}
+    for name in tracked:
+        if name in MODULES and name not in asked:
+            logger.warning("the deployment does not install the tracker %r: add --requirement %s", name, name)
 
 
 def _check_training(config: TRLConfig, settings: Settings, ask: bool) -> Training:

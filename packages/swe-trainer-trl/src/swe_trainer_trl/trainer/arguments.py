@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from swe_core.errors import ConfigError, sentence
 from swe_trainer_trl.compat import LORA, TRL_VERSION, AsyncGRPOConfig
 from swe_trainer_trl.config import TRLConfig
+from swe_trainer_trl.trackers import trackers
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -114,10 +116,17 @@ def checked_grpo(config: TRLConfig) -> dict[str, Any]:
             raise ConfigError(f"{_GRPO}.{key} {_REFUSED[key]}")
     values = _checked(AsyncGRPOConfig, config.grpo, _GRPO, f"TRL {TRL_VERSION}")
     _check_ranges(values)
+    _check_trackers(config)
     return values
 
 
-def grpo_arguments(config: TRLConfig, *, output_dir: Path, group_size: int | None = None) -> AsyncGRPOConfig:
+def grpo_arguments(
+    config: TRLConfig,
+    *,
+    output_dir: Path,
+    group_size: int | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> AsyncGRPOConfig:
     """Return TRL's arguments from `[worker.trl.grpo]`.
 
     Without CUDA, the default is training on the CPU in full precision. The call initialises CUDA, so set
@@ -127,6 +136,7 @@ def grpo_arguments(config: TRLConfig, *, output_dir: Path, group_size: int | Non
         config: The settings of the worker.
         output_dir: Directory in which TRL writes checkpoints.
         group_size: Attempts per task that the user asked for; wins over `num_generations`. None if unset.
+        defaults: Other defaults than TRL's. Keys that this version does not have are left out.
 
     Raises:
         ConfigError: A key is unknown or refused, or a value is wrong.
@@ -136,7 +146,9 @@ def grpo_arguments(config: TRLConfig, *, output_dir: Path, group_size: int | Non
         values["num_generations"] = group_size
     if not torch.cuda.is_available():
         values = {"use_cpu": True, "bf16": False} | values
-    values = {**_SAVING, **values}
+    known = {one.name for one in fields(AsyncGRPOConfig)}
+    chosen = {key: value for key, value in (defaults or {}).items() if key in known}
+    values = {**_SAVING, **chosen, **values}
     _check_ranges(values)
     try:
         arguments = AsyncGRPOConfig(output_dir=str(output_dir), **values)
@@ -265,6 +277,15 @@ def _check_ranges(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"{_GRPO}.top_p is {values['top_p']!r}, but must be above 0 and at most 1")
     if not 0 <= (values.get("min_p") or 0.0) <= 1:
         raise ConfigError(f"{_GRPO}.min_p is {values['min_p']!r}, but must be from 0 to 1")
+
+
+def _check_trackers(config: TRLConfig) -> None:
+    offered = [*INTEGRATION_TO_CALLBACK, "all", "none"]
+    for name in trackers(config):
+        if name not in offered:
+            close = difflib.get_close_matches(name, offered, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(offered))}"
+            raise ConfigError(f"a training has no tracker {name!r}; {hint}")
 
 
 def _listed(value: str | list[str]) -> list[str]:

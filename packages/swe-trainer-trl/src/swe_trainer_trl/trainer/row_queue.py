@@ -23,6 +23,8 @@ class Item:
         part: The part of its rollout that it trains.
         version: Updates of the oldest policy of its group.
         sample: The row in TRL's form.
+        chain: Index of the row among the chains of its rollout.
+        advantage: Advantage of its rollout. That of `sample` is weighted.
     """
 
     row_id: int
@@ -30,6 +32,8 @@ class Item:
     part: Part
     version: int
     sample: RolloutSample
+    chain: int
+    advantage: float
 
 
 class RowBuffer(queue.Queue[Any]):
@@ -138,8 +142,19 @@ class RowBuffer(queue.Queue[Any]):
         """
         return [item.part for item in self._next(tokens)]
 
-    def trained(self, tokens: int) -> list[int]:
-        """Remove the rows that have been trained, and return their ids in the journal.
+    def row_of(self, input_ids: object) -> int:
+        """Return the journal's id of the row that was handed out with this very array.
+
+        Raises:
+            LookupError: No such row is to be trained.
+        """
+        for item in self._handed:
+            if item.sample.input_ids is input_ids:
+                return item.row_id
+        raise LookupError("the trainer has a row that it was not given")
+
+    def trained(self, tokens: int) -> list[Item]:
+        """Remove the rows that have been trained, and return them.
 
         They are the next rows in the order in which they were handed out.
 
@@ -152,7 +167,7 @@ class RowBuffer(queue.Queue[Any]):
         items = self._next(tokens)
         for _ in items:
             self._handed.popleft()
-        return [item.row_id for item in items]
+        return items
 
     def _next(self, tokens: int) -> list[Item]:
         items = []

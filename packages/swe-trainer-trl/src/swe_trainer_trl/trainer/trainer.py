@@ -20,6 +20,7 @@ from swe_trainer_trl.journal.journal import Journal
 from swe_trainer_trl.normalization import Normalize, weighted
 from swe_trainer_trl.server.health import not_left_paused, watched
 from swe_trainer_trl.server.recovery import ServerRecovery
+from swe_trainer_trl.trainer.row_records import RowRecords
 from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 
 _EPOCHS_OF_TRL = "_EpochStopCallback"
@@ -32,12 +33,12 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
 
     Every optimizer step marks its rows in the journal. The trainer trains whole rows in the order in which it
     gets them, so the number of ids in the loss of a step identifies the rows. `normalize` decides the weight
-    of each id, not the composition of TRL's micro-batches.
+    of each id, not the composition of TRL's micro-batches. `trained.jsonl` gets the values of each row.
 
     Args:
         worker: Supplies the rows.
         journal: The journal of the run.
-        metrics: The file to which logs are appended.
+        metrics: The file to which logs are appended. Its directory is that of the run.
         groups: Number of groups, trained or skipped, after which training ends; None if `max_steps` ends it.
         normalize: What has equal weight in a step: each rollout, or each trained id.
         guard: Recovers the server when it dies; None without recovery.
@@ -65,11 +66,18 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         worker.idle = self._send_again
         self._journal = journal
         self._rows: list[int] = []
+        self._records = RowRecords(metrics.parent, self._row_of)
         for callback in list(self.callback_handler.callbacks):
             if type(callback).__name__ == _EPOCHS_OF_TRL:
                 self.remove_callback(callback)
-        self.add_callback(_JournalCallback(journal, self._take_rows, metrics, groups))
+        self.add_callback(_JournalCallback(journal, self._take_rows, metrics, groups, self._records))
         self.model_version = worker.version  # a resumed run continues the count: versions are unique
+
+    def get_train_dataloader(self) -> Any:
+        """See TRL. Its micro-batches name their rows."""
+        loader = super().get_train_dataloader()
+        self._records.mark(loader)
+        return loader
 
     def get_batch_samples(self, *arguments: Any) -> Any:
         """See transformers. The batches are those of one step, so the weights of its ids are known here."""
@@ -78,17 +86,26 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         step = weighted(self._normalize, self._worker.rollout_buffer.handed(round(sum(ids))), ids)
         for batch, scale in zip(batches, step.scales, strict=True):
             batch["advantages"] *= scale
+        self._records.weights = step.id_weights
         metrics, weights = self._metrics["train"], step.weights.values()
         metrics["batch/rollouts_per_step"].append(float(len(weights)))
         metrics["batch/rollout_weight_min"].append(min(weights))
         metrics["batch/rollout_weight_max"].append(max(weights))
         return batches, items
 
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any, **more: Any) -> Any:
+        """See TRL. Also record the log-probabilities that it computes."""
+        low, high = 1 - self.epsilon_low, 1 + self.epsilon_high
+        with self._records.watching(model, inputs, low, high):
+            return super().compute_loss(model, inputs, *others, **more)
+
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
         """See TRL. Also record which rows were trained."""
         tokens = round(float(inputs["global_n_tokens"][0]))
         loss = super().training_step(model, inputs, num_items_in_batch)
-        self._rows += self._worker.rollout_buffer.trained(tokens)
+        items = self._worker.rollout_buffer.trained(tokens)
+        self._rows += [item.row_id for item in items]
+        self._records.trained(items, self.model_version)
         return loss
 
     def _sync_weight(self) -> None:
@@ -144,6 +161,9 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
             if isinstance(callback, ProgressCallback) and callback.training_bar is not None:
                 callback.training_bar.close()
 
+    def _row_of(self, input_ids: object) -> int:
+        return self._worker.rollout_buffer.row_of(input_ids)
+
     def _take_rows(self) -> list[int]:
         rows, self._rows = self._rows, []
         return rows
@@ -169,18 +189,25 @@ class _JournalCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
     """Callback that records which rows were trained at which step, and the logged metrics."""
 
     def __init__(
-        self, journal: Journal, rows: Callable[[], list[int]], metrics: Path, groups: int | None
+        self,
+        journal: Journal,
+        rows: Callable[[], list[int]],
+        metrics: Path,
+        groups: int | None,
+        records: RowRecords,
     ) -> None:
         self._journal = journal
         self._rows = rows
         self._metrics = metrics
         self._groups = groups
+        self._records = records
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Mark the rows of the step as trained. A checkpoint of the step is saved after this call."""
         self._journal.mark_trained(self._rows(), state.global_step)
+        self._records.write(state.global_step)
         if self._groups is not None and self._journal.groups_done() >= self._groups:
             control.should_training_stop = True
             control.should_save = args.save_strategy != SaveStrategy.NO

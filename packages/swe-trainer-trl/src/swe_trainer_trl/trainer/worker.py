@@ -307,9 +307,8 @@ class TRLRolloutWorker:
             metrics={"sample/reward": row.reward},
             enqueued_at=time.time(),
         )
-        return Item(
-            row_id, group, Part(row.rollout_id, count(row.completion_mask), whole), row.update, sample
-        )
+        part = Part(row.rollout_id, count(row.completion_mask), whole)
+        return Item(row_id, group, part, row.update, sample, row.chain, row.advantage)
 
     # --- messages to the rollouts' process ---
 

@@ -24,6 +24,7 @@ from swe_core.builtin.http_engine import (
     with_retries,
 )
 from swe_core.builtin.openai import OpenAIConfig
+from swe_core.builtin.openai.providers import DEFAULT, PROVIDERS, Provider, provider_at
 from swe_core.builtin.openai.replies import StreamedReply, parse_models, parse_reply
 from swe_core.builtin.sse import EventParser
 from swe_core.errors import ConfigError, EngineProtocolError, EngineUnavailable
@@ -35,6 +36,7 @@ _CONNECT_TIMEOUT = 10.0
 _BASE = "what /chat/completions is appended to, most often ending in /v1"
 _OURS = ("model", "messages", "stream")
 _LIMITS = ("max_tokens", "max_completion_tokens")
+_GEMINI_START = "models/"
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +49,16 @@ class OpenAIEngine(Engine):
         model: Replaces the `model` of every request.
 
     Raises:
-        ConfigError: The url or the model is missing or unusable, or the key cannot be a header.
+        ConfigError: The url or the model is missing or unusable, or the key is missing where the provider
+            needs one, or cannot be a header.
     """
 
     def __init__(self, config: OpenAIConfig) -> None:
         self.url, self.model = _required(config)
+        self._provider = provider_at(self.url) or Provider(self.url, config.api_key_env, needs_key=False)
         self._key = key = key_from(config.api_key_env)
+        if key is None and self._provider.needs_key:
+            raise ConfigError(_without_key(self.url, config.api_key_env))
         self._params = config.params
         self._most = config.max_tokens
         self._attempts = config.max_retries + 1
@@ -83,6 +89,8 @@ class OpenAIEngine(Engine):
     async def check(self) -> None:
         """Ask for the list of models. Providers without one, or with one that leaves the model out, pass:
         many lists are incomplete."""
+        if not self._provider.lists_models:
+            return
         timeout = aiohttp.ClientTimeout(total=_CHECK_TIMEOUT)
         try:
             async with self._open().get(
@@ -98,8 +106,10 @@ class OpenAIEngine(Engine):
             return
         if response.status != 200:
             raise as_final_error(self._refusals.of(response.status, response.headers, content))
-        models = parse_models(content, response.headers, self.url)
-        if models and self.model not in models:
+        # Gemini lists `models/NAME`, and answers to NAME.
+        names = parse_models(content, response.headers, self.url)
+        models = [name.removeprefix(_GEMINI_START) for name in names]
+        if models and self.model.removeprefix(_GEMINI_START) not in models:
             near = difflib.get_close_matches(self.model, models, n=3)
             hint = f"; near it are {', '.join(map(repr, near))}" if near else ""
             log.warning("the provider at %r does not list the model %r%s", self.url, self.model, hint)
@@ -115,13 +125,17 @@ class OpenAIEngine(Engine):
 
     def _body(self, request: ChatRequest, *, stream: bool) -> dict[str, Any]:
         body = {**request.body, **self._params, "model": self.model, "stream": stream}
-        if stream:
+        if stream and self._provider.stream_options:
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         else:
             body.pop("stream_options", None)
+        only = self._provider.limit
+        if only is not None:
+            given = [value for name in _LIMITS if (value := body.pop(name, None)) is not None]
+            body |= {only: min(given)} if given else {}
         limits = [limit for limit in (request.max_tokens, self._most) if limit is not None]
         if limits:
-            for name in [name for name in _LIMITS if body.get(name) is not None] or _LIMITS[:1]:
+            for name in [name for name in _LIMITS if body.get(name) is not None] or [only or _LIMITS[0]]:
                 body[name] = min(body.get(name) or limits[0], *limits)
         return body
 
@@ -166,17 +180,26 @@ def _proxy(url: str) -> str | None:
 
 
 def _required(config: OpenAIConfig) -> tuple[str, str]:
-    options = {"url": "--engine-url URL", "model": "--model NAME"}
-    missing = [name for name in options if not getattr(config, name)]
-    if missing or not config.url or not config.model:
+    if not config.model:
         raise ConfigError(
-            f"the engine 'openai' needs {' and '.join(f'a {name}' for name in missing)}: "
-            f"pass {' '.join(options[name] for name in missing)}"
+            "the engine 'openai' needs a model: pass --model NAME, such as gpt-5.5, anthropic/NAME or "
+            "ollama/NAME, or --engine-url URL --model NAME for a server of your own"
+            if not config.url
+            else "the engine 'openai' needs a model: pass --model NAME, a model that the server at "
+            f"{base_url(config.url)!r} has"
         )
-    url = base_url(config.url)
+    url = base_url(config.url or "")
     ours = [name for name in _OURS if name in config.params]
     if ours:
         raise ConfigError(
             f"the engine 'openai' sets {ours[0]!r} itself: leave it out of params (the model is --model)"
         )
     return url, config.model
+
+
+def _without_key(url: str, variable: str) -> str:
+    other = ", or name another provider before the model, such as anthropic/NAME or ollama/NAME"
+    return (
+        f"the provider at {url!r} needs a key: put it into the environment variable {variable!r}"
+        f"{other if url == PROVIDERS[DEFAULT].url else ''}"
+    )

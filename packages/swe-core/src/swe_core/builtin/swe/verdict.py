@@ -18,6 +18,7 @@ from swe_core.builtin.swe.git_trees import printable
 from swe_core.builtin.swe.log_reader import Found
 from swe_core.builtin.swe.parsers import log_reader, shortened, statuses
 from swe_core.builtin.swe.run_tests import TestRun
+from swe_core.system.plural import counted
 
 _PASSED: frozenset[TestStatus] = frozenset(("PASSED", "XFAIL", "XPASS"))
 _KEPT: frozenset[TestStatus] = frozenset((*_PASSED, "SKIPPED"))
@@ -203,7 +204,9 @@ def _about_counts(run: TestRun, found: Found) -> Iterator[Discrepancy]:
     reported = sum(status in _FAILED for status in run.report.statuses.values())
     printed = sum(status in _FAILED for status in found.values())
     if reported and not printed:
-        yield Discrepancy("counts", f"{reported} tests failed and the log says that none did", forged=True)
+        yield Discrepancy(
+            "counts", f"{counted(reported, 'test')} failed and the log says that none did", forged=True
+        )
 
 
 def _about_log(

@@ -13,7 +13,15 @@ import aiohttp
 import anyio
 import anyio.to_thread
 
-from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Usage
+from swe_core.api.engine import (
+    ChatRequest,
+    Completion,
+    Emit,
+    Engine,
+    EngineSession,
+    TokenTable,
+    Usage,
+)
 from swe_core.builtin.http_engine import (
     BACKOFF,
     ErrorTranslator,
@@ -42,6 +50,7 @@ from swe_core.system.urls import base_url
 from swe_core.tokens.conversation import Conversation
 from swe_core.tokens.load_renderer import load_renderer
 from swe_core.tokens.renderer import Renderer
+from swe_core.tokens.vocabulary import token_table
 
 _BACKOFF = BACKOFF
 _BASE = "what /v1/completions is appended to"
@@ -188,6 +197,10 @@ class VLLMEngine(Engine):
         """Return what the model's chat format does not give, and where its prompts are not those of the
         model's own chat template, if anything; known once a server was asked."""
         return format_notes(self._model.renderer) if self._model is not None else ()
+
+    def vocabulary(self) -> TokenTable | None:
+        """Return the tokens of the tokenizer that renders the prompts; None before a server was asked."""
+        return token_table(self._model.renderer.tokenizer) if self._model is not None else None
 
     async def end(self, session: EngineSession) -> None:
         """Free the rollout's conversation and its place on a server."""

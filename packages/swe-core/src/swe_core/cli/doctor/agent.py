@@ -16,6 +16,7 @@ from swe_core.api.sandbox import SandboxProvider
 from swe_core.api.shell_call import shell_call
 from swe_core.errors import UsageError, sentence
 from swe_core.run.trial import Run, ScriptedModel, Trial, run_trial, shell_reply, text_reply
+from swe_core.system.plural import counted
 from swe_core.system.redaction import MARK
 
 _COMMAND = "env; printf 'doctor-%s' seen"  # some agents refuse commands with `$(`
@@ -103,7 +104,7 @@ def _seen(agent: AgentSpec, trial: Trial, model: _Watching) -> Iterator[Seen]:
         return
     bodies = list(requests_of(turns))
     streamed = sum(bool(body.get("stream")) for body in bodies)
-    yield Seen("streaming", f"{streamed} of {len(turns)} calls")
+    yield Seen("streaming", f"{streamed} of {counted(len(turns), 'call')}")
     yield Seen("first call", f"{model.first or 0:.2f} s after the sandbox was asked for")
     yield Seen("model names", _counted(Counter(str(body.get("model")) for body in bodies)))
     yield Seen("output limits", _counted(Counter(map(_limit, bodies))))
@@ -124,8 +125,8 @@ def _auxiliary(turns: Sequence[Turn], asked: Sequence[ChatRequest]) -> Seen:
     return Seen(
         "auxiliary calls",
         _counted(said) or "none",
-        f"{odd} calls offer no tools, unlike the others: if they are no work of the policy (a title, a "
-        "summary for the screen), let AgentSpec.auxiliary say so."
+        f"{counted(odd, 'call offers', 'calls offer')} no tools, unlike the others: if they are no work of "
+        "the policy (a title, a summary for the screen), let AgentSpec.auxiliary say so."
         if odd
         else "",
     )
@@ -156,7 +157,11 @@ def _history(asked: Sequence[ChatRequest]) -> Seen:
         keys = [message_key(message) for message in request.messages]
         starts += not any(keys[: len(earlier)] == earlier for earlier in known)
         known.append(keys)
-    kept = "each call continues an earlier one" if starts == 1 else f"{starts} calls continue no earlier one"
+    kept = (
+        "each call continues an earlier one"
+        if starts == 1
+        else f"{counted(starts, 'call continues', 'calls continue')} no earlier one"
+    )
     remedy = "The agent rewrites its history or starts sub-agents: each such call is a row of its own."
     return Seen("history", kept, "" if starts == 1 else remedy)
 

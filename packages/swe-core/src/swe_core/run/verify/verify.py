@@ -13,6 +13,8 @@ from typing import Any, TypeVar, cast
 
 import anyio
 
+from swe_core.api import contracts
+from swe_core.api.contracts import grade_patch, opened
 from swe_core.api.grader import Grade, Graded, Grader
 from swe_core.api.limits import Limits
 from swe_core.api.sandbox import SandboxProvider, SandboxSpec
@@ -29,6 +31,7 @@ from swe_core.run.verify.report import Check, TaskVerdict, Verdict
 from swe_core.sandboxing.repository.patch import PatchUnavailable
 from swe_core.sandboxing.repository.prepare import prepare_repository
 from swe_core.system.event_loop import ending_signals
+from swe_core.system.plural import counted
 
 UNRELATED = b"""diff --git a/swe-core-verify.txt b/swe-core-verify.txt
 new file mode 100644
@@ -114,7 +117,7 @@ async def until_signalled(
     Returns:
         Whether a signal ended it.
     """
-    await methods.provider.reap()
+    await contracts.reap(methods.provider)
     signalled = False
 
     async def watch(scope: anyio.CancelScope) -> None:
@@ -207,7 +210,7 @@ class _OneTask:
         methods, limits = self._methods, self._methods.limits
         async with self._sandboxes:
             with _budget("opening and preparing its sandbox", limits.open + limits.prepare, SandboxError):
-                async with methods.provider.open(methods.spec(self._task)) as sandbox:
+                async with opened(methods.provider, methods.spec(self._task)) as sandbox:
                     base = await prepare_repository(sandbox, self._task, hide=False, timeout=limits.prepare)
                     return _Identity(sandbox.image_id, base.tree, base.unchecked)
 
@@ -266,7 +269,7 @@ class _OneTask:
         allowed = limits.open + 2 * limits.prepare + RECIPE_TIMEOUT
         async with self._sandboxes:
             with _budget(f"making the patch of {cheat.name!r}", allowed, SandboxError):
-                async with methods.provider.open(methods.spec(self._task)) as sandbox:
+                async with opened(methods.provider, methods.spec(self._task)) as sandbox:
                     base = await prepare_repository(sandbox, self._task, hide=True, timeout=limits.prepare)
                     return await make_patch(sandbox, base, self._task, cheat, timeout=limits.prepare)
 
@@ -275,8 +278,13 @@ class _OneTask:
         async with self._sandboxes:
             started = time.monotonic()
             with _budget(f"grading the patch {name!r}", limits.verdict, GraderError):
-                graded = await methods.grader.grade(
-                    self._task, patch, methods.provider, methods.spec(self._task), limits.grade
+                graded = await grade_patch(
+                    methods.grader,
+                    self._task,
+                    patch,
+                    methods.provider,
+                    methods.spec(self._task),
+                    limits.grade,
                 )
         grade = graded.grade
         stolen = grade.resolved and name not in ("gold", "empty", "unrelated")
@@ -333,7 +341,7 @@ def _explained(gold: Graded) -> Iterator[str]:
         yield f"the first error is {shown[1].decode(errors='replace').strip()[:300]!r}"
     tests = {**gold.grade.fail_to_pass, **gold.grade.pass_to_pass}
     if missing := sum(status == "MISSING" for status in tests.values()):
-        yield f"{missing} of {len(tests)} tests were not collected"
+        yield f"{missing} of {counted(len(tests), 'test')} {'was' if missing == 1 else 'were'} not collected"
 
 
 def _contradiction(what: str, found: Sequence[Graded], *, tests: bool = True) -> str:

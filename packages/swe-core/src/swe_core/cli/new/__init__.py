@@ -1,0 +1,1 @@
+"""`swe-core new`: write the skeleton of a plugin package."""

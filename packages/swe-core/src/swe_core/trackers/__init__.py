@@ -1,0 +1,1 @@
+"""Experiment trackers: results and traces of an evaluation, sent while it runs."""

@@ -1,0 +1,256 @@
+"""`--model` alone: which provider it means, with which key, and what a run records of that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from swe_core.api.engine import ChatRequest, EngineSession
+from swe_core.builtin.openai import OpenAIConfig, providers
+from swe_core.builtin.openai.engine import OpenAIEngine
+from swe_core.builtin.openai.providers import PROVIDERS
+from swe_core.errors import ConfigError
+from swe_core.run.components import ResolvedComponent, load_plugins
+from swe_core.run.plan import plan_run
+from swe_core.run.settings import Settings, load_settings
+from swe_core.system.redaction import redaction_scope
+from swe_core.system.urls import base_url
+from swe_testing.provider import Ear, ScriptedProvider, say
+
+WHO = EngineSession("r", "t", 0, "a")
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_BASE_URL", *(provider.key for provider in PROVIDERS.values())):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Put a server in the place of a provider of the table."""
+
+    def serve(name: str, url: str, **changed: Any) -> str:
+        table = {**PROVIDERS, name: replace(PROVIDERS[name], url=url, **changed)}
+        monkeypatch.setattr(providers, "PROVIDERS", table)
+        return url
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("model", "host", "name", "key"),
+    [
+        ("gpt-5.5", "api.openai.com", "gpt-5.5", "OPENAI_API_KEY"),
+        ("ft:gpt-4o:me::abc", "api.openai.com", "ft:gpt-4o:me::abc", "OPENAI_API_KEY"),
+        ("openai/gpt-5.5", "api.openai.com", "gpt-5.5", "OPENAI_API_KEY"),
+        ("anthropic/claude-opus-4-6", "api.anthropic.com", "claude-opus-4-6", "ANTHROPIC_API_KEY"),
+        ("google/gemini-3-pro", "generativelanguage.googleapis.com", "gemini-3-pro", "GEMINI_API_KEY"),
+        ("openrouter/openai/gpt-5.5", "openrouter.ai", "openai/gpt-5.5", "OPENROUTER_API_KEY"),
+        ("hf/Qwen/Qwen3-8B", "router.huggingface.co", "Qwen/Qwen3-8B", "HF_TOKEN"),
+        ("ollama/qwen3:8b", "127.0.0.1:11434", "qwen3:8b", "OLLAMA_API_KEY"),
+    ],
+)
+def test_model_alone_names_its_provider(model: str, host: str, name: str, key: str) -> None:
+    config = OpenAIConfig(model=model)
+    assert host in str(config.url)
+    assert (config.model, config.api_key_env) == (name, key)
+
+
+def test_every_provider_has_a_sound_url() -> None:
+    for provider in PROVIDERS.values():
+        assert base_url(provider.url) == provider.url
+        assert provider.url.startswith("https://") or not provider.needs_key
+
+
+def test_given_url_leaves_the_model_alone() -> None:
+    config = OpenAIConfig(url="http://127.0.0.1:9/v1", model="openai/gpt-oss-20b")
+    assert (config.url, config.model) == ("http://127.0.0.1:9/v1", "openai/gpt-oss-20b")
+    assert config.api_key_env == "OPENAI_API_KEY"
+    assert config.filled_in() == {}
+
+
+def test_given_key_variable_stays() -> None:
+    assert OpenAIConfig(model="anthropic/claude", api_key_env="MY_KEY").api_key_env == "MY_KEY"
+
+
+@pytest.mark.parametrize("model", ["gpt-5.5", "Qwen/Qwen3-8B", "openai/gpt-oss-20b"])
+def test_base_url_variable_stands_in_for_openai(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1/")
+    config = OpenAIConfig(model=model)
+    assert (config.url, config.model) == ("http://127.0.0.1:9/v1", model)
+    assert config.filled_in() == {"url": "environment variable OPENAI_BASE_URL"}
+    assert "anthropic" in str(OpenAIConfig(model="anthropic/claude").url)
+    assert OpenAIConfig(url="http://127.0.0.1:8/v1", model=model).url == "http://127.0.0.1:8/v1"
+
+
+def test_password_in_the_base_url_variable_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://me:sekret@127.0.0.1:9/v1")
+    with pytest.raises(ConfigError, match="has a user or password") as caught:
+        OpenAIConfig(model="m")
+    assert "sekret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("Qwen/Qwen3-8B", "put one first, such as hf/Qwen/Qwen3-8B, or pass --engine-url URL"),
+        ("antropic/claude", "did you mean 'anthropic/claude'?"),
+        ("together_ai/llama", "did you mean 'together/llama'?"),
+        ("vllm/Qwen/Qwen3-8B", "pass --engine vllm --engine-url URL --model Qwen/Qwen3-8B"),
+        ("anthropic/", "no name of a model follows"),
+        ("/gpt", "there are openai"),
+    ],
+)
+def test_unknown_provider_is_an_error_with_a_suggestion(model: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match="is not PROVIDER/NAME with a known provider") as caught:
+        OpenAIConfig(model=model)
+    assert hint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_setting_is_still_an_error() -> None:
+    with pytest.raises(ValidationError, match="timeout"):
+        OpenAIConfig(model="gpt-5.5", timeout=-1)
+    with pytest.raises(ValidationError, match="valid string"):
+        OpenAIConfig.model_validate({"model": 4})
+
+
+@pytest.mark.parametrize(
+    ("model", "variable", "hint"),
+    [("gpt-5.5", "OPENAI_API_KEY", "another provider"), ("anthropic/claude", "ANTHROPIC_API_KEY", "")],
+)
+def test_missing_key_is_one_sentence_with_the_variable(model: str, variable: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"needs a key: put it into .*'{variable}'") as caught:
+        OpenAIEngine(OpenAIConfig(model=model))
+    assert hint in str(caught.value)
+
+
+def test_local_provider_needs_no_key_and_gets_none_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai-0123456789")
+    engine = OpenAIEngine(OpenAIConfig(model="ollama/qwen3:8b"))
+    assert engine._key is None
+
+
+def test_key_of_a_provider_is_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-0123456789")
+    with redaction_scope() as redactor:
+        OpenAIEngine(OpenAIConfig(model="anthropic/claude"))
+        assert redactor.text("sk-ant-0123456789") == "[redacted]"
+
+
+@pytest.mark.anyio
+async def test_provider_gets_its_key_and_its_name_of_the_model(
+    served: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-0123456789")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai-0123456789")
+    async with ScriptedProvider(models=None, key="sk-ant-0123456789") as server:
+        served("anthropic", server.url)
+        async with OpenAIEngine(OpenAIConfig(model="anthropic/claude")) as engine:
+            await engine.check()
+            await engine.complete(ChatRequest({"messages": []}, []), WHO)
+    assert server.requests[0].body["model"] == "claude"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("changed", "asked", "sent"),
+    [
+        ({"limit": "max_completion_tokens"}, {"max_tokens": 5}, {"max_completion_tokens": 5}),
+        ({"limit": "max_tokens"}, {"max_completion_tokens": 5}, {"max_tokens": 5}),
+        ({"limit": "max_tokens"}, {"max_completion_tokens": 5, "max_tokens": 4}, {"max_tokens": 4}),
+        ({"limit": "max_completion_tokens"}, {}, {}),
+        ({"limit": None}, {"max_tokens": 5}, {"max_tokens": 5}),
+        ({"stream_options": False}, {"stream_options": {"include_usage": True}}, {}),
+    ],
+)
+async def test_request_has_the_fields_that_the_provider_accepts(
+    served: Callable[..., str],
+    changed: dict[str, Any],
+    asked: dict[str, Any],
+    sent: dict[str, Any],
+) -> None:
+    async with ScriptedProvider([say("ok")]) as server:
+        served("ollama", server.url, **changed)
+        async with OpenAIEngine(OpenAIConfig(model="ollama/m")) as engine:
+            body = {"messages": [], "stream": True, **asked}
+            await engine.complete(ChatRequest(body, []), WHO, Ear())
+    found = server.requests[0].body
+    assert {name: found[name] for name in ("max_tokens", "max_completion_tokens") if name in found} == {
+        name: value for name, value in sent.items() if name != "stream_options"
+    }
+    assert ("stream_options" in found) is changed.get("stream_options", True)
+
+
+@pytest.mark.anyio
+async def test_budget_is_sent_in_the_field_that_the_provider_accepts(served: Callable[..., str]) -> None:
+    async with ScriptedProvider() as server:
+        served("ollama", server.url, limit="max_completion_tokens")
+        async with OpenAIEngine(OpenAIConfig(model="ollama/m", max_tokens=7)) as engine:
+            await engine.complete(ChatRequest({"messages": []}, []), WHO)
+            await engine.complete(ChatRequest({"messages": [], "max_tokens": 9}, []), WHO)
+    assert [seen.body["max_completion_tokens"] for seen in server.requests] == [7, 7]
+    assert all("max_tokens" not in seen.body for seen in server.requests)
+
+
+@pytest.mark.anyio
+async def test_provider_that_lists_no_models_is_not_asked(served: Callable[..., str]) -> None:
+    async with ScriptedProvider(models_fault="401") as server:
+        served("ollama", server.url, lists_models=False)
+        async with OpenAIEngine(OpenAIConfig(model="ollama/m")) as engine:
+            await engine.check()
+
+
+@pytest.mark.anyio
+async def test_model_listed_with_a_path_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    async with ScriptedProvider(models=["models/gemini-3-pro"]) as server:
+        async with OpenAIEngine(OpenAIConfig(url=server.url, model="gemini-3-pro")) as engine:
+            await engine.check()
+    assert caplog.records == []
+
+
+def planned(*sets: str, **run: Any) -> Settings:
+    """The settings that a run records."""
+    settings = load_settings(sets=["sandbox.local.unisolated=true", *sets], command_line={"run": run})
+    return plan_run(settings, load_plugins(settings.run)).settings
+
+
+def test_run_records_the_endpoint_that_it_found() -> None:
+    first = planned(model="anthropic/claude")
+    assert (first.run.model, first.run.engine_url) == ("claude", "https://api.anthropic.com/v1")
+    assert first.engine == {"openai": {"api_key_env": "ANTHROPIC_API_KEY"}}
+    settings = load_settings(recorded=first.model_dump(mode="json"))
+    assert plan_run(settings, load_plugins(settings.run)).settings.model_dump() == first.model_dump()
+
+
+def test_run_resumes_at_the_url_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    first = planned("engine.openai.timeout=5", model="m")
+    assert (first.run.engine_url, first.engine) == ("http://127.0.0.1:9/v1", {"openai": {"timeout": 5}})
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:8/v1")
+    settings = load_settings(recorded=first.model_dump(mode="json"))
+    plan = plan_run(settings, load_plugins(settings.run))
+    assert isinstance(plan.model_side, ResolvedComponent)
+    assert plan.model_side.config.model_dump()["url"] == "http://127.0.0.1:9/v1"
+
+
+def test_run_without_a_model_records_what_was_given() -> None:
+    assert planned().run.engine_url is None
+
+
+def test_model_chooses_the_default_engine_over_the_recording_of_the_tasks() -> None:
+    assert planned(model="gpt-5.5").run.engine_url == "https://api.openai.com/v1"
+
+
+def test_guide_lists_every_provider() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "running.md").read_text()
+    rows = re.findall(r"^\| (.*?) \| .*? \| `?(\w+)`? \|$", page.partition("### Providers")[2], re.M)
+    listed = {name: key for models, key in rows for name in re.findall(r"`(\w+)/NAME`", models)}
+    assert listed == {name: one.key if one.needs_key else "none" for name, one in PROVIDERS.items()}

@@ -1,0 +1,152 @@
+"""Trajectories, read back by the package `atif` and by our own reader of ATIF."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atif import Trajectory
+
+from swe_core.api.agent import AgentEvent
+from swe_core.drift.readers import read
+from swe_core.rollout.run_directory import RunDirectory
+
+from ..hub.runs import add, error, rollout
+from .conftest import Export
+
+
+def trajectory(folder: Path, run: RunDirectory, name: str) -> Trajectory:
+    (file,) = folder.glob(f"*/{name}/agent/trajectory.json")
+    return Trajectory.model_validate_json(file.read_text())
+
+
+def test_trajectory_has_the_conversation_with_its_tokens(run: RunDirectory, exported: Export) -> None:
+    add(run, rollout("a-0"))
+    found = trajectory(exported(run, "atif"), run, "a-0")
+    assert (found.schema_version, found.trajectory_id, found.agent.name) == ("ATIF-v1.8", "a-0", "mini")
+    assert found.agent.tool_definitions is not None
+    assert found.agent.tool_definitions[0]["function"]["name"] == "bash"
+    asked, called, last = found.steps
+    assert (asked.source, asked.message) == ("user", "look")
+    assert called.tool_calls is not None
+    assert (called.tool_calls[0].function_name, called.tool_calls[0].arguments) == ("bash", {"command": "ls"})
+    assert called.observation is not None
+    assert [(one.source_call_id, one.content) for one in called.observation.results] == [("c1", "a.py")]
+    assert called.metrics is not None
+    assert (called.metrics.completion_token_ids, called.metrics.logprobs) == ([4, 5], [-0.5, -0.5])
+    assert last.metrics is not None
+    assert (last.message, last.metrics.completion_token_ids) == ("Done.", [7, 8, 9])
+    assert found.final_metrics is not None
+    assert (found.final_metrics.total_prompt_tokens, found.final_metrics.total_steps) == (7, 3)
+    assert found.extra is not None
+    assert (found.extra["outcome"], found.extra["reward"]) == ("resolved", 1.0)
+
+
+def test_our_own_reader_finds_the_calls_of_the_run(training: RunDirectory, exported: Export) -> None:
+    folder = exported(training, "atif")
+    for name in ("moto-7300-g1-0", "moto-7365-g0-0", "moto-7365-g0-2", "moto-7365-g0-3"):
+        (file,) = folder.glob(f"*/{name}/agent/trajectory.json")
+        found = [turn for one in read(file, "atif") for turn in one.turns]
+        turns = [turn for turn in training.turns(name) if turn.auxiliary is None]
+        there = [turn for turn in turns if turn.tokens is None or turn.tokens.dropped != "undelivered"]
+        texts = {(turn.reply["content"], tuple(turn.sampled or ())) for turn in found}
+        assert texts == {
+            (turn.reply["content"], tuple(turn.tokens.completion))
+            for turn in there
+            if turn.reply is not None and turn.tokens is not None
+        }
+        assert len(found) == len(there)
+
+
+def test_other_conversations_are_those_of_sub_agents(training: RunDirectory, exported: Export) -> None:
+    found = trajectory(exported(training, "atif"), training, "moto-7365-g0-0")
+    assert found.subagent_trajectories is not None
+    (before,) = found.subagent_trajectories
+    assert before.trajectory_id == "moto-7365-g0-0/1"
+    assert str(before.steps[1].message).startswith("Fix moto-7365")
+    assert str(found.steps[1].message).startswith("Summary so far")
+
+
+def test_black_box_rollout_has_its_transcript(run: RunDirectory, exported: Export) -> None:
+    folder = run.folder("a-0")
+    for event in (
+        AgentEvent(kind="text", text="I look."),
+        AgentEvent(kind="tool_call", text='{"command": "ls"}', tool="bash"),
+        AgentEvent(kind="tool_result", text="a.py", tool="bash"),
+        AgentEvent(kind="tool_result", text="unasked", tool="read"),
+        AgentEvent(kind="info", text="ended"),
+        AgentEvent(kind="tool_result", text="late"),
+    ):
+        folder.add_event(event)
+    folder.close()
+    run.append(rollout("a-0"))
+    found = trajectory(exported(run, "atif"), run, "a-0")
+    assert [(step.source, step.message) for step in found.steps] == [
+        ("agent", "I look."),
+        ("agent", ""),
+        ("system", "ended"),
+        ("user", "late"),
+    ]
+    assert found.steps[1].observation is not None
+    assert [one.content for one in found.steps[1].observation.results] == ["a.py", "unasked"]
+    assert found.steps[0].metrics is None
+
+
+def test_arguments_that_are_no_object_are_kept_as_text(run: RunDirectory, exported: Export) -> None:
+    add(run, rollout("a-0"))
+    path = run.path / "rollouts" / "a-0" / "turns.jsonl"
+    path.write_bytes(path.read_bytes().replace(rb"{\"command\":\"ls\"}", b"ls"))
+    step = trajectory(exported(run, "atif"), run, "a-0").steps[1]
+    assert step.tool_calls is not None
+    assert (step.tool_calls[0].arguments, step.tool_calls[0].extra) == ({}, {"arguments": "ls"})
+
+
+def test_rollout_with_a_secret_has_no_ids(
+    run: RunDirectory, exported: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_SECRET", "ssh-secret-of-the-user")
+    add(run, rollout("a-0"), text="the key is ssh-secret-of-the-user", patch=b"+ssh-secret-of-the-user\n")
+    folder = exported(run, "atif")
+    found = trajectory(folder, run, "a-0")
+    assert found.steps[0].message == "the key is [redacted]"
+    assert found.steps[1].metrics is not None
+    assert found.steps[1].metrics.completion_token_ids is None
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert [path for path in files if b"ssh-secret" in path.read_bytes()] == []
+
+
+def result_of(folder: Path, name: str) -> dict[str, Any]:
+    (file,) = folder.glob(f"*/{name}/result.json")
+    loaded: dict[str, Any] = json.loads(file.read_text())
+    return loaded
+
+
+def test_folders_are_those_of_a_job_of_harbor(run: RunDirectory, exported: Export) -> None:
+    add(run, rollout("a-0", phases={"open": 1.0, "agent": 5.0, "grade": 2.0}))
+    add(run, rollout("a-1", outcome="unresolved", reward=0.0), patch=None)
+    (run.path / "rollouts" / "a-1" / "test.log").write_text("1 failed\n")
+    run.folder("b-0").close()
+    run.append(error("b-0", "no memory"))
+    add(run, rollout("b-1", outcome="cancelled", cancelled_as="stale", reward=None, grade=None))
+    folder = exported(run, "atif")
+    (job,) = (path for path in folder.iterdir() if path.is_dir())
+    good, bad = result_of(folder, "a-0"), result_of(folder, "a-1")
+    assert good["verifier_result"] == {"rewards": {"reward": 1.0}}
+    assert good["environment_setup"]["finished_at"] == good["agent_execution"]["started_at"]
+    assert (job / "a-0" / "artifacts" / "patch.diff").read_text() == "diff\n"
+    assert json.loads((job / "a-1" / "verifier" / "reward.json").read_text()) == {"reward": 0.0}
+    assert (job / "a-1" / "verifier" / "test-stdout.txt").read_text() == "1 failed\n"
+    assert bad["exception_info"] is None
+    failed = result_of(folder, "b-0")
+    assert failed["verifier_result"] is None
+    assert failed["exception_info"]["exception_message"] == "sandbox: no memory"
+    assert not (job / "b-0" / "agent" / "trajectory.json").exists()
+    assert result_of(folder, "b-1")["exception_info"]["exception_type"] == "CancelledError"
+    whole = json.loads((job / "result.json").read_text())
+    assert (whole["n_total_trials"], whole["stats"]["n_errored_trials"]) == (4, 1)
+    assert whole["stats"]["evals"]["mini__owner/model__demo"]["metrics"] == [{"mean": 0.5}]
+    assert json.loads((job / "config.json").read_text())["agents"] == [
+        {"name": "mini", "model_name": "owner/model"}
+    ]

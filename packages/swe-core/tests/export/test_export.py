@@ -1,0 +1,293 @@
+"""The command: what it chooses, where it writes, its data card, and what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import DatasetCard
+
+from swe_core.errors import UsageError
+from swe_core.export import formats
+from swe_core.export.formats import FORMATS, format_named
+from swe_core.export.sft import SftWriter
+from swe_core.rollout.run_directory import RunDirectory
+
+from ..hub.runs import add, error, new_run, rollout
+from .conftest import Export, invoke
+
+
+def sentence(done: Any) -> str:
+    """The error of a command, which must be wrong input."""
+    assert isinstance(done.exception, UsageError), done.exception
+    return str(done.exception)
+
+
+def test_default_folder_has_the_name_of_the_run(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    add(run, rollout("a-0"))
+    done = invoke(run.path, "--format", "sft")
+    assert done.exit_code == 0, done.exception
+    assert done.output.startswith("run-sft: 1 conversation of 1 rollout, ")
+    assert 'open it: conversations = load_dataset("run-sft", split="train")' in done.output
+    assert sorted(path.name for path in (tmp_path / "run-sft").iterdir()) == ["README.md", "train.jsonl"]
+
+
+def test_card_says_what_the_data_are(training: RunDirectory, exported: Export) -> None:
+    text = (exported(training, "parquet") / "README.md").read_text()
+    assert DatasetCard(text).data["configs"][0]["data_files"] == [{"split": "train", "path": "train.parquet"}]
+    assert "17 rows in the format parquet." in text
+    assert "14 rollouts of 4 tasks, 7 of 14 resolved (50.0%)" in text
+    assert "| sample.jsonl | sample | mini | box |" in text
+    assert "**Selected:** only rollouts with the outcome resolved or unresolved are here." in text
+    assert "- A sample: no agent and no model ran." in text
+    assert "Made with swe-core 0.1.0." in text
+    assert "| `old_log_probs` |" in text
+    assert "## Licence" in text
+
+
+def test_export_names_no_local_path(tmp_path: Path, exported: Export) -> None:
+    run = new_run(tmp_path / "run", run={"tasks": str(tmp_path / "rows.jsonl")})
+    ledger = {"sampled": 5, "trained": 5}
+    add(run, rollout("a-0", model=str(tmp_path / "weights"), ledger=ledger))
+    for name in ("jsonl", "sft", "atif", "inspect", "sqlite"):
+        folder = exported(run, name)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        found = [path for path in files if str(tmp_path).encode() in path.read_bytes()]
+        assert found == [], name
+
+
+def test_existing_folder_is_kept(run: RunDirectory, tmp_path: Path) -> None:
+    add(run, rollout("a-0"))
+    out = tmp_path / "out"
+    out.mkdir()
+    assert invoke(run.path, "--format", "sft", "--out", out).exit_code == 0  # it was empty
+    again = invoke(run.path, "--format", "sqlite", "--out", out)
+    assert sentence(again) == (
+        f"the folder {str(out)!r} has an earlier export: replace it with --force, or give another --out"
+    )
+    assert invoke(run.path, "--format", "sqlite", "--out", out, "--force").exit_code == 0
+    assert sorted(path.name for path in out.iterdir()) == ["README.md", "runs.sqlite"]
+    (out / "README.md").write_text("# My project\n")
+    other = invoke(run.path, "--format", "sft", "--out", out, "--force")
+    assert (
+        sentence(other) == f"the folder {str(out)!r} is not empty and no earlier export: give another --out"
+    )
+    file = invoke(run.path, "--format", "sft", "--out", out / "README.md", "--force")
+    assert sentence(file) == f"{str(out / 'README.md')!r} is there and is no folder: give another --out"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("parket", "did you mean 'parquet'?"), ("x", "there are: jsonl, parquet, sft, atif, inspect, sqlite")],
+)
+def test_unknown_format_is_an_error(run: RunDirectory, name: str, hint: str) -> None:
+    assert sentence(invoke(run.path, "--format", name)) == f"there is no format {name!r}; {hint}"
+
+
+def test_help_lists_the_formats() -> None:
+    assert f"--format {'|'.join(FORMATS)}" in " ".join(invoke("--help").output.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("atif", "atif"), ("inspect", "inspect_ai"), ("parquet", "numpy")]
+)
+def test_missing_library_is_named(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
+) -> None:
+    add(run, rollout("a-0", ledger={"sampled": 5, "trained": 5}))
+    monkeypatch.setattr(formats, "find_spec", lambda _name: None)
+    done = invoke(run.path, "--format", name, "--out", tmp_path / "out")
+    extra = format_named(name).extra
+    assert sentence(done) == (
+        f"this format needs the package {package!r}, which is not installed: pip install 'swe-core[{extra}]'"
+    )
+
+
+def test_no_run_is_an_error(tmp_path: Path) -> None:
+    assert sentence(invoke("--format", "sft")) == "there is no run to export: give one, such as `latest`"
+    assert "is not a run directory" in sentence(invoke(tmp_path, "--format", "sft", "--out", tmp_path / "o"))
+
+
+def test_run_without_finished_rollouts_is_an_error(run: RunDirectory) -> None:
+    add(run, rollout("a-0", outcome="cancelled", reward=None, grade=None))  # interrupted
+    assert sentence(invoke(run.path, "--format", "sft")) == (
+        f"{str(run.path)!r} has no finished rollout yet, so there is nothing to export"
+    )
+
+
+def test_choice_without_rollouts_is_an_error(run: RunDirectory) -> None:
+    add(run, rollout("a-0", outcome="unresolved", reward=0.0))
+    assert sentence(invoke(run.path, "--format", "sft")) == (
+        f"no finished rollout of {str(run.path)!r} is resolved: choose others with --outcome"
+    )
+    assert sentence(invoke(run.path, "--format", "sqlite", "--task", "aa")) == (
+        "no finished rollout is of the task 'aa'; did you mean 'a'?"
+    )
+
+
+def test_tasks_are_chosen(run: RunDirectory, exported: Export) -> None:
+    add(run, rollout("a-0"))
+    add(run, rollout("b-0"))
+    folder = exported(run, "sft", "--task", "b")
+    assert '"rollout_id":"b-0"' in (folder / "train.jsonl").read_text()
+    assert "with the outcome resolved and one of 1 chosen task are here" in (folder / "README.md").read_text()
+
+
+def test_several_runs_are_one_export(tmp_path: Path, exported: Export) -> None:
+    one, two = new_run(tmp_path / "one"), new_run(tmp_path / "two")
+    add(one, rollout("a-0"))
+    add(two, rollout("a-0"))
+    folder = exported(one, "sft", two.path)
+    assert len((folder / "train.jsonl").read_text().splitlines()) == 2
+    twice = invoke(one.path, one.path, "--format", "sft", "--out", tmp_path / "x")
+    assert sentence(twice) == f"the run {str(one.path)!r} is given twice; give each run once"
+
+
+def test_running_run_is_exported_as_far_as_it_is(run: RunDirectory, tmp_path: Path) -> None:
+    add(run, rollout("a-0"))
+    add(run, rollout("a-1", outcome="cancelled", reward=None, grade=None))
+    add(run, rollout("b-0"))
+    with (run.path / "rollouts.jsonl").open("ab") as file:
+        file.write(b'{"id":"c-0","task')  # being written
+    done = invoke(run.path, "--format", "sft", "--out", tmp_path / "out")
+    assert "2 conversations of 2 rollouts" in done.output
+    assert "left out: 1 interrupted, which a resume runs again" in done.output
+
+
+def test_last_record_of_an_id_counts(run: RunDirectory, exported: Export) -> None:
+    """In files that were joined, or after --retry-errors."""
+    add(run, error("a-0", "gone"))
+    run.append(rollout("a-0", minute=5))
+    lines = (exported(run, "sft") / "train.jsonl").read_text().splitlines()
+    assert len(lines) == 1
+
+
+def test_damaged_rollout_costs_no_other(run: RunDirectory, tmp_path: Path) -> None:
+    for name in ("a-0", "b-0", "c-0"):
+        add(run, rollout(name))
+    (run.path / "rollouts" / "b-0" / "turns.jsonl").write_text("{}\n")
+    done = invoke(run.path, "--format", "sft", "--out", tmp_path / "out")
+    assert done.exit_code == 1
+    assert "2 conversations of 3 rollouts" in done.stdout
+    assert "left out: 1 rollout with damaged files" in done.stdout
+    assert done.stderr.startswith("damaged: b-0: line 1 of ")
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "2 rollouts of 2 tasks" in text
+    assert "- 1 rollout with damaged files" in text
+
+
+def test_damaged_line_is_an_error(run: RunDirectory) -> None:
+    add(run, rollout("a-0"))
+    path = run.path / "rollouts.jsonl"
+    path.write_bytes(b"[]\n" + path.read_bytes())
+    assert (
+        sentence(invoke(run.path, "--format", "sft")) == f"line 1 of {str(path)!r} is not a finished rollout"
+    )
+
+
+def test_record_of_another_version_is_an_error(run: RunDirectory) -> None:
+    add(run, rollout("a-0"))
+    path = run.path / "rollouts.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"agent":"mini"', b'"agent":5'))
+    assert "the record of 'a-0'" in sentence(invoke(run.path, "--format", "sft"))
+
+
+@pytest.mark.parametrize("name", ["jsonl", "parquet", "sft", "atif", "inspect"])
+def test_full_disk_leaves_nothing(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    add(run, rollout("a-0", ledger={"sampled": 5, "trained": 5}))
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = format_named(name).open()
+    monkeypatch.setattr(writer, "close", fail)
+    done = invoke(run.path, "--format", name, "--out", tmp_path / "out")
+    why = "cannot be written: No space left on device; make room or give another --out"
+    assert sentence(done) == f"the export {str(tmp_path / 'out')!r} {why}"
+    assert list(tmp_path.iterdir()) == [run.path]
+
+
+def test_file_that_cannot_be_read_is_named(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(run, rollout("a-0"))
+    file = str(run.path / "rollouts" / "a-0" / "turns.jsonl")
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", file)
+
+    monkeypatch.setattr(SftWriter, "add", refuse)
+    done = invoke(run.path, "--format", "sft", "--out", tmp_path / "out")
+    assert sentence(done) == f"cannot read {file!r}: Permission denied"
+
+
+def test_folder_that_cannot_be_made_is_an_error(run: RunDirectory) -> None:
+    add(run, rollout("a-0"))
+    out = run.path / "run.json" / "out"
+    assert sentence(invoke(run.path, "--format", "sft", "--out", out)) == (
+        f"the export {str(out)!r} cannot be written: Not a directory; make room or give another --out"
+    )
+
+
+def test_earlier_export_stays_where_the_new_one_fails(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(run, rollout("a-0"))
+    out = tmp_path / "out"
+    assert invoke(run.path, "--format", "sft", "--out", out).exit_code == 0
+    before = (out / "train.jsonl").read_bytes()
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if target == out and not path.name.endswith("-earlier"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    done = invoke(run.path, "--format", "sqlite", "--out", out, "--force")
+    assert "cannot be written: Input/output error" in sentence(done)
+    assert (out / "train.jsonl").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+
+
+def test_interrupted_export_leaves_nothing(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(run, rollout("a-0"))
+
+    def stop(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SftWriter, "add", stop)
+    assert invoke(run.path, "--format", "sft", "--out", tmp_path / "out").exit_code != 0
+    assert list(tmp_path.iterdir()) == [run.path]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_memory_does_not_grow_with_the_run(tmp_path: Path, exported: Export, name: str) -> None:
+    """Each rollout has half a megabyte."""
+    few, many = new_run(tmp_path / "few"), new_run(tmp_path / "many")
+    for run, count in ((few, 3), (many, 24)):
+        for number in range(count):
+            record = rollout(f"a-{number}", ledger={"sampled": 5, "trained": 5})
+            add(run, record, text=f"{number:02} " * 150_000)
+    exported(few, name)  # imports, caches
+    peaks = []
+    for run in (few, many):
+        tracemalloc.start()
+        try:
+            exported(run, name)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]

@@ -1,0 +1,133 @@
+"""Rows as JSON lines and Parquet, read back by `datasets` and pyarrow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import load_dataset
+
+from swe_core.api.chain import Chain
+from swe_core.hub.rows import CHAIN
+from swe_core.rollout.run_directory import RunDirectory
+from swe_core.rollout.training_records import read_groups
+
+from ..hub.runs import add, error, rollout
+from .conftest import Export, invoke
+
+ARRAYS = ("input_ids", "completion_mask", "old_log_probs", "versions")
+
+
+def loaded(folder: Path, cache: Path) -> list[dict[str, Any]]:
+    """The rows as `datasets` reads a folder with a data card."""
+    return list(load_dataset(str(folder), split="train", cache_dir=str(cache)))
+
+
+@pytest.mark.parametrize("name", ["jsonl", "parquet"])
+def test_rows_are_the_chains_of_the_run(
+    training: RunDirectory, exported: Export, tmp_path: Path, name: str
+) -> None:
+    rows = loaded(exported(training, name), tmp_path / "cache")
+    scored = [one for one in training.rollouts() if one.reward is not None]
+    expected = [(one, index, chain) for one in scored for index, chain in enumerate(training.chains(one.id))]
+    assert [(row["rollout_id"], row["row"]) for row in rows] == [
+        (one.id, index) for one, index, _ in expected
+    ]
+    for row, (one, _, chain) in zip(rows, expected, strict=True):
+        for array in ARRAYS:
+            there = getattr(chain, array)
+            assert np.array_equal(np.array(row[array], there.dtype), there), (row["rollout_id"], array)
+        assert (tuple(row["turns"]), row["cause"]) == (chain.turns, chain.cause)
+        assert (row["task_id"], row["attempt"], row["reward"]) == (one.task_id, one.attempt, one.reward)
+        assert (row["outcome"], row["model"], row["agent"]) == (one.outcome, one.model, one.agent)
+
+
+def test_rows_of_a_training_have_groups_and_advantages(training: RunDirectory, exported: Export) -> None:
+    table = pq.read_table(exported(training, "parquet") / "train.parquet")
+    groups = {
+        one.rollout_id: (f"{group.task_id}-g{group.group}", one.advantage)
+        for group in read_groups(training.path)
+        for one in group.members
+    }
+    rows = table.select(["rollout_id", "group", "advantage"]).to_pylist()
+    assert {row["rollout_id"]: (row["group"], row["advantage"]) for row in rows} == {
+        name: value for name, value in groups.items() if name in {row["rollout_id"] for row in rows}
+    }
+    assert {advantage is None for _, advantage in groups.values()} == {True, False}
+
+
+def test_rows_of_an_evaluation_are_grouped_by_task(run: RunDirectory, exported: Export) -> None:
+    for name in ("a-g1-b-0", "a-g1-b-1", "c-0"):
+        add(run, rollout(name, ledger={"sampled": 5, "trained": 5}))
+    lines = (exported(run, "jsonl") / "train.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["group"] for row in rows] == ["a-g1-b", "a-g1-b", "c"]
+    assert {row["advantage"] for row in rows} == {None}
+
+
+def test_parquet_columns_do_not_depend_on_the_rows(run: RunDirectory, exported: Export) -> None:
+    add(run, rollout("a-0", ledger={"sampled": 5, "trained": 5}))
+    schema = pq.read_schema(exported(run, "parquet") / "train.parquet")
+    assert schema.field("advantage").type == pa.float64()
+    assert schema.field("old_log_probs").type == pa.list_(pa.float32())
+    assert CHAIN.names == [name for name in schema.names if name in {one.name for one in fields(Chain)}]
+    assert {one.name for one in fields(Chain)} == set(CHAIN.names)
+
+
+def test_rows_without_a_verdict_come_on_request(training: RunDirectory, exported: Export) -> None:
+    folder = exported(training, "jsonl", "--outcome", "error", "--outcome", "cancelled")
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    assert {(row["outcome"], row["reward"]) for row in rows} == {("error", None), ("cancelled", None)}
+
+
+def test_rows_of_rollouts_with_a_secret_are_left_out(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids cannot be redacted, and decoding them gives the text back."""
+    monkeypatch.setenv("SSH_SECRET", "ssh-secret-of-the-user")
+    ledger = {"sampled": 5, "trained": 5}
+    add(run, rollout("a-0", ledger=ledger), text="the key is ssh-secret-of-the-user")
+    add(run, rollout("a-1", ledger=ledger), text="nothing to hide")
+    done = invoke(run.path, "--format", "jsonl", "--out", tmp_path / "out")
+    assert "1 row of 2 rollouts" in done.output
+    assert "left out: 1 rollout whose calls contained a secret, because ids spell it" in done.output
+    (line,) = (tmp_path / "out" / "train.jsonl").read_text().splitlines()
+    assert json.loads(line)["rollout_id"] == "a-1"
+
+
+def test_rollouts_without_rows_are_counted(run: RunDirectory, tmp_path: Path) -> None:
+    add(run, rollout("a-0", ledger={"sampled": 5, "trained": 5}))
+    add(run, rollout("b-0"), tokens=False)
+    add(run, error("c-0", "gone"))
+    done = invoke(run.path, "--format", "parquet", "--out", tmp_path / "out")
+    assert "1 row of 2 rollouts" in done.output
+    assert "left out: 1 rollout without a row" in done.output
+    assert "1 rollout without a row" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["jsonl", "parquet"])
+def test_run_without_tokens_has_no_rows(run: RunDirectory, tmp_path: Path, name: str) -> None:
+    add(run, rollout("a-0"), tokens=False)
+    done = invoke(run.path, "--format", name, "--out", tmp_path / "out")
+    assert str(done.exception) == (
+        f"{str(run.path)!r} has no training rows, because its engine does not own the tokens: choose another "
+        "--format (sft, atif, inspect, sqlite)"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_large_rows_are_written_in_batches(
+    training: RunDirectory, exported: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swe_core.export.rows._BATCH", 1000)
+    file = pq.ParquetFile(exported(training, "parquet") / "train.parquet")
+    assert file.num_row_groups > 3
+    assert file.metadata.num_rows == sum(
+        len(training.chains(one.id)) for one in training.rollouts() if one.reward is not None
+    )

@@ -1,0 +1,130 @@
+"""Conversations for fine-tuning, formatted by TRL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import load_dataset
+
+from swe_core.rollout.run_directory import RunDirectory
+from swe_testing.records import make_turn
+from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
+
+from ..hub.runs import add, error, rollout
+from .conftest import Export, invoke
+
+TEMPLATE = (
+    "{% for tool in tools %}{{ tool.function | tojson }};{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}:{{ message.content }}"
+    "{% for call in message.tool_calls %}<tool_call>{{ call.function.name }}"
+    "{% for key, value in call.function.arguments.items() %} {{ key }}={{ value }}{% endfor %}</tool_call>"
+    "{% endfor %}<|im_end|>{% endfor %}"
+)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def rows(run: RunDirectory, exported: Export, tmp_path: Path) -> Any:
+    """Two conversations, whose tools have different arguments, as `datasets` loads them."""
+    add(run, rollout("a-0"))
+    add(run, rollout("b-0"))
+    path = run.path / "rollouts" / "b-0" / "turns.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"bash", b"read").replace(b"command", b"path"))
+    folder = exported(run, "sft")
+    found = load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
+    assert list(found) == lines(folder)
+    return found
+
+
+def test_datasets_keeps_each_tool_as_it_is(rows: Any) -> None:
+    """A loader that gives each tool the keys of all others would show here."""
+    calls = [row["messages"][1]["tool_calls"][0]["function"] for row in rows]
+    assert calls == [
+        {"name": "bash", "arguments": {"command": "ls"}},
+        {"name": "read", "arguments": {"path": "ls"}},
+    ]
+
+
+@pytest.mark.slow  # it imports TRL, with torch
+def test_trl_formats_what_datasets_loads(rows: Any) -> None:
+    from trl.data_utils import apply_chat_template, is_conversational
+
+    tokenizer = make_tokenizer(QWEN3_TOKENS, chat_template=TEMPLATE, eos_token="<|im_end|>")
+    for row, call in zip(rows, (("bash", "command"), ("read", "path")), strict=True):
+        assert is_conversational(row)
+        formatted = apply_chat_template({"messages": row["messages"]}, tokenizer, tools=row["tools"])
+        tool = f'{{"name": "{call[0]}", "parameters": {{"type": "object"}}}}'
+        assert formatted["text"] == (
+            f"{tool};<|im_start|>user:look<|im_end|><|im_start|>assistant:<tool_call>{call[0]} {call[1]}=ls"
+            "</tool_call><|im_end|><|im_start|>tool:a.py<|im_end|><|im_start|>assistant:Done.<|im_end|>"
+        )
+
+
+def test_only_resolved_rollouts_by_default(run: RunDirectory, exported: Export) -> None:
+    add(run, rollout("a-0"))
+    add(run, rollout("a-1", outcome="unresolved", reward=0.0))
+    add(run, error("a-2", "gone"))
+    assert [row["rollout_id"] for row in lines(exported(run, "sft"))] == ["a-0"]
+    every = exported(run, "sft", "--outcome", "resolved", "--outcome", "unresolved")
+    assert [row["outcome"] for row in lines(every)] == ["resolved", "unresolved"]
+
+
+def test_each_conversation_of_a_rollout_is_a_line(training: RunDirectory, exported: Export) -> None:
+    rows = lines(exported(training, "sft"))
+    compacted = [row for row in rows if row["rollout_id"] == "moto-7365-g0-0"]
+    assert [row["messages"][1]["content"].partition(":")[0] for row in compacted] == [
+        "Fix moto-7365",
+        "Summary so far",
+    ]
+    titled = [row for row in rows if row["rollout_id"] == "moto-7365-g0-2"]
+    assert len(titled) == 1  # without the call for a title
+    assert "title" not in titled[0]["messages"][-1]["content"]
+
+
+def test_unusable_conversations_are_left_out(run: RunDirectory, tmp_path: Path) -> None:
+    add(run, rollout("a-0"))
+    add(run, rollout("b-0"))
+    path = run.path / "rollouts" / "b-0" / "turns.jsonl"
+    path.write_bytes(path.read_bytes().replace(rb"{\"command\":\"ls\"}", b"ls"))
+    record = rollout("c-0")
+    folder = run.folder(record.id)
+    asked = [{"role": "user", "content": "a"}]
+    folder.add_turn(
+        make_turn(messages=asked, reply={"role": "assistant", "content": "I th"}, finish_reason="length")
+    )
+    folder.close()
+    run.append(record)
+    done = invoke(run.path, "--format", "sft", "--out", tmp_path / "out")
+    assert "1 conversation of 3 rollouts" in done.output
+    assert "left out: 2 conversations without a whole reply, or with a tool call" in done.output
+
+
+def test_cut_last_reply_is_left_out(run: RunDirectory, exported: Export) -> None:
+    record = rollout("a-0")
+    folder = run.folder(record.id)
+    asked = {"role": "user", "content": "a"}
+    first = {"role": "assistant", "content": "b"}
+    folder.add_turn(make_turn(messages=[asked], reply=first))
+    cut = {"role": "assistant", "content": "I th"}
+    more = [first, {"role": "user", "content": "go on"}]
+    folder.add_turn(make_turn(1, kept=1, messages=more, reply=cut, finish_reason="length"))
+    folder.close()
+    run.append(record)
+    (row,) = lines(exported(run, "sft"))
+    assert row["messages"] == [asked, first]
+
+
+def test_rollout_without_calls_is_left_out(run: RunDirectory, tmp_path: Path) -> None:
+    run.folder("a-0").close()
+    run.append(rollout("a-0"))
+    done = invoke(run.path, "--format", "sft", "--out", tmp_path / "out")
+    assert str(done.exception) == (
+        "there is no conversation to write: 1 rollout without a recorded call to a model"
+    )
+    assert list(tmp_path.iterdir()) == [run.path]

@@ -1,0 +1,194 @@
+"""Equal errors without a verdict between them: what is equal, and when they end a run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from swe_core.api.agent import AgentContext, AgentSpec
+from swe_core.api.records import Failure, Rollout
+from swe_core.api.rollout_request import RolloutRequest
+from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxSpec
+from swe_core.errors import ImageNotFound, RunStopped
+from swe_core.rollout.equal_errors import EqualErrors, kind_of, reason_of
+from swe_core.rollout.run_context import RunContext
+from swe_core.rollout.run_directory import RunDirectory
+from swe_core.rollout.runner import Runner
+from swe_testing.records import make_request, make_rollout, make_run, make_task
+
+from .runner_bench import Approving
+
+
+def failed(task: str, message: str = "the key is wrong", attempt: int = 0, **fields: str) -> Rollout:
+    known = {"boundary": "engine", "type": "EngineRefused", **fields}
+    return make_rollout(task, attempt, "error", failure=Failure(message=message, **known))  # type: ignore[arg-type]
+
+
+def counts(errors: EqualErrors, *rollouts: Rollout) -> list[int]:
+    return [errors.add(rollout) for rollout in rollouts]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("HTTP 401: invalid key (request req_011CXyz9)", "HTTP 401: invalid key (request req_7Qb2c8Ws)"),
+        ("t-1-0 cannot be opened", "t-2-0 cannot be opened"),
+        ("container 3f9a1b2c4d5e died", "container 77aa0b2c4d51 died"),
+        ("cannot write /tmp/swe-k3jd8f2a/file", "cannot write /tmp/swe-9fk2m1aa/file"),
+    ],
+)
+def test_reasons_are_equal_whatever_ids_they_name(one: str, other: str) -> None:
+    first, second = failed("t-1", one), failed("t-2", other)
+    reasons = [reason_of(each.failure, each.id, each.task_id) for each in (first, second) if each.failure]
+    assert reasons[0] == reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_one_kind"),
+    [
+        ("the image 'a/b:1' is missing", "the image 'c/d:2' is missing", True),
+        ("exited with code 3", "exited with code 4", True),
+        ("cannot read /testbed/a", "cannot read /testbed/b/c", True),
+        ("the image is missing", "the engine is down", False),
+    ],
+)
+def test_reasons_that_differ_may_be_one_kind(one: str, other: str, are_one_kind: bool) -> None:
+    first, second = failed("t-1", one), failed("t-2", other)
+    reasons = [reason_of(each.failure, each.id, each.task_id) for each in (first, second) if each.failure]
+    assert reasons[0] != reasons[1]
+    assert (kind_of(reasons[0]) == kind_of(reasons[1])) is are_one_kind
+
+
+def test_equal_errors_end_a_run_at_their_limit() -> None:
+    tasks = [failed(f"t-{number}") for number in range(5)]
+    assert counts(EqualErrors(4, 500), *tasks) == [0, 0, 0, 4, 5]
+    assert counts(EqualErrors(0, 500), *tasks) == [0] * 5
+
+
+def test_verdict_starts_the_count_anew() -> None:
+    tasks = [failed(f"t-{number}") for number in range(3)]
+    for outcome in ("resolved", "unresolved"):
+        found = counts(EqualErrors(4, 500), *tasks, make_rollout("fine", outcome=outcome), *tasks)
+        assert found == [0] * 7
+
+
+def test_cancelled_rollout_and_other_errors_do_not_start_the_count_anew() -> None:
+    errors = EqualErrors(3, 500)
+    between = [make_rollout("c", outcome="cancelled"), failed("o", "it is overloaded")]
+    assert counts(errors, failed("t-1"), *between, failed("t-2"), *between, failed("t-3")) == [0] * 6 + [3]
+
+
+def test_same_message_at_another_boundary_is_another_error() -> None:
+    other = {"boundary": "sandbox", "type": "SandboxError"}
+    rollouts = [failed("t-1"), failed("t-2", **other), failed("t-3"), failed("t-4", **other)]
+    assert counts(EqualErrors(3, 500), *rollouts) == [0] * 4
+
+
+def test_broken_tasks_alone_do_not_end_a_run() -> None:
+    """A task's own image may be missing, and all of its attempts come one after the other."""
+    errors = EqualErrors(3, 500)
+    attempts = [
+        failed(task, f"the image '{task}' is missing", n) for task in ("t-1", "t-2") for n in range(8)
+    ]
+    assert counts(errors, *attempts) == [0] * 16
+    assert errors.add(failed("t-3", "the image 't-3' is missing")) == 17
+
+
+def test_run_of_few_tasks_ends_too() -> None:
+    attempts = [failed("t-1", attempt=attempt) for attempt in range(4)]
+    assert counts(EqualErrors(4, 1), *attempts) == [0, 0, 0, 4]
+
+
+# a run
+
+
+class Agent(AgentSpec):
+    name = "agent"
+    dialect = None
+
+    def command(self, ctx: AgentContext) -> Sequence[str]:
+        return ["true"]
+
+
+class Failing:
+    """Sandboxes that do not open, except for tasks whose sandbox never does anything more than open.
+
+    Attributes:
+        hangs: Ids of rollouts whose sandbox takes forever to open.
+    """
+
+    def __init__(self, hangs: Sequence[str] = ()) -> None:
+        self.hangs = hangs
+        self.opened = 0
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        self.opened += 1
+        if spec.labels["rollout"] in self.hangs:
+            await anyio.sleep_forever()
+        raise ImageNotFound(f"the image {spec.image!r} is missing")
+        yield
+
+    def notes(self) -> Sequence[str]:
+        return ()
+
+    async def list(self) -> Sequence[SandboxEntry]:
+        return ()
+
+    async def reap(self) -> int:
+        return 0
+
+
+def runner_of(path: Path, provider: Failing, tasks: int, limit: int) -> tuple[Runner, RunDirectory]:
+    run = make_run(path)
+    requests: list[RolloutRequest] = []
+    for number in range(tasks):
+        spec = SandboxSpec(image=f"image-{number}", labels={"rollout": f"t-{number}-0"})
+        requests.append(make_request(make_task(f"t-{number}"), spec=spec))
+    parts = RunContext(Agent(), provider, Approving(), None, None, run.redactor)
+    return Runner(requests, parts, run, [], concurrency=4, max_errors=limit), run
+
+
+@pytest.mark.anyio
+async def test_run_that_cannot_succeed_is_stopped_and_keeps_its_records(tmp_path: Path) -> None:
+    provider = Failing(hangs=["t-2-0"])
+    runner, run = runner_of(tmp_path / "the run", provider, 500, 10)
+    with anyio.fail_after(60), pytest.raises(RunStopped) as raised:
+        await runner.run_all()
+    outcomes = [rollout.outcome for rollout in run.rollouts()]
+    assert provider.opened < 20
+    assert 10 <= outcomes.count("error") < 14, "those that ran meanwhile may end first"
+    assert "t-2-0" in [rollout.id for rollout in run.rollouts() if rollout.outcome == "cancelled"]
+    assert set(outcomes) == {"error", "cancelled"}
+    assert all(rollout.cancelled_as is None for rollout in run.rollouts()), "a resumed run runs them"
+    says = str(raised.value)
+    assert says.startswith("the run was stopped, because 10 rollouts ended in the same error and none got a ")
+    assert "(sandbox: the image 'image-" in says
+    assert f"`swe-core run --resume '{tmp_path}/the run' --retry-errors`" in says
+    assert "--max-errors 0" in says
+
+
+@pytest.mark.anyio
+async def test_run_without_a_limit_runs_to_its_end(tmp_path: Path) -> None:
+    runner, run = runner_of(tmp_path / "run", Failing(), 30, 0)
+    await runner.run_all()
+    assert [rollout.outcome for rollout in run.rollouts()] == ["error"] * 30
+
+
+@pytest.mark.anyio
+async def test_last_rollout_stops_nothing(tmp_path: Path) -> None:
+    runner, run = runner_of(tmp_path / "run", Failing(), 10, 10)
+    await runner.run_all()
+    assert len(run.rollouts()) == 10
+
+
+@pytest.mark.anyio
+async def test_rollout_that_a_worker_runs_itself_stops_nothing(tmp_path: Path) -> None:
+    """Such a worker, a trainer for example, judges its rollouts itself."""
+    runner, _ = runner_of(tmp_path / "run", Failing(), 5, 1)
+    for request in runner.requests:
+        assert (await runner.run(request)).rollout.outcome == "error"

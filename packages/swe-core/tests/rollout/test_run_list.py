@@ -1,0 +1,139 @@
+"""Runs below a folder: their order and state, and which one a name means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from swe_core.errors import UsageError
+from swe_core.rollout.run_directory import RunDirectory
+from swe_core.rollout.run_list import find_run, run_paths, state_of, summary_of
+from swe_core.system.files import is_locked, locked
+from swe_testing.records import make_rollout, make_run
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_of(path: Path, hour: int = 1, planned: int | None = 2, **outcomes: str) -> RunDirectory:
+    """A run that was started at `hour`, with a rollout of each task in `outcomes`."""
+    make_run(path, planned)
+    info = json.loads((path / "run.json").read_text())
+    info["created_at"] = f"2026-01-01T{hour:02}:00:00Z"
+    (path / "run.json").write_text(json.dumps(info))
+    run = RunDirectory.open(path)
+    for task, outcome in outcomes.items():
+        run.append(make_rollout(task, outcome=outcome, agent="pi", model="m"))
+    return run
+
+
+def test_runs_are_in_the_order_of_their_start(tmp_path: Path) -> None:
+    for name, hour in (("b", 3), ("a", 12), ("c", 2)):
+        run_of(tmp_path / name, hour)
+    (tmp_path / "no-run").mkdir()
+    (tmp_path / "file").write_text("")
+    assert [path.name for path in run_paths(tmp_path)] == ["c", "b", "a"]
+    assert run_paths(tmp_path / "missing") == []
+
+
+def test_damaged_run_is_among_them_and_never_the_latest(here: Path) -> None:
+    run_of(here / "runs" / "whole")
+    broken = here / "runs" / "broken"
+    broken.mkdir()
+    (broken / "run.json").write_text('{"created_at": "tomorrow"}')
+    assert [path.name for path in run_paths(Path("runs"))] == ["whole", "broken"]
+    assert find_run("latest") == Path("runs/whole")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "planned", "state", "finished"),
+    [
+        ({}, 2, "interrupted", 0),
+        ({"t1": "resolved", "t2": "cancelled"}, 2, "interrupted", 1),
+        ({"t1": "resolved", "t2": "error"}, 2, "finished", 2),
+        ({"t1": "resolved"}, None, "ended", 1),
+    ],
+)
+def test_state_of_a_run(
+    tmp_path: Path, outcomes: dict[str, str], planned: int | None, state: str, finished: int
+) -> None:
+    run = run_of(tmp_path / "run", 1, planned, **outcomes)
+    found = summary_of(run)
+    assert (found.state, found.finished, found.planned) == (state, finished, planned)
+    assert state_of(run) == state
+    with locked(run.path):
+        assert is_locked(run.path)
+        assert state_of(run) == "running"
+
+
+def test_rollout_that_a_worker_cancelled_is_finished(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", planned=1)
+    run.append(make_rollout("t", outcome="cancelled", cancelled_as="stale"))
+    assert state_of(run) == "finished"
+
+
+def test_summary_names_agent_and_model_of_the_rollouts(tmp_path: Path) -> None:
+    found = summary_of(run_of(tmp_path / "run", t1="resolved", t2="error"))
+    assert (found.agent, found.model, found.resolved, found.errors) == ("pi", "m", 1, 1)
+    assert summary_of(run_of(tmp_path / "empty")).agent == ""
+
+
+def test_name_below_runs_and_latest_are_found(here: Path) -> None:
+    run_of(here / "runs" / "old", 1)
+    run_of(here / "runs" / "new", 2)
+    assert find_run("latest") == Path("runs/new")
+    assert find_run("old") == Path("runs/old")
+    assert find_run("runs/old") == Path("runs/old")
+    assert find_run(str(here / "runs" / "old")) == here / "runs" / "old"
+
+
+def test_path_that_is_a_run_precedes_a_name(here: Path) -> None:
+    run_of(here / "runs" / "one")
+    (here / "one").mkdir()
+    assert find_run("one") == Path("runs/one")  # the folder beside is no run
+    run_of(here / "one")
+    assert find_run("one") == Path("one")
+    assert find_run("runs") == Path("runs")  # a folder of runs, for `view`
+
+
+def test_latest_may_be_a_folder_of_its_own(here: Path) -> None:
+    run_of(here / "runs" / "one")
+    run_of(here / "latest")
+    assert find_run("latest") == Path("runs/one")
+    assert find_run("./latest") == Path("latest")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("20260101-agnet", "no run '20260101-agnet'; did you mean 'runs/20260101-agent'?"),
+        ("runs/20260101-agnt", "did you mean 'runs/20260101-agent'?"),
+        ("zzz", "no run 'zzz'; 'latest' is 'runs/20260101-agent', and `swe-core runs` lists all"),
+        ("a" * 5000, "there is no run 'aaa"),
+    ],
+)
+def test_wrong_name_gets_a_suggestion(here: Path, text: str, says: str) -> None:
+    run_of(here / "runs" / "20260101-agent")
+    with pytest.raises(UsageError) as caught:
+        find_run(text)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("latest", "there is no run in 'runs': start one with `swe-core run`, or give a run directory"),
+        ("x", "there is no run 'x'; give the directory that `swe-core run` printed"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_without_runs_the_error_says_how_to_get_one(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_run(text)
+    assert str(caught.value) == says

@@ -1,0 +1,179 @@
+"""The page of a rollout in a real browser: links into folded parts, and a rollout that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import orjson
+from playwright.sync_api import Page, expect
+
+from swe_core.api.records import Phases, Turn
+from swe_core.rollout.run_directory import RunDirectory
+from swe_core.system.files import locked
+from swe_core.view.site import Site
+from swe_testing.records import make_rollout, make_run, make_turn
+from swe_testing.sample_runs import START
+
+RUNNING = "run/run/rollout/t-0/"
+
+
+def turn(index: int, **fields: Any) -> Turn:
+    call = {"id": f"call-{index}", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+    reply = {"role": "assistant", "content": f"reply {index}", "tool_calls": [call]}
+    messages = [{"role": "user", "content": "Fix it." * 400}]
+    if index:
+        messages = [{"role": "tool", "tool_call_id": f"call-{index - 1}", "content": f"result {index - 1}"}]
+    return make_turn(index, kept=2 * index, messages=messages, reply=reply, **fields)
+
+
+def test_running_rollout_grows_in_place(page: Page, shown: Callable[[Site], str], tmp_path: Path) -> None:
+    """New turns and results appear. What is open, selected and in sight stays."""
+    run = make_run(tmp_path / "run", planned=1)
+    folder = run.folder("t-0")
+    for index in range(4):
+        folder.add_turn(turn(index))
+    with locked(run.path):
+        page.goto(f"{shown(Site([run.path]))}/{RUNNING}")
+        expect(page.locator("#now")).to_contain_text("4 turns so far")
+        page.evaluate(
+            "for (const one of document.querySelectorAll('.call')) one.open = true; scrollTo(0, 200)"
+        )
+        page.evaluate("document.querySelector('#turn-1').dataset.mine = 'kept'")
+        page.evaluate("getSelection().selectAllChildren(document.querySelector('#turn-1 .reply'))")
+        expect(page.locator("#turn-3 .call")).to_contain_text("no result")
+        folder.add_turn(turn(4))
+        folder.add_turn(turn(5))
+        expect(page.locator(".turn")).to_have_count(6)
+        expect(page.locator("#turn-3 .call[open]")).to_contain_text("result 3")
+        expect(page.locator("#turn-1[data-mine=kept] .call[open]")).to_have_count(1)
+        assert page.evaluate("getSelection().toString()") == "reply 1"
+        assert page.evaluate("scrollY") == 200
+        expect(page.locator("#now")).to_contain_text("6 turns so far")
+        page.locator("#newer").click()
+        expect(page.locator("#turn-5")).to_be_in_viewport()
+        folder.put_patch(b"diff --git a/x b/x\n@@ -1 +1 @@\n+a\n")
+        folder.close()
+        run.append(make_rollout("t", 0, "resolved", turns=6))
+        expect(page.locator("h1 .resolved")).to_have_text("resolved")
+        expect(page.locator("#patch .added")).to_have_text("+a")
+        expect(page.locator("#turn-1[data-mine=kept]")).to_have_count(1)
+        expect(page.locator("[data-follow]")).to_have_count(0)
+
+
+def test_link_into_the_test_log_unfolds_it(page: Page, shown: Callable[[Site], str], training: Path) -> None:
+    page.goto(f"{shown(Site([training]))}/run/train/rollout/moto-7365-g0-1/")
+    expect(page.locator("#test-log pre")).to_be_hidden()
+    page.get_by_role("link", name="in the test log").first.click()
+    expect(page.locator("#test-log .failing").first).to_be_in_viewport()
+    page.reload()
+    expect(page.locator("#test-log .failing").first).to_be_in_viewport()
+
+
+def test_place_of_a_search_is_unfolded_and_marked(
+    page: Page, shown: Callable[[Site], str], training: Path
+) -> None:
+    page.goto(f"{shown(Site([training]))}/run/train/")
+    page.locator("header [name=q]").fill("SED -n 10,19P")
+    page.keyboard.press("Enter")
+    page.locator(".hits .snippet a").first.click()
+    expect(page.locator(".turn:target .call[open]")).to_contain_text("sed -n 10,19p")
+    assert (
+        page.evaluate("CSS.highlights.get('found').size") == 2
+    )  # in the title of the call, and in its arguments
+
+
+def test_slowest_minute_is_named_and_leads_to_its_turn(
+    page: Page, shown: Callable[[Site], str], tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run")
+    folder = run.folder("t-0")
+    at = 0.0
+    for index in range(30):
+        folder.add_turn(turn(index, started_at=START + timedelta(seconds=3 + at), seconds=4.0))
+        at += 90.0 if index == 20 else 6.0
+    folder.close()
+    phases = Phases(open=1, prepare=2, agent=at, export=0.5, grade=8)
+    run.append(make_rollout("t", 0, "resolved", turns=30, started_at=START, seconds=at + 12, phases=phases))
+    page.goto(f"{shown(Site([run.path]))}/run/run/")
+    page.locator(".lanes a").first.click()
+    said = page.locator(".minute")
+    expect(said).to_contain_text(
+        "The slowest minute, from 2:07 to 3:07, went into: tools of turn 20: bash 60.0 s"
+    )
+    said.get_by_role("link").click()
+    expect(page.locator("#turn-20")).to_be_in_viewport()
+
+
+def test_lines_of_ten_megabytes_open_fast(page: Page, shown: Callable[[Site], str], tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    folder = run.folder("t-0")
+    folder.add_turn(turn(0))
+    folder.add_turn(turn(1).model_copy(update={"reply": {"role": "assistant", "content": "x" * 10_000_000}}))
+    folder.add_output(b"y" * 10_000_000)
+    folder.put("test.log", b"z" * 10_000_000)
+    folder.put_patch(b"diff --git a/x b/x\n@@ -1 +1 @@\n+" + b"w" * 10_000_000)
+    folder.close()
+    run.append(make_rollout("t", 0, "resolved"))
+    page.goto(f"{shown(Site([run.path]))}/{RUNNING}")
+    expect(page.locator("#turn-1 .reply")).to_contain_text("9,956,000 more characters, in turns.jsonl")
+    assert len(page.content()) < 500_000
+
+
+def test_attempts_are_walked_and_pages_have_keys(
+    page: Page, shown: Callable[[Site], str], training: Path
+) -> None:
+    page.goto(f"{shown(Site([training]))}/run/train/rollout/moto-7365-g0-1/")
+    page.get_by_role("link", name="attempt 2").click()
+    page.wait_for_url("**/moto-7365-g0-2/")
+    for letter, url in (
+        ("l", "**/ledger/"),
+        ("o", "**/moto-7365-g0-2/"),
+        ("g", "**/group/g0/"),
+        ("r", "**/run/train/"),
+    ):
+        page.keyboard.press("g")
+        page.keyboard.press(letter)
+        page.wait_for_url(url)
+
+
+def test_two_runs_are_compared_from_the_list(
+    page: Page, shown: Callable[[Site], str], training: Path, tmp_path: Path
+) -> None:
+    lines = [orjson.loads(line) for line in (training / "rollouts.jsonl").read_bytes().splitlines()]
+    other = make_run(tmp_path / "other")
+    for line in lines[:4]:
+        line |= {"outcome": "unresolved", "reward": 0.0}
+    (other.path / "rollouts.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    page.goto(shown(Site([training, other.path])))
+    page.locator("#compare [name=first]").select_option("train")
+    page.locator("#compare [name=second]").select_option("other")
+    page.locator("#compare button").click()
+    page.wait_for_url("**/compare/train/other/")
+    expect(page.locator(".difference")).to_contain_text("points lower")
+    page.goto(page.url.replace("compare/train/other", "run/other"))
+    page.locator("[data-open]").select_option("train")
+    page.wait_for_url("**/compare/train/other/")
+
+
+def test_numbers_of_the_ledger_lead_to_their_rollouts(
+    page: Page, shown: Callable[[Site], str], training: Path
+) -> None:
+    page.goto(f"{shown(Site([training]))}/run/train/")
+    page.get_by_role("link", name="Token ledger").click()
+    rows = page.locator("#ledger-rows tr")
+    expect(rows).to_have_count(len(RunDirectory.open(training).rollouts()))
+    page.locator("a[href='?reason=undelivered']").first.click()
+    expect(rows).to_have_count(1)
+    expect(rows.first).to_contain_text("moto-7365-g0-3")
+    page.locator("#reason").select_option("")
+    page.locator("#by").select_option("group")
+    expect(rows).to_have_count(4)
+    assert "by=group" in page.url
+    page.reload()
+    expect(rows).to_have_count(4)
+    rows.filter(has_text="g2").locator("td a").first.click()
+    expect(rows).to_have_count(4)
+    expect(rows.first).to_contain_text("pydantic-8511-g2-0")

@@ -1,0 +1,129 @@
+"""The page of a group."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import orjson
+import pytest
+
+from swe_core.rollout.training_records import ClosedGroup, GroupMember
+from swe_core.view.pages.group import why_advantages
+from swe_core.view.site import NotShown, Site
+from swe_core.view.training import advantages
+from swe_testing.records import make_rollout, make_run
+from swe_testing.sample_runs import WordTokenizer, add_sample, sample_training
+
+from .html import html, words
+
+
+def closed(
+    rewards: list[float | None], skipped: str | None = None, left_out: str | None = None
+) -> ClosedGroup:
+    members = tuple(
+        GroupMember(
+            rollout_id=f"t-g0-{number}",
+            reward=reward,
+            advantage=None,
+            left_out=left_out if number == 0 else None,
+        )
+        for number, reward in enumerate(rewards)
+    )
+    return ClosedGroup(group=0, task_id="t", members=members, skipped=skipped)
+
+
+ALIKE = "the group has no spread, so every advantage is 0"
+SKIPPED = "The trainer skipped this group, so no row of it is trained"
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        (closed([0.0] * 4, "no_spread"), f"All 4 rewards are equal (0.0): {ALIKE}. The trainer skipped it"),
+        (closed([0.0] * 4, "no_spread"), "(no_spread): no row of it is trained."),
+        (closed([1.0, 1.0]), f"All 2 rewards are equal (1.0): {ALIKE}. The trainer trained it all the same"),
+        (closed([1.0, None], "too_few_scored"), f"{SKIPPED}: too few of its attempts have a verdict"),
+        (closed([1.0, 0.0], "no_tokens"), f"{SKIPPED}: none of its attempts has a token that may be trained"),
+        (closed([1.0, 0.0], "odd"), f"{SKIPPED}: odd (odd)"),
+        (closed([None, None], "too_few_scored"), "too few of its attempts have a verdict"),
+        (closed([None, 1.0, 0.0]), "have a mean of 0.5 and a standard deviation of 0.5: an advantage is ("),
+        (closed([None, 1.0, 0.0]), "1 of the 3 attempts does not count, so the mean is that of the others."),
+        (closed([0.0, 1.0, 0.0], None, "stale"), "1 of the 3 attempts does not count"),
+    ],
+)
+def test_sentence_says_why_an_advantage_is_what_it_is(group: ClosedGroup, said: str) -> None:
+    assert said in why_advantages([], group, training=True)
+
+
+def test_sentence_of_an_open_group_and_of_an_evaluation() -> None:
+    heads = [make_rollout("t", number, outcome="unresolved") for number in range(2)]
+    assert why_advantages(heads, None, training=False) == (
+        "All 2 rewards are equal (0.0): the group has no spread, so every advantage is 0."
+    )
+    assert "has not closed this group" in why_advantages(heads, None, training=True)
+    assert "There is one reward (0.0)" in why_advantages(heads[:1], None, training=False)
+    nothing = [make_rollout("t", 0, outcome="error")]
+    assert (
+        why_advantages(nothing, None, training=False) == "No attempt has a reward, so there is no advantage."
+    )
+
+
+def test_advantages_are_those_of_the_trainer() -> None:
+    assert advantages([1.0, 0.0, 0.0, 0.0]) == pytest.approx([1.7320508, -0.57735, -0.57735, -0.57735])
+    assert advantages([1.0, 1.0]) == [0.0, 0.0]
+    assert advantages([]) == []
+
+
+def test_attempts_stand_side_by_side(training: Path) -> None:
+    text = words(html(Site([training]), "run", "train", "group", "g0"))
+    assert "advantage +1.000 -1.000 +1.000 -1.000" in text
+    assert "advantage × weight +1.000 -1.000 +1.000 -1.000" in text
+    assert re.search(r"sampled by policy( version 0(–1)?){4}", text)
+    assert "staleness 1 version behind" in text
+    assert "tests/test_offset.py::test_minutes ✓ PASSED ✗ FAILED ✓ PASSED ✗ FAILED" in text
+    assert "computed" not in text
+
+
+def test_stale_attempt_says_so(training: Path) -> None:
+    text = words(html(Site([training]), "run", "train", "group", "g2"))
+    assert "not trained, because – it has no reward it was cancelled as stale –" in text
+    assert "1 version behind – cancelled as stale 1 version behind" in text
+
+
+def test_advantages_of_an_evaluation_are_marked_as_computed(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for number, outcome in enumerate(("resolved", "unresolved", "error")):
+        run.append(make_rollout("t", number, outcome=outcome))
+    text = words(html(Site([run.path]), "run", "run", "group", "t"))
+    assert "advantage, computed +1.000 -1.000 –" in text
+    assert "No trainer has recorded this group" in text
+
+
+def test_equal_patches_are_named(tmp_path: Path) -> None:
+    run = sample_training(tmp_path / "run")
+    for number in (0, 1):
+        add_sample(run, WordTokenizer(), f"late-g9-{number}", "late", number, "resolved")
+    folders = run.path / "rollouts"
+    shutil.copy(folders / "late-g9-0" / "patch.diff", folders / "late-g9-1" / "patch.diff")
+    text = words(html(Site([run.path]), "run", "run", "group", "g9"))
+    assert "The same patch as attempt 0." in text
+    assert "The trainer has not closed this group" in text
+
+
+def test_left_out_attempt_has_its_reason(tmp_path: Path) -> None:
+    run = sample_training(tmp_path / "run")
+    file = run.path / "groups.jsonl"
+    lines = [orjson.loads(line) for line in file.read_bytes().splitlines()]
+    lines[0]["members"][2] |= {"left_out": "stale", "advantage": None}
+    file.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    rows = run.path / "trained.jsonl"
+    rows.write_bytes(b"".join(line for line in rows.read_bytes().splitlines(True) if b"g0-2" not in line))
+    text = words(html(Site([run.path]), "run", "run", "group", "g0"))
+    assert "not trained, because – – the policy that sampled it was too old –" in text
+
+
+def test_unknown_group_is_a_sentence(training: Path) -> None:
+    with pytest.raises(NotShown, match="has no group 'g77'"):
+        html(Site([training]), "run", "train", "group", "g77")

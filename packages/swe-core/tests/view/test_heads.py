@@ -1,0 +1,74 @@
+"""The finished rollouts of a run that goes on, and the facts that they give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swe_core.errors import UsageError
+from swe_core.report.facts import facts_of, why
+from swe_core.rollout.run_directory import RunDirectory
+from swe_core.view.heads import Heads
+from swe_testing.sample_runs import WordTokenizer, add_sample, sample_training
+
+
+def read(path: Path) -> Heads:
+    heads = Heads(path)
+    heads.refresh()
+    return heads
+
+
+def test_heads_give_the_facts_of_the_records(training: Path) -> None:
+    records, heads = RunDirectory.open(training).rollouts(), read(training)
+    assert facts_of(heads.all()) == facts_of(records)
+    assert [why(head) for head in heads.all()] == [why(record) for record in records]
+    assert [heads.record(head) for head in heads.all()] == records
+
+
+def test_refresh_reads_what_was_added(tmp_path: Path) -> None:
+    run = sample_training(tmp_path / "run")
+    heads = read(run.path)
+    version = heads.version
+    heads.refresh()
+    assert heads.version == version
+    file = run.path / "rollouts.jsonl"
+    whole = file.read_bytes()
+    add_sample(run, WordTokenizer(), "late-g9-0", "late", 0, "resolved")
+    line = file.read_bytes()[len(whole) :]
+    file.write_bytes(whole + line[:50])  # half a line
+    heads.refresh()
+    assert heads.get("late-g9-0") is None
+    file.write_bytes(whole + line)
+    heads.refresh()
+    assert heads.get("late-g9-0") is not None
+    assert heads.version > version
+
+
+def test_replaced_file_is_read_again(tmp_path: Path) -> None:
+    """A resume removes the lines of rollouts that run again."""
+    run = sample_training(tmp_path / "run")
+    heads, file = read(run.path), run.path / "rollouts.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    new = file.with_suffix(".new")
+    new.write_bytes(b"".join(lines[:3]))
+    new.replace(file)
+    heads.refresh()
+    assert len(heads) == 3
+
+
+def test_damaged_line_is_named(tmp_path: Path) -> None:
+    run = sample_training(tmp_path / "run")
+    with (run.path / "rollouts.jsonl").open("ab") as file:
+        file.write(b'{"id": 1}\n')
+    with pytest.raises(UsageError, match="is damaged at byte"):
+        read(run.path)
+
+
+@pytest.mark.parametrize(("name", "group"), [("a-1-g12-3", "g12"), ("a-1-g12-3-2", "g12"), ("a-1-0", "a-1")])
+def test_group_is_that_of_the_training_or_the_task(tmp_path: Path, name: str, group: str) -> None:
+    run = sample_training(tmp_path / "run")
+    add_sample(run, WordTokenizer(), name, "a-1", 0, "resolved")
+    head = read(run.path).get(name)
+    assert head is not None
+    assert head.group == group

@@ -1,0 +1,164 @@
+"""The page of a rollout: what is on it, for finished, lost, running and hostile ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from swe_core.api.agent import AgentEvent
+from swe_core.api.grader import Grade, Suspicion, Tampering
+from swe_core.api.records import Failure, Retried
+from swe_core.rollout.run_directory import RunDirectory
+from swe_core.system.files import locked
+from swe_core.view.routes import all_paths
+from swe_core.view.site import NotShown, Site
+from swe_testing.records import make_rollout, make_run, make_turn
+
+from .html import html, words
+
+EVIL = "</pre><script>alert(1)</script>\x1b[31m\u202e\x00"
+
+
+def finish(run: RunDirectory, name: str = "t-0", **fields: object) -> None:
+    run.append(make_rollout(**{"id": name, **fields}))
+
+
+def test_page_has_head_tests_patch_and_transcript(training: Path) -> None:
+    page = html(Site([training]), "run", "train", "rollout", "moto-7365-g0-1")
+    text = words(page)
+    assert "moto-7365-g0-1 unresolved" in text
+    assert "reward 0" in text
+    assert "fail to pass 1 of 2" in text
+    assert "tests/test_offset.py::test_minutes at tests/test_offset.py:14" in text
+    assert "E AssertionError: assert 120 == 150" in text
+    place = re.search(r'href="#(log-\d+)"', page)
+    assert place is not None
+    assert f'id="{place[1]}"' in page
+    assert "src/offset.py" in text
+    assert '<span class="added">+    sign' in page
+    assert all(f'id="turn-{number}"' in page for number in range(5))
+    assert "begins another row: retokenised" in text
+    assert "bash sed -n 0,9p src/offset.py" in text
+    for place in ("tokens", "chains", "ledger"):
+        assert f'href="../../../../run/train/rollout/moto-7365-g0-1/{place}/"' in page
+    assert 'href="../../../../run/train/group/g0/"' in page
+    assert "‹ attempt 0" in text
+    assert "attempt 2 ›" in text
+
+
+def test_dropped_and_auxiliary_turns_are_marked(training: Path) -> None:
+    site = Site([training])
+    assert "not the policy's work: title" in words(
+        html(site, "run", "train", "rollout", "moto-7365-g0-2")
+    ).replace("&#39;", "'")
+    assert "not trained: undelivered" in words(html(site, "run", "train", "rollout", "moto-7365-g0-3"))
+    compacted = words(html(site, "run", "train", "rollout", "moto-7365-g0-0"))
+    assert "begins another row: rewritten" in compacted
+    assert "It changes its history: keeps 1 of the" in compacted
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    folder = run.folder("t-0")
+    call = {"id": "a", "type": "function", "function": {"name": EVIL, "arguments": f'{{"{EVIL}": 1}}'}}
+    folder.add_turn(
+        make_turn(
+            0,
+            messages=[{"role": EVIL, "content": EVIL}],
+            reply={"role": "assistant", "content": EVIL, "tool_calls": [call], "reasoning": EVIL},
+            error=EVIL,
+            auxiliary=EVIL,
+        )
+    )
+    folder.add_event(AgentEvent(kind="tool_call", text=EVIL, tool=EVIL))
+    folder.add_output(EVIL.encode() + b"\xff\n" + b"x" * 10_000_000)
+    folder.put_patch(f"diff --git a/{EVIL} b/{EVIL}\n@@ -1 +1 @@\n+{EVIL}\n".encode() + b"\xfe")
+    folder.put("test.log", EVIL.encode() * 10 + b"\xff")
+    folder.close()
+    grade = Grade(
+        resolved=False,
+        reason=EVIL,
+        fail_to_pass={EVIL: "FAILED"},
+        tampering=(Tampering(kind="tests", path=EVIL, done=EVIL),),
+        suspicious=(Suspicion(kind=EVIL, name=EVIL, path=EVIL, line=1),),
+        unchecked=EVIL,
+    )
+    finish(run, task="t", outcome="unresolved", grade=grade)
+    page = html(Site([run.path]), "run", "run", "rollout", "t-0")
+    assert "<script>alert" not in page
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    assert "\x00" not in page
+    assert page.count("&lt;U+202E&gt;") >= 12
+    assert len(page) < 300_000
+
+
+def test_rollout_without_files_is_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    failure = Failure(boundary="sandbox", type="SandboxError", message="it did not open")
+    finish(run, task="t", outcome="error", failure=failure)
+    text = words(html(Site([run.path]), "run", "run", "rollout", "t-0"))
+    assert "sandbox: it did not open" in text
+    assert "There is none: the host answered no call" in text
+
+
+def test_agent_without_turns_shows_its_own_transcript(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    folder = run.folder("t-0")
+    for kind, text in (("text", "I look."), ("tool_call", '{"command": "ls"}'), ("tool_result", "x.py")):
+        folder.add_event(AgentEvent.model_validate({"kind": kind, "text": text, "tool": "bash"}))
+    folder.close()
+    finish(run, task="t")
+    page = html(Site([run.path]), "run", "run", "rollout", "t-0")
+    assert 'id="event-2"' in page
+    assert "calls bash ls" in words(page)
+    assert "as the agent reported them" not in page
+
+
+def test_lost_try_is_linked_and_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    folder = run.folder("t-0")
+    folder.add_turn(make_turn(0, reply={"role": "assistant", "content": "the lost one"}))
+    folder.archive_attempt("retried-1")
+    folder.add_turn(make_turn(0, reply={"role": "assistant", "content": "the other one"}))
+    folder.close()
+    lost = Retried(
+        failure=Failure(boundary="sandbox", type="E", message="it died"), folder="retried-1", seconds=3
+    )
+    finish(run, task="t", retried=(lost,))
+    site = Site([run.path])
+    page = html(site, "run", "run", "rollout", "t-0")
+    assert "../../../../run/run/rollout/t-0/try/retried-1/" in page
+    assert "the other one" in page
+    assert "the lost one" not in page
+    again = html(site, "run", "run", "rollout", "t-0", "try", "retried-1")
+    assert "the lost one" in again
+    assert "sandbox: it died" in words(again)
+    assert ("run", "run", "rollout", "t-0", "try", "retried-1") in list(all_paths(site))
+    with pytest.raises(NotShown, match="has no try 'retried-2'"):
+        html(site, "run", "run", "rollout", "t-0", "try", "retried-2")
+    with pytest.raises(NotShown, match="has no try"):
+        html(site, "run", "run", "rollout", "t-0", "try", "..")
+
+
+def test_running_rollout_follows_only_what_is_new(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", planned=2)
+    folder = run.folder("t-0")
+    folder.add_turn(make_turn(0, reply={"role": "assistant", "content": "first"}))
+    site = Site([run.path])
+    with locked(run.path):
+        page = html(site, "run", "run", "rollout", "t-0")
+        assert "It runs. This page follows it: 1 turn so far" in words(page)
+        assert 'id="follow" data-follow="' in page
+        assert '<main id="live">' in page  # which is never exchanged as a whole
+    page = html(site, "run", "run", "rollout", "t-0")
+    assert "It has begun and is not finished" in words(page)
+    assert "data-follow" not in page
+    folder.close()
+
+
+def test_unknown_rollout_is_a_sentence(training: Path) -> None:
+    with pytest.raises(NotShown, match="The run 'train' has no rollout 'none'"):
+        html(Site([training]), "run", "train", "rollout", "none")

@@ -1,0 +1,127 @@
+"""The server of the viewer: what it answers, and to whom."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from swe_core.view.render import ASSETS
+from swe_core.view.server import POLICY, application
+from swe_core.view.site import Site
+from swe_testing.sample_runs import WordTokenizer, add_sample, sample_training
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def client(site: Site, key: str | None = None) -> AsyncIterator[TestClient]:
+    async with TestClient(TestServer(application(site, key))) as found:
+        yield found
+
+
+async def test_pages_allow_no_foreign_script_and_no_cache(training: Path) -> None:
+    async with client(Site([training])) as browser:
+        for path, status in (("/", 200), ("/run/train/", 200), ("/run/none/", 404), ("/assets/none", 404)):
+            answer = await browser.get(path)
+            assert answer.status == status
+            assert answer.headers["Content-Security-Policy"] == POLICY
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert answer.headers["Cache-Control"] == "no-store"
+        assert "unsafe" not in POLICY
+
+
+async def test_server_only_reads(training: Path) -> None:
+    before = contents(training)
+    async with client(Site([training])) as browser:
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert (await browser.request(method, "/run/train/")).status == 405
+        await browser.get("/run/train/")
+    assert contents(training) == before
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+async def test_foreign_host_name_is_refused(training: Path) -> None:
+    """A website whose name resolves to loopback must not read the pages."""
+    async with client(Site([training])) as browser:
+        assert (await browser.get("/", headers={"Host": "evil.example"})).status == 403
+        assert (await browser.get("/", headers={"Host": "localhost:8118"})).status == 200
+        assert (await browser.get("/", headers={"Host": "[::1]:8118"})).status == 200
+
+
+async def test_key_in_the_url_becomes_a_cookie(training: Path) -> None:
+    async with client(Site([training]), "secret-key") as browser:
+        assert (await browser.get("/run/train/")).status == 403
+        assert (await browser.get("/assets/view.css")).status == 403
+        assert (await browser.get("/?key=wrong")).status == 403
+        answer = await browser.get("/run/train/?key=secret-key", allow_redirects=False)
+        assert (answer.status, answer.headers["Location"]) == (302, "/run/train/")
+        assert "HttpOnly" in answer.headers["Set-Cookie"]
+        assert "SameSite=Strict" in answer.headers["Set-Cookie"]
+        assert (await browser.get("/run/train/")).status == 200
+
+
+async def test_path_cannot_leave_the_assets(training: Path) -> None:
+    async with client(Site([training])) as browser:
+        for path in (
+            "/assets/..%2fserver.py",
+            "/assets/%2e%2e/server.py",
+            "/run/..%2f..%2fetc/",
+            "/run/../../etc/passwd/",
+        ):
+            assert (await browser.get(path)).status == 404
+
+
+async def test_damaged_run_is_a_sentence_and_the_others_stay(training: Path, tmp_path: Path) -> None:
+    sample_training(tmp_path / "one")
+    sample_training(tmp_path / "two")
+    with (tmp_path / "one" / "rollouts.jsonl").open("ab") as file:
+        file.write(b"{}\n")
+    async with client(Site([tmp_path])) as browser:
+        text = await (await browser.get("/")).text()
+        assert "is damaged at byte" in text
+        assert "run/two/" in text
+        answer = await browser.get("/run/one/")
+        assert answer.status == 500
+        assert "is damaged at byte" in await answer.text()
+
+
+async def test_page_answers_204_until_the_run_changes(tmp_path: Path) -> None:
+    run = sample_training(tmp_path / "run")
+    async with client(Site([tmp_path / "run"])) as browser:
+        text = await (await browser.get("/run/run/")).text()
+        version = text.partition('data-follow="')[2].partition('"')[0]
+        assert (await browser.get("/run/run/", params={"version": version})).status == 204
+        add_sample(run, WordTokenizer(), "late-g9-0", "late", 0, "resolved")
+        answer = await browser.get("/run/run/", params={"version": version})
+        assert answer.status == 200
+        assert "late-g9-0" in await answer.text()
+
+
+async def test_new_run_in_a_folder_appears(tmp_path: Path) -> None:
+    sample_training(tmp_path / "one")
+    async with client(Site([tmp_path])) as browser:
+        assert "run/two/" not in await (await browser.get("/")).text()
+        await anyio.to_thread.run_sync(sample_training, tmp_path / "two")
+        assert "run/two/" in await (await browser.get("/")).text()
+
+
+def test_assets_are_small() -> None:
+    folder = Path(__file__).parents[2] / "src" / "swe_core" / "view" / "assets"
+    assert {path.name for path in folder.iterdir()} == set(ASSETS)
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 150_000
+
+
+async def test_path_without_a_slash_leads_to_the_page(training: Path) -> None:
+    async with client(Site([training])) as browser:
+        answer = await browser.get("/run/train?text=moto", allow_redirects=False)
+        assert (answer.status, answer.headers["Location"]) == (302, "./train/?text=moto")
+        answer = await browser.get("/http:evil.example", allow_redirects=False)
+        assert answer.headers["Location"] == "./http:evil.example/"

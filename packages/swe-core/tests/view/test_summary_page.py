@@ -1,0 +1,521 @@
+"""`swe-core report --html`: one page of a run that needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import random
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swe_core.api.engine import Usage
+from swe_core.api.records import Failure, Ledger, Phases, Retried, SandboxTime
+from swe_core.cli import main
+from swe_core.cli.report import report
+from swe_core.report.training_metrics import read_metrics
+from swe_core.rollout.run_directory import RunDirectory, new_run_info
+from swe_core.system.redaction import Redactor
+from swe_core.view.curves import MAX_METRICS, MAX_POINTS, over_steps, rolling_mean, thin
+from swe_core.view.summary_page import MAX_ROWS
+from swe_testing.records import make_rollout
+
+HOSTILE = "<script>alert(1)</script><img src=https://example.com/x onerror=alert(1)>\"'&amp;]]>-->"
+VOID = {"meta", "link", "img", "br", "hr", "input", "base", "source"}
+
+
+@dataclass
+class Element:
+    """An element of a page."""
+
+    tag: str
+    attributes: dict[str, str]
+    children: list[Element] = field(default_factory=list)
+    own_text: list[str] = field(default_factory=list)
+
+    def find(self, tag: str = "", **attributes: str) -> list[Element]:
+        """The elements below it that have these, in the order of the page."""
+        return [
+            element
+            for element in self.walk()
+            if element is not self
+            and tag in ("", element.tag)
+            and all(element.attributes.get(name.rstrip("_")) == value for name, value in attributes.items())
+        ]
+
+    def walk(self) -> Iterator[Element]:
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(" ".join(element.own_text) for element in self.walk()).split())
+
+
+class Parser(HTMLParser):
+    """Reads a page strictly: every element that is opened is closed, in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = [Element("", {})]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs)
+        element = Element(tag, {name: value or "" for name, value in attrs})
+        self.open[-1].children.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop().tag == tag
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].own_text.append(data)
+
+
+def parsed(text: str) -> Element:
+    parser = Parser()
+    parser.feed(text)
+    parser.close()
+    (root,) = parser.open
+    return root
+
+
+class Run:
+    """A run directory that is filled as a test needs it."""
+
+    def __init__(self, path: Path, planned: int | None = None, notes: tuple[str, ...] = ()) -> None:
+        info = new_run_info({"swe-core": "0.1.0"}, {"run": {"tasks": "these"}}, planned, notes)
+        self.directory = RunDirectory.create(path, info, Redactor())
+        self.page = path.parent / "page.html"
+
+    def rollouts(self, *rollouts: Mapping[str, Any]) -> None:
+        lines = []
+        for number, given_fields in enumerate(rollouts):
+            fields: dict[str, Any] = {
+                "seconds": 10.0,
+                "started_at": self.directory.info.created_at + timedelta(seconds=number),
+                **given_fields,
+            }
+            rollout = make_rollout(fields.pop("task_id", f"task-{number}"), **fields)
+            lines.append(rollout.model_dump_json() + "\n")
+        (self.directory.path / "rollouts.jsonl").write_text("".join(lines))
+
+    def metrics(self, *steps: tuple[int, Mapping[str, Any]], end: str = "") -> None:
+        time = datetime.now(UTC).isoformat()
+        lines = [json.dumps({"step": step, "time": time, "values": values}) + "\n" for step, values in steps]
+        (self.directory.path / "metrics.jsonl").write_text("".join(lines) + end)
+
+    def report(self, *options: str) -> Result:
+        return CliRunner().invoke(report, [str(self.directory.path), "--html", str(self.page), *options])
+
+    def read(self) -> Element:
+        done = self.report()
+        assert (done.exit_code, done.output) == (0, f"Page: {self.page}\n")
+        return parsed(self.page.read_text())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "run")
+
+
+def figure(page: Element, title: str) -> Element:
+    (found,) = (one for one in page.find("figure") if one.find("h3")[0].text == title)
+    return found
+
+
+def drawn(figure: Element) -> dict[str, Any]:
+    """Return what the script draws into a figure."""
+    (script,) = figure.find("script", class_="chart")
+    found: dict[str, Any] = json.loads("".join(script.own_text))
+    return found
+
+
+def points(figure: Element, look: str = "line") -> tuple[list[float], list[float]]:
+    """Return x and y of the only line with this look."""
+    (line,) = (line for line in drawn(figure)["lines"] if line["look"] == look)
+    return line["x"], line["y"]
+
+
+def rows_of(page: Element) -> list[list[str]]:
+    (table,) = page.find("table", id="rollouts")
+    return [[cell.text for cell in row.children] for row in table.find("tbody")[0].children]
+
+
+# What it says.
+
+
+def test_page_has_the_facts_of_a_run(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", planned=9, notes=("Not what any model can do.",))
+    phases = Phases(open=1.0, agent=100.0, grade=2.5)
+    used = [
+        SandboxTime(purpose="agent", flavor="cpu-<basic>", sandboxes=1, seconds=100.0),
+        SandboxTime(purpose="grade", flavor=None, sandboxes=2, seconds=10.0),
+    ]
+    lost = Retried(
+        failure=Failure(boundary="sandbox", type="SandboxDied", message="it is gone"),
+        folder="retried-1", seconds=5.0, usage=Usage(completion_tokens=70),
+    )  # fmt: skip
+    died = Failure(boundary="sandbox", type="SandboxDied", message="it is gone")
+    run.rollouts(
+        {"usage": Usage(prompt_tokens=120_000, completion_tokens=200), "turns": 3, "phases": phases,
+         "sandboxes": used},
+        {"outcome": "unresolved", "turns": 4, "ended_by": "turns", "phases": phases, "sandboxes": used[:1],
+         "retried": [lost]},
+        {"outcome": "unresolved"},
+        {"outcome": "error", "failure": died},
+        {"outcome": "error", "failure": died.model_copy(update={"message": "it is gone too"})},
+        {"outcome": "cancelled", "cancelled_as": "stale"},
+    )  # fmt: skip
+    page = run.read()
+    tiles = {tile.find("dt")[0].text: tile.find("dd")[0].text for tile in page.find("dl")[0].children}
+    assert tiles == {
+        "Resolved rate": "33.3%",
+        "pass@1 over 3 tasks": "33.3% 6.1% – 79.2%",
+        "Finished": "6 of 9",
+        "Tasks": "6",
+        "Resolved": "1",
+        "Unresolved": "2",
+        "Error": "2",
+        "Cancelled": "1",
+        "Turns": "7",
+        "Prompt tokens": "120,000",
+        "Completion tokens": "200",
+        "Sandbox time": "4 min",
+    }
+    text = page.text
+    for said in (
+        "Agent a; sandbox s; engine e; model m.",
+        "Note: Not what any model can do.",
+        "unresolved 2 error 2 cancelled 1 … cancelled as stale 1",
+        "agent 2 100.0 s 100.0 s 100.0 s 3 min",
+        "s – 2 10.0 s s cpu-<basic> 2 3 min",
+        "1 rollout run again after the sandbox failed: 1 try, 5.0 s and 70 completion tokens were lost.",
+        "Errors by boundary: sandbox 2",
+        "sandbox SandboxDied 2 it is gone",
+        "swe-core 0.1.0",
+        '"tasks": "these"',
+    ):
+        assert said in text
+    assert rows_of(page)[:2] == [
+        ["task-0", "0", "resolved", "1", "3", "120,000", "200", "10.0", ""],
+        ["task-1", "0", "unresolved", "0", "4", "0", "0", "10.0",
+         "the agent's run was ended by its budget of turns; run again after the sandbox failed (it is gone)"],
+    ]  # fmt: skip
+    assert "over all, 20,000." in figure(page, "Prompt tokens").text
+    assert rows_of(page)[3][-1] == "sandbox: it is gone"
+    assert rows_of(page)[5][-1] == "cancelled as stale"
+
+
+def test_page_reports_an_unproven_ledger(run: Run) -> None:
+    """On the page, on the terminal and by the exit code."""
+    ledger = Ledger(sampled=10, trained=7, dropped={"forced": 3}, chains=2, forks={"rewritten": 1})
+    run.rollouts({"ledger": ledger})
+    done = run.report()
+    assert (done.exit_code, done.output) == (1, f"Page: {run.page}; its tokens are NOT BALANCED\n")
+    text = parsed(run.page.read_text()).text
+    for said in (
+        "0 sampled ≠ 7 trained + 3 dropped; NOT BALANCED",
+        "task-0-0: its ledger is not what its turns on disk say",
+        "forced 3 30.0%",
+        "Chains: 2, of which 1 fork",
+        "rewritten 1 the client changed its history, as it does to compact it",
+    ):
+        assert said in text
+
+
+def test_page_reports_a_balanced_ledger(run: Run) -> None:
+    run.rollouts({"ledger": Ledger(sampled=0, trained=0)})
+    text = run.read().text
+    assert "0 sampled = 0 trained + 0 dropped; balanced, 100.0 % accounted for." in text
+    assert "Chains: 0, of which 0 forks" in text
+
+
+# What it draws.
+
+
+def test_curves_over_steps_match_the_data(run: Run) -> None:
+    reward = [0.1, 0.4, 0.2, 0.9, 0.7]
+    run.metrics(*((step, {"reward": value}) for step, value in zip((1, 2, 5, 6, 9), reward, strict=True)))
+    chart = figure(run.read(), "reward")
+    assert points(chart) == ([1, 2, 5, 6, 9], reward)
+    assert chart.find("figcaption")[0].text == "last 0.7, lowest 0.1, highest 0.9"
+
+
+def test_curves_over_rollouts_match_the_data(run: Run) -> None:
+    """In the order of time, and the rate of those with a verdict alone."""
+    outcomes = ["resolved", "error", "unresolved", "unresolved", "resolved", "resolved", "resolved"]
+    seconds = [10, 20, 30, 40, 50, 60, 70]
+    rollouts = [
+        {"outcome": outcome, "turns": number * number, "started_at": run.directory.info.created_at,
+         "seconds": seconds[number]}
+        for number, outcome in enumerate(outcomes)
+    ]  # fmt: skip
+    run.rollouts(*reversed(rollouts))
+    page = run.read()
+    turns = [number**2 for number in range(7)]
+    assert points(figure(page, "Turns"), "dots") == (pytest.approx(seconds), turns)
+    last_five = [fmean(turns[max(0, end - 5) : end]) for end in range(1, 8)]
+    assert points(figure(page, "Turns")) == (pytest.approx(seconds), pytest.approx(last_five))
+    rate = [1, 1 / 2, 1 / 3, 2 / 4, 3 / 5, 3 / 5]
+    assert points(figure(page, "Resolved rate")) == (
+        pytest.approx([10, 30, 40, 50, 60, 70]),
+        pytest.approx(rate),
+    )
+    assert "over all, 66.7%" in figure(page, "Resolved rate").text
+    legend = [line["label"] for line in drawn(figure(page, "Outcomes"))["lines"]]
+    assert legend == ["resolved", "unresolved", "error"]
+
+
+def test_metrics_are_grouped_by_prefix_and_ordered(run: Run) -> None:
+    names = ("zoo/b", "perf/step_s", "epoch", "perf/mfu", "rollout/resolved_rate", "loss", "zoo/a", "reward")
+    run.metrics((1, dict.fromkeys(names, 1.0)))
+    sections = {
+        details.find("summary")[0].text: [one.find("h3")[0].text for one in details.find("figure")]
+        for details in run.read().find("details", open="")
+        if details.find("figure")
+    }
+    assert list(sections.items()) == [
+        ("Training", ["reward", "loss", "epoch"]),
+        ("Rollouts while training", ["rollout/resolved_rate"]),
+        ("Speed", ["perf/step_s", "perf/mfu"]),
+        ("zoo", ["zoo/a", "zoo/b"]),
+    ]
+
+
+def test_long_curves_have_a_rolling_mean(run: Run) -> None:
+    values = [math.sin(step) for step in range(300)]
+    run.metrics(*((step, {"loss": value}) for step, value in enumerate(values)))
+    chart = figure(run.read(), "loss")
+    assert points(chart, "faint") == (list(range(300)), values)
+    means = [fmean(values[max(0, end - 6) : end]) for end in range(1, 301)]
+    assert points(chart)[1] == pytest.approx(means)
+    assert "the bold line is the mean of the last 6" in chart.text
+
+
+@given(st.integers(0, 3000), st.integers(0, 2**32 - 1), st.integers(1, 200))
+def test_thin_keeps_ends_and_extremes(count: int, seed: int, window: int) -> None:
+    chance = random.Random(seed)
+    y = [chance.gauss(0, 1) / (chance.random() + 1e-6) for _ in range(count)]
+    thin_x, thin_y = thin(range(count), y)
+    assert len(thin_x) <= MAX_POINTS
+    assert [y[int(place)] for place in thin_x] == thin_y
+    assert thin_x == sorted(set(thin_x))
+    if len(y) <= MAX_POINTS:
+        assert len(thin_y) == len(y)
+    else:
+        assert (thin_x[0], thin_x[-1], min(thin_y), max(thin_y)) == (0, len(y) - 1, min(y), max(y))
+    some = y[:100]
+    means = [fmean(some[max(0, end - window) : end]) for end in range(1, len(some) + 1)]
+    assert rolling_mean(some, window) == pytest.approx(means, abs=1e-6)
+
+
+# What comes from a run is text.
+
+
+def test_page_has_no_external_reference_and_one_script(run: Run) -> None:
+    """With hostile names of tasks, failures and metrics."""
+    run.rollouts(
+        {"task_id": HOSTILE, "agent": HOSTILE, "sandbox": HOSTILE, "model": HOSTILE, "outcome": "error",
+         "failure": Failure(boundary="agent", type=HOSTILE, message=HOSTILE)},
+        {"outcome": "cancelled", "cancelled_as": HOSTILE},
+    )  # fmt: skip
+    run.metrics((1, {HOSTILE: 1.0, f"{HOSTILE}/x": 2.0, "reward": 1.0}), (2, {HOSTILE: 2.0}))
+    page = run.read()
+    elements = list(page.walk())
+    assert not {"img", "link", "iframe", "object", "base"} & {one.tag for one in elements}
+    (script,) = (one for one in page.find("script") if "type" not in one.attributes)
+    identifiers = [one.attributes["id"] for one in elements if "id" in one.attributes]
+    assert len(set(identifiers)) == len(identifiers)
+    referred = set()
+    for element in elements:
+        for name, value in element.attributes.items():
+            assert not name.startswith("on"), element
+            assert "//" not in value, element
+            if name == "href":
+                referred.add(value.removeprefix("#"))
+            if name.startswith("aria-labelledby"):
+                referred |= set(value.split())
+            for url in re.findall(r"url\((.*?)\)", value):
+                assert url.startswith("#")
+                referred.add(url[1:])
+    assert referred <= set(identifiers)
+    (sheet,) = page.find("style")
+    assert not re.search(r"//|url|@import", sheet.text)
+    assert set(re.findall(r"var\((--\w+)\)", run.page.read_text())) <= set(
+        re.findall(r"--\w+(?=:)", sheet.text)
+    )
+    (policy,) = page.find("meta", **{"http-equiv": "Content-Security-Policy"})
+    allowed = {
+        kind: "sha256-" + base64.b64encode(hashlib.sha256("".join(one.own_text).encode()).digest()).decode()
+        for kind, one in (("style", sheet), ("script", script))
+    }
+    assert policy.attributes["content"] == (
+        f"default-src 'none'; style-src '{allowed['style']}'; script-src '{allowed['script']}'"
+    )
+    row = rows_of(page)[0]
+    assert row[0] == HOSTILE
+    assert row[-1] == f"agent: {HOSTILE}"
+    assert drawn(figure(page, HOSTILE))["title"] == HOSTILE
+
+
+# Runs that are torn, empty, broken or big.
+
+
+def test_page_of_an_unfinished_run_has_no_charts(run: Run) -> None:
+    page = run.read()
+    assert "None is finished yet." in page.text
+    assert page.find("figure") == []
+
+
+def test_page_without_verdicts_has_no_rate(run: Run) -> None:
+    run.rollouts({"outcome": "cancelled"})
+    page = run.read()
+    assert "Resolved rate –" in page.find("dl")[0].text
+    assert figure(page, "Resolved rate").text == "Resolved rate No rollout has a verdict."
+
+
+def test_torn_and_damaged_metrics_lines_are_left_out(run: Run) -> None:
+    """A torn last line is left out silently, damaged lines with a note."""
+    run.metrics((1, {"reward": 1.0}), (2, {"reward": 2.0}), end='{"step": 3}\n[]\n{"step": 4, "time": "20')
+    page = run.read()
+    assert points(figure(page, "reward")) == ([1, 2], [1.0, 2.0])
+    assert "2 damaged lines of metrics.jsonl are left out." in page.text
+    run.metrics((1, {"reward": 1.0}), end='{"step": 4, "time": "20')
+    assert "damaged" not in run.read().text
+    run.metrics(end='{"step": 4, "time": "20')
+    assert "Optimizer" not in run.read().text
+
+
+def test_non_finite_values_are_left_out(run: Run) -> None:
+    """`NaN` and `Infinity`, which Python writes, and null, which others write."""
+    nan = float("nan")
+    values = [1.0, nan, 2.0, None, float("inf"), -float("inf"), 1e300, 3.0]
+    run.metrics(*((step, {"loss": value, "kl": nan}) for step, value in enumerate(values)))
+    page = run.read()
+    loss = figure(page, "loss")
+    assert points(loss) == ([0, 2, 7], [1.0, 2.0, 3.0])
+    assert "not finite at 5 steps, first at step 1" in loss.text
+    assert figure(page, "kl").text == "kl not finite at 8 steps, first at step 0"
+    assert figure(page, "kl").find("script") == []
+
+
+def test_metrics_of_lost_steps_are_left_out(run: Run) -> None:
+    """A run resumed from a checkpoint logs some steps again; the later lines count."""
+    run.metrics(
+        (1, {"loss": 1.0}), (2, {"loss": 2.0, "kl": 0.5}), (3, {"loss": 50.0}),
+        (4, {"loss": 50.0, "kl": 9.0}), (3, {"loss": 3.0}), (3, {"loss": 4.0}),
+    )  # fmt: skip
+    metrics = read_metrics(run.directory.path)
+    assert metrics is not None
+    found = {one.name: (list(one.steps), list(one.values)) for one in metrics.metrics}
+    assert found == {"loss": ([1, 2, 3], [1, 2, 4]), "kl": ([2], [0.5])}
+    assert metrics.last_step == 3
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2**53), st.floats(allow_nan=True)), max_size=5))
+def test_any_numbers_can_be_drawn(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[int, float]]
+) -> None:
+    run = Run(tmp_path_factory.mktemp("any") / "run")
+    run.metrics(*((step, {"loss": value}) for step, value in lines))
+    metrics = read_metrics(run.directory.path)
+    if metrics is not None:
+        for chart in over_steps(metrics)[0][0].charts:
+            assert "nan" not in str(chart.drawn())
+            assert "inf" not in str(chart.drawn())
+
+
+@pytest.mark.slow
+def test_page_of_a_big_run_is_bounded(run: Run) -> None:
+    message = "x" * 5000
+    failure = Failure(boundary="sandbox", type="SandboxDied", message=message)
+    run.rollouts(
+        *(
+            {"outcome": "error", "failure": failure} if number % 3 else {"turns": number}
+            for number in range(5000)
+        )
+    )
+    names = [f"part/{number:03}" for number in range(MAX_METRICS + 7)]
+    run.metrics(*((step, dict.fromkeys(names, step % 17 + 0.5)) for step in range(1000)))
+    page = run.read()
+    assert run.page.stat().st_size < 3_000_000
+    shown = rows_of(page)
+    assert len(shown) == MAX_ROWS
+    assert {row[0] for row in shown} == {f"task-{number}" for number in range(5000 - MAX_ROWS, 5000)}
+    assert f"The table has the 500 that finished last; {5000 - MAX_ROWS:,} are left out." in page.text
+    assert "7 further names are left out." in page.text
+    assert message not in page.text
+    assert len(points(figure(page, "part/000"), "faint")[0]) <= MAX_POINTS
+    assert len(points(figure(page, "Turns"), "dots")[0]) <= MAX_POINTS
+    assert "one in 13" in figure(page, "Turns").text
+
+
+# The file.
+
+
+def test_page_is_replaced_atomically(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.page.write_text("before")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full_disk)
+        done = run.report()
+    assert "No space left on device" in str(done.exception)
+    assert run.page.read_text() == "before"
+    assert {path.name for path in run.page.parent.iterdir()} == {"page.html", "run"}
+    run.read()
+    assert {path.name for path in run.page.parent.iterdir()} == {"page.html", "run"}
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_page_keeps_a_symlink(run: Run) -> None:
+    target = run.page.with_name("there.html")
+    run.page.symlink_to(target)
+    run.read()
+    assert run.page.is_symlink()
+    assert target.read_text() == run.page.read_text()
+
+
+@pytest.mark.parametrize("where", ["missing/page.html", "folder", "/", "/dev/null", "run/run.json/page.html"])
+def test_unwritable_page_is_an_error(
+    run: Run, where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.page.parent / "folder").mkdir()
+    file = run.page.parent / where
+    argv = ["swe-core", "report", str(run.directory.path), "--html", str(file)]
+    assert said(argv, monkeypatch, capsys).startswith(
+        f"swe-core: error: the page cannot be written to {str(file)!r}"
+    )
+
+
+def said(argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run the program with wrong input and return its error, one line."""
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    return text

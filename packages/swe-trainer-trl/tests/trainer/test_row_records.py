@@ -1,0 +1,297 @@
+"""RowRecords: what a forward pass gave each row, as TRL packs them, and failures that harm no training."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from swe_core.rollout.training_records import TRAINED_FILE, read_trained
+from swe_testing.serving.start import missing
+
+if TYPE_CHECKING:  # they import torch and TRL, which takes seconds
+    from swe_trainer_trl.trainer.row_queue import Item
+    from swe_trainer_trl.trainer.row_records import RowRecords
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+LOW, HIGH = 0.8, 1.25
+Batch = dict[str, Any]
+
+
+def row(number: int, trained: int, advantage: float = 1.0) -> Item:
+    """A row of a prompt of two ids, and so many trained ids with an id in between that is not."""
+    from swe_trainer_trl.compat import make_sample
+    from swe_trainer_trl.normalization import Part
+    from swe_trainer_trl.trainer.row_queue import Item
+
+    mask = np.array([0, 0, 1, 0, *[1] * (trained - 1)])
+    sample = make_sample(
+        prompt=[],
+        completion=[],
+        input_ids=np.arange(len(mask)) + 100 * number,
+        completion_mask=mask,
+        old_log_probs=(-np.arange(len(mask), dtype=np.float32) / 64 - number) * mask.astype(np.float32),
+        advantage=advantage,
+        model_version=1,
+        group_id=0,
+        metrics={},
+    )
+    return Item(number, 0, Part(f"r{number}", trained, trained), 1, sample, number % 3, advantage)
+
+
+def sampled(item: Item) -> list[float]:
+    """The sampler's log-probability of each trained id."""
+    found: list[float] = item.sample.old_log_probs[item.sample.completion_mask != 0].tolist()
+    return found
+
+
+def as_samples(items: list[Item]) -> list[Batch]:
+    return [
+        {
+            "input_ids": item.sample.input_ids,
+            "completion_mask": item.sample.completion_mask,
+            "old_log_probs": item.sample.old_log_probs,
+            "advantage": item.advantage,
+        }
+        for item in items
+    ]
+
+
+def flat(ranks: list[list[Item]]) -> Batch:
+    """As TRL packs before 1.16: the rows of a process one after the other, filled up at the end."""
+    import torch
+
+    longest = max(sum(len(item.sample.input_ids) for item in rank) for rank in ranks)
+
+    def laid(value: Callable[[Item], Any], dtype: Any) -> Any:
+        found = torch.zeros(len(ranks), longest, dtype=dtype)
+        for place, rank in enumerate(ranks):
+            values = np.concatenate([value(item) for item in rank])
+            found[place, : len(values)] = torch.from_numpy(values)
+        return found
+
+    return {
+        "attention_mask": laid(lambda item: np.ones(len(item.sample.input_ids), np.int64), torch.int64),
+        "completion_mask": laid(lambda item: item.sample.completion_mask, torch.int64),
+        "old_log_probs": laid(lambda item: item.sample.old_log_probs, torch.float32),
+        "advantages": laid(
+            lambda item: np.full(len(item.sample.input_ids), item.advantage, np.float32), torch.float32
+        ),
+    }
+
+
+def tree(ranks: list[list[Item]]) -> Batch:
+    """As TRL packs since 1.16, by its own code."""
+    from swe_trainer_trl import compat
+
+    if compat.packing_module is None:
+        pytest.skip("the TRL that is installed packs no trees")
+    collator = compat.trainer_module.DataCollatorForRollout(0, len(ranks))
+    rows = []
+    for rank in ranks:
+        rows.append(compat.trainer_module.TreeRow())
+        for number, sample in enumerate(as_samples(rank)):
+            rows[-1].add({**sample, "group_id": number, "metrics": {}})
+    return dict(collator([rows]))
+
+
+class Model:
+    """The output of a forward pass: of each trained id the sampler's log-probability, and `moved`."""
+
+    def __init__(self, moved: float = 0.125) -> None:
+        import torch
+
+        self.moved = moved
+        self.module: Any = torch.nn.Identity()
+
+    def __call__(self, batch: Batch) -> None:
+        import torch
+
+        if "token_index" in batch:
+            chosen = batch["token_index"] >= 0
+            output = torch.full((1, int(batch["token_index"].max()) + 1), torch.nan)
+            output[0, batch["token_index"][chosen]] = batch["old_log_probs"][chosen] + self.moved
+        else:
+            real = batch["attention_mask"].bool()
+            output = (batch["old_log_probs"][real] + self.moved)[1:][None]
+        self.module({"log_probs": output})
+
+
+def of_rank(batch: Batch, rank: int) -> Batch:
+    """What a process gets."""
+    return {key: value[rank : rank + 1] for key, value in batch.items()}
+
+
+def recorder(run: Path, items: list[Item]) -> RowRecords:
+    from swe_trainer_trl.trainer.row_records import RowRecords
+
+    def row_of(input_ids: object) -> int:
+        return next(item.row_id for item in items if item.sample.input_ids is input_ids)
+
+    made = RowRecords(run, row_of)
+    made.weights = {item.part.rollout_id: 2.0 for item in items}
+    return made
+
+
+class Loader:
+    """A data loader as accelerate makes it: around torch's."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.base_dataloader = self
+        self.batch = batch
+        self.collate_fn: Callable[[Any], Batch] = lambda examples: dict(self.batch)
+
+
+def trained(
+    records: RowRecords, ranks: list[list[Item]], batch: Batch, rank: int = 0, **moved: float
+) -> None:
+    """A micro-batch, from the data loader to the end of its step."""
+    loader, model = Loader(batch), Model(**moved)
+    records.mark(loader)
+    inputs = of_rank(loader.collate_fn([[as_samples(one) for one in ranks]]), rank)
+    with records.watching(model.module, inputs, LOW, HIGH):
+        model(inputs)
+    assert not model.module._forward_hooks
+    records.trained([item for one in ranks for item in one], version=4)
+
+
+@pytest.mark.parametrize("layout", [flat, tree])
+def test_each_row_has_its_own_values_in_any_packing(tmp_path: Path, layout: Callable[..., Batch]) -> None:
+    handed = [row(1, 3), row(2, 1, -1.0), row(3, 5, 0.0)]
+    records = recorder(tmp_path, handed)
+    packed = [[handed[2], handed[0], handed[1]]]
+    trained(records, packed, layout(packed))
+    records.write(7)
+    found = {one.rollout_id: one for one in read_trained(tmp_path)}
+    assert set(found) == {"r1", "r2", "r3"}
+    for item in handed:
+        one = found[item.part.rollout_id]
+        assert (one.step, one.version, one.row, one.weight) == (7, 4, item.chain, 2.0)
+        assert (one.advantage, one.tokens) == (item.advantage, item.part.tokens)
+        assert one.logprobs == pytest.approx([value + 0.125 for value in sampled(item)])
+        assert one.clipped == 0  # e^0.125 is 1.13
+
+
+@pytest.mark.parametrize("layout", [flat, tree])
+@pytest.mark.parametrize(
+    ("moved", "advantage", "clipped"),
+    [(0.5, 1.0, 3), (0.5, -1.0, 0), (-0.5, 1.0, 0), (-0.5, -1.0, 3), (0.5, 0.0, 0)],
+)
+def test_ids_are_clipped_as_in_trls_loss(
+    tmp_path: Path, layout: Callable[..., Batch], moved: float, advantage: float, clipped: int
+) -> None:
+    ranks = [[row(1, 3, advantage)]]
+    records = recorder(tmp_path, ranks[0])
+    trained(records, ranks, layout(ranks), moved=moved)
+    records.write(1)
+    assert [one.clipped for one in read_trained(tmp_path)] == [clipped]
+
+
+@pytest.mark.parametrize("layout", [flat, tree])
+def test_rows_of_other_processes_are_not_known(tmp_path: Path, layout: Callable[..., Batch]) -> None:
+    """Their forward pass is elsewhere; no such training has been tried."""
+    ranks = [[row(1, 3)], [row(2, 1), row(3, 2)]]
+    records = recorder(tmp_path, [item for rank in ranks for item in rank])
+    trained(records, ranks, layout(ranks), rank=1)
+    records.write(1)
+    found = read_trained(tmp_path)
+    assert [one.logprobs is None for one in found] == [True, False, False]
+    assert [one.clipped for one in found] == [None, 0, 0]
+
+
+def test_log_probabilities_are_written_with_the_digits_of_float32(tmp_path: Path) -> None:
+    ranks = [[row(1, 2)]]
+    ranks[0][0].sample.old_log_probs[2] = np.float32(-0.1)
+    records = recorder(tmp_path, ranks[0])
+    trained(records, ranks, flat(ranks), moved=0.0)
+    records.write(1)
+    line = (tmp_path / TRAINED_FILE).read_text()
+    assert line.startswith('{"step":1,"version":4,"rollout_id":"r1","row":1,')
+    assert json.loads(line)["logprobs"][0] == -0.1
+    assert "-0.1," in line
+
+
+def test_unknown_log_probability_is_null(tmp_path: Path) -> None:
+    ranks = [[row(1, 2)]]
+    records = recorder(tmp_path, ranks[0])
+    trained(records, ranks, flat(ranks), moved=float("nan"))
+    records.write(1)
+    assert read_trained(tmp_path)[0].logprobs == [None, None]
+
+
+def broken_forward(records: RowRecords, ranks: list[list[Item]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's model gives something else."""
+    monkeypatch.setattr(Model, "__call__", lambda self, batch: self.module(({},)))
+
+
+def two_forwards(records: RowRecords, ranks: list[list[Item]], monkeypatch: pytest.MonkeyPatch) -> None:
+    once = Model.__call__
+    monkeypatch.setattr(Model, "__call__", lambda self, batch: (once(self, batch), once(self, batch)))
+
+
+def no_names(records: RowRecords, ranks: list[list[Item]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its data loader has no place for a collator."""
+    monkeypatch.setattr(records, "mark", lambda loader: None)
+
+
+@pytest.mark.parametrize("fault", [broken_forward, two_forwards, no_names])
+def test_failure_leaves_values_out_and_is_said_once(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., None],
+) -> None:
+    ranks = [[row(1, 3), row(2, 2)]]
+    records = recorder(tmp_path, ranks[0])
+    fault(records, ranks, monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        for step in (1, 2):
+            trained(records, ranks, flat(ranks))
+            records.write(step)
+    assert [(one.step, one.tokens, one.logprobs, one.clipped) for one in read_trained(tmp_path)] == [
+        (step, tokens, None, None) for step in (1, 2) for tokens in (3, 2)
+    ]
+    (said,) = caplog.records
+    assert said.getMessage().startswith("trained.jsonl is incomplete from here on: ")
+
+
+def test_values_of_another_row_are_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two rows with as many ids, in another order than the micro-batch says."""
+    ranks = [[row(1, 3), row(2, 3)]]
+    records = recorder(tmp_path, ranks[0])
+    trained(records, ranks, flat([[ranks[0][1], ranks[0][0]]]))
+    records.write(1)
+    assert [one.logprobs for one in read_trained(tmp_path)] == [None, None]
+    assert "TRL packs the rows of a micro-batch in an unknown way" in caplog.text
+
+
+def test_loss_that_fails_is_not_hidden(tmp_path: Path) -> None:
+    records, model = recorder(tmp_path, []), Model()
+
+    def loss() -> None:
+        with records.watching(model.module, {}, LOW, HIGH):
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        loss()
+    assert not model.module._forward_hooks
+
+
+def test_file_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = [[row(1, 3)]]
+    records = recorder(tmp_path, ranks[0])
+    (tmp_path / TRAINED_FILE).mkdir()
+    for step in (1, 2):
+        trained(records, ranks, flat(ranks))
+        records.write(step)
+    assert len(caplog.records) == 1
+    (tmp_path / TRAINED_FILE).rmdir()
+    trained(records, ranks, flat(ranks))
+    records.write(3)
+    assert [one.step for one in read_trained(tmp_path)] == [3]

@@ -1,0 +1,120 @@
+"""Plugins with the mistakes of beginners: one sentence that names the mistake and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import Command, SweCore
+
+HEAD = "from swe_core import *\n"
+AGENT = (
+    HEAD
+    + """
+class Mine(AgentSpec):
+    name = "mine"
+    dialect = None
+    def command(self, ctx): return {command}
+
+@hookimpl
+def swe_agents(): return [Component("mine", {create})]
+"""
+)
+OTHER = (
+    HEAD
+    + """
+class Mine:
+    recording = None
+    model = "m"
+    def tasks(self): return [{{"instance_id": "one"}}]
+    def grade(self, *arguments): return True
+    async def open(self, spec): yield "a sandbox"
+    def notes(self): return []
+    async def list(self): return []
+    async def reap(self): return 0
+
+@hookimpl
+def {hook}(): return [Component("mine", lambda config: Mine())]
+"""
+)
+UNISOLATED = ("--set", "sandbox.local.unisolated=true", "--task", "demo__memofn-1")
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (AGENT.format(command=[], create="Mine").replace("@hookimpl", ""), "swe_agents lacks @hookimpl"),
+        (AGENT.format(command=[], create="Mine"), "its create takes other arguments than the settings alone"),
+        (AGENT.format(command=[], create="lambda config: Mine"), "call the class, Mine(…)"),
+        (OTHER.format(hook="swe_tasks"), "gave {'instance_id': 'one'} as task 0 from tasks(), expected a"),
+        (OTHER.format(hook="swe_engines"), "an object of the class Mine, expected an Engine"),
+        (OTHER.format(hook="swe_workers"), "an object of the class Mine, expected a worker"),
+        (HEAD, "registers nothing: it has no function with @hookimpl"),
+    ],
+    ids=["unmarked", "no-settings", "class", "tasks", "engine", "worker", "nothing"],
+)  # fmt: skip
+def test_wrong_plugin_starts_nothing(swe_core: SweCore, tmp_path: Path, code: str, says: str) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    done = swe_core("-p", str(tmp_path / "mine.py"))
+    assert done.code == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("swe-core: error: ")
+    assert says in line
+    assert not done.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "boundary", "says"),
+    [
+        (AGENT.format(command="'pi --help'", create="lambda config: Mine()"), "agent",
+         "the agent 'mine' (mine.Mine) returned 'pi --help' from command(), expected a list of texts such as "
+         "['pi', '--help']"),
+        (AGENT.format(command=["no-such-agent"], create="lambda config: Mine()"), "agent",
+         "its program 'no-such-agent' is missing in the sandbox"),
+        (OTHER.format(hook="swe_graders"), "grader",
+         "the grader mine.Mine returned True from grade(), expected a Graded from an async function: write "
+         "'async def grade'"),
+        (OTHER.format(hook="swe_sandboxes"), "sandbox",
+         "the sandbox provider mine.Mine returned an async generator from open(), expected an async context "
+         "manager: write @asynccontextmanager above 'async def open'"),
+    ],
+    ids=["command", "program", "grader", "sandbox"],
+)  # fmt: skip
+def test_wrong_value_is_an_error_of_its_rollout(
+    swe_core: SweCore, tmp_path: Path, code: str, boundary: str, says: str
+) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    agent = () if "class Mine(AgentSpec)" in code else ("--agent", "oracle")
+    done = swe_core("-p", str(tmp_path / "mine.py"), *UNISOLATED, *agent)
+    assert done.code == 1, done.stderr
+    assert done.only["failure"]["boundary"] == boundary
+    assert says in done.only["failure"]["message"]
+    assert says in done.stdout
+
+
+FAILING = AGENT.format(command=["false"], create="lambda config: Mine()")
+
+
+def test_run_that_cannot_succeed_is_stopped_and_resumes(
+    swe_core: SweCore, command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(FAILING)
+    options = ("-p", str(tmp_path / "mine.py"), "--set", "sandbox.local.unisolated=true", "--max-errors", "3")
+    done = swe_core(*options, "--concurrency", "2")
+    assert done.code == 1, done.stderr
+    outcomes = [rollout["outcome"] for rollout in done.rollouts]
+    assert 3 <= outcomes.count("error") <= 4
+    assert len(outcomes) < 6
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("swe-core: error: the run was stopped, because ")
+    assert "rollouts ended in the same error" in last
+    assert "(agent: the agent 'mine' exited with code 1); correct the cause and continue with " in last
+    assert f"`swe-core run --resume {done.out} --retry-errors`" in last
+    assert done.stderr.count("the agent 'mine' exited with code 1") == 2, (
+        "where it came first, and at the end"
+    )
+    (tmp_path / "mine.py").write_text(FAILING.replace("false", "true"))
+    again = command("run", "--resume", str(done.out), "--retry-errors", "--max-errors", "0")
+    assert again.code == 0, again.stderr
+    assert "resolved 0 of 6" in again.stdout
