@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -178,11 +178,22 @@ def agents(mark: str) -> int:
     return found
 
 
+class BrokenEngine(ScriptedEngine):
+    """Cannot be opened, for a bug."""
+
+    async def __aenter__(self) -> Engine:
+        raise RuntimeError("the engine has a bug")
+
+
 class EngineConfig(Config):
-    """`folder` has `script.json`. A word behind "NAME>" is only said once the folder has a file NAME."""
+    """`folder` has `script.json`. A word behind "NAME>" is only said once the folder has a file NAME.
+
+    A `broken` engine has a bug.
+    """
 
     folder: Path = Path()
     url: str | None = None
+    broken: bool = False
 
 
 def from_folder(folder: Path) -> Say:
@@ -206,23 +217,12 @@ def swe_agents() -> Iterable[Component[AgentSpec]]:
 
 @hookimpl
 def swe_engines() -> Iterable[Component[Engine]]:
-    return [Component("scripted", lambda config: ScriptedEngine(from_folder(config.folder)), EngineConfig)]
+    def create(config: EngineConfig) -> Engine:
+        return (BrokenEngine if config.broken else ScriptedEngine)(from_folder(config.folder))
+
+    return [Component("scripted", create, EngineConfig)]
 
 
 @hookimpl
 def swe_graders() -> Iterable[Component[ScriptedGrader]]:
     return [Component("scripted", lambda config: ScriptedGrader())]
-
-
-class BrokenSource:
-    """Has no tasks, but a bug."""
-
-    recording: Path | None = None
-
-    def tasks(self) -> Iterator[Task]:
-        raise RuntimeError("the source has a bug")
-
-
-@hookimpl
-def swe_tasks() -> Iterable[Component[BrokenSource]]:
-    return [Component("broken", lambda config: BrokenSource())]

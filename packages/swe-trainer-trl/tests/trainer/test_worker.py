@@ -97,6 +97,12 @@ class Training:
         engine = {"scripted": {"folder": str(self.folder)}}
         return Settings(run=run, agent={"scripted": {"mark": self.mark}}, engine=engine)
 
+    def broken(self) -> Settings:
+        """Settings with a defect that no check finds."""
+        settings = self.settings()
+        settings.engine["scripted"]["broken"] = True
+        return settings
+
     def script(self, words: Mapping[str, Sequence[str]]) -> None:
         (self.folder / "script.json").write_text(json.dumps(words))
 
@@ -460,9 +466,9 @@ def test_process_that_is_killed_is_said_in_a_sentence(training: Training) -> Non
 
 
 def test_process_that_fails_tells_why_with_its_traceback(training: Training) -> None:
-    training.start(settings=training.settings(tasks="broken", only=()))
+    training.start(settings=training.broken())
     first, *trace = training.unhealthy().splitlines()
-    assert first == "RuntimeError: the source has a bug"
+    assert first == "RuntimeError: the engine has a bug"
     assert trace[0] == "Traceback (most recent call last):"
     assert trace[-1] == first
     training.child.wait(PATIENCE)
@@ -552,9 +558,9 @@ def test_start_gives_signs_of_life_too(training: Training) -> None:
     assert code == 0
     assert [report["kind"] for report in heard][:3] == ["beat"] * 3
     assert heard[-1]["kind"] == "metrics"
-    broken = training.settings(tasks="broken", only=()).model_dump(mode="json")
+    broken = training.broken().model_dump(mode="json")
     code, heard = talk(line(start.model_copy(update={"settings": broken})))
-    assert (code, [report["kind"] for report in heard]) == (1, ["beat", "failed"])
+    assert (code, heard[0]["kind"], heard[-1]["kind"]) == (1, "beat", "failed")
 
 
 def test_message_that_was_torn_by_a_kill_is_none(training: Training) -> None:

@@ -166,11 +166,12 @@ def create(component: Component[Any], config: Config, role: str, who: str) -> An
         pass
     try:
         created = component.create(config)
+        problem = unfit(created, role)  # which may call the object's properties
     except SweError:
         raise
     except Exception as error:  # plugin code may raise anything
         raise PluginError(f"{who} cannot be created: {failed(error)}") from error
-    if problem := unfit(created, role):
+    if problem:
         raise PluginError(f"{who}: its create returned {shown(created)}, {problem}")
     return created
 
