@@ -135,3 +135,22 @@ def test_full_disk_is_an_error_of_the_system(
     why = "cannot be written: database or disk is full; make room or give another --out"
     assert str(done.exception) == f"the export {str(tmp_path / 'out')!r} {why}"
     assert list(tmp_path.iterdir()) == [run.path]
+
+
+def test_rollout_that_does_not_fit_costs_no_other(run: RunDirectory, tmp_path: Path) -> None:
+    for name in ("a-0", "b-0", "c-0", "d-0"):
+        add(run, rollout(name))
+    folder = run.path / "rollouts"
+    listed, doubled = folder / "b-0" / "turns.jsonl", folder / "c-0" / "turns.jsonl"
+    listed.write_bytes(listed.read_bytes().replace(b'"Done."', b'"Done.","reasoning_content":["x"]'))
+    doubled.write_bytes(doubled.read_bytes().replace(b'"index":1', b'"index":0'))
+    file = run.path / "rollouts.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3].replace(b'"prompt_tokens":7', b'"prompt_tokens":10000000000000000000')
+    file.write_bytes(b"".join(lines))
+    done = invoke(run.path, "--format", "sqlite", "--out", tmp_path / "out")
+    assert "left out: 3 rollouts with damaged files" in done.stdout, done.exception
+    with opened(tmp_path / "out") as database:
+        assert rows(database, "SELECT id FROM rollouts") == [("a-0",)]
+        assert rows(database, "SELECT DISTINCT rollout_id FROM turns") == [("a-0",)]
+        assert rows(database, "PRAGMA integrity_check") == [("ok",)]

@@ -45,7 +45,7 @@ def test_card_says_what_the_data_are(training: RunDirectory, exported: Export) -
     assert "14 rollouts of 4 tasks, 7 of 14 resolved (50.0%)" in text
     assert "| sample.jsonl | sample | mini | box |" in text
     assert "**Selected:** only rollouts with the outcome resolved or unresolved are here." in text
-    assert "- A sample: no agent and no model ran." in text
+    assert "- Sample data: no agent or model was run." in text
     assert "Made with swe-core 0.1.0." in text
     assert "| `old_log_probs` |" in text
     assert "## Licence" in text
@@ -291,3 +291,46 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path, exported: Export, nam
         finally:
             tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0]
+
+
+@pytest.mark.parametrize("name", ["sft", "atif", "inspect", "sqlite"])
+def test_ids_that_are_no_file_names_and_deep_arguments_cost_no_other(
+    run: RunDirectory, tmp_path: Path, name: str
+) -> None:
+    add(run, rollout("a-0"))
+    add(run, rollout("b-0"))
+    turns = run.path / "rollouts" / "b-0" / "turns.jsonl"
+    deep = b'{\\"a\\":' + b"[" * 300 + b"]" * 300 + b"}"
+    turns.write_bytes(turns.read_bytes().replace(rb"{\"command\":\"ls\"}", deep))
+    outside = tmp_path / "outside"
+    run.append(rollout("c-0").model_copy(update={"id": str(outside)}))
+    run.append(rollout("d-0").model_copy(update={"task_id": "../../zip"}))
+    done = invoke(run.path, "--format", name, "--out", tmp_path / "out")
+    assert "left out: 2 rollouts with damaged files" in done.stdout, done.exception
+    assert f"{outside}: its id cannot be the name of a file" in done.stderr
+    assert not outside.exists()
+
+
+def test_folder_that_appeared_meanwhile_is_kept(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(run, rollout("a-0"))
+    out, write = tmp_path / "out", SftWriter.close
+
+    def close(writer: SftWriter) -> None:
+        write(writer)
+        out.mkdir()
+        (out / "mine").write_text("x")
+
+    monkeypatch.setattr(SftWriter, "close", close)
+    done = invoke(run.path, "--format", "sft", "--out", out)
+    assert "is not empty and no earlier export" in sentence(done)
+    assert (out / "mine").read_text() == "x"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+
+
+def test_link_out_of_the_run_is_not_read(run: RunDirectory, tmp_path: Path, exported: Export) -> None:
+    add(run, rollout("a-0"))
+    (tmp_path / "key").write_text("private")
+    (run.path / "rollouts" / "a-0" / "test.log").symlink_to(tmp_path / "key")
+    assert not list(exported(run, "atif").rglob("test-stdout.txt"))

@@ -67,3 +67,9 @@ def test_card_does_not_replace_unmarked_readme(tmp_path: Path) -> None:
     run = pushed(tmp_path)
     assert card("owner/rows", [run], "# Mine\n") is None
     assert card("owner/rows", [run], f"# Mine\n{BEGIN}\n") is None
+
+
+def test_card_shows_no_link_or_image_of_a_note(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run")
+    run.info = run.info.model_copy(update={"notes": (r"![a](http://x) \[b](http://y) `c`",)})
+    assert r"- \!\[a\](http://x) \\\[b\](http://y) \`c\`" in text_of(PushedRun.of(run))

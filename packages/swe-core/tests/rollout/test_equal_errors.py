@@ -29,7 +29,7 @@ def failed(task: str, message: str = "the key is wrong", attempt: int = 0, **fie
 
 
 def counts(errors: EqualErrors, *rollouts: Rollout) -> list[int]:
-    return [errors.add(rollout) for rollout in rollouts]
+    return [len(errors.add(rollout)) for rollout in rollouts]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,10 @@ def test_reasons_are_equal_whatever_ids_they_name(one: str, other: str) -> None:
     [
         ("the image 'a/b:1' is missing", "the image 'c/d:2' is missing", True),
         ("exited with code 3", "exited with code 4", True),
+        ("no answer after 1.2s", "no answer after 950ms", True),
+        ("no answer after 12.5 s", "no answer after 3s", True),
+        ("it needs 3.2GB of 4 GiB", "it needs 17MB of 512 MB", True),
+        ("1 of 3 failed", "1 in 3 failed", False),
         ("cannot read /testbed/a", "cannot read /testbed/b/c", True),
         ("the image is missing", "the engine is down", False),
     ],
@@ -90,12 +94,25 @@ def test_same_message_at_another_boundary_is_another_error() -> None:
 
 def test_broken_tasks_alone_do_not_end_a_run() -> None:
     """A task's own image may be missing, and all of its attempts come one after the other."""
-    errors = EqualErrors(3, 500)
+    errors = EqualErrors(4, 500)
     attempts = [
-        failed(task, f"the image '{task}' is missing", n) for task in ("t-1", "t-2") for n in range(8)
+        failed(f"t-{task}", f"the image 't-{task}' is missing", n) for task in (1, 2, 3) for n in range(8)
     ]
-    assert counts(errors, *attempts) == [0] * 16
-    assert errors.add(failed("t-3", "the image 't-3' is missing")) == 17
+    assert counts(errors, *attempts) == [0] * 24
+    tasks = errors.add(failed("t-4", "the image 't-4' is missing"))
+    assert (len(tasks), len(set(tasks))) == (25, 4)
+
+
+def test_run_with_fewer_tasks_than_the_limit_ends_when_all_of_them_failed() -> None:
+    errors = EqualErrors(4, 2)
+    assert counts(errors, *(failed("t-1", attempt=attempt) for attempt in range(8))) == [0] * 8
+    assert counts(errors, failed("t-2")) == [9]
+
+
+def test_ids_are_replaced_as_whole_words_only() -> None:
+    first, second = failed("a", "a name"), failed("n", "n name")
+    reasons = [reason_of(each.failure, each.id, each.task_id) for each in (first, second) if each.failure]
+    assert [reason.text for reason in reasons] == ["… name"] * 2
 
 
 def test_run_of_few_tasks_ends_too() -> None:
@@ -166,7 +183,9 @@ async def test_run_that_cannot_succeed_is_stopped_and_keeps_its_records(tmp_path
     assert set(outcomes) == {"error", "cancelled"}
     assert all(rollout.cancelled_as is None for rollout in run.rollouts()), "a resumed run runs them"
     says = str(raised.value)
-    assert says.startswith("the run was stopped, because 10 rollouts ended in the same error and none got a ")
+    assert says.startswith(
+        "the run was stopped, because 10 rollouts of 10 tasks ended in the same error and "
+    )
     assert "(sandbox: the image 'image-" in says
     assert f"`swe-core run --resume '{tmp_path}/the run' --retry-errors`" in says
     assert "--max-errors 0" in says
@@ -184,6 +203,20 @@ async def test_last_rollout_stops_nothing(tmp_path: Path) -> None:
     runner, run = runner_of(tmp_path / "run", Failing(), 10, 10)
     await runner.run_all()
     assert len(run.rollouts()) == 10
+
+
+@pytest.mark.anyio
+async def test_rollouts_that_run_go_on_when_none_is_left_to_start(tmp_path: Path) -> None:
+    provider = Failing(hangs=["t-2-0"])
+    runner, run = runner_of(tmp_path / "run", provider, 12, 10)
+    async with anyio.create_task_group() as group:
+        group.start_soon(runner.run_all)
+        with anyio.fail_after(60):
+            while len(run.rollouts()) < 11:  # noqa: ASYNC110 (the rollouts end on disk, where no event is set)
+                await anyio.sleep(0.01)
+        runner.cancel("t-2-0", "it was waited for")
+    ended = {rollout.id: rollout.cancelled_as for rollout in run.rollouts() if rollout.outcome != "error"}
+    assert ended == {"t-2-0": "it was waited for"}
 
 
 @pytest.mark.anyio

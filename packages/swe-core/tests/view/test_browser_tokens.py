@@ -83,7 +83,7 @@ def test_about_says_how_stale_the_row_was(shown: Shown, page: Page, training: Pa
     said = f"{ages[0]} policy update" if len(ages) == 1 else f"{ages[0]} to {ages[-1]} policy updates"
     open_tokens(page, shown(Site([training])), query="?row=1")
     about = page.locator("#token-about")
-    expect(about).to_contain_text(f"Step 1 trained it: advantage -1, weight 1, staleness {said}")
+    expect(about).to_contain_text(f"Trained in step 1: advantage -1, weight 1, staleness {said}")
     expect(about).to_contain_text(f"{record.clipped} of {record.tokens} ids clipped")
 
 
@@ -338,7 +338,7 @@ def test_static_copy_opens_a_range(page: Page, training: Path, tmp_path: Path) -
     page.goto(f"{file.as_uri()}?row=1&at=3&to=6")
     expect(page.locator("#token-text")).to_have_value("You are a coding")
     page.get_by_role("link", name="Why did it fork?").click()
-    expect(page.locator("#chains-shown h2")).to_have_text("Turn 1 and turn 2: the first differing token")
+    expect(page.locator("#chains-shown h2")).to_have_text("Turn 1 and turn 2: the first drifted token")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

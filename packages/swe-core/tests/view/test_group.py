@@ -35,14 +35,14 @@ def closed(
 
 
 ALIKE = "the group has no spread, so every advantage is 0"
-SKIPPED = "The trainer skipped this group, so no row of it is trained"
+SKIPPED = "The trainer skipped this group, so none of its rows was trained"
 
 
 @pytest.mark.parametrize(
     ("group", "said"),
     [
         (closed([0.0] * 4, "no_spread"), f"All 4 rewards are equal (0.0): {ALIKE}. The trainer skipped it"),
-        (closed([0.0] * 4, "no_spread"), "(no_spread): no row of it is trained."),
+        (closed([0.0] * 4, "no_spread"), "(no_spread): none of its rows was trained."),
         (closed([1.0, 1.0]), f"All 2 rewards are equal (1.0): {ALIKE}. The trainer trained it all the same"),
         (closed([1.0, None], "too_few_scored"), f"{SKIPPED}: too few of its attempts have a verdict"),
         (closed([1.0, 0.0], "no_tokens"), f"{SKIPPED}: none of its attempts has a token that may be trained"),
@@ -80,7 +80,7 @@ def test_attempts_stand_side_by_side(training: Path) -> None:
     text = words(html(Site([training]), "run", "train", "group", "g0"))
     assert "advantage +1.000 -1.000 +1.000 -1.000" in text
     assert "advantage × weight +1.000 -1.000 +1.000 -1.000" in text
-    assert re.search(r"sampled by policy( version 0(–1)?){4}", text)
+    assert re.search(r"sampling policy( version 0(–1)?){4}", text)
     assert "staleness 1 version behind" in text
     assert "tests/test_offset.py::test_minutes ✓ PASSED ✗ FAILED ✓ PASSED ✗ FAILED" in text
     assert "computed" not in text

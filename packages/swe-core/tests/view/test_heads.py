@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import orjson
 import pytest
 
 from swe_core.errors import UsageError
@@ -65,10 +66,25 @@ def test_damaged_line_is_named(tmp_path: Path) -> None:
         read(run.path)
 
 
-@pytest.mark.parametrize(("name", "group"), [("a-1-g12-3", "g12"), ("a-1-g12-3-2", "g12"), ("a-1-0", "a-1")])
+@pytest.mark.parametrize(
+    ("name", "group"), [("a-1-g12-3", "g12"), ("a-1-g12-3-2", "g12"), ("a-1-0", "a-1"), ("b-g3-0", "a-1")]
+)
 def test_group_is_that_of_the_training_or_the_task(tmp_path: Path, name: str, group: str) -> None:
     run = sample_training(tmp_path / "run")
     add_sample(run, WordTokenizer(), name, "a-1", 0, "resolved")
     head = read(run.path).get(name)
     assert head is not None
     assert head.group == group
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"id": "../x"}, {"id": 1}, {"task_id": "a/b"}, {"id": "x" * 256}, {"attempt": None}, {"outcome": "odd"}],
+)
+def test_line_of_odd_values_is_damaged(tmp_path: Path, change: dict[str, object]) -> None:
+    run = sample_training(tmp_path / "run")
+    file = run.path / "rollouts.jsonl"
+    with file.open("ab") as added:
+        added.write(orjson.dumps(orjson.loads(file.read_bytes().splitlines()[0]) | change) + b"\n")
+    with pytest.raises(UsageError, match="is damaged at byte"):
+        read(run.path)

@@ -39,7 +39,7 @@ def test_page_has_head_tests_patch_and_transcript(training: Path) -> None:
     assert "src/offset.py" in text
     assert '<span class="added">+    sign' in page
     assert all(f'id="turn-{number}"' in page for number in range(5))
-    assert "begins another row: retokenised" in text
+    assert "starts a new training row: retokenised" in text
     assert "bash sed -n 0,9p src/offset.py" in text
     for place in ("tokens", "chains", "ledger"):
         assert f'href="../../../../run/train/rollout/moto-7365-g0-1/{place}/"' in page
@@ -55,7 +55,7 @@ def test_dropped_and_auxiliary_turns_are_marked(training: Path) -> None:
     ).replace("&#39;", "'")
     assert "not trained: undelivered" in words(html(site, "run", "train", "rollout", "moto-7365-g0-3"))
     compacted = words(html(site, "run", "train", "rollout", "moto-7365-g0-0"))
-    assert "begins another row: rewritten" in compacted
+    assert "starts a new training row: rewritten" in compacted
     assert "It changes its history: keeps 1 of the" in compacted
 
 

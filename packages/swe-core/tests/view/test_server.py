@@ -61,6 +61,7 @@ async def test_key_in_the_url_becomes_a_cookie(training: Path) -> None:
         assert (await browser.get("/run/train/")).status == 403
         assert (await browser.get("/assets/view.css")).status == 403
         assert (await browser.get("/?key=wrong")).status == 403
+        assert (await browser.get("/", headers={"Cookie": "swe-core-view=\udcff"})).status == 403
         answer = await browser.get("/run/train/?key=secret-key", allow_redirects=False)
         assert (answer.status, answer.headers["Location"]) == (302, "/run/train/")
         assert "HttpOnly" in answer.headers["Set-Cookie"]

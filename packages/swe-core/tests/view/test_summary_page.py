@@ -34,6 +34,7 @@ from swe_core.view.summary_page import MAX_ROWS
 from swe_testing.records import make_rollout
 
 HOSTILE = "<script>alert(1)</script><img src=https://example.com/x onerror=alert(1)>\"'&amp;]]>-->"
+HOSTILE_ID = HOSTILE.replace("/", "")  # an id is a part of a path
 VOID = {"meta", "link", "img", "br", "hr", "input", "base", "source"}
 
 
@@ -210,7 +211,7 @@ def test_page_has_the_facts_of_a_run(tmp_path: Path) -> None:
         "agent 2 100.0 s 100.0 s 100.0 s 3 min",
         "s – 2 10.0 s s cpu-<basic> 2 3 min",
         "1 rollout run again after the sandbox failed: 1 try, 5.0 s and 70 completion tokens were lost.",
-        "Errors by boundary: sandbox 2",
+        "Errors by boundary (sandbox 2)",
         "sandbox SandboxDied 2 it is gone",
         "swe-core 0.1.0",
         '"tasks": "these"',
@@ -221,7 +222,7 @@ def test_page_has_the_facts_of_a_run(tmp_path: Path) -> None:
         ["task-1", "0", "unresolved", "0", "4", "0", "0", "10.0",
          "the agent's run was ended by its budget of turns; run again after the sandbox failed (it is gone)"],
     ]  # fmt: skip
-    assert "over all, 20,000." in figure(page, "Prompt tokens").text
+    assert "Overall mean: 20,000." in figure(page, "Prompt tokens").text
     assert rows_of(page)[3][-1] == "sandbox: it is gone"
     assert rows_of(page)[5][-1] == "cancelled as stale"
 
@@ -281,7 +282,7 @@ def test_curves_over_rollouts_match_the_data(run: Run) -> None:
         pytest.approx([10, 30, 40, 50, 60, 70]),
         pytest.approx(rate),
     )
-    assert "over all, 66.7%" in figure(page, "Resolved rate").text
+    assert "Overall mean: 66.7%" in figure(page, "Resolved rate").text
     legend = [line["label"] for line in drawn(figure(page, "Outcomes"))["lines"]]
     assert legend == ["resolved", "unresolved", "error"]
 
@@ -335,7 +336,7 @@ def test_thin_keeps_ends_and_extremes(count: int, seed: int, window: int) -> Non
 def test_page_has_no_external_reference_and_one_script(run: Run) -> None:
     """With hostile names of tasks, failures and metrics."""
     run.rollouts(
-        {"task_id": HOSTILE, "agent": HOSTILE, "sandbox": HOSTILE, "model": HOSTILE, "outcome": "error",
+        {"task_id": HOSTILE_ID, "agent": HOSTILE, "sandbox": HOSTILE, "model": HOSTILE, "outcome": "error",
          "failure": Failure(boundary="agent", type=HOSTILE, message=HOSTILE)},
         {"outcome": "cancelled", "cancelled_as": HOSTILE},
     )  # fmt: skip
@@ -373,7 +374,7 @@ def test_page_has_no_external_reference_and_one_script(run: Run) -> None:
         f"default-src 'none'; style-src '{allowed['style']}'; script-src '{allowed['script']}'"
     )
     row = rows_of(page)[0]
-    assert row[0] == HOSTILE
+    assert row[0] == HOSTILE_ID
     assert row[-1] == f"agent: {HOSTILE}"
     assert drawn(figure(page, HOSTILE))["title"] == HOSTILE
 

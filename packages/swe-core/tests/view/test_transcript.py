@@ -11,7 +11,7 @@ from swe_core.api.agent import AgentEvent
 from swe_core.api.records import Turn
 from swe_core.errors import UsageError
 from swe_core.view.excerpts import FOLDED, LEAST, WIDTH, Excerpt, Excerpts, tail_of
-from swe_core.view.transcript import read_events, shown_events, shown_turns
+from swe_core.view.transcript import gist, read_events, readable, shown_events, shown_turns
 from swe_testing.records import make_turn
 
 ASKED = {"role": "user", "content": "Fix it."}
@@ -127,18 +127,18 @@ def test_events_of_a_long_transcript_are_read_in_part(
     path = tmp_path / "transcript.jsonl"
     line = AgentEvent(kind="text", text="said").model_dump_json() + "\n"
     path.write_text(line * 10 + line[:20])
-    events, unread = read_events(path)
+    events, unread = read_events(path, tmp_path)
     assert (len(events), unread) == (10, 0)  # the torn line may still be written
     monkeypatch.setattr("swe_core.view.transcript.MAX_EVENTS", len(line) * 2 + 5)
-    events, unread = read_events(path)
+    events, unread = read_events(path, tmp_path)
     assert (len(events), unread) == (2, len(line) * 8 + 20)
-    assert read_events(tmp_path / "none") == ([], 0)
+    assert read_events(tmp_path / "none", tmp_path) == ([], 0)
 
 
 def test_damaged_event_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "transcript.jsonl").write_text('{"kind": "odd"}\n')
     with pytest.raises(UsageError, match="is damaged: a line is not an agent's event"):
-        read_events(tmp_path / "transcript.jsonl")
+        read_events(tmp_path / "transcript.jsonl", tmp_path)
 
 
 def test_title_of_an_event_is_short() -> None:
@@ -149,11 +149,17 @@ def test_title_of_an_event_is_short() -> None:
 def test_tail_begins_with_a_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"first\nsecond\nthird \xff\n")
-    tail = tail_of(path, 12)
+    tail = tail_of(path, tmp_path, 12)
     assert tail is not None
     assert (tail.text, tail.left_out) == ("third \ufffd\n", 13)
     path.write_bytes(b"x" * 100)
-    tail = tail_of(path, 10)
+    tail = tail_of(path, tmp_path, 10)
     assert tail is not None
     assert (tail.text, tail.left_out) == ("x" * 10, 90)
-    assert tail_of(tmp_path / "none", 10) is None
+    assert tail_of(tmp_path / "none", tmp_path, 10) is None
+
+
+def test_deep_arguments_are_shown_as_they_are() -> None:
+    deep = '{"a":' + "[" * 300 + "]" * 300 + "}"
+    assert readable(deep) == deep
+    assert deep.startswith(gist(deep))

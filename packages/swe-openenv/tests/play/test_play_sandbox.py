@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -377,9 +378,10 @@ async def test_exit_code_that_no_command_has_breaks_the_sandbox(played: Played, 
 
 
 async def test_no_secret_of_a_command_stays_in_a_file(played: Played) -> None:
+    secret = secrets.token_hex()
     async with opened(played) as sandbox:
-        process = await sandbox.start(["sleep", "1000"], env={"KEY": "a-secret"}, stdin=b"a-secret")
-        found = await sandbox.exec(["grep", "-r", "-l", "a-secret", "/var/tmp", "/tmp"])
+        process = await sandbox.start(["sleep", "1000"], env={"KEY": secret}, stdin=secret.encode())
+        found = await sandbox.exec(["grep", "-r", "-l", secret, "/var/tmp", "/tmp"])
         assert found.text == ""
         await process.kill()
 

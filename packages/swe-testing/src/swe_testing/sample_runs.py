@@ -70,6 +70,12 @@ class WordTokenizer:
                 ids += piece.encode()
         return ids
 
+    def spelt(self, ids: Sequence[int]) -> list[int]:
+        """Return other ids of the same text: a long word in its first half is spelt in bytes."""
+        long = [at for at, id_ in enumerate(ids) if len(self._tokens[id_]) > 5 and id_ not in self.special]
+        at = long[len(long) // 3]
+        return [*ids[:at], *self._tokens[ids[at]], *ids[at + 1 :]]
+
     def write(self, run: Path) -> None:
         """Write `vocab.json.gz` into a run directory."""
         value = {
@@ -100,18 +106,19 @@ class _Calls:
         cause: ForkCause | None = None,
         dropped: str | None = None,
         auxiliary: str | None = None,
-        change: str = "",
+        otherwise: bool = False,
     ) -> Sampled:
         """Answer a request. Its prompt continues that of `before`, or is whole if there is a `cause`.
 
         Args:
-            change: Text that the prompt has at the end of its first message, as another rendering may add it.
+            otherwise: Whether a word of the prompt comes out as other ids of the same text.
         """
         new = messages if before is None or cause else messages[-1:]
-        text = "".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in new)
-        if change:
-            text = text.replace("<|im_end|>", f"{change}<|im_end|>", 1)
-        prompt = self.words.encode(f"{text}<|im_start|>assistant\n")
+        text = "".join(f"<|im_start|>{one['role']}\n{spoken(one)}<|im_end|>\n" for one in new)
+        end = "" if new is messages else "\n"  # of the line of the reply before
+        prompt = self.words.encode(f"{end}{text}<|im_start|>assistant\n")
+        if otherwise:
+            prompt = self.words.spelt(prompt)
         ids = self.words.encode(f"{spoken(reply)}<|im_end|>")
         logprobs = [-abs(self.random.expovariate(2.5)) for _ in ids]
         for place in self.random.sample(range(len(ids)), max(1, len(ids) // 40)):
@@ -126,6 +133,7 @@ class _Calls:
             rendered="full" if before is None or cause else "bridge",
             cause=cause if before is not None else "start",
         )
+        usage = Usage(prompt_tokens=_length(sampled) - len(ids), completion_tokens=len(ids))
         index = len(self.turns)
         tokens = self.log.add(index, sampled, dropped or auxiliary)
         seconds = len(ids) / 60 + self.random.uniform(0.1, 0.6)
@@ -138,13 +146,22 @@ class _Calls:
             seconds=seconds,
             reply=reply,
             finish_reason="tool_calls" if reply.get("tool_calls") else "stop",
-            usage=Usage(prompt_tokens=len(prompt), completion_tokens=len(ids)),
+            usage=usage,
             tokens=tokens,
             auxiliary=auxiliary,
         )
         self.turns.append(turn)
         self.at += timedelta(seconds=seconds + self.random.uniform(0.1, 2.5))
         return sampled
+
+
+def _length(sampled: Sampled | None) -> int:
+    """Return the number of ids of a turn and of all before it."""
+    return (
+        0
+        if sampled is None
+        else (len(sampled.prompt_ids) + len(sampled.completion_ids) + _length(sampled.extends))
+    )
 
 
 def spoken(reply: Mapping[str, Any]) -> str:
@@ -199,7 +216,7 @@ def add_sample(
             messages = [messages[0], {"role": "user", "content": summary}]
             before = calls.call(messages, reply, before, cause="rewritten")
         elif middle and shape == "drift":
-            before = calls.call(messages, reply, before, cause="retokenised", change=" ")
+            before = calls.call(messages, reply, before, cause="retokenised", otherwise=True)
         elif middle and shape == "branch":
             calls.call(messages, _reply(chance, number, turns, size), before, dropped="aborted")
             before = calls.call(messages, reply, before)
@@ -374,7 +391,7 @@ def _close(
 
 def _new(path: Path, planned: int | None) -> RunDirectory:
     settings = {"run": {"tasks": "sample.jsonl", "agent": "mini", "model": "sample"}}
-    info = new_run_info({"swe-core": "0.1.0"}, settings, planned, ["A sample: no agent and no model ran."])
+    info = new_run_info({"swe-core": "0.1.0"}, settings, planned, ["Sample data: no agent or model was run."])
     return RunDirectory.create(path, info.model_copy(update={"created_at": START}), Redactor())
 
 
@@ -408,7 +425,11 @@ def _grade(resolved: bool, chance: random.Random) -> Grade:
             "tests/test_offset.py::test_hours": "PASSED",
             "tests/test_offset.py::test_minutes": failing,
         },
-        pass_to_pass={"tests/test_parse.py::test_date": chance.choices(("PASSED", "FAILED"), (9, 1))[0]},
+        pass_to_pass={
+            "tests/test_parse.py::test_date": "PASSED"
+            if resolved
+            else chance.choices(("PASSED", "FAILED"))[0]
+        },
         test_exit_code=int(not resolved),
         test_seconds=3.4,
         channel="reporter",

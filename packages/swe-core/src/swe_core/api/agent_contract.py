@@ -36,7 +36,7 @@ def files(agent: AgentSpec, ctx: AgentContext) -> dict[str, bytes]:
             )
         if not isinstance(content, bytes):
             raise AgentError(
-                f"{who} returned {shown(content)} for {path!r} from files(), expected bytes: write .encode()"
+                f"{who} returned {_type(content)} for {path!r} from files(), expected bytes: write .encode()"
             )
     return found
 
@@ -62,7 +62,7 @@ def env(agent: AgentSpec, ctx: AgentContext) -> dict[str, str]:
     for name, value in found.items():
         if not (isinstance(name, str) and isinstance(value, str)):
             raise AgentError(
-                f"{who} returned {shown(value)} for {shown(name)} from env(), expected texts: write str(…)"
+                f"{who} returned {_type(value)} for {shown(name)} from env(), expected texts: write str(…)"
             )
     return found
 
@@ -110,9 +110,17 @@ def _who(agent: AgentSpec) -> str:
     return f"the agent {agent.name!r} ({class_of(agent)})"
 
 
+def _type(value: object) -> str:
+    """Return what a value is, without its text, which may be a secret."""
+    if isinstance(value, str | bytes | bytearray | int | float | list | tuple | set):
+        name = type(value).__name__
+        return name if name == "bytes" else f"{'an' if name == 'int' else 'a'} {name}"
+    return shown(value)
+
+
 def _mapping(who: str, method: str, given: object, expected: str) -> dict[Any, Any]:
     if not isinstance(given, Mapping):
-        raise AgentError(f"{who} returned {shown(given)} from {method}(), expected {expected}")
+        raise AgentError(f"{who} returned {_type(given)} from {method}(), expected {expected}")
     return dict(given)
 
 

@@ -72,7 +72,7 @@ def class_of(value: object) -> str:
     return f"{kind.__module__.removeprefix(FILE_PLUGIN)}.{kind.__qualname__}"
 
 
-def failed(error: Exception) -> str:
+def failed(error: Exception | SystemExit) -> str:
     """Return the text of an error of a plugin, with the line of the plugin that raised it."""
     if isinstance(error, SweError):
         return sentence(error)
@@ -100,7 +100,7 @@ def calling(kind: type[SweError], who: str, method: str) -> Iterator[None]:
         yield
     except SweError:
         raise
-    except Exception as error:  # plugin code may raise anything
+    except (Exception, SystemExit) as error:  # plugin code may raise anything
         raise kind(f"{who} failed in {method}(): {failed(error)}") from error
 
 
@@ -269,8 +269,8 @@ async def reap(provider: SandboxProvider) -> int:
     with calling(SandboxError, who, "reap"):
         given: object = provider.reap()
         count = await _awaited(given, SandboxError, who, "reap", "a number")
-    if isinstance(count, int):
-        return count
+    if isinstance(count, int | None):
+        return count or 0
     raise SandboxError(
         f"{who} returned {shown(count)} from reap(), expected the number of sandboxes, such as 0"
     )
@@ -344,6 +344,9 @@ async def opened(provider: SandboxProvider, spec: SandboxSpec) -> AsyncIterator[
     """
     who = f"the sandbox provider {class_of(provider)}"
     context: object = provider.open(spec)
+    inner: object = getattr(context, "gen", None)
+    if inspect.iscoroutine(inner):  # of @asynccontextmanager above a function without 'yield'
+        context = inner
     if not isinstance(context, AbstractAsyncContextManager):
         raise SandboxError(
             f"{who} returned {shown(context)} from open(), expected an async context manager: write "

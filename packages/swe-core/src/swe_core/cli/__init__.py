@@ -41,7 +41,7 @@ class _LazyGroup(click.Group):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they came
-        self._plugins_asked = False
+        self._plugins_asked: set[str | None] = set()
         self._options_asked = False
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -92,9 +92,10 @@ class _LazyGroup(click.Group):
             formatter.write_dl(rows)
 
     def _ask_plugins(self) -> None:
-        if self._plugins_asked:
+        allowed = os.environ.get("SWE_PLUGINS")
+        if allowed in self._plugins_asked:
             return
-        self._plugins_asked = True
+        self._plugins_asked.add(allowed)
         from swe_core.plugins.manager import PluginSet, allow_list
 
         for problem in PluginSet(allow=allow_list(os.environ)).notify("swe_commands", cli=self):

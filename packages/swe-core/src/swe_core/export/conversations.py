@@ -17,6 +17,8 @@ from swe_core.interception.dialects.chat import ChatCompletions
 
 _CHAT = ChatCompletions()
 _TARGET = Target(_CHAT.routes[0])
+_LEVELS = 100
+"""Levels of a call's arguments. The libraries write about 200, with those of the conversation around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +106,27 @@ def told(events: Iterable[AgentEvent]) -> Conversation | None:
 
 
 def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments of a canonical tool call; None where they are no JSON object."""
+    """Return the arguments of a canonical tool call; None where they are no JSON object, or a deep one."""
     try:
         value = orjson.loads(call["function"]["arguments"])
     except orjson.JSONDecodeError:
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and not _is_deep(value) else None
+
+
+def _is_deep(value: Any) -> bool:
+    """Return whether JSON has more levels than all libraries can write: they read more than they write."""
+    level = [value]
+    for _ in range(_LEVELS):
+        level = [
+            part
+            for one in level
+            if isinstance(one, dict | list)
+            for part in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _canonical(turn: Turn) -> Turn:

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from swe_core.api.records import Phases, Turn
+from swe_core.errors import UsageError
 from swe_core.export.source import ExportedRollout, ExportedRun
 from swe_core.export.writer import Writer
 
@@ -81,6 +82,14 @@ CREATE VIEW flips AS
     FROM tests JOIN rollouts ON rollouts.run = tests.run AND rollouts.id = tests.rollout_id
     GROUP BY tests.run, rollouts.task_id, kind, test HAVING passed NOT IN (0, COUNT(*));
 """
+_UNFIT = (
+    sqlite3.IntegrityError,
+    sqlite3.ProgrammingError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+    OverflowError,
+)
+"""Errors of values. Others are those of the disk."""
 
 
 class DatabaseWriter(Writer):
@@ -90,8 +99,9 @@ class DatabaseWriter(Writer):
         super().__init__(folder, runs)
         with _translated():
             self._database = sqlite3.connect(folder / FILE, isolation_level=None)
-            # The file gets its name when it is whole, so nothing protects it before.
-            self._database.execute("PRAGMA journal_mode = OFF")
+            # The file gets its name when it is whole, so nothing protects it before. The journal is there to
+            # take back one rollout.
+            self._database.execute("PRAGMA journal_mode = MEMORY")
             self._database.execute("PRAGMA synchronous = OFF")
             self._database.executescript(SCHEMA)
             for run in runs:
@@ -104,16 +114,25 @@ class DatabaseWriter(Writer):
         tests = () if record.grade is None else (record.grade.fail_to_pass, record.grade.pass_to_pass)
         kinds = zip(("fail_to_pass", "pass_to_pass"), tests, strict=False)
         dropped = {} if record.ledger is None else record.ledger.dropped
-        whole = _rollout(rollout)
+        tables = {
+            "rollouts": [_rollout(rollout)],
+            "turns": [(run, name, *_turn(turn)) for turn in turns],
+            "tests": [
+                (run, name, kind, *one) for kind, statuses in kinds for one in statuses.items()
+            ],
+            "chains": [(run, name, *chain) for chain in chains],
+            "dropped": [(run, name, *one) for one in dropped.items()],
+        }  # fmt: skip
         with _translated():
-            self._database.execute("BEGIN")
-            self._insert("rollouts", [whole])
-            self._insert("turns", [(run, name, *_turn(turn)) for turn in turns])
-            for kind, statuses in kinds:
-                self._insert("tests", [(run, name, kind, *one) for one in statuses.items()])
-            self._insert("chains", [(run, name, *chain) for chain in chains])
-            self._insert("dropped", [(run, name, *one) for one in dropped.items()])
-            self._database.execute("COMMIT")
+            self._database.execute("SAVEPOINT rollout")
+            try:
+                for table, rows in tables.items():
+                    self._insert(table, rows)
+            except _UNFIT as error:
+                self._database.execute("ROLLBACK TO rollout")
+                self._database.execute("RELEASE rollout")
+                raise UsageError(f"its files do not fit into the tables: {error}") from None
+            self._database.execute("RELEASE rollout")
         return 1
 
     def close(self) -> None:

@@ -19,12 +19,14 @@ from uuid import NAMESPACE_URL, uuid5
 import orjson
 
 from swe_core.api.records import Phases, Rollout
+from swe_core.errors import UsageError
 from swe_core.export.atif import trajectory_of
 from swe_core.export.results import Results
 from swe_core.export.source import ExportedRollout, ExportedRun
 from swe_core.export.writer import Reason, Writer
 
 NOTHING_SAID = Reason("rollout", "in which nothing was said")
+_JOB_FILES = ("config.json", "result.json")
 _PHASES = {
     "open": "environment_setup",
     "prepare": "agent_setup",
@@ -47,15 +49,18 @@ class HarborWriter(Writer):
         if self._job is None or self._job.run is not rollout.run:
             self._close_job()
             self._job = _Job(self.folder / rollout.run.name, rollout.run)
+        told = (
+            None if trajectory is None else _dumped(trajectory.to_json_dict())
+        )  # fails before a file is there
         trial = self._job.add(rollout.record)
-        if trajectory is not None:
-            _write(trial / "agent" / "trajectory.json", trajectory.to_json_dict())
+        if told is not None:
+            _put(trial / "agent" / "trajectory.json", told)
         else:
             self.left_out[NOTHING_SAID] += 1
         for path, text in (("verifier/test-stdout.txt", test_log), ("artifacts/patch.diff", patch)):
             if text is not None:
                 _put(trial / path, text.encode())
-        return int(trajectory is not None)
+        return int(told is not None)
 
     def close(self) -> None:
         self._close_job()
@@ -81,16 +86,11 @@ class _Job:
 
     def add(self, record: Rollout) -> Path:
         """Write the files of a trial but its trajectory, and return its folder."""
+        if record.id in _JOB_FILES:
+            raise UsageError("its id is the name of a file of the job")
         folder = self._folder / record.id
         ended = record.started_at + timedelta(seconds=record.seconds)
-        self._last = max(self._last, ended)
-        self._results[record.agent, record.model].add(record)
-        self._sandboxes[record.sandbox] = None
-        self._counts["n_completed_trials"] += 1
-        self._counts["n_errored_trials"] += record.outcome == "error"
-        self._counts["n_cancelled_trials"] += record.outcome == "cancelled"
-        self._counts["n_input_tokens"] += record.usage.prompt_tokens
-        self._counts["n_output_tokens"] += record.usage.completion_tokens
+        last = max(self._last, ended)
         config = {
             "task": {"path": record.task_id, "source": self.run.facts.tasks or None},
             "trial_name": record.id,
@@ -129,17 +129,26 @@ class _Job:
             "finished_at": ended.isoformat(),
             **_times(record.started_at, record.phases),
         }
-        _write(folder / "config.json", config)
-        _write(folder / "result.json", result)
+        files = {"config.json": _dumped(config), "result.json": _dumped(result)}
         if rewards:
-            _write(folder / "verifier" / "reward.json", rewards)
+            files["verifier/reward.json"] = _dumped(rewards)
+        for path, data in files.items():
+            _put(folder / path, data)
+        self._last = last
+        self._results[record.agent, record.model].add(record)
+        self._sandboxes[record.sandbox] = None
+        self._counts["n_completed_trials"] += 1
+        self._counts["n_errored_trials"] += record.outcome == "error"
+        self._counts["n_cancelled_trials"] += record.outcome == "cancelled"
+        self._counts["n_input_tokens"] += record.usage.prompt_tokens
+        self._counts["n_output_tokens"] += record.usage.completion_tokens
         return folder
 
     def close(self) -> None:
         """Write the files of the job."""
         started = self.run.facts.created_at.isoformat()
         _write(
-            self._folder / "config.json",
+            self._folder / _JOB_FILES[0],
             {
                 "job_name": self.run.name,
                 "jobs_dir": ".",
@@ -148,7 +157,7 @@ class _Job:
             },
         )
         _write(
-            self._folder / "result.json",
+            self._folder / _JOB_FILES[1],
             {
                 "id": self._id,
                 "started_at": started,
@@ -202,7 +211,11 @@ def _times(started: datetime, phases: Phases) -> dict[str, dict[str, str]]:
 
 
 def _write(path: Path, value: Any) -> None:
-    _put(path, orjson.dumps(value, option=orjson.OPT_INDENT_2))
+    _put(path, _dumped(value))
+
+
+def _dumped(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2)
 
 
 def _put(path: Path, data: bytes) -> None:

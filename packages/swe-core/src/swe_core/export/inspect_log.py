@@ -101,13 +101,17 @@ class _Log:
 
     def add(self, rollout: ExportedRollout) -> None:
         record = rollout.record
-        sample = _sample(rollout, self._epoch(record))
-        self._put(f"samples/{sample.id}_epoch_{sample.epoch}.json", sample)
-        self._summaries.append(_json(sample.summary()))
+        epoch = self._epoch(record)
+        sample = _sample(rollout, epoch)
+        whole, summary = _json(sample), _json(sample.summary())
+        ended = max(self._ended, record.started_at + timedelta(seconds=record.seconds))
+        self._epochs[record.task_id].add(epoch)
+        self._file.writestr(f"samples/{sample.id}_epoch_{sample.epoch}.json", whole)
+        self._summaries.append(summary)
         self._results.add(record)
         for model, usage in sample.model_usage.items():
             self._usage[model] = self._usage.get(model, ModelUsage()) + usage
-        self._ended = max(self._ended, record.started_at + timedelta(seconds=record.seconds))
+        self._ended = ended
 
     def close(self) -> None:
         header = EvalLog(
@@ -132,11 +136,10 @@ class _Log:
 
     def _epoch(self, record: Rollout) -> int:
         """Return the sample's epoch: in a training attempts of several groups have the same number."""
-        taken = self._epochs[record.task_id]
+        taken = self._epochs.get(record.task_id, ())
         epoch = record.attempt + 1
         while epoch in taken:
             epoch += 1
-        taken.add(epoch)
         return epoch
 
     def _put(self, name: str, value: Any) -> None:

@@ -69,8 +69,9 @@ class JsonlWriter(_Rows):
 
     def add(self, rollout: ExportedRollout) -> int:
         rows = self._rows(rollout)
-        for row in rows:
-            self._file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+        option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+        lines = [orjson.dumps(row, option=option) for row in rows]
+        self._file.writelines(lines)
         return len(rows)
 
     def close(self) -> None:
@@ -107,12 +108,14 @@ class ParquetWriter(_Rows):
         )  # fmt: skip
         self._table = pa.Table
         self._file = pq.ParquetWriter(folder / PARQUET, self._schema, compression="zstd")
-        self._waiting: list[dict[str, Any]] = []
+        self._concat = pa.concat_tables
+        self._waiting: list[Any] = []
         self._ids = 0
 
     def add(self, rollout: ExportedRollout) -> int:
         rows = self._rows(rollout)
-        self._waiting += rows
+        if rows:
+            self._waiting.append(self._table.from_pylist(rows, self._schema))  # fails here, for this rollout
         self._ids += sum(len(row["input_ids"]) for row in rows)
         if self._ids >= _BATCH:
             self._flush()
@@ -127,5 +130,5 @@ class ParquetWriter(_Rows):
 
     def _flush(self) -> None:
         if self._waiting:
-            self._file.write_table(self._table.from_pylist(self._waiting, self._schema))
+            self._file.write_table(self._concat(self._waiting).combine_chunks())
         self._waiting, self._ids = [], 0

@@ -32,8 +32,8 @@ class SftWriter(Writer):
         self.left_out[NO_CALLS] += not found
         rows = [row for one in found if (row := _row(rollout, one)) is not None]
         self.left_out[UNUSABLE] += len(found) - len(rows)
-        for row in rows:
-            self._file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+        lines = [orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows]
+        self._file.writelines(lines)
         return len(rows)
 
     def close(self) -> None:

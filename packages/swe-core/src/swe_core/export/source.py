@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,11 +14,15 @@ from swe_core.api.agent import AgentEvent
 from swe_core.api.records import Outcome, Rollout, Turn
 from swe_core.errors import UsageError
 from swe_core.hub.pushed_run import Pushed, PushedRun, public_name
-from swe_core.rollout.run_directory import FOLDERS, ROLLOUTS_FILE, RunDirectory
+from swe_core.rollout.run_directory import ROLLOUTS_FILE, RunDirectory
 from swe_core.rollout.training_records import read_groups
+from swe_core.system.files import open_below
 from swe_core.system.redaction import MARK, Redactor
 
-TEST_LOG = "test.log"
+_LONGEST_NAME = 255
+"""Bytes of a file's name."""
+_MOST_TOKENS = 2**40
+"""Tokens of a rollout. Sums of more rollouts than there are still fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +86,8 @@ class ExportedRun:
         return self.facts.model_copy(
             update={
                 "rollouts": {
-                    head.id: Pushed(
-                        task_id=head.task_id,
-                        outcome=head.outcome,
-                        started_at=datetime.fromisoformat(head.started_at),
+                    head.id: Pushed.model_validate(  # reads each form of a time that a record may have
+                        {"task_id": head.task_id, "outcome": head.outcome, "started_at": head.started_at}
                     )
                     for head in self.heads
                     if head.id not in self.damaged
@@ -168,11 +169,21 @@ class ExportedRollout:
     @cached_property
     def test_log(self) -> str | None:
         """Return the output of its test run; None without one."""
-        path = self.run.path / FOLDERS / self.id / TEST_LOG
-        try:
-            return self._redactor.text(path.read_bytes().decode(errors="replace"))
-        except FileNotFoundError:
-            return None
+        log = self.run.directory.test_log(self.id)
+        return None if log is None else self._redactor.text(log.decode(errors="replace"))
+
+    def require_safe(self) -> None:
+        """Check what could damage the whole export, whatever its format: a run may come from somebody else.
+
+        Raises:
+            UsageError: An id leads out of a folder or is no file's name, or a count is beyond all bounds.
+        """
+        for what, name in (("its id", self.id), ("the id of its task", self.record.task_id)):
+            if name in ("", ".", "..") or set(name) & set("/\\\0") or len(name.encode()) > _LONGEST_NAME:
+                raise UsageError(f"{what} cannot be the name of a file")
+        usage = self.record.usage
+        if max(usage.prompt_tokens, usage.completion_tokens) > _MOST_TOKENS:
+            raise UsageError("its record has more tokens than there can be")
 
     def _redacted(self, turn: Turn) -> Turn:
         texts = ("messages", "params", "reply", "error")
@@ -225,14 +236,14 @@ def rollouts(runs: Iterable[ExportedRun], redactor: Redactor) -> Iterator[Export
             continue
         path = run.path / ROLLOUTS_FILE
         try:
-            with path.open("rb") as file:
+            with open_below(path, run.path) as file:
                 for head in run.heads:
                     record = _record(file, head, redactor)
                     record = record.model_copy(update={"model": public_name(record.model)})
                     run.models[record.model] = run.agents[record.agent] = run.sandboxes[record.sandbox] = None
                     yield ExportedRollout(run, record, redactor)
         except OSError as error:
-            raise UsageError(f"cannot read {str(path)!r}: {error.strerror}") from None
+            raise UsageError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
 
 
 def _record(file: BinaryIO, head: Head, redactor: Redactor) -> Rollout:
@@ -249,11 +260,11 @@ def _record(file: BinaryIO, head: Head, redactor: Redactor) -> Rollout:
 def _heads(path: Path) -> Iterator[Head]:
     """Yield the head of each line; an incomplete last one is left out."""
     try:
-        file = path.open("rb")
+        file = open_below(path, path.parent)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UsageError(f"cannot read {str(path)!r}: {error.strerror}") from None
+        raise UsageError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
     with file:
         offset = 0
         for number, line in enumerate(file, 1):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from swe_core.errors import LedgerError, UsageError, sentence
+from swe_core.errors import UsageError, sentence
 from swe_core.export.card import MARK, README, card
 from swe_core.export.choice import Choice
 from swe_core.export.formats import format_named
@@ -72,8 +73,13 @@ def _written(
     try:
         for rollout in rollouts(choice.runs, push_redactor()):
             try:
+                rollout.require_safe()
                 rows += writer.add(rollout)
-            except (UsageError, LedgerError) as error:  # one damaged file does not cost the others
+            except (OSError, MemoryError):
+                raise
+            except (
+                Exception
+            ) as error:  # files of somebody else may hold anything: that costs no other rollout
                 rollout.run.damaged.add(rollout.id)
                 damaged.append(f"{rollout.id}: {sentence(error)}")
             progress(1)
@@ -94,29 +100,47 @@ def _new_folder(out: Path, force: bool) -> Iterator[Path]:
     """
     require_free(out, force)
     target = Path(os.path.abspath(out))
-    unfinished = target.parent / f".swe-core-{os.getpid()}-{target.name}"
-    earlier = unfinished.with_name(f"{unfinished.name}-earlier")
     try:
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        if not target.exists():
-            unfinished.rename(target)
-            return
-        target.rename(earlier)
-        try:
-            unfinished.rename(target)
-        except OSError:
-            earlier.rename(target)
-            raise
+        if not target.parent.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+        around = Path(tempfile.mkdtemp(prefix=".swe-core-", dir=target.parent))
     except OSError as error:
-        place = unfinished if error.filename is None else Path(os.path.abspath(error.filename))
-        written = place.is_relative_to(unfinished) or unfinished.is_relative_to(place)
-        what = f"the export {str(out)!r} cannot be written" if written else f"cannot read {error.filename!r}"
-        hint = "; make room or give another --out" if written else ""
-        raise UsageError(f"{what}: {error.strerror or error}{hint}") from None
+        raise _failure(error, out, target.parent) from None
+    unfinished, earlier = around / "new", around / "new-earlier"
+    try:
+        unfinished.mkdir()
+        yield unfinished
+        require_free(out, force)  # again: an export may take hours
+        _rename(unfinished, target, earlier if force else None)
+        shutil.rmtree(earlier, ignore_errors=True)
+    except OSError as error:
+        raise _failure(error, out, around) from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.rmtree(earlier, ignore_errors=True)
+        with suppress(OSError):  # an earlier export that could not be put back is still in it
+            around.rmdir()
+
+
+def _rename(unfinished: Path, target: Path, earlier: Path | None) -> None:
+    """Rename a folder. A folder in its place gets the name `earlier`; without one it must be empty."""
+    if earlier is None or not target.exists():
+        unfinished.rename(target)  # the system refuses it where a folder is that is not empty
+        return
+    target.rename(earlier)
+    try:
+        unfinished.rename(target)
+    except BaseException:
+        earlier.rename(target)
+        raise
+
+
+def _failure(error: OSError, out: Path, folder: Path) -> UsageError:
+    """Return what went wrong, for users; `folder` is where the export is written."""
+    place = folder if error.filename is None else Path(os.path.abspath(os.fsdecode(error.filename)))
+    written = place.is_relative_to(folder) or folder.is_relative_to(place)
+    what = f"the export {str(out)!r} cannot be written" if written else f"cannot read {error.filename!r}"
+    hint = "; make room or give another --out" if written else ""
+    return UsageError(f"{what}: {error.strerror or error}{hint}")
 
 
 def require_free(out: Path, force: bool) -> None:

@@ -6,6 +6,7 @@ there. A README without the marks stays as it is.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 
@@ -38,6 +39,8 @@ LICENCE = """
 None is stated. Whoever owns this data set says under which licence others may use it (`license:` in the
 metadata above), with regard to those of the tasks' repositories and of the model.
 """
+_MARKUP = re.compile(r"[\\|\[\]`]|!(?=\[)")
+"""What ends a table's cell, or begins a link, an image, code or an escape."""
 
 
 def card(repo_id: str, runs: Iterable[PushedRun], existing: str | None) -> str | None:
@@ -125,4 +128,4 @@ def _few(names: Collection[str]) -> str:
 
 def plain(text: str) -> str:
     """Escape `text` so that it neither ends a table's cell nor begins markup."""
-    return " ".join(printable(text).split()).replace("|", "\\|").replace("<", "&lt;")
+    return _MARKUP.sub(r"\\\g<0>", " ".join(printable(text).split())).replace("<", "&lt;")

@@ -26,7 +26,7 @@ from swe_core.api.records import (
     Undelivered,
 )
 from swe_core.errors import UsageError
-from swe_core.system.files import LOCK_FILE, AppendedFile, locked
+from swe_core.system.files import LOCK_FILE, AppendedFile, locked, open_below
 from swe_core.system.redaction import Redactor
 
 RUN_FILE = "run.json"
@@ -259,7 +259,7 @@ class RunDirectory:
         Raises:
             UsageError: A line in the middle is damaged; the message names it.
         """
-        lines = _read_lines(self.path / ROLLOUTS_FILE, Rollout, "a finished rollout")
+        lines = _read_lines(self.path / ROLLOUTS_FILE, self.path, Rollout, "a finished rollout")
         return list({rollout.id: rollout for rollout in lines}.values())
 
     def finished(self) -> dict[str, Outcome]:
@@ -302,7 +302,7 @@ class RunDirectory:
             UsageError: A line in the middle is damaged; the message names it.
         """
         path = self.path / FOLDERS / rollout_id / retried / TURNS_FILE
-        lines, lost = _whole_lines(path), frozenset[int]()
+        lines, lost = _whole_lines(path, self.path), frozenset[int]()
         if lines and lines[-1].startswith(b'{"undelivered":'):
             (last,) = _parsed(path, {len(lines): lines.pop()}, Undelivered, "a list of calls")
             lost = frozenset(last.undelivered)
@@ -315,17 +315,24 @@ class RunDirectory:
         Raises:
             UsageError: A line in the middle is damaged; the message names it.
         """
-        return _read_lines(self.path / FOLDERS / rollout_id / TRANSCRIPT_FILE, AgentEvent, "an agent's event")
+        path = self.path / FOLDERS / rollout_id / TRANSCRIPT_FILE
+        return _read_lines(path, self.path, AgentEvent, "an agent's event")
 
     def patch(self, rollout_id: str) -> bytes | None:
         """Return `patch.diff` of one rollout; None without one."""
-        path = self.path / FOLDERS / rollout_id / PATCH_FILE
-        return path.read_bytes() if path.is_file() else None
+        return self._content(self.path / FOLDERS / rollout_id / PATCH_FILE)
 
     def test_log(self, rollout_id: str) -> bytes | None:
         """Return `test.log` of one rollout; None without one."""
-        path = self.path / FOLDERS / rollout_id / TEST_LOG_FILE
-        return path.read_bytes() if path.is_file() else None
+        return self._content(self.path / FOLDERS / rollout_id / TEST_LOG_FILE)
+
+    def _content(self, path: Path) -> bytes | None:
+        """Return the bytes of a file of the run, which may come from somebody else; None without one."""
+        try:
+            with open_below(path, self.path) as file:
+                return file.read()
+        except OSError:
+            return None
 
 
 def new_run_info(
@@ -368,17 +375,24 @@ def _require_empty(path: Path) -> None:
             raise UsageError(f"the run directory {str(path)!r} is not empty: give another with --out")
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file with their line ends, without one that a crash cut short."""
+def _whole_lines(path: Path, run: Path) -> list[bytes]:
+    """Return the lines of a file of a run with their line ends, without one that a crash cut short.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        with open_below(path, run) as file:
+            lines = file.read().splitlines(keepends=True)
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise UsageError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
     return lines if not lines or lines[-1].endswith(b"\n") else lines[:-1]
 
 
-def _read_lines(path: Path, model: type[M], what: str) -> list[M]:
-    return _parsed(path, dict(enumerate(_whole_lines(path), 1)), model, what)
+def _read_lines(path: Path, run: Path, model: type[M], what: str) -> list[M]:
+    return _parsed(path, dict(enumerate(_whole_lines(path, run), 1)), model, what)
 
 
 def _undelivered(turn: Turn) -> Turn:
@@ -414,7 +428,7 @@ class Head(NamedTuple):
 
 
 def _heads(path: Path) -> Iterator[Head]:
-    for number, line in enumerate(_whole_lines(path), 1):
+    for number, line in enumerate(_whole_lines(path, path.parent), 1):
         try:
             raw = orjson.loads(line)
             more = raw.get("cancelled_as"), raw.get("agent", ""), raw.get("model", "")

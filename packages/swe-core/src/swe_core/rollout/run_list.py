@@ -146,5 +146,5 @@ def _dated(folder: Path) -> Iterator[tuple[datetime, Path]]:
         try:
             started = datetime.fromisoformat(orjson.loads(file.read_bytes())["created_at"])
             yield started.astimezone(UTC), folder / name
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, OverflowError):
             yield datetime.fromtimestamp(changed, UTC), folder / name

@@ -21,6 +21,7 @@ from swe_core.rollout.equal_errors import EqualErrors
 from swe_core.rollout.loop import run_rollout
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RunDirectory
+from swe_core.system.plural import counted
 from swe_core.system.printable import one_line
 from swe_core.system.redaction import scoped_secrets
 
@@ -74,16 +75,16 @@ class Runner:
     async def run_all(self) -> None:
         finished = self.store.finished()
         left = [request for request in self.requests if request.id not in finished]
-        waiting, unfinished = iter(left), len(left)
+        waiting, unstarted = iter(left), len(left)
         errors = EqualErrors(self._max_errors, len({request.task.instance_id for request in left}))
 
         async def work() -> None:
-            nonlocal unfinished
+            nonlocal unstarted
             for request in waiting:
+                unstarted -= 1
                 rollout = (await self.run(request)).rollout
-                unfinished -= 1
                 equal = errors.add(rollout)
-                if equal and unfinished:
+                if equal and unstarted:  # else a stop saves nothing, and the rollouts that run may succeed
                     raise RunStopped(self._stopped(rollout, equal))
 
         try:
@@ -123,12 +124,13 @@ class Runner:
             running.why = running.why or why
             running.scope.cancel()
 
-    def _stopped(self, rollout: Rollout, equal: int) -> str:
+    def _stopped(self, rollout: Rollout, tasks: Sequence[str]) -> str:
         failure = cast(Failure, rollout.failure)
         resume = shlex.join(["swe-core", "run", "--resume", str(self.store.path), "--retry-errors"])
         return (
-            f"the run was stopped, because {equal} rollouts ended in the same error and none got a verdict "
-            f"meanwhile ({failure.boundary}: {one_line(failure.message, _MESSAGE)}); correct the cause and "
+            f"the run was stopped, because {counted(len(tasks), 'rollout')} of "
+            f"{counted(len(set(tasks)), 'task')} ended in the same error and none got a verdict meanwhile "
+            f"({failure.boundary}: {one_line(failure.message, _MESSAGE)}); correct the cause and "
             f"continue with `{resume}`; --max-errors 0 goes on whatever happens"
         )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationError
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -224,6 +225,9 @@ def validate(model: type[Config], values: Mapping[str, Any], what: str) -> Confi
         return model.model_validate(dict(values))
     except ValidationError as error:
         raise ConfigError(explain(error, what, model)) from None
+    except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+        why = str(error).partition("\n")[0]
+        raise ConfigError(f"{what}: the class {model.__name__} of its settings is wrong: {why}") from None
 
 
 def explain(error: ValidationError, what: str, model: type[BaseModel] | None = None) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +43,27 @@ def write_out(path: Path, data: bytes, what: str, option: str) -> None:
         raise UsageError(
             f"{what} cannot be written to {str(path)!r}: {error.strerror}; give another {option}"
         ) from None
+
+
+def open_below(path: Path, root: Path) -> BinaryIO:
+    """Open a file of a directory that may come from somebody else, for reading.
+
+    Raises:
+        FileNotFoundError: There is none.
+        OSError: It is no regular file, such as a pipe that nobody writes, or a link leads out of `root`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        opened = f"/proc/self/fd/{descriptor}"  # the file itself: its path may change meanwhile
+        real = Path(os.path.realpath(opened if os.path.exists(opened) else path))
+        if not real.is_relative_to(os.path.realpath(root)):
+            raise OSError(errno.EXDEV, "a link leads out of the run directory", str(path))
+        return os.fdopen(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
 
 
 class AppendedFile:

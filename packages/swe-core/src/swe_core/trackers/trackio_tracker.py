@@ -7,8 +7,10 @@ import logging
 import os
 import queue
 import shlex
+import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,18 @@ from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner
 from swe_core.system.plural import counted
 from swe_core.system.redaction import Redactor, names_credential
+from swe_core.trackers.names import is_local
 from swe_core.trackers.options import TrackOptions
 from swe_core.trackers.rollout_trace import about, conversation, spans, without_folder
 from swe_core.trackers.sent_rollouts import SentRollouts
 from swe_core.trackers.trackio_run import TrackioRun
 
 logger = logging.getLogger(__name__)
+
+LIMIT = 60.0
+"""Seconds that trackio may take to open a run on this machine, and to send a rollout after the run's end."""
+SPACE_LIMIT = 600.0
+"""Seconds that it may take to open a run in a Space, which may have to be built first."""
 
 SENT_FILE = "trackio.jsonl"
 """File in the run directory that lists the rollouts that trackio has."""
@@ -63,7 +71,27 @@ class TrackioTracker:
                 "pip install 'swe-core[trackio]'"
             )
         sent = SentRollouts(self._sent_file)
-        self._opened = await anyio.to_thread.run_sync(TrackioRun, self._options, self._name, sent)
+        output, opened = sys.stdout, Future[TrackioRun]()
+
+        def work() -> None:
+            try:
+                opened.set_result(TrackioRun(self._options, self._name, sent))
+            except BaseException as error:  # raised again below
+                opened.set_exception(error)
+
+        # A thread that ends with the process, because nothing can stop trackio when it hangs.
+        threading.Thread(target=work, name="trackio", daemon=True).start()
+        limit = LIMIT if is_local(self._options) else SPACE_LIMIT
+        with anyio.move_on_after(limit):
+            while not opened.done():  # noqa: ASYNC110 (the thread may hang, and sets no event of this loop)
+                await anyio.sleep(0.02)
+        if not opened.done():
+            sys.stdout = output  # trackio's thread holds it back
+            raise ConfigError(
+                f"trackio cannot be used: it did not open a run within {limit:g} s; look at its storage or "
+                "the connection to its Space, or leave the tracker out"
+            )
+        self._opened = opened.result()
 
     @asynccontextmanager
     async def running(self, runner: Runner) -> AsyncIterator[None]:
@@ -102,6 +130,7 @@ class _Sender:
             if names_credential(name):
                 self._secrets.add(value)
         self._failed = 0
+        self._steps = 0
         self._said: set[str] = set()
         self._thread = threading.Thread(target=self._work, name="trackio", daemon=True)
 
@@ -111,9 +140,20 @@ class _Sender:
         self._thread.start()
 
     def close(self) -> None:
-        """Send the remaining rollouts, and log the result."""
+        """Send the remaining rollouts, and log the result. Give up when trackio takes too long for a step."""
+        output = sys.stdout
         self._waiting.put(None)
-        self._thread.join()
+        steps = -1
+        while self._thread.is_alive() and steps != self._steps:
+            steps = self._steps
+            self._thread.join(LIMIT)
+        if self._thread.is_alive():
+            sys.stdout = output  # trackio's thread holds it back
+            logger.warning(
+                "trackio does not answer, so it lacks rollouts; the run directory has them, and this command "
+                "sends them: swe-core run --resume %s",
+                shlex.quote(str(self._run.path)),
+            )
 
     def started(self, request: RolloutRequest) -> None:
         """Nothing to send."""
@@ -139,8 +179,10 @@ class _Sender:
             before = []
         for rollout in before:
             self._send(rollout)
+            self._steps += 1
         while (waiting := self._waiting.get()) is not None:
             self._send(waiting)
+            self._steps += 1
         try:
             self._tracker.finish()
             lost = len(self._tracker.lost())

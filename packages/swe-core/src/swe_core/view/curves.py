@@ -101,9 +101,7 @@ def over_rollouts(info: RunInfo, rollouts: Sequence[Head]) -> tuple[Chart, ...]:
         has, y = zip(*found, strict=True)
         window = _window(len(y))
         mean = Line(has, rolling_mean(y, window))
-        caption = (
-            f"The line is the mean of the last {window}; over all, {_number(math.fsum(y) / len(y), share)}."
-        )
+        caption = f"Line: mean of the last {window}. Overall mean: {_number(math.fsum(y) / len(y), share)}."
         if share:
             return Chart(title, caption, x_label, (mean,), share)
         every = every_of(len(y))

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import groupby
+from pathlib import Path
 
+from swe_core.system.files import open_below
+
+MAX_PATCH = 4_000_000
+"""Bytes that are read of a patch."""
+MAX_FILES = 300
+"""Files shown of a patch."""
 MAX_LINES = 3_000
 """Lines shown of a patch."""
 MAX_FILE_LINES = 600
@@ -40,14 +49,58 @@ class FileDiff:
         return self.added + self.removed
 
 
-def file_diffs(patch: bytes) -> list[FileDiff]:
-    """Return the files of a git diff. It may be any text: what is no diff is a file without a name."""
-    found, left = [], MAX_LINES
-    for lines in _files(patch.decode(errors="replace").split("\n")):
+@dataclass(slots=True)
+class Patch:
+    """A patch.
+
+    Args:
+        files: Its files, at most `MAX_FILES`.
+        more_files: Number of the others that were read.
+        added, removed: Numbers of lines, over all that was read.
+        read, unread: Bytes that were read, and those after them.
+        digest: Hash of all of it; None if it is empty or was not read to its end.
+    """
+
+    files: list[FileDiff] = field(default_factory=list)
+    more_files: int = 0
+    added: int = 0
+    removed: int = 0
+    read: int = 0
+    unread: int = 0
+    digest: bytes | None = None
+
+
+def patch_at(path: Path, run: Path) -> Patch | None:
+    """Return the patch in a file of the run directory `run`, of which `MAX_PATCH` bytes are read.
+
+    Returns:
+        None if there is no such file.
+    """
+    try:
+        with open_below(path, run) as file:
+            data = file.read(MAX_PATCH)
+            unread = len(data) == MAX_PATCH and max(0, os.fstat(file.fileno()).st_size - len(data))
+    except OSError:
+        return None
+    patch = patch_of(data)
+    patch.unread = int(unread)
+    patch.digest = blake2b(data).digest() if data and not unread else None
+    return patch
+
+
+def patch_of(data: bytes) -> Patch:
+    """Return the patch of a git diff. It may be any text: what is no diff is a file without a name."""
+    patch, left = Patch(read=len(data)), MAX_LINES
+    for lines in _files(data.decode(errors="replace").split("\n")):
         one = _file(lines, min(left, MAX_FILE_LINES))
+        patch.added += one.added
+        patch.removed += one.removed
+        if len(patch.files) == MAX_FILES:
+            patch.more_files += 1
+            continue
         left -= sum(text.count("\n") + 1 for _, text in one.parts)
-        found.append(one)
-    return found
+        patch.files.append(one)
+    return patch
 
 
 def _files(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -64,7 +117,7 @@ def _files(lines: Iterable[str]) -> Iterator[list[str]]:
 
 def _file(lines: list[str], room: int) -> FileDiff:
     head = lines[0]
-    one = FileDiff(head.rpartition(" b/")[2].rstrip('"') if head.startswith("diff --git ") else "")
+    one = FileDiff(_path(head.removeprefix("diff --git ")) if head.startswith("diff --git ") else "")
     body: list[tuple[str, str]] = []
     inside = False
     for number, line in enumerate(lines):
@@ -96,11 +149,22 @@ def _file(lines: list[str], room: int) -> FileDiff:
     return one
 
 
+def _path(names: str) -> str:
+    """Return the path in `a/<path> b/<path>`; the new one if the file was renamed."""
+    middle = len(names) // 2
+    old, new = names[:middle].strip('"')[2:], names[middle + 1 :].strip('"')[2:]
+    return new if old == new and new else names.rpartition(" b/")[2].rstrip('"')
+
+
 def _header(one: FileDiff, line: str) -> None:
     if line.startswith("new file"):
         one.note = "new file"
     elif line.startswith("deleted file"):
         one.note = "deleted"
+    elif line.startswith(("--- a/", '--- "a/', "+++ b/", '+++ "b/')) and one.path:
+        one.path = line[4:].rstrip("\t").strip('"')[2:]
+    elif line.startswith("rename to ") and one.path:
+        one.path = line.removeprefix("rename to ").strip('"')
     elif line.startswith("rename from "):
         one.note = f"renamed from {line.removeprefix('rename from ')}"
     elif line.startswith("old mode "):

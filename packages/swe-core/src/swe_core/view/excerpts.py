@@ -8,6 +8,7 @@ from pathlib import Path
 
 from markupsafe import escape
 
+from swe_core.system.files import open_below
 from swe_core.system.printable import printable
 
 WIDTH = 4_000
@@ -80,10 +81,10 @@ class Tail:
     left_out: int
 
 
-def tail_of(path: Path, size: int) -> Tail | None:
-    """Return the last `size` bytes of a file, from the first line that begins there; None without one."""
+def tail_of(path: Path, run: Path, size: int) -> Tail | None:
+    """Return the last `size` bytes of a file of a run, from a line's start; None if it is absent."""
     try:
-        with path.open("rb") as file:
+        with open_below(path, run) as file:
             whole = os.fstat(file.fileno()).st_size
             start = max(0, whole - size)
             file.seek(start)

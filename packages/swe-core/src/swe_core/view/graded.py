@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from swe_core.api.grader import Grade
@@ -80,17 +82,19 @@ class Log:
     parts: Sequence[tuple[int | None, str]]
 
 
-def graded_tests(grade: Grade, folder: Path) -> tuple[list[Tests], Log | None]:
-    """Return the tests of a grade, and the end of the test log in the folder of its rollout, if any."""
-    tail = tail_of(folder / TEST_LOG, MAX_LOG)
+def graded_tests(grade: Grade, folder: Path, run: Path) -> tuple[list[Tests], Log | None]:
+    """Return the tests of a grade, and the end of the test log in a folder of the run directory, if any."""
+    tail = tail_of(folder / TEST_LOG, run, MAX_LOG)
     lines = [] if tail is None else printable(tail.text).split("\n")
     kinds = (
-        ("fail to pass", "Tests that must start to pass", grade.fail_to_pass, PASSED),
-        ("pass to pass", "Tests that must still pass", grade.pass_to_pass, PASSED | {"SKIPPED"}),
+        ("fail to pass", "Tests that must be fixed", grade.fail_to_pass, PASSED),
+        ("pass to pass", "Tests that must keep passing", grade.pass_to_pass, PASSED | {"SKIPPED"}),
     )
-    bad = [test for _, _, tests, good in kinds for test, status in tests.items() if status not in good]
+    failing = [[test for test, status in tests.items() if status not in good] for _, _, tests, good in kinds]
+    bad = [test for tests in failing for test in tests]
     failures = by_test(failures_of(tail.text), bad) if tail is not None and bad else {}
-    places = {test: _place(failure, lines) for test, failure in failures.items()}
+    listed = [test for tests in failing for test in tests[:MAX_FAILED]]
+    places = _places({test: failures[test] for test in listed if test in failures}, lines)
     found = []
     for kind, title, tests, good in kinds:
         if tests:
@@ -113,23 +117,29 @@ def graded_tests(grade: Grade, folder: Path) -> tuple[list[Tests], Log | None]:
     return found, None if tail is None else _log(tail, lines, places)
 
 
-def _place(failure: TestFailure, lines: Sequence[str]) -> int | None:
-    """Return the number of the line, from 0, where the log says where a test failed."""
-    wanted = []
-    if failure.line is not None:
-        wanted = [f"{failure.file}:{failure.line}:", f'File "{failure.file}", line {failure.line},']
-    if failure.lines:
-        wanted.append(failure.lines[-1].strip())
-    for text in wanted:
-        if text:
-            for number, line in enumerate(lines):
-                if text in line:
-                    return number
-    return None
+def _places(failures: Mapping[str, TestFailure], lines: Sequence[str]) -> dict[str, int]:
+    """Return the number of the line, from 0, where the log says where each test failed, if it does."""
+    log = "\n".join(lines)
+    starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
+    known: dict[str, int] = {}
+    found = {}
+    for test, failure in failures.items():
+        wanted = []
+        if failure.line is not None:
+            wanted = [f"{failure.file}:{failure.line}:", f'File "{failure.file}", line {failure.line},']
+        if failure.lines:
+            wanted.append(failure.lines[-1].strip())
+        for text in filter(None, wanted):
+            if text not in known:
+                known[text] = log.find(text)
+            if known[text] >= 0:
+                found[test] = bisect_right(starts, known[text]) - 1
+                break
+    return found
 
 
-def _log(tail: Tail, lines: Sequence[str], places: Mapping[str, int | None]) -> Log:
-    cuts = sorted({place for place in places.values() if place is not None})
+def _log(tail: Tail, lines: Sequence[str], places: Mapping[str, int]) -> Log:
+    cuts = sorted(set(places.values()))
     starts: list[int | None] = [None, *cuts]
     ends = [*cuts, len(lines)]
     parts = [(start, "\n".join(lines[start or 0 : end])) for start, end in zip(starts, ends, strict=True)]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import orjson
 
@@ -16,9 +16,10 @@ from swe_core.api.grader import TamperKind
 from swe_core.api.records import Budget, Outcome, Rollout
 from swe_core.errors import Boundary, UsageError
 from swe_core.rollout.run_directory import ROLLOUTS_FILE
+from swe_core.system.files import open_below
 
-_GROUP = re.compile(r"-g(\d+)-\d+(-\d+)?$")
-"""End of a rollout's id in a training: its group, its attempt, and a number if it ran again."""
+_GROUP = re.compile(r"-g(\d+)-\d+(-\d+)?")
+"""What follows the task in a rollout's id in a training: group, attempt, and a number if it ran again."""
 _MAX_MESSAGE = 2_000
 
 
@@ -118,7 +119,8 @@ class Head:
     @property
     def group(self) -> str:
         """Return the key of its group: `g<number>` in a training, else its task."""
-        found = _GROUP.search(self.id)
+        own = self.id.startswith(self.task_id)
+        found = _GROUP.fullmatch(self.id, len(self.task_id)) if own else None
         return f"g{found[1]}" if found else self.task_id
 
     @property
@@ -167,7 +169,7 @@ class Heads:
             UsageError: The file cannot be read, or a line is damaged; the message names it.
         """
         try:
-            with self._path.open("rb") as file:
+            with open_below(self._path, self._path.parent) as file:
                 status = os.fstat(file.fileno())
                 identity = (status.st_dev, status.st_ino)
                 if identity != self._file or status.st_size < self._read:
@@ -189,7 +191,7 @@ class Heads:
         Raises:
             UsageError: The file has changed meanwhile.
         """
-        with self._path.open("rb") as file:
+        with open_below(self._path, self._path.parent) as file:
             file.seek(head.offset)
             line = file.read(head.size)
         try:
@@ -200,7 +202,8 @@ class Heads:
     def _add(self, line: bytes) -> None:
         try:
             head = _head(orjson.loads(line), self._read, len(line))
-        except (KeyError, TypeError, ValueError, AttributeError):
+            _check(head)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise UsageError(
                 f"{str(self._path)!r} is damaged at byte {self._read:,}: the line is not a finished rollout"
             ) from None
@@ -208,6 +211,37 @@ class Heads:
         self._by_id[head.id] = head
         self._read += len(line)
         self.version += 1
+
+
+def is_path_part(text: object) -> bool:
+    """Return whether a value is a text that can be one part of a path, and of a URL."""
+    if not isinstance(text, str) or text in ("", ".", "..") or any(each in text for each in "/\\\0"):
+        return False
+    try:
+        return len(text.encode()) <= 255
+    except UnicodeEncodeError:  # the name of a file that is no UTF-8
+        return False
+
+
+def _check(head: Head) -> None:
+    """Check what pages count, sort and link.
+
+    Raises:
+        ValueError: A value is of another type.
+    """
+    texts = (head.agent, head.sandbox, head.engine, head.model, head.cancelled_as or "", head.ended_by or "")
+    numbers = (head.attempt, head.turns, *head.usage, head.patch_bytes)
+    seconds = (head.seconds, *head.phases, head.reward)
+    if not (
+        is_path_part(head.id)
+        and is_path_part(head.task_id)
+        and head.outcome in get_args(Outcome)
+        and all(isinstance(each, str) for each in texts)
+        and all(isinstance(each, int) for each in numbers)
+        and all(each is None or isinstance(each, (int, float)) for each in seconds)
+        and head.seconds is not None
+    ):
+        raise ValueError(head.id)
 
 
 def _head(raw: Mapping[str, Any], offset: int, size: int) -> Head:

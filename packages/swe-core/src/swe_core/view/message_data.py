@@ -71,4 +71,7 @@ def _call(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    try:
+        return value if isinstance(value, str) else orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:  # it is too deep, or a number is too large
+        return str(value)

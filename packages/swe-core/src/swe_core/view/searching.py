@@ -14,6 +14,7 @@ import orjson
 from swe_core.api.event_lines import as_mapping
 from swe_core.errors import UsageError
 from swe_core.rollout.run_directory import FOLDERS, PATCH_FILE, TRANSCRIPT_FILE, TURNS_FILE
+from swe_core.system.files import open_below
 from swe_core.system.printable import one_line, printable
 from swe_core.view.render import Links
 from swe_core.view.site import ShownRun, Site
@@ -192,16 +193,16 @@ def _texts(
     folder = run.path / FOLDERS / rollout_id
     if TRANSCRIPT in parts:
         any_turn = False
-        if _has(folder / TURNS_FILE, plain):
+        if _has(folder / TURNS_FILE, run.path, plain):
             for text in _of_turns(run, rollout_id):
                 any_turn = any_turn or wanted is None or wanted.search(text[2]) is not None
                 yield text
-        if not any_turn and _has(folder / TRANSCRIPT_FILE, plain):
-            for number, event in enumerate(read_events(folder / TRANSCRIPT_FILE)[0]):
+        if not any_turn and _has(folder / TRANSCRIPT_FILE, run.path, plain):
+            for number, event in enumerate(read_events(folder / TRANSCRIPT_FILE, run.path)[0]):
                 said = readable(event.text) if event.kind == "tool_call" else event.text
                 yield f"event-{number}", event.tool or event.kind, said
-    if PATCH in parts and _has(folder / PATCH_FILE, plain):
-        with (folder / PATCH_FILE).open("rb") as file:
+    if PATCH in parts and _has(folder / PATCH_FILE, run.path, plain):
+        with open_below(folder / PATCH_FILE, run.path) as file:
             yield PATCH, "patch", file.read(MAX_FILE).decode(errors="replace")
 
 
@@ -219,10 +220,10 @@ def _of_turns(run: ShownRun, rollout_id: str) -> Iterator[tuple[str, str, str]]:
             yield anchor, f"{name}, calls {tool}", readable(arguments)
 
 
-def _has(path: Path, plain: bytes) -> bool:
+def _has(path: Path, run: Path, plain: bytes) -> bool:
     """Return whether a file exists and contains `plain` in any case."""
     try:
-        with path.open("rb") as file:
+        with open_below(path, run) as file:
             return not plain or plain in file.read(MAX_FILE).lower()
     except OSError:
         return False

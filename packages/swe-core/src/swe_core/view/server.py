@@ -71,11 +71,17 @@ def _answer(site: Site, parts: tuple[str, ...], query: dict[str, str], known: st
             page = page_at(site, parts, query)
             if known is not None and known == page.version:
                 return 204, ""
-            return 200, render(page, links, live=site.live)
+            return 200, render(page, links, live=site.live).encode(errors="replace").decode()
         except NotShown as error:
             return 404, render(Page("message.html", {"text": str(error)}), links, live=False)
         except UsageError as error:
             text = f"{str(error)[:1].upper()}{str(error)[1:]}."
+            return 500, render(Page("message.html", {"text": text}), links, live=False)
+        except (OSError, ValueError, TypeError) as error:  # files of others may hold anything
+            text = (
+                f"This page cannot be made from the files of the run: {str(error) or type(error).__name__}."
+            )
+            text = text.encode(errors="replace").decode()
             return 500, render(Page("message.html", {"text": text}), links, live=False)
 
 
@@ -106,16 +112,21 @@ async def _local_only(request: web.Request, handler: Handler) -> web.StreamRespo
     return await handler(request)
 
 
+def _bytes(text: str) -> bytes:
+    """Return what a client sent, which may be no UTF-8."""
+    return text.encode(errors="surrogatepass")
+
+
 def _with_key(key: str) -> Middleware:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.query.get("key")
-        if given is not None and hmac.compare_digest(given.encode(), key.encode()):
+        if given is not None and hmac.compare_digest(_bytes(given), key.encode()):
             url = request.rel_url.without_query_params("key")
             redirect = web.HTTPFound(url)
             redirect.set_cookie(COOKIE, key, httponly=True, samesite="Strict")
             raise redirect
-        if not hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), key.encode()):
+        if not hmac.compare_digest(_bytes(request.cookies.get(COOKIE, "")), key.encode()):
             raise web.HTTPForbidden(text="swe-core view: open the whole URL that the command printed.")
         return await handler(request)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from swe_core.errors import UsageError
 from swe_core.rollout.run_directory import FOLDERS, RUN_FILE, RunDirectory
 from swe_core.rollout.run_list import State, run_state
-from swe_core.view.heads import Head, Heads
+from swe_core.view.heads import Head, Heads, is_path_part
 from swe_core.view.run_lines import RunLine
 from swe_core.view.training import Training
 
@@ -65,7 +65,7 @@ class ShownRun:
             begun = os.listdir(self.path / FOLDERS)
         except OSError:
             return []
-        return sorted(name for name in begun if self.heads.get(name) is None)
+        return sorted(name for name in begun if is_path_part(name) and self.heads.get(name) is None)
 
     def head(self, rollout_id: str) -> Head | None:
         """Return the head of a rollout; None if it has begun and is not finished.
@@ -122,7 +122,7 @@ class Site:
         self._runs = found
         self.runs = {}
         for path, run in found.items():
-            name, number = path.resolve().name or "run", 2
+            name, number = os.fsencode(path.resolve().name).decode(errors="replace") or "run", 2
             while (unique := name if number == 2 else f"{name}-{number - 1}") in self.runs:
                 number += 1
             run.name = unique

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swe_core.rollout.run_directory import FOLDERS, TURNS_FILE
+from swe_core.system.files import open_below
 from swe_core.system.natural_order import natural_key
 from swe_core.view.heads import Head
 from swe_core.view.site import ShownRun
@@ -80,7 +81,7 @@ def training_facts(run: ShownRun, heads: Sequence[Head]) -> TrainingFacts | None
     if not training and not cancelled:
         return None
     known = training.first_versions
-    unread = _read_versions(run.path / FOLDERS, [row.rollout_id for row in reversed(training.rows)], known)
+    unread = _read_versions(run.path, [row.rollout_id for row in reversed(training.rows)], known)
     rows: Counter[int] = Counter()
     tokens: Counter[int] = Counter()
     unknown = 0
@@ -125,7 +126,7 @@ def _cancelled(heads: Sequence[Head]) -> list[Cancelled]:
     ]
 
 
-def _read_versions(folder: Path, wanted: Sequence[str], known: dict[str, int | None]) -> int:
+def _read_versions(run: Path, wanted: Sequence[str], known: dict[str, int | None]) -> int:
     """Read into `known` which policy version sampled the first tokens of rollouts; None where it is unknown.
 
     Returns:
@@ -136,14 +137,14 @@ def _read_versions(folder: Path, wanted: Sequence[str], known: dict[str, int | N
     for at, name in enumerate(missing):
         if time.monotonic() > end:
             return len(missing) - at
-        known[name] = _first_version(folder / name / TURNS_FILE)
+        known[name] = _first_version(run / FOLDERS / name / TURNS_FILE, run)
     return 0
 
 
-def _first_version(path: Path) -> int | None:
+def _first_version(path: Path, run: Path) -> int | None:
     """Return the policy version that sampled the first tokens of a rollout; None without tokens."""
     try:
-        with path.open("rb") as file:
+        with open_below(path, run) as file:
             for _ in range(_LINES):
                 found = _VERSIONS.search(file.readline().rstrip(b"\n")[-4_000:])
                 if found:

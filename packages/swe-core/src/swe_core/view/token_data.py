@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 REASONS: Mapping[str, str] = {
     "aborted": "the agent hung up, or the rollout ended, before the reply was delivered",
-    "undelivered": "the reply was complete, but no connection of the agent received it",
+    "undelivered": "the reply was complete, but the agent never received it",
     "failed": "the engine failed during the call",
     "wall": "the rollout's time was over during the call",
     "forced": "the engine was made to give this reply: the policy did not choose it",
@@ -49,7 +49,7 @@ _SHORT = 8
 
 def reason_sentence(reason: str) -> str:
     """Return why tokens were dropped, in words."""
-    return REASONS.get(reason) or f"an auxiliary call ({reason}): it is no work of the policy"
+    return REASONS.get(reason) or f"an auxiliary call ({reason}), which is not part of the task"
 
 
 Tries = Sequence[tuple[str, Sequence[Turn], str | None]]

@@ -11,6 +11,7 @@ import orjson
 from pydantic import ValidationError
 
 from swe_core.rollout.training_records import GROUPS_FILE, TRAINED_FILE, ClosedGroup, TrainedRow
+from swe_core.system.files import open_below
 
 SUMMARY_FILE = "training.json"
 _LOGPROBS = b'"logprobs":['
@@ -83,7 +84,7 @@ class Training:
     def logprobs(self, row: Trained) -> list[float | None] | None:
         """Return the trainer's log-probability of each trained id of a row; None if they are not known."""
         try:
-            with (self._run / TRAINED_FILE).open("rb") as file:
+            with open_below(self._run / TRAINED_FILE, self._run) as file:
                 file.seek(row.offset)
                 return TrainedRow.model_validate_json(file.read(row.size)).logprobs
         except (OSError, ValidationError):  # the file was replaced
@@ -92,14 +93,15 @@ class Training:
     def tokens(self) -> Mapping[str, Any] | None:
         """Return `tokens` of the summary that a trainer writes at its end; None before, or if damaged."""
         try:
-            found = orjson.loads((self._run / SUMMARY_FILE).read_bytes())["tokens"]
+            with open_below(self._run / SUMMARY_FILE, self._run) as file:
+                found = orjson.loads(file.read())["tokens"]
             return {name: found[name] for name in ("sampled", "trained", "waiting", "dropped", "unaccounted")}
         except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
             return None
 
     def _follow(self, name: str, add: Callable[[bytes], None]) -> None:
         try:
-            with (self._run / name).open("rb") as file:
+            with open_below(self._run / name, self._run) as file:
                 file.seek(self._read[name])
                 for line in file:
                     if not line.endswith(b"\n"):  # it is being written

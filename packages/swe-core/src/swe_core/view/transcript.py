@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,6 +18,7 @@ from swe_core.api.messages import text_of
 from swe_core.api.records import Turn
 from swe_core.errors import UsageError
 from swe_core.rollout.run_directory import TRANSCRIPT_FILE, TURNS_FILE
+from swe_core.system.files import open_below
 from swe_core.system.printable import one_line
 from swe_core.view.excerpts import Excerpt, Excerpts
 
@@ -149,16 +151,16 @@ def shown_events(events: Sequence[AgentEvent], excerpts: Excerpts, width: int, f
     ]
 
 
-def read_events(path: Path) -> tuple[list[AgentEvent], int]:
-    """Return the first events of a transcript, and how many bytes of it were not read.
+def read_events(path: Path, run: Path) -> tuple[list[AgentEvent], int]:
+    """Return the first events of a transcript in the run directory `run`, and its bytes that were not read.
 
     Raises:
         UsageError: A line is damaged.
     """
     try:
-        with path.open("rb") as file:
+        with open_below(path, run) as file:
             data = file.read(MAX_EVENTS)
-            rest = path.stat().st_size - len(data)
+            rest = os.fstat(file.fileno()).st_size - len(data)
     except OSError:
         return [], 0
     *lines, torn = data.split(b"\n")
@@ -218,31 +220,31 @@ def _message(message: Mapping[str, Any], excerpts: Excerpts) -> Message:
 
 def gist(arguments: str) -> str:
     """Return what a call is about, for one line: the values of its arguments."""
-    values = _object(arguments)
+    values = _values(arguments)
     if values is None:
         return arguments[: 4 * _TITLE]
-    return " ".join(_value(value)[: 4 * _TITLE] for value in values.values())
+    return " ".join(value[: 4 * _TITLE] for value in values.values())
 
 
 def readable(arguments: str) -> str:
     """Return the arguments of a call for reading: each on lines of its own, texts as they are."""
-    values = _object(arguments)
+    values = _values(arguments)
     if values is None:
         return arguments
-    parts = []
-    for name, value in values.items():
-        text = _value(value)
-        parts.append(f"{name}:\n{text}" if "\n" in text else f"{name}: {text}")
-    return "\n".join(parts)
+    return "\n".join(
+        f"{name}:\n{text}" if "\n" in text else f"{name}: {text}" for name, text in values.items()
+    )
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def _values(arguments: str) -> dict[str, str] | None:
+    """Return the arguments of a call as texts by their names; None if they are not to be read as JSON."""
     try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError:
+        found = orjson.loads(arguments)
+        if not isinstance(found, dict):
+            return None
+        return {
+            name: value if isinstance(value, str) else orjson.dumps(value).decode()
+            for name, value in found.items()
+        }
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # orjson reads deeper JSON than it writes
         return None
-    return found if isinstance(found, dict) else None
-
-
-def _value(value: object) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()

@@ -166,7 +166,7 @@ def _values(role: str, name: str, distribution: str, skeleton: Skeleton) -> dict
         "role": "task source" if role == "tasks" else role,
         "name": name,
         "NAME": name.upper(),
-        "Class": "".join(part.capitalize() for part in name.split("_")),
+        "Class": "".join(part.capitalize() for part in name.removesuffix(f"_{role}").split("_")),
         "distribution": distribution,
         "package": package,
         "summary": f"{skeleton.summary} {name}",

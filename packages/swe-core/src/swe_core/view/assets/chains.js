@@ -122,7 +122,7 @@
     if (continues) return "none: the second begins with all tokens of the first";
     if (message !== null) return `message ${message} (${now[message][0]}): ${whatDiffers(past[message], now[message])}`;
     const mark = markAt(after, at);
-    return `no message differs: the prompt was made from them in another way${mark ? `, in message ${mark.message} (${mark.role})` : ""}`;
+    return `no message changed: the same messages became other token ids${mark ? `, in message ${mark.message} (${mark.role})` : ""}`;
   }
 
   function whatDiffers(one, other) {
@@ -263,7 +263,7 @@
   function comparison(before, after) {
     const found = compare(before, after);
     const { at, one, other, message, past, now, samePrompt } = found;
-    const parts = [make("h2", `Turn ${turns[before].index} and turn ${turns[after].index}: ${found.extends ? "no token differs" : "the first differing token"}`)];
+    const parts = [make("h2", `Turn ${turns[before].index} and turn ${turns[after].index}: ${found.extends ? "no token differs" : "the first drifted token"}`)];
     const row = rows[homes.get(after)?.row];
     const text = make("p");
     if (found.extends) text.append(`Turn ${turns[after].index} begins with all ${number(one.length)} tokens of turn ${turns[before].index}: it extends it.`);

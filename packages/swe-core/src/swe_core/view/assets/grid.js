@@ -68,7 +68,7 @@
     name.textContent = row.group;
     if (name.tagName === "A") name.href = page("group", row.group);
     if (row.task !== row.group) make("span", "dim", head).textContent = ` ${row.task}`;
-    if (row.verdicts > 1 && !row.mixed) make("span", "dim", head).textContent = " equal rewards";
+    if (row.verdicts > 1 && !row.mixed) make("span", "badge dim", head).textContent = "equal rewards";
     const cells = make("td", "cells", line);
     for (const [id, outcome, reason, shown = id] of row.cells) {
       const cell = make("a", `cell ${outcome}`, cells);

@@ -114,7 +114,7 @@
     const names = row.parts.filter(([, isTrained]) => isTrained).map(([place]) => turns[place].index);
     const parts = [`${count(row.n, "token")}: ${number(kinds[CONTEXT] + kinds[ELSEWHERE])} context, ${number(chosen.trains)} trained${lost}`];
     if (chosen.cause === null) parts.push("a dropped call, in no row of the training");
-    else if (chosen.cause === "start") parts.push("it begins a conversation");
+    else if (chosen.cause === "start") parts.push("starts a conversation");
     else parts.push(`a fork (${chosen.cause}): ${causes[chosen.cause]}`);
     if (names.length > 6) parts.push(`turns ${names[0]} … ${names.at(-1)} (${names.length})`);
     else if (names.length) parts.push(`turn${names.length > 1 ? "s" : ""} ${names.join(", ")}`);
@@ -138,7 +138,7 @@
       const age = least > most ? "" : `, staleness ${least === most ? count(least, "policy update") : `${least} to ${most} policy updates`}`;
       const clipped = step.clipped === null ? "" : `, ${number(step.clipped)} of ${count(step.tokens, "id")} clipped`;
       const odd = row.fits ? "" : ` Its ${number(step.logprobs.length)} log-probabilities do not fit the ${number(chosen.trains)} trained ids of the row, so they are not shown.`;
-      return `Step ${step.step} trained it: advantage ${signed(step.advantage)}, weight ${step.weight}${age}${clipped}.${odd}`;
+      return `Trained in step ${step.step}: advantage ${signed(step.advantage)}, weight ${step.weight}${age}${clipped}.${odd}`;
     }
     if (chosen.cause === null) return "";
     if (data.group?.left_out) return `No step trained it: the rollout is left out of its group (${data.group.left_out}).`;
@@ -155,7 +155,7 @@
       legend.append(key, text);
     };
     if (view.color === "logprob") {
-      ["90 % or more", "50–90 %", "10–50 %", "1–10 %", "0.1–1 %", "less"].forEach((text, at) => add(`heat-${at}`, text));
+      ["90 % or more", "50–90 %", "10–50 %", "1–10 %", "0.1–1 %", "below 0.1 %"].forEach((text, at) => add(`heat-${at}`, text));
     } else if (view.color === "ratio") {
       ["below 0.5", "0.5–0.8", "0.8–0.95", "equal", "1.05–1.25", "1.25–2", "above 2"].forEach((text, at) => add(`ratio-${at}`, text));
       if (!row.step?.logprobs) legend.append(" no step has trained this row");

@@ -166,7 +166,7 @@ def _change(one: TaskResult, two: TaskResult) -> float | None:
 def _said(difference: PairedDifference | None) -> str:
     """Return what the difference means, in one sentence."""
     if difference is None:
-        return "No task has a verdict in both runs, so there is nothing to compare."
+        return "The runs share no task with a verdict in both, so the totals below do not compare."
     if difference.low > 0:
         return "The second run is better: its interval is above 0."
     if difference.high < 0:

@@ -11,9 +11,10 @@ from typing import Any
 from swe_core.api.records import Turn
 from swe_core.api.task import TestStatus
 from swe_core.report.facts import why
+from swe_core.rollout.run_directory import FOLDERS, PATCH_FILE
 from swe_core.rollout.training_records import ClosedGroup, GroupMember
 from swe_core.system.natural_order import natural_key
-from swe_core.view.diff import FileDiff, file_diffs
+from swe_core.view.diff import Patch, patch_at
 from swe_core.view.graded import PASSED
 from swe_core.view.heads import Head
 from swe_core.view.render import Page
@@ -46,7 +47,7 @@ class Attempt:
         rows: Its trained rows.
         versions: Oldest and newest policy version that sampled its trainable tokens; None without.
         behind: Updates between the oldest of them and the newest step that trained it; None if none did.
-        patch: Its files; None without a patch.
+        patch: Its patch; None without one.
         same: The attempt before it that has the same patch.
     """
 
@@ -58,7 +59,7 @@ class Attempt:
     versions: tuple[int, int] | None
     behind: int | None
     statuses: Mapping[str, TestStatus]
-    patch: Sequence[FileDiff] | None
+    patch: Patch | None
     same: Head | None
 
     @property
@@ -130,7 +131,7 @@ def why_advantages(heads: Sequence[Head], closed: ClosedGroup | None, *, trainin
     if closed is not None and closed.skipped is not None and closed.skipped != "no_spread":
         reason = _SKIPPED.get(closed.skipped, closed.skipped)
         parts.append(
-            f"The trainer skipped this group, so no row of it is trained: {reason} ({closed.skipped})"
+            f"The trainer skipped this group, so none of its rows was trained: {reason} ({closed.skipped})"
         )
     elif not rewards:
         parts.append("No attempt has a reward, so there is no advantage")
@@ -139,14 +140,14 @@ def why_advantages(heads: Sequence[Head], closed: ClosedGroup | None, *, trainin
         parts.append(f"{alike} ({rewards[0]:.1f}): the group has no spread, so every advantage is 0")
         if closed is not None:
             parts.append(
-                "The trainer skipped it (no_spread): no row of it is trained"
+                "The trainer skipped it (no_spread): none of its rows was trained"
                 if closed.skipped
                 else "The trainer trained it all the same (no_spread = keep), and it moves no weight"
             )
     else:
         parts.append(
             f"The rewards have a mean of {fmean(rewards):.3g} and a standard deviation of "
-            f"{pstdev(rewards):.3g}: an advantage is (reward − mean) / (deviation + 1e-8)"
+            f"{pstdev(rewards):.3g}: an advantage is (reward − mean) / (std + 1e-8)"
         )
     missing = number - len(rewards)
     if missing and rewards:
@@ -177,7 +178,7 @@ def _attempts(
         member = members.get(head.id)
         rows = run.training.rows_of(head.id)
         versions = _versions(run.directory.turns(head.id)) if head.ledger else None
-        patch = run.directory.patch(head.id)
+        patch = patch_at(run.path / FOLDERS / head.id / PATCH_FILE, run.path)
         grade = run.heads.record(head).grade if head.grade is not None else None
         found.append(
             Attempt(
@@ -189,12 +190,12 @@ def _attempts(
                 versions,
                 max(row.version for row in rows) - versions[0] if rows and versions else None,
                 {**grade.fail_to_pass, **grade.pass_to_pass} if grade is not None else {},
-                None if patch is None else file_diffs(patch),
-                patches.get(patch) if patch else None,
+                patch,
+                patches.get(patch.digest) if patch and patch.digest else None,
             )
         )
-        if patch:
-            patches.setdefault(patch, head)
+        if patch and patch.digest:
+            patches.setdefault(patch.digest, head)
     return found
 
 

@@ -232,8 +232,8 @@ def _summed(run: ShownRun, heads: Sequence[Head], fate_of: Mapping[str, str]) ->
 
 TRAINED, WAITING, PARTLY = "trained", "waiting", "rest of trained rollouts"
 _FATES: Mapping[str, str] = {
-    TRAINED: "a step of the trainer had them",
-    WAITING: "no step has had them: their group is open, or waits for the trainer",
+    TRAINED: "an optimizer step used them",
+    WAITING: "no step has used them yet: their group is open, or waits for the trainer",
     PARTLY: "other rows of the rollout were trained, these were not, or not yet",
     "no_spread": "all rewards of the group are equal, so all advantages are 0",
     "too_few_scored": "too few attempts of the group have a verdict",

@@ -10,7 +10,7 @@ from typing import Any
 from swe_core.api.records import Retried
 from swe_core.report.facts import why
 from swe_core.rollout.run_directory import FOLDERS, PATCH_FILE, TRANSCRIPT_FILE, TURNS_FILE
-from swe_core.view.diff import OPEN_LINES, file_diffs
+from swe_core.view.diff import OPEN_LINES, patch_at
 from swe_core.view.excerpts import Excerpts, tail_of
 from swe_core.view.graded import graded_tests
 from swe_core.view.heads import Head
@@ -22,8 +22,6 @@ from swe_core.view.transcript import read_events, shown_events, shown_turns
 AGENT_LOG = "agent.log"
 MAX_OUTPUT = 60_000
 """Bytes shown of the agent's output: its end."""
-MAX_PATCH = 4_000_000
-"""Bytes that are read of a patch."""
 MAX_EVENTS = 600
 """Events that are shown of an agent's own transcript."""
 _LIVE_FILES = (TURNS_FILE, TRANSCRIPT_FILE, AGENT_LOG, PATCH_FILE)
@@ -75,12 +73,11 @@ def _values(
     record = run.heads.record(head) if head is not None else None
     turns = run.directory.turns(rollout_id, "" if lost is None else folder.name)
     excerpts = Excerpts()
-    events, unread = read_events(folder / TRANSCRIPT_FILE)
+    events, unread = read_events(folder / TRANSCRIPT_FILE, run.path)
     shown = shown_turns(turns, record.started_at if record and lost is None else None, excerpts)
     width, folded = (300, 3_000) if turns else (4_000, 40_000)  # beside turns, it repeats them
-    patch = _patch(folder)
     grade = record.grade if record is not None and lost is None else None
-    tests, log = graded_tests(grade, folder) if grade is not None else ([], None)
+    tests, log = graded_tests(grade, folder, run.path) if grade is not None else ([], None)
     group = head.group if head is not None else None
     before, after = _neighbours(run, head)
     return {
@@ -100,12 +97,12 @@ def _values(
         "events": shown_events(events[:MAX_EVENTS], excerpts, width, folded),
         "more_events": max(0, len(events) - MAX_EVENTS),
         "unread": unread,
-        "patch": None if patch is None else file_diffs(patch),
+        "patch": patch_at(folder / PATCH_FILE, run.path),
         "open_lines": OPEN_LINES,
         "grade": grade,
         "tests": tests,
         "test_log": log,
-        "output": tail_of(folder / AGENT_LOG, MAX_OUTPUT),
+        "output": tail_of(folder / AGENT_LOG, run.path, MAX_OUTPUT),
         "timing": timing_of(record if lost is None else None, turns),
         "has_tokens": any(turn.tokens is not None for turn in turns),
     }
@@ -118,14 +115,6 @@ def _neighbours(run: ShownRun, head: Head | None) -> tuple[Head | None, Head | N
     group: Sequence[Head] = sorted(run.groups()[head.group], key=lambda one: (one.attempt, one.id))
     at = next(place for place, one in enumerate(group) if one.id == head.id)
     return group[at - 1] if at else None, group[at + 1] if at + 1 < len(group) else None
-
-
-def _patch(folder: Path) -> bytes | None:
-    try:
-        with (folder / PATCH_FILE).open("rb") as file:
-            return file.read(MAX_PATCH)
-    except OSError:
-        return None
 
 
 def _version(folder: Path) -> str:

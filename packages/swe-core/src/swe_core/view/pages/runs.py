@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 
 from swe_core.errors import UsageError
 from swe_core.rollout.run_list import run_state
@@ -14,7 +15,7 @@ from swe_core.view.site import ShownRun, Site
 
 def page(site: Site, query: Mapping[str, str]) -> Page:
     """Return the list of the runs, the newest first."""
-    runs = sorted(site.runs.values(), key=lambda run: run.directory.info.created_at, reverse=True)
+    runs = sorted(site.runs.values(), key=_created, reverse=True)
     rows = [_row(run) for run in runs]
     version = " ".join(f"{row['run']}:{row['signature']}:{row['state']}" for row in rows)
     return Page(
@@ -29,6 +30,12 @@ def paths(site: Site) -> Iterator[tuple[str, ...]]:
     yield ()
 
 
+def _created(run: ShownRun) -> datetime:
+    """Return when a run was created; a time without a zone is taken as UTC."""
+    found = run.directory.info.created_at
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
 def _row(run: ShownRun) -> dict[str, object]:
     try:
         line, problem = run.line(), ""
@@ -37,7 +44,7 @@ def _row(run: ShownRun) -> dict[str, object]:
     info = run.directory.info
     return {
         "run": run.name,
-        "created": info.created_at,
+        "created": _created(run),
         "planned": info.planned,
         "line": line,
         "state": run_state(run.path, line.lasting, info.planned),
