@@ -108,7 +108,7 @@ def test_run_that_cannot_succeed_is_stopped_and_resumes(
     assert len(outcomes) < 6
     last = done.stderr.splitlines()[-1]
     assert last.startswith("swe-core: error: the run was stopped, because ")
-    assert "rollouts ended in the same error" in last
+    assert "tasks ended in the same error" in last
     assert "(agent: the agent 'mine' exited with code 1); correct the cause and continue with " in last
     assert f"`swe-core run --resume {done.out} --retry-errors`" in last
     assert done.stderr.count("the agent 'mine' exited with code 1") == 2, (
