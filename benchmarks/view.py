@@ -22,7 +22,7 @@ from swe_testing.sample_runs import sample_long, sample_many
 ROUNDS = 3 if "--quick" in sys.argv else 7
 CHROMIUM = "/usr/bin/chromium"
 _PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-_DRAWN = "performance.getEntriesByName('swe-core-drawn')[0]?.startTime"
+_DRAWN = "performance.getEntriesByName('tokens-drawn')[0]?.startTime"
 _FRAMES = """
 (selector) => new Promise((done) => {
   const box = document.querySelector(selector), times = [];
@@ -85,8 +85,8 @@ def main() -> None:
                 cold = opened(browser, f"{url}/run/many/", ".row")[0]
                 many = opened(browser, f"{url}/run/many/", ".row")
                 tokens = f"{url}/run/long/rollout/long-0/tokens/"
-                row = opened(browser, tokens, "canvas")
-                between = frames(browser, tokens, "#tokens")
+                row = opened(browser, tokens, "#token-stream")
+                between = frames(browser, tokens, "#token-stream")
                 browser.close()
             memory = memory_of(server.pid)
         finally:

@@ -110,7 +110,8 @@ def test_folder_has_the_name_of_the_distribution(tmp_path: Path, monkeypatch: py
     assert run("engine", "two_words").exception is None
     project = tomllib.loads(Path("swe-engine-two-words/pyproject.toml").read_text())
     assert project["project"]["entry-points"] == {"swe_core": {"two_words": "swe_engine_two_words.plugin"}}
-    assert "class TwoWordsEngine(" in Path("swe-engine-two-words/src/swe_engine_two_words/plugin.py").read_text()
+    plugin = Path("swe-engine-two-words/src/swe_engine_two_words/plugin.py")
+    assert "class TwoWordsEngine(" in plugin.read_text()
 
 
 @pytest.mark.parametrize(
