@@ -46,7 +46,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 def shown(value: object) -> str:
     """Return a value that a plugin returned, short enough for a sentence. Close it if it is a coroutine."""
     if inspect.iscoroutine(value):
-        value.close()  # nobody will await it, and Python would warn
+        value.close()  # it is never awaited, and Python would warn
         return "a coroutine"
     if inspect.isasyncgen(value):
         return "an async generator"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -83,33 +83,22 @@ _ROW = {
     "turns": "the calls to the model that the row trains",
     "cause": "why the row does not extend another",
 }
+_ROWS = Format(
+    title="Training rows",
+    unit="row",
+    writer="rows:JsonlWriter",
+    fields=_ROW,
+    load='from datasets import load_dataset\n\nrows = load_dataset("{folder}", split="train")',
+    language="python",
+    train="train.jsonl",
+    outcomes=_VERDICTS,
+    needs=("numpy",),
+    extra="export",
+    tokens=True,
+)
 FORMATS: Mapping[str, Format] = {
-    "jsonl": Format(
-        title="Training rows",
-        unit="row",
-        writer="rows:JsonlWriter",
-        fields=_ROW,
-        load='from datasets import load_dataset\n\nrows = load_dataset("{folder}", split="train")',
-        language="python",
-        train="train.jsonl",
-        outcomes=_VERDICTS,
-        needs=("numpy",),
-        extra="export",
-        tokens=True,
-    ),
-    "parquet": Format(
-        title="Training rows",
-        unit="row",
-        writer="rows:ParquetWriter",
-        fields=_ROW,
-        load='from datasets import load_dataset\n\nrows = load_dataset("{folder}", split="train")',
-        language="python",
-        train="train.parquet",
-        outcomes=_VERDICTS,
-        needs=("numpy", "pyarrow"),
-        extra="export",
-        tokens=True,
-    ),
+    "jsonl": _ROWS,
+    "parquet": replace(_ROWS, writer="rows:ParquetWriter", train="train.parquet", needs=("numpy", "pyarrow")),
     "sft": Format(
         title="Conversations for fine-tuning",
         unit="conversation",

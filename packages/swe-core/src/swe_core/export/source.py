@@ -173,7 +173,7 @@ class ExportedRollout:
         return None if log is None else self._redactor.text(log.decode(errors="replace"))
 
     def require_safe(self) -> None:
-        """Check what could damage the whole export, whatever its format: a run may come from somebody else.
+        """Check what could damage the whole export in any format: a run may be a download.
 
         Raises:
             UsageError: An id leads out of a folder or is no file's name, or a count is beyond all bounds.

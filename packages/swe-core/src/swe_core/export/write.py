@@ -79,7 +79,7 @@ def _written(
                 raise
             except (
                 Exception
-            ) as error:  # files of somebody else may hold anything: that costs no other rollout
+            ) as error:  # a downloaded run may hold anything, and one bad rollout must not cost the others
                 rollout.run.damaged.add(rollout.id)
                 damaged.append(f"{rollout.id}: {sentence(error)}")
             progress(1)

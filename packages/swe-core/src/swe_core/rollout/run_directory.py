@@ -327,7 +327,7 @@ class RunDirectory:
         return self._content(self.path / FOLDERS / rollout_id / TEST_LOG_FILE)
 
     def _content(self, path: Path) -> bytes | None:
-        """Return the bytes of a file of the run, which may come from somebody else; None without one."""
+        """Return the bytes of a file of the run; None if it is absent or unsafe to open."""
         try:
             with open_below(path, self.path) as file:
                 return file.read()

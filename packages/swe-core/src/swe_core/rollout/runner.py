@@ -131,7 +131,7 @@ class Runner:
             f"the run was stopped, because {counted(len(tasks), 'rollout')} of "
             f"{counted(len(set(tasks)), 'task')} ended in the same error and none got a verdict meanwhile "
             f"({failure.boundary}: {one_line(failure.message, _MESSAGE)}); correct the cause and "
-            f"continue with `{resume}`; --max-errors 0 goes on whatever happens"
+            f"continue with `{resume}`; --max-errors 0 never stops a run"
         )
 
     def _finish(self, rollout: Rollout) -> None:

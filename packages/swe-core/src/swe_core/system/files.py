@@ -46,7 +46,7 @@ def write_out(path: Path, data: bytes, what: str, option: str) -> None:
 
 
 def open_below(path: Path, root: Path) -> BinaryIO:
-    """Open a file of a directory that may come from somebody else, for reading.
+    """Open a file for reading in a directory that is not trusted, such as a downloaded run.
 
     Raises:
         FileNotFoundError: There is none.
