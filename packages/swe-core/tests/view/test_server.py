@@ -126,3 +126,13 @@ async def test_path_without_a_slash_leads_to_the_page(training: Path) -> None:
         assert (answer.status, answer.headers["Location"]) == (302, "./train/?text=moto")
         answer = await browser.get("/http:evil.example", allow_redirects=False)
         assert answer.headers["Location"] == "./http:evil.example/"
+
+
+def test_few_runs_are_read_ahead_and_a_damaged_one_is_not_an_error(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        sample_training(tmp_path / name)
+    with (tmp_path / "two" / "rollouts.jsonl").open("ab") as file:
+        file.write(b"{}\n")
+    site = Site([tmp_path])
+    site.read_ahead()
+    assert len(site.runs["one"].heads) == 16

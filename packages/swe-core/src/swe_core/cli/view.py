@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +49,7 @@ def view(directories: tuple[Path, ...], port: int, host: str, browser: bool, out
         return
     from swe_core.system.event_loop import run
 
+    gc.set_threshold(100_000, 50, 100)  # what is read of runs stays, and has no cycles
     run(_serve, Site(paths), host, port, browser)
 
 
@@ -56,6 +59,7 @@ async def _serve(site: Site, host: str, port: int, browser: bool) -> None:
     import webbrowser
 
     import anyio
+    import anyio.to_thread
     from aiohttp import web
 
     from swe_core.system.event_loop import ending_signals
@@ -70,9 +74,11 @@ async def _serve(site: Site, host: str, port: int, browser: bool) -> None:
             click.echo(f"Serving at {address} (Ctrl-C ends it)")
             if browser:
                 webbrowser.open(address)
-            with anyio.open_signal_receiver(*ending_signals()) as signals:
-                async for _ in signals:
-                    return
+            async with anyio.create_task_group() as group:
+                group.start_soon(partial(anyio.to_thread.run_sync, site.read_ahead, abandon_on_cancel=True))
+                with anyio.open_signal_receiver(*ending_signals()) as signals:
+                    async for _ in signals:
+                        group.cancel_scope.cancel()
     except OSError as error:
         raise UsageError(
             f"cannot listen on {host}, port {port}: {error.strerror or error}; give another --port or --host"

@@ -77,9 +77,7 @@ def _written(
                 rows += writer.add(rollout)
             except (OSError, MemoryError):
                 raise
-            except (
-                Exception
-            ) as error:  # a downloaded run may hold anything, and one bad rollout must not cost the others
+            except Exception as error:  # a downloaded run may hold anything: it costs this rollout only
                 rollout.run.damaged.add(rollout.id)
                 damaged.append(f"{rollout.id}: {sentence(error)}")
             progress(1)

@@ -21,6 +21,8 @@ from swe_core.system.files import open_below
 _GROUP = re.compile(r"-g(\d+)-\d+(-\d+)?")
 """What follows the task in a rollout's id in a training: group, attempt, and a number if it ran again."""
 _MAX_MESSAGE = 2_000
+_PART = re.compile(r"[^/\\\0]{1,255}")
+_OUTCOMES = frozenset(get_args(Outcome))
 
 
 class HeadFailure(NamedTuple):
@@ -215,10 +217,10 @@ class Heads:
 
 def is_path_part(text: object) -> bool:
     """Return whether a value is a text that can be one part of a path, and of a URL."""
-    if not isinstance(text, str) or text in ("", ".", "..") or any(each in text for each in "/\\\0"):
+    if not isinstance(text, str) or text in (".", "..") or not _PART.fullmatch(text):
         return False
     try:
-        return len(text.encode()) <= 255
+        return text.isascii() or len(text.encode()) <= 255
     except UnicodeEncodeError:  # the name of a file that is no UTF-8
         return False
 
@@ -231,15 +233,15 @@ def _check(head: Head) -> None:
     """
     texts = (head.agent, head.sandbox, head.engine, head.model, head.cancelled_as or "", head.ended_by or "")
     numbers = (head.attempt, head.turns, *head.usage, head.patch_bytes)
-    seconds = (head.seconds, *head.phases, head.reward)
+    seconds = (head.reward, *head.phases)
     if not (
         is_path_part(head.id)
         and is_path_part(head.task_id)
-        and head.outcome in get_args(Outcome)
-        and all(isinstance(each, str) for each in texts)
-        and all(isinstance(each, int) for each in numbers)
-        and all(each is None or isinstance(each, (int, float)) for each in seconds)
-        and head.seconds is not None
+        and head.outcome in _OUTCOMES
+        and {type(each) for each in texts} == {str}
+        and {type(each) for each in numbers} == {int}
+        and {type(each) for each in seconds} <= {float, int, type(None)}
+        and type(head.seconds) in (float, int)
     ):
         raise ValueError(head.id)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from swe_core.errors import UsageError
@@ -13,6 +14,8 @@ from swe_core.rollout.run_list import State, run_state
 from swe_core.view.heads import Head, Heads, is_path_part
 from swe_core.view.run_lines import RunLine
 from swe_core.view.training import Training
+
+_FEW = 4
 
 
 class NotShown(Exception):
@@ -127,6 +130,12 @@ class Site:
                 number += 1
             run.name = unique
             self.runs[unique] = run
+
+    def read_ahead(self) -> None:
+        """Read the rollouts of a few runs before their pages are opened. Of many runs, none is read."""
+        for run in list(self.runs.values()) if len(self.runs) <= _FEW else ():
+            with self.lock, suppress(UsageError):  # its page says what is damaged
+                run.heads.refresh()
 
     def run(self, name: str) -> ShownRun:
         """Return the run `name`, with what it has by now.
