@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -431,6 +432,11 @@ async def opening(spec: SandboxSpec) -> AsyncIterator[object]:
     yield "a sandbox"
 
 
+@asynccontextmanager  # type: ignore[arg-type]  # the mistake of the test: no 'yield'
+async def unyielding(spec: SandboxSpec) -> object:
+    return "a sandbox"
+
+
 async def undecorated(spec: SandboxSpec) -> AsyncIterator[object]:
     yield "a sandbox"
 
@@ -442,6 +448,7 @@ async def undecorated(spec: SandboxSpec) -> AsyncIterator[object]:
         (undecorated, "returned an async generator from open(), expected an async context manager: write "
          "@asynccontextmanager above 'async def open', and 'yield' the sandbox"),
         (lambda spec: coroutine(), "returned a coroutine from open()"),
+        (unyielding, "returned a coroutine from open()"),
         (lambda spec: None, "returned None from open()"),
         (opening, "gave 'a sandbox' from open(), expected a Sandbox"),
     ],
@@ -456,6 +463,12 @@ async def test_provider_that_gives_no_sandbox_is_named(open_: Any, says: str) ->
 
 
 # what a run calls once
+
+
+def test_exit_of_a_plugin_is_an_error_of_its_method() -> None:
+    with pytest.raises(AgentError, match=r"mine failed in command\(\): SystemExit: no key"):
+        with contracts.calling(AgentError, "mine", "command"):
+            sys.exit("no key")
 
 
 @pytest.mark.anyio

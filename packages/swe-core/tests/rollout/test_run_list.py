@@ -42,11 +42,12 @@ def test_runs_are_in_the_order_of_their_start(tmp_path: Path) -> None:
     assert run_paths(tmp_path / "missing") == []
 
 
-def test_damaged_run_is_among_them_and_never_the_latest(here: Path) -> None:
+@pytest.mark.parametrize("created", ["tomorrow", "0001-01-01T00:00:00+14:00"])
+def test_damaged_run_is_among_them_and_never_the_latest(here: Path, created: str) -> None:
     run_of(here / "runs" / "whole")
     broken = here / "runs" / "broken"
     broken.mkdir()
-    (broken / "run.json").write_text('{"created_at": "tomorrow"}')
+    (broken / "run.json").write_text(f'{{"created_at": "{created}"}}')
     assert [path.name for path in run_paths(Path("runs"))] == ["whole", "broken"]
     assert find_run("latest") == Path("runs/whole")
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from swe_core.api.component import Config
 from swe_core.errors import ConfigError
-from swe_core.run.settings import Settings, load_settings
+from swe_core.run.settings import Settings, load_settings, validate
 
 
 @pytest.fixture
@@ -127,3 +128,14 @@ def test_recorded_settings_replace_the_file(monkeypatch: pytest.MonkeyPatch) -> 
 def test_unknown_recorded_settings_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"unknown setting 'run.attempt'; did you mean 'attempts'"):
         load_settings(recorded={"run": {"attempt": 1}})
+
+
+class Unfinished(Config):
+    """Settings with an annotation that does not exist."""
+
+    number: Missing = 3  # type: ignore[name-defined]  # noqa: F821 (the mistake of the test)
+
+
+def test_settings_with_an_unknown_annotation_are_an_error_of_their_class() -> None:
+    with pytest.raises(ConfigError, match="the agent 'mine': the class Unfinished of its settings is wrong"):
+        validate(Unfinished, {}, "the agent 'mine'")

@@ -223,6 +223,34 @@ async def test_event_loop_runs_while_trackio_is_slow(
     assert ids() == ["t-0", "t-1"]
 
 
+async def test_trackio_that_hangs_keeps_no_run_from_ending(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hung = threading.Event()
+    monkeypatch.setattr(trackio_tracker, "LIMIT", 0.2)
+    try:
+        async with tracking(run) as runner:
+            monkeypatch.setattr(trackio_tracker.TrackioRun, "finish", lambda _: hung.wait())
+            finish(runner, rollout("t-0"))
+        assert "trackio does not answer, so it lacks rollouts" in caplog.text
+    finally:
+        hung.set()
+
+
+async def test_trackio_that_hangs_at_the_start_is_an_error(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = threading.Event()
+    monkeypatch.setattr(trackio_tracker, "LIMIT", 0.2)
+    monkeypatch.setattr(trackio_tracker, "TrackioRun", lambda *_: hung.wait())
+    try:
+        with pytest.raises(ConfigError, match="it did not open a run within"):
+            async with tracking(run):
+                pass
+    finally:
+        hung.set()
+
+
 async def test_error_that_ends_the_run_is_raised_unchanged(run: RunDirectory) -> None:
     async def fail() -> None:
         async with tracking(run) as runner:

@@ -94,6 +94,17 @@ async def test_damaged_run_is_a_sentence_and_the_others_stay(training: Path, tmp
         assert "is damaged at byte" in await answer.text()
 
 
+async def test_run_with_a_start_without_a_zone_is_listed(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        sample_training(tmp_path / name)
+    file = tmp_path / "one" / "run.json"
+    file.write_text(file.read_text().replace("2026-01-02T03:04:05Z", "2026-01-02T03:04:05"))
+    async with client(Site([tmp_path])) as browser:
+        text = await (await browser.get("/")).text()
+    assert "run/one/" in text
+    assert "run/two/" in text
+
+
 async def test_page_answers_204_until_the_run_changes(tmp_path: Path) -> None:
     run = sample_training(tmp_path / "run")
     async with client(Site([tmp_path / "run"])) as browser:
