@@ -47,7 +47,7 @@ def rollout(attempt: int, outcome: str) -> Rollout:
         unchecked=NASTY,
     )
     return make_rollout(
-        NASTY,
+        NASTY.replace("\0", ""),  # an id is a part of a path
         attempt,
         outcome,
         id=f"r-{attempt}",
