@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -131,6 +132,7 @@ class _Rollouts:
         self.concurrency = slots
         self.requests = [_request(f"task-{number}") for number in range(TASKS)]
         self.store = self.engine = self
+        self.path = Path()
         self.version = 0
         self.spent = 0.0
         self.saved = 0.0
@@ -293,6 +295,7 @@ def _virtual() -> Iterator[None]:
         for module in (staleness, group_scheduler, metrics):
             stack.enter_context(patch.object(module, "time", clock))
         stack.enter_context(patch.object(group_scheduler, "run_sync", _at_once))
+        stack.enter_context(patch.object(group_scheduler, "append_lines"))  # a simulation keeps no files
         for name in ("_BEAT", "_METRICS"):  # what it measured, it also says at the end
             stack.enter_context(patch.object(worker, name, math.inf))
         yield

@@ -1,4 +1,7 @@
-"""What plugins return: each mistake is one sentence that names what was called, and the remedy."""
+"""What plugins return: each mistake is one sentence that names what was called, and the remedy.
+
+The mistakes are deliberate; `type: ignore` is beside those that mypy would find.
+"""
 
 from __future__ import annotations
 

@@ -253,10 +253,13 @@ def close_all_but(*kept: int) -> None:
     os.closerange(low, MAX_FD)
 
 
-def become_command(request: dict[str, Any], settings: dict[str, Any], streams: list[int]) -> NoReturn:
-    """Turn this forked process into the command."""
+def become_command(
+    request: dict[str, Any], settings: dict[str, Any], streams: list[int], report: int
+) -> NoReturn:
+    """Turn this forked process into the command, which may kill its subreaper at once: so first its pid."""
     code = 126
     try:
+        os.write(report, b"pid %d\n" % os.getpid())
         for target, fd in enumerate(streams):
             os.dup2(fd, target)
         close_all_but(0, 1, 2)
@@ -291,9 +294,8 @@ def keep(request: dict[str, Any], settings: dict[str, Any], streams: list[int], 
         close_all_but(report, *moved)
         pid = os.fork()
         if pid == 0:
-            become_command(request, settings, moved)
+            become_command(request, settings, moved, report)
         close_all_but(report)
-        os.write(report, b"pid %d\n" % pid)
         while True:
             ended, status = os.waitpid(-1, 0)
             if ended == pid:
