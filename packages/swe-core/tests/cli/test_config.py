@@ -180,6 +180,22 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         CliRunner().invoke(cli, ["config", "show", "--set", "agent.mini.token=abc"], catch_exceptions=False)
 
 
+def test_default_of_a_secret_is_not_shown(tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from swe_core import Component, Config, hookimpl\n"
+        "class MineConfig(Config):\n"
+        "    api_key: str = 'not-in-the-environment'\n"
+        "@hookimpl\n"
+        "def swe_agents():\n"
+        "    return [Component('mine', lambda config: None, MineConfig)]\n"
+    )
+    for more in ("--all", "--json"):
+        shown = run("-p", str(plugin), more).stdout
+        assert "api_key" in shown
+        assert "not-in-the-environment" not in shown
+
+
 def test_settings_are_shown_although_the_run_could_not_start() -> None:
     done = run("--tasks", "none.jsonl", "--sandbox", "lokal")
     assert 'tasks = "none.jsonl"' in done.stdout

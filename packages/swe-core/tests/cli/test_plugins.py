@@ -140,6 +140,25 @@ def test_json_has_settings_hooks_and_options(file: str) -> None:
     assert {"vllm", "openai"} <= {one["name"] for one in json.loads(said("--json"))}
 
 
+def test_key_that_a_plugin_takes_as_default_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the name of the setting, or by that of the variable that has the value."""
+    path = tmp_path / "mine.py"
+    own = (
+        '    api_key: str = "not-in-the-environment"\n'
+        '    url: str = Field(default_factory=lambda: "http://h/" + __import__("os").environ["MINE_API_KEY"])'
+    )
+    path.write_text(FILE.replace('    mode: str = Field(default="fast", description="a mode")', own))
+    monkeypatch.setenv("MINE_API_KEY", "do-not-show-0123456789")
+    for more in ((), ("--json",)):
+        done = CliRunner().invoke(plugins, ["mine", "-p", str(path), *more])
+        assert (done.exit_code, done.exception) == (0, None)
+        assert "http://h/[redacted]" in done.output
+        assert "not-in-the-environment" not in done.output
+        assert "do-not-show" not in done.output
+
+
 def test_broken_plugin_is_shown_with_its_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     info = tmp_path / "broken-1.0.dist-info"
     info.mkdir()

@@ -20,7 +20,7 @@ from swe_core.plugins.manager import PluginSet, allow_list
 from swe_core.run.components import load_plugins
 from swe_core.run.settings import load_settings
 from swe_core.system.printable import printable
-from swe_core.system.redaction import MARK, Redactor, names_credential
+from swe_core.system.redaction import MARK, environment_redactor
 
 if TYPE_CHECKING:
     from swe_core.run.effective import Effective, Entry
@@ -147,8 +147,4 @@ def _as_json(found: Effective) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    redactor = Redactor()
-    for name, value in os.environ.items():
-        if names_credential(name):
-            redactor.add(value.strip())
-    return redactor.text(_CREDENTIALS.sub(f"://{MARK}@", text))
+    return environment_redactor().text(_CREDENTIALS.sub(f"://{MARK}@", text))

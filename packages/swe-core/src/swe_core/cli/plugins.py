@@ -13,6 +13,7 @@ import click
 
 from swe_core.plugins.manager import Plugin, PluginSet, RegisteredComponent, allow_list
 from swe_core.system.printable import one_line, printable
+from swe_core.system.redaction import MARK, environment_redactor, names_credential, secret_settings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -137,7 +138,7 @@ def _show_component(plugin: Plugin, registered: RegisteredComponent) -> None:
         return
     table = Table("setting", "takes", "default", "what for", box=None, header_style="bold", pad_edge=False)
     for setting in settings:
-        default = "required" if setting.required else _value(setting.default) or "unset"
+        default = "required" if setting.required else _value(setting) or "unset"
         table.add_row(setting.name, setting.takes, default, one_line(setting.description, _WIDTH))
     click.echo()
     _print_table(table)
@@ -166,6 +167,8 @@ def _ways(role: str, name: str, settings: Sequence[DescribedSetting]) -> Iterato
 
 def _some_value(setting: DescribedSetting) -> Any:
     """Return a value that a setting takes, if possible another one than its default; None for no idea."""
+    if names_credential(setting.name):  # a run refuses it
+        return None
     if setting.choices:
         return next((one for one in setting.choices if one != setting.default), setting.default)
     if isinstance(setting.default, bool):
@@ -175,13 +178,20 @@ def _some_value(setting: DescribedSetting) -> Any:
     return "VALUE" if setting.kind in ("text", "path") else None
 
 
-def _value(default: object) -> str:
+def _value(setting: DescribedSetting) -> str:
     """Return a default as TOML; "" for none."""
+    if setting.default is None or setting.default in ((), [], {}, ""):
+        return ""
+    return one_line(json.dumps(_default(setting), ensure_ascii=False), _WIDTH)
+
+
+def _default(setting: DescribedSetting) -> Any:
+    """Return a default as JSON has it, without secrets: a plugin may take one from the environment."""
     from pydantic_core import to_jsonable_python
 
-    if default is None or default in ((), [], {}, ""):
-        return ""
-    return one_line(json.dumps(to_jsonable_python(default, fallback=str), ensure_ascii=False), _WIDTH)
+    if any(secret_settings({setting.name: setting.default})):
+        return MARK
+    return environment_redactor().value(to_jsonable_python(setting.default, fallback=str))
 
 
 def _hooks(plugin_set: PluginSet, plugin: Plugin) -> list[str]:
@@ -221,8 +231,6 @@ def _as_dict(plugin: Plugin) -> dict[str, object]:
 def _in_full(
     plugin_set: PluginSet, plugin: Plugin, components: Sequence[RegisteredComponent]
 ) -> Mapping[str, object]:
-    from pydantic_core import to_jsonable_python
-
     from swe_core.run.described_settings import describe_settings
 
     return {
@@ -244,7 +252,7 @@ def _in_full(
                         "choices": list(setting.choices),
                         "limits": setting.limits,
                         "required": setting.required,
-                        "default": to_jsonable_python(setting.default, fallback=str),
+                        "default": _default(setting),
                         "description": printable(setting.description),
                     }
                     for setting in describe_settings(registered.component.config)

@@ -19,6 +19,7 @@ from swe_core.run.components import ResolvedComponent, default_component, resolv
 from swe_core.run.plan import engine_of, grader_of, refuse_unknown_tables, with_filled_in
 from swe_core.run.settings import NESTED, PREFIX, Settings, command_line_values, read_settings_file
 from swe_core.run.task_selection import TaskSelection, selection
+from swe_core.system.redaction import MARK, secret_settings
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class Entry:
     Args:
         table: The table that it is in, such as ("engine", "vllm").
         key: Its name there: several parts where the setting is a table.
-        value: As JSON; None where it is unset.
+        value: As JSON; None where it is unset, a mark in place of a secret.
         origin: Where it comes from.
         choice: Whether it names the component of a role.
     """
@@ -250,6 +251,8 @@ def _given(
         for name, inner in value.items():
             yield from _given(table, (*key, str(name)), inner, layers, default)
         return
+    if any(secret_settings({key[-1]: value})):
+        value = MARK
     yield Entry(table, key, value, layers.origin((*table, *key)) or default)
 
 

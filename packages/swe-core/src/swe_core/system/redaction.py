@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -170,6 +171,15 @@ def names_credential(name: str) -> bool:
     A name that points to a secret, such as `api_key_env` or `TOKEN_FILE`, does not.
     """
     return _CREDENTIAL.search(name) is not None and _OF_A_TEXT.search(name) is None
+
+
+def environment_redactor() -> Redactor:
+    """Return a redactor of the variables of the environment whose names mark secrets."""
+    redactor = Redactor()
+    for name, value in os.environ.items():
+        if names_credential(name):
+            redactor.add(value.strip())
+    return redactor
 
 
 def secret_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import queue
 import shlex
 import sys
@@ -24,7 +23,7 @@ from swe_core.errors import ConfigError, sentence
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner
 from swe_core.system.plural import counted
-from swe_core.system.redaction import Redactor, names_credential
+from swe_core.system.redaction import environment_redactor
 from swe_core.trackers.names import is_local
 from swe_core.trackers.options import TrackOptions
 from swe_core.trackers.rollout_trace import about, conversation, spans, without_folder
@@ -125,10 +124,7 @@ class _Sender:
         self._run = run
         self._requests = requests
         self._waiting: queue.SimpleQueue[Rollout | None] = queue.SimpleQueue()
-        self._secrets = Redactor()
-        for name, value in os.environ.items():
-            if names_credential(name):
-                self._secrets.add(value)
+        self._secrets = environment_redactor()
         self._failed = 0
         self._steps = 0
         self._said: set[str] = set()
