@@ -38,8 +38,9 @@ SHARD = 1_000_000
 """Characters of one file of the index, and the number of such files."""
 MAX_SHARDS = 64
 _BEFORE, _AFTER = 60, 120
-_PLAIN = re.compile(r"[^ !#-\[\]-~]+")
-"""Splits a query into parts that stand in a file as they are: JSON writes other characters differently."""
+_PLAIN = re.compile(r' *(?:["\\:,]|[^ -~])+ *')
+"""Splits a query into parts that stand in a file as they are. JSON writes other characters differently, and
+the arguments of calls are shown with other punctuation."""
 
 
 @dataclass(frozen=True, slots=True)
