@@ -20,7 +20,7 @@ from swe_core.api.worker import FinishedRollout, RolloutRunner
 from swe_core.errors import ConfigError, SweError
 from swe_core.rollout.training_records import GROUPS_FILE, ClosedGroup, append_lines
 from swe_core.system.plural import counted
-from swe_trainer_trl.journal.groups import Member, assess, closed_group
+from swe_trainer_trl.journal.groups import Assessed, Member, assess, closed_group
 from swe_trainer_trl.journal.journal import Journal, OpenGroup
 from swe_trainer_trl.rollouts.messages import ENGINE_LOST, FeedOptions
 from swe_trainer_trl.rollouts.metrics import RolloutMetrics, most_frequent
@@ -237,9 +237,8 @@ class GroupScheduler:
             min_scored=options.min_scored,
             keep_without_spread=options.keep_without_spread,
         )
-        # First its line: after a kill in between, the group is closed again and has another line.
-        await run_sync(self._record, closed_group(group.id, group.task_id, members, assessed))
-        await run_sync(self._journal.close_group, group.id, assessed)
+        closed = closed_group(group.id, group.task_id, members, assessed)
+        await run_sync(self._write, closed, assessed)
         self._tally.group(assessed)
         rewards = " ".join("-" if member.reward is None else f"{member.reward:g}" for member in members)
         what = counted(len(assessed.rows), "row") if assessed.rows else f"skipped ({assessed.skipped})"
@@ -249,6 +248,14 @@ class GroupScheduler:
         self._closed(group.id)
         self._give_up_if_hopeless(members, failures)
         self._give_up_if_alike(assessed.skipped)
+
+    def _write(self, group: ClosedGroup, assessed: Assessed) -> None:
+        """Write a closed group to both files; in one thread, so that no cancellation comes in between.
+
+        First its line: after a kill in between, the group is closed again and has another line.
+        """
+        self._record(group)
+        self._journal.close_group(group.group, assessed)
 
     def _record(self, group: ClosedGroup) -> None:
         """Append a group to `groups.jsonl`. No training needs the file, so a failure is a warning."""
