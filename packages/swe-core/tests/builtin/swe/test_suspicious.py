@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import ast
+import gc
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -205,3 +210,38 @@ def test_constant_strings_are_folded(source: str, text: str | None) -> None:
 
 def test_suspicious_list_is_bounded() -> None:
     assert len(added({}, {"a.py": b"import gc\n" * 1000})) == MAX_LISTED
+
+
+class _Garbage:
+    """Hands the interpreter to another thread at each garbage collection."""
+
+    living = True
+
+    def __init__(self) -> None:
+        self.cycle = self
+
+    def __del__(self) -> None:
+        time.sleep(0.00001)
+        if _Garbage.living:
+            _Garbage()
+
+
+@contextmanager
+def switching_threads() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    _Garbage.living = True
+    _Garbage()
+    gc.set_threshold(300)
+    try:
+        yield
+    finally:
+        _Garbage.living = False
+        gc.set_threshold(*thresholds)
+
+
+def test_graders_in_threads_do_not_disturb_each_other() -> None:
+    """CPython before 3.11.8 and 3.12.2 fails where two parsers overlap."""
+    lines = b"\n".join(b"def f%d(a): return [a + %d, (a, {a: 1})]" % (one, one) for one in range(300))
+    with switching_threads(), ThreadPoolExecutor(2) as threads:
+        looks = [threads.submit(added, {}, {"a.py": lines + b"\nimport gc\n"}) for _ in range(6)]
+        assert {one.kind for look in looks for one in look.result()} == {"all objects of the interpreter"}
