@@ -3,19 +3,16 @@
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swe_testing.fetched import fetched
 from swe_testing.serving.start import missing
 
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swe-core" / "trl"
 _VERSIONS = [
     "1.10.0",
     *(pytest.param(version, marks=pytest.mark.slow) for version in ("1.11.0", "1.12.0", "1.13.0", "1.14.2")),
@@ -27,28 +24,9 @@ _OWN_VLLM = {"1.10.0", "1.11.0", "1.12.0"}
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
-@cache
-def fetched(version: str) -> Path:
-    """A directory with this TRL alone; skips the test where there is no package index."""
-    place = _CACHE / version
-    if not place.exists():
-        _CACHE.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(dir=_CACHE))
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(part)]
-        pip = subprocess.run([*command, f"trl=={version}"], capture_output=True, text=True)
-        if pip.returncode:
-            shutil.rmtree(part)
-            pytest.skip(f"TRL {version} cannot be fetched: {pip.stderr.strip().splitlines()[-1]}")
-        try:
-            part.rename(place)
-        except OSError:  # another process was faster
-            shutil.rmtree(part)
-    return place
-
-
 def run(version: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Python with this TRL, which sees no GPU."""
-    here = {"PYTHONPATH": str(fetched(version)), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    here = {"PYTHONPATH": str(fetched("trl", version)), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, env={**os.environ, **here}, timeout=600
     )

@@ -25,7 +25,8 @@ from .runner_bench import Approving
 
 def failed(task: str, message: str = "the key is wrong", attempt: int = 0, **fields: str) -> Rollout:
     known = {"boundary": "engine", "type": "EngineRefused", **fields}
-    return make_rollout(task, attempt, "error", failure=Failure(message=message, **known))  # type: ignore[arg-type]
+    failure = Failure(message=message, **known)  # type: ignore[arg-type]  # pydantic checks its literals
+    return make_rollout(task, attempt, "error", failure=failure)
 
 
 def counts(errors: EqualErrors, *rollouts: Rollout) -> list[int]:

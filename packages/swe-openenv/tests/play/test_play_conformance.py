@@ -67,7 +67,7 @@ class TestOpenEnv(SandboxConformance):
     async def test_repository_is_private(self) -> None: ...  # type: ignore[override]  # takes no fixtures
 
     @pytest.mark.skip(reason=OWN)
-    async def test_links_in_the_repository_are_no_way_out(self) -> None: ...  # type: ignore[override]
+    async def test_links_in_the_repository_are_no_way_out(self) -> None: ...  # type: ignore[override]  # takes no fixtures
 
     @pytest.mark.skip(reason=OWN)
-    async def test_protect(self) -> None: ...  # type: ignore[override]
+    async def test_protect(self) -> None: ...  # type: ignore[override]  # takes no fixtures

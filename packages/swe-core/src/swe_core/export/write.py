@@ -82,7 +82,7 @@ def _written(
                 damaged.append(f"{rollout.id}: {sentence(error)}")
             progress(1)
         writer.close()
-    except BaseException:
+    except BaseException:  # an interrupt too: it is raised again
         writer.abort()
         raise
     left_out = Counter({DAMAGED: len(damaged)}) + writer.left_out  # without zeros
@@ -127,7 +127,7 @@ def _rename(unfinished: Path, target: Path, earlier: Path | None) -> None:
     target.rename(earlier)
     try:
         unfinished.rename(target)
-    except BaseException:
+    except BaseException:  # an interrupt too: it is raised again
         earlier.rename(target)
         raise
 

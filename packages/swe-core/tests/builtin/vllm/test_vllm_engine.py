@@ -403,7 +403,7 @@ async def test_late_read_tokens_carry_the_older_version() -> None:
     client = Client(
         cast(Any, None), "http://h", ErrorTranslator("vLLM server", "http://h", "", "m", "KEY", None)
     )
-    # What answers stands in for aiohttp's response.
+    # What answers stands in for aiohttp's response, and is no method: hence "type: ignore".
     client._asked = lambda body: nullcontext(response)  # type: ignore[method-assign, assignment, return-value]
     policy = Policy("m", None)
     versions: list[int] = []

@@ -135,7 +135,7 @@ async def until_signalled(
         async with anyio.create_task_group() as group:
             group.start_soon(watch, group.cancel_scope)
             group.start_soon(work, group.cancel_scope)
-    except ExceptionGroup as errors:
+    except ExceptionGroup as errors:  # the first one cancelled the others
         raise errors.exceptions[0] from None
     return signalled
 
@@ -386,7 +386,7 @@ async def _all_of(jobs: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         async with anyio.create_task_group() as group:
             for number, job in enumerate(jobs):
                 group.start_soon(run, number, job)
-    except ExceptionGroup as errors:
+    except ExceptionGroup as errors:  # the first one cancelled the others
         raise errors.exceptions[0] from None
     return [results[number] for number in range(len(jobs))]
 

@@ -15,7 +15,7 @@ def main(port: int, method: str, path: str) -> None:
     connection.request(method, path, body, json.loads(head.decode()))
     answer = connection.getresponse()
     if answer.status != 200:
-        sys.exit("status %d" % answer.status)  # noqa: UP031 (an old Python may run it)  # stands alone in an old Python
+        sys.exit("status %d" % answer.status)  # noqa: UP031 (an old Python may run it)
     while True:
         chunk = answer.read1(65536)
         if not chunk:
