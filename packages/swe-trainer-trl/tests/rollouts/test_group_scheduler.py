@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.from_thread
 import anyio.lowlevel
 import pytest
 from hypothesis import given, settings
@@ -36,7 +38,7 @@ from swe_core.report.token_audit import audit
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RUN_FILE, RunDirectory, new_run_info
 from swe_core.rollout.runner import Runner
-from swe_core.rollout.training_records import GROUPS_FILE, read_groups
+from swe_core.rollout.training_records import GROUPS_FILE, append_lines, read_groups
 from swe_core.run.plan import sandbox_spec
 from swe_core.run.settings import Settings
 from swe_core.system.redaction import Redactor
@@ -336,6 +338,24 @@ async def test_group_has_its_line_before_it_is_closed_and_once_more_after_a_kill
         await feed.until(lambda: feed.closed == [0])
     assert (run / GROUPS_FILE).read_bytes().count(b"\n") == 2
     assert read_groups(run) == [before]
+
+
+async def test_end_that_comes_between_the_line_of_a_group_and_its_close_waits_for_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a group has a line that says it is closed, and is not."""
+    async with feeding(tmp_path / "run", {"*": ["done"]}, group_size=2, groups_ahead=1) as feed:
+
+        def append(*args: Any) -> None:
+            append_lines(*args)
+            with suppress(asyncio.CancelledError):  # by the end that this asks for
+                anyio.from_thread.run(feed.say, Stop())
+                anyio.from_thread.run(anyio.wait_all_tasks_blocked)
+
+        monkeypatch.setattr(group_scheduler, "append_lines", append)
+        await feed.ended.wait()
+        lines = read_groups(tmp_path / "run")
+        assert [group.id for group in feed.ready] == [line.group for line in lines] == [0]
 
 
 async def test_line_of_a_group_that_cannot_be_written_ends_nothing(
