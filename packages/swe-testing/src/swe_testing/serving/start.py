@@ -74,8 +74,8 @@ def obstacle() -> str | None:
     """Return why vLLM's CPU build cannot run here, half a sentence; None where it can."""
     if find_spec("vllm") is None:
         return "vllm is not installed"
-    if "avx512f" not in _read("/proc/cpuinfo"):
-        return "the processor has no AVX-512"
+    if "avx2" not in _read("/proc/cpuinfo"):
+        return "the processor has no AVX2"
     available = [line.split()[1] for line in _read("/proc/meminfo").splitlines() if "MemAvailable" in line]
     if available and int(available[0]) * 1024 < _MEMORY:
         return f"less than {_MEMORY // 2**30} GiB of memory are free"
