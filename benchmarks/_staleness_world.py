@@ -241,7 +241,7 @@ class _World:
         rollouts = self._rollouts
         with _virtual():
             feed = RolloutFeeder(
-                self._options, self._journal, 1, {1: 1}, self._heard, self._hear, lambda: False
+                self._options, self._journal, 1, {1: 1}, self._heard, (), self._hear, lambda url: False
             )
             with self._commands, self._heard, self._reports, self._closed:
                 async with anyio.create_task_group() as tasks:

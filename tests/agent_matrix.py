@@ -128,7 +128,7 @@ class Row:
     chains: int
     forks: dict[str, int]
     sampled: int
-    trained: int
+    trainable: int
     dropped: dict[str, int]
     first_call: float
     bundle: float
@@ -153,7 +153,7 @@ def row(run: RunDirectory) -> Row:
         chains=ledger.chains,
         forks={str(cause): count for cause, count in ledger.forks.items()},
         sampled=ledger.sampled,
-        trained=ledger.trained,
+        trainable=ledger.trainable,
         dropped=ledger.dropped,
         first_call=(turns[0].started_at - rollout.started_at).total_seconds() - (rollout.phases.open or 0.0),
         bundle=sum(map(size_of, spec.assets())) / 1e6,
@@ -183,21 +183,21 @@ def page(rows: Sequence[Row]) -> str:
         "`make test-slow` writes this page. Each agent solves the demo task `demo__memofn-1` in the",
         "sandbox `local`, with the engine `vllm` and a scripted server: its replies run two commands by",
         "the agent's own shell tool, and then end. Each ledger is balanced:",
-        "`sampled == trained + dropped`.",
+        "`sampled == trainable + dropped`.",
         "",
         "```bash",
         "pip install swe-core swe-agents swe-sandbox-docker",
         "swe-core run --plugins codex,docker --tasks tasks.jsonl --engine-url URL --model NAME",
         "```",
         "",
-        "| agent | version | dialect | streamed | calls | auxiliary | rows | forks | sampled | trained "
+        "| agent | version | dialect | streamed | calls | auxiliary | rows | forks | sampled | trainable "
         "| dropped |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in rows:
         cells = [
             f"`{one.agent}`", one.version, one.dialect, "yes" if one.streamed else "no", one.turns,
-            _counted(one.auxiliary), one.chains, _counted(one.forks), one.sampled, one.trained,
+            _counted(one.auxiliary), one.chains, _counted(one.forks), one.sampled, one.trainable,
             _counted(one.dropped),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")

@@ -55,7 +55,7 @@ def solve(swe_core: SweCore, scripted: Scripted, tokenizer: PreTrainedTokenizerB
         ledger = done.report()["ledger"]
         assert (ledger["balanced"], ledger["accounted_percent"]) == (True, 100)
         found = row(RunDirectory.open(done.out))
-        assert found.sampled == sampled == found.trained + sum(found.dropped.values())
+        assert found.sampled == sampled == found.trainable + sum(found.dropped.values())
         assert found.forks == FORKS.get(agent, {})
         assert found.chains == 1 + sum(found.forks.values())
         return found

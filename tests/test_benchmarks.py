@@ -203,6 +203,17 @@ def test_training_worker() -> None:
     assert result["ratios"]["step_agents_to_alone"] > 0
 
 
+@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed (`make test` installs it)")
+def test_large_rows() -> None:
+    result = last_line("large_rows", "--rows", "1,2", "--tokens", "64,256", timeout=900)  # six import torch
+    assert set(result["medians"]) == {
+        f"{part}_{case}_mb" for part in ("pack", "step") for case in ("1x64", "1x256", "2x256")
+    }
+    assert set(result["ratios"]) == {
+        "pack_by_ids", "pack_by_rows", "step_by_ids", "step_by_rows"
+    }  # fmt: skip
+
+
 def wheel(folder: Path, version: str, source: str) -> None:
     """A wheel of `requests` with one module."""
     with zipfile.ZipFile(folder / f"requests-{version}-py3-none-any.whl", "w") as file:

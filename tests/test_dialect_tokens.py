@@ -164,7 +164,7 @@ async def row_of(scripted: Scripted, client: Client, stream: bool) -> tuple[Chai
             (row,), ledger = gate.chains(), gate.ledger()
         assert ledger is not None
         sampled = [id_ for asked in vllm.requests for id_ in asked.sent]
-        assert (ledger.sampled, ledger.trained, ledger.dropped) == (len(sampled), len(sampled), {})
+        assert (ledger.sampled, ledger.trainable, ledger.dropped) == (len(sampled), len(sampled), {})
         assert ledger.rendered == {"full": 1, "bridge": 2}
     return row, sampled
 

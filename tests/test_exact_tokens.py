@@ -138,7 +138,7 @@ async def test_rows_are_what_the_server_sampled_and_a_forward_pass_agrees(
     assert [turn.error for turn in turns] == [None] * 9
     ledger = recount(turns)
     assert ledger is not None
-    assert ledger.sampled == ledger.trained == sum(len(call.ids) for call in proxy.sampled)
+    assert ledger.sampled == ledger.trainable == sum(len(call.ids) for call in proxy.sampled)
     chains = chains_of(turns)
     assert_rows_are(proxy.sampled, chains)
     network = AutoModelForCausalLM.from_pretrained(token_server.directory, dtype="float32")
@@ -243,7 +243,7 @@ async def test_sdk_finishes_a_tool_task_in_one_row(scripted: Scripted, stream: b
     assert messages[-2]["content"] == "It is mended."
     ledger = recount(turns)
     assert ledger is not None
-    assert ledger.sampled == ledger.trained == sum(map(len, sampled))
+    assert ledger.sampled == ledger.trainable == sum(map(len, sampled))
     (chain,) = chains_of(turns)
     assert chain.input_ids[chain.completion_mask].tolist() == list(joined.from_iterable(sampled))
     assert ledger.rendered == {"bridge": len(script) - 1, "full": 1}

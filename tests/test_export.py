@@ -73,6 +73,6 @@ async def test_run_of_pi_is_the_same_in_every_format(
 
     with closing(sqlite3.connect(exported("sqlite") / "runs.sqlite")) as database:
         assert database.execute("SELECT COUNT(*) FROM turns").fetchone() == (3,)
-        assert database.execute("SELECT tokens, trained FROM chains").fetchall() == [
+        assert database.execute("SELECT tokens, trainable FROM chains").fetchall() == [
             (len(chain), int(chain.completion_mask.sum()))
         ]

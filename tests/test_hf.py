@@ -125,7 +125,7 @@ async def test_pi_fixes_a_bug_whatever_goes_wrong_on_the_way(
     assert (done.only["outcome"], done.only["turns"], len(sampled)) == ("resolved", 3, 3), done.only
     ledger = done.report()["ledger"]
     assert (ledger["balanced"], ledger["accounted_percent"]) == (True, 100)
-    assert ledger["sampled"] == ledger["trained"] == sum(map(len, sampled))
+    assert ledger["sampled"] == ledger["trainable"] == sum(map(len, sampled))
     started = [job for job in hf.jobs.jobs.values() if job.started]
     assert len(asked.relays) == 1
     assert len(asked.tested) == 1

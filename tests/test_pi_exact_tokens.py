@@ -59,7 +59,7 @@ async def test_pi_fixes_a_bug_in_one_row(
     assert row.input_ids[row.completion_mask].tolist() == [one for ids in sampled for one in ids]
     ledger = done.report()["ledger"]
     assert (ledger["balanced"], ledger["accounted_percent"]) == (True, 100)
-    assert ledger["sampled"] == ledger["trained"] == sum(map(len, sampled))
+    assert ledger["sampled"] == ledger["trainable"] == sum(map(len, sampled))
     assert ledger["rendered"] == {"full": 1, "bridge": 2}
     said = tokenizer.decode(row.input_ids)
     for line in filter(None, map(str.strip, task.problem_statement.splitlines())):
@@ -100,13 +100,16 @@ async def test_pi_that_compacts_k_times_gives_1_and_2k_rows(
     assert done.only["outcome"] == "unresolved", done.only
     compactions = sum(COMPACTS in prompt for prompt in prompts)
     assert compactions >= 2
-    chains = rows(done)
+    chains, run = rows(done), RunDirectory.open(done.out)
     assert len(chains) == 1 + 2 * compactions
     trained = [chain.input_ids[chain.completion_mask].tolist() for chain in chains]
     assert sorted(one for ids in trained for one in ids) == sorted(one for ids in sampled for one in ids)
     ledger = done.report()["ledger"]
-    assert ledger["sampled"] == ledger["trained"] == sum(map(len, sampled))
+    assert ledger["sampled"] == ledger["trainable"] == sum(map(len, sampled))
     assert (ledger["balanced"], ledger["accounted_percent"]) == (True, 100)
+    summaries = [turn for rollout in run.rollouts() for turn in run.turns(rollout.id) if turn.summary]
+    assert len(summaries) == compactions
+    assert ledger["summaries"] == sum(len(turn.tokens.completion) for turn in summaries if turn.tokens)
     assert (ledger["chains"], ledger["forks"]) == (len(chains), {"rewritten": compactions})
 
 

@@ -101,7 +101,7 @@ def check(done: Training, steps: int) -> list[Chain]:
     ledger = report["ledger"]
     assert ledger["balanced"]
     assert ledger["dropped"]["forced"] > 0
-    assert ledger["trained"] == sum(int(chain.completion_mask.sum()) for chain in chains) > 0
+    assert ledger["trainable"] == sum(int(chain.completion_mask.sum()) for chain in chains) > 0
     assert {0.0, 1.0} <= {rollout["reward"] for rollout in report["rollouts"]}
     # At the first step of version 1 the policy in the trainer is the one that sampled.
     assert done.metrics[0]["ratio"] == pytest.approx(1, abs=1e-3)

@@ -203,7 +203,10 @@ def copy(model: Path, target: Path, config: dict[str, Any] | None = None) -> Pat
             "leave out --mode black-box",
         ),
         (["--model", "m", "--engine-url", "ftp://x"], "the engine URL 'ftp://x' is not a base URL"),
-        (["--model", "m", "--engine-url", f"{NOWHERE},{NOWHERE}"], "--engine-url names several servers"),
+        (
+            ["--model", "m", "--engine-url", NOWHERE, "--engine-url", f"{NOWHERE}/v1"],
+            f"--engine-url names {NOWHERE!r} twice",
+        ),
     ],
 )
 def test_wrong_input_is_reported_at_once(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydantic import Field
 
@@ -21,8 +21,12 @@ from swe_core import (
     SandboxProvider,
     SandboxSpec,
     Task,
+    TaskSource,
     hookimpl,
 )
+from swe_core.builtin.demo.source import DemoSource
+
+HELD_OUT = ("demo__csvtidy-1", "demo__runall-1")
 
 SCRIPT = """
 import json, os, urllib.request
@@ -65,6 +69,20 @@ class Letters:
         (said,) = re.findall(rb'^\+(".*"|null)$', patch, re.MULTILINE)
         letters = (json.loads(said) or "").count("e")
         return Graded(grade=Grade(resolved=letters >= self._enough, reason=f"{letters} letters"))
+
+
+class HeldOut:
+    """Two tasks of the demo, to evaluate on."""
+
+    recording = None
+
+    def tasks(self) -> Iterator[Task]:
+        return (task for task in DemoSource().tasks() if task.instance_id in HELD_OUT)
+
+
+@hookimpl
+def swe_tasks() -> Iterable[Component[TaskSource]]:
+    return [Component("held-out", lambda _config: HeldOut())]
 
 
 @hookimpl

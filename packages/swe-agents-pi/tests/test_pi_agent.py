@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from swe_agents_pi.agent import PiAgent
 from swe_agents_pi.config import PiConfig
 from swe_agents_pi.plugin import swe_agents
+from swe_core import ChatRequest
 
 from .helpers import TOKEN, context
 
@@ -54,6 +55,14 @@ def test_command_runs_what_the_bundle_brings() -> None:
 
 def test_compaction_which_rewrites_history_is_off() -> None:
     assert written(PiAgent(), "settings.json")["compaction"] == {"enabled": False}
+
+
+def test_summary_of_a_compaction_is_told_apart_by_its_system_prompt() -> None:
+    asks = "You are a context summarization assistant. Your task is to read a conversation"
+    for role, text, summary in (("system", asks, True), ("user", asks, False), ("system", "You fix.", False)):
+        request = ChatRequest({}, [{"role": role, "content": text}])  # type: ignore[list-item]
+        assert PiAgent().summary(request) is summary
+    assert not PiAgent().summary(ChatRequest({}, []))
 
 
 def test_settings_and_model_are_merged_key_by_key() -> None:

@@ -137,6 +137,14 @@ def test_side_call_is_a_call_without_tools_that_is_no_summary() -> None:
     assert side_call(ChatRequest({}, [])) == "side call"
 
 
+@pytest.mark.parametrize("agent", [GeminiCli(), QwenCode(), AcpAgent(AcpConfig(agent="qwen-code"))])
+def test_summary_of_a_compression_is_told_apart(agent: NodeAgent | AcpAgent) -> None:
+    assert agent.summary(ask("You distill the history into a <state_snapshot>."))
+    assert not agent.summary(ask("You fix <state_snapshot> bugs.", tools=[{"type": "function"}]))
+    assert not agent.summary(ask("You fix bugs."))
+    assert not agent.summary(ChatRequest({}, []))
+
+
 def test_suggestion_for_the_user_is_a_side_call_though_it_offers_tools() -> None:
     asked = {"role": "user", "content": "[SUGGESTION MODE: Suggest what the user might type.]"}
     request = ChatRequest({}, [{"role": "system", "content": "You fix bugs."}, asked], [{"type": "function"}])

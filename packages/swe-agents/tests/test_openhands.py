@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from swe_agents.openhands import OpenHands, OpenHandsConfig
+from swe_core import ChatRequest
 from swe_core.api.sandbox import Sandbox
 from swe_testing.agents import Run, ScriptedModel
 
@@ -30,6 +31,12 @@ def test_openhands_parses_its_own_output() -> None:
         ("tool_result", missing, "browse", False),
         ("error", refused, None, True),
     ]
+
+
+def test_openhands_summary_is_told_apart_by_its_system_prompt() -> None:
+    text = "You are maintaining a context-aware state summary for an interactive agent.\nYou will be given"
+    asked = [ChatRequest({}, [{"role": role, "content": text}]) for role in ("system", "user")]  # type: ignore[list-item]
+    assert [OpenHands().summary(request) for request in asked] == [True, False]
 
 
 def test_openhands_own_limits_are_off() -> None:

@@ -1,7 +1,8 @@
 """A one-file plugin whose rollouts do what a script says: agent, engine and grader are all named "scripted".
 
-The engine says one word a call, and the agent does it: "again" asks once more, "stay" never ends, "crash"
-fails, "done" ends well. The tokens of a word are its bytes. Even attempts are resolved, odd ones are not.
+The engine says one word a call, and the agent does it: "again" asks once more, "compact" asks for a summary,
+"stay" never ends, "crash" fails, "done" ends well, and so does "cut", a reply that a limit cut. The tokens of
+a word are its bytes. Even attempts are resolved, odd ones are not.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ AGENT = """
 import json, os, sys, time, urllib.request
 headers = {"Authorization": "Bearer " + os.environ["KEY"], "Content-Type": "application/json"}
 messages, word = [{"role": "user", "content": "begin"}], "again"
-while word == "again":
+while word in ("again", "compact"):
     body = json.dumps({"messages": messages}).encode()
     request = urllib.request.Request(os.environ["BASE"] + "/chat/completions", body, headers)
     reply = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
@@ -72,6 +73,9 @@ class ScriptedAgent(AgentSpec):
     def command(self, ctx: AgentContext) -> Sequence[str]:
         return ["python3", "-I", "-S", "-c", AGENT, self._mark]
 
+    def summary(self, request: ChatRequest) -> bool:
+        return [message["content"] for message in request.messages[-2:-1]] == ["compact"]
+
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
         return {"BASE": ctx.base_url, "KEY": ctx.api_key}
 
@@ -82,20 +86,33 @@ class ScriptedEngine(Engine):
     Attributes:
         version: Of the policy.
         versions: All that it was told, in order.
+        taken_out: URLs of servers that get no rollouts.
+
+    Args:
+        server_of: Returns the URL of the server of a rollout.
     """
 
     model = "scripted"
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, server_of: Callable[[str], str] = lambda rollout: "") -> None:
         self.version = 0
         self.versions: list[int] = []
+        self.taken_out: set[str] = set()
         self._say = say
+        self._server_of = server_of
         self._calls: Counter[str] = Counter()
         self._last: dict[str, Sampled] = {}
 
     def set_policy_version(self, version: int) -> None:
         self.version = version
         self.versions.append(version)
+
+    def take_out(self, url: str) -> list[str]:
+        self.taken_out.add(url)
+        return [rollout for rollout in self._calls if self._server_of(rollout) == url]
+
+    def put_in(self, url: str) -> None:
+        self.taken_out.discard(url)
 
     @property
     def rollouts(self) -> list[str]:
@@ -123,7 +140,9 @@ class ScriptedEngine(Engine):
         )
         self._last[rollout] = sampled
         usage = Usage(prompt_tokens=1, completion_tokens=len(ids))
-        return Completion({"role": "assistant", "content": word}, usage=usage, sampled=sampled)
+        ended = "length" if word == "cut" else "stop"
+        message = {"role": "assistant", "content": word}
+        return Completion(message, finish_reason=ended, usage=usage, sampled=sampled)
 
     async def end(self, session: EngineSession) -> None:
         self._last.pop(session.rollout_id, None)
@@ -147,11 +166,11 @@ def words_of(script: Mapping[str, Sequence[str]], session: EngineSession, call: 
     return name, word
 
 
-def place(rollout_id: str) -> tuple[int, int]:
-    """The group and the attempt of a rollout."""
-    found = re.search(r"-g(\d+)-(\d+)(-\d+)?$", rollout_id)
+def place(rollout_id: str) -> tuple[int | str, int]:
+    """The group, or the evaluation by its name, and the attempt of a rollout."""
+    found = re.search(r"-(?:g(\d+)|(eval[\d.]+))-(\d+)(-\d+)?$", rollout_id)
     assert found is not None
-    return int(found[1]), int(found[2])
+    return int(found[1]) if found[1] else found[2], int(found[3])
 
 
 async def _prepared(sandbox: Sandbox, task: Task, *, hide: bool) -> None:

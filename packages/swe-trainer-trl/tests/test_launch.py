@@ -8,18 +8,21 @@ import subprocess
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from swe_core.builtin.swe import SweGraderConfig
-from swe_core.errors import ConfigError
+from swe_core.builtin.vllm import VLLMConfig
+from swe_core.errors import ConfigError, SweError
 from swe_core.plugins.manager import PluginSet
 from swe_core.run.launcher import Launch
 from swe_core.run.plan import grader_of
 from swe_core.run.settings import RunOptions, Settings
 from swe_trainer_trl.config import TRLConfig
-from swe_trainer_trl.launch import TRLLauncher, refuse_used, require_adapters
+from swe_trainer_trl.launch import TRLLauncher, _errors_explained, _key, _server_logs
+from swe_trainer_trl.server.served import refuse_used, require_adapters
 
 from .answering import answering
 
@@ -58,6 +61,11 @@ def test_server_that_holds_adapters_of_another_training_is_refused() -> None:
         refuse_used(url, "trl-policy")
 
 
+TINY = {
+    "model_type": "qwen3",
+    **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 1500},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+}
 ORDER = """
 import os, sys
 from pathlib import Path
@@ -95,6 +103,7 @@ print(sorted(Watch.seen, key=str), os.environ.get("CUDA_VISIBLE_DEVICES"))
 def test_trainers_gpu_is_chosen_before_trl_is_imported(tmp_path: Path) -> None:
     """Its import initialises CUDA, which then does not read CUDA_VISIBLE_DEVICES again."""
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
     done = subprocess.run(
         [sys.executable, "-c", ORDER, str(tmp_path)], capture_output=True, text=True, env=environment
     )
@@ -104,6 +113,44 @@ def test_trainers_gpu_is_chosen_before_trl_is_imported(tmp_path: Path) -> None:
     assert "('trl', None)" not in seen
     assert "'4'" not in seen
     assert seen.endswith(" None")
+
+
+def test_each_server_has_a_log() -> None:
+    assert [str(path) for path in _server_logs(Path("run"), 3)] == [
+        *("run/vllm.log", "run/vllm-2.log", "run/vllm-3.log")
+    ]
+
+
+class Ended:
+    """A server, and why it ended if it did."""
+
+    url = "http://127.0.0.1:9"
+
+    def __init__(self, why: str | None) -> None:
+        self.why = why
+
+    def died(self, within: float = 0.0) -> str | None:
+        return self.why
+
+
+def test_death_of_one_of_several_servers_explains_no_error() -> None:
+    ended, running = Ended("vLLM ended: out of memory"), Ended(None)
+    for servers, says in (
+        ([ended, running], "training failed: RuntimeError: a bug"),
+        ([running, ended], "training failed: RuntimeError: a bug"),
+        ([ended, ended], "vLLM ended: out of memory; resume with --resume"),
+        ([], "training failed: RuntimeError: a bug"),
+    ):
+        with pytest.raises(SweError, match=f"^{says}$"), _errors_explained(servers):  # type: ignore[arg-type]
+            raise RuntimeError("a bug")
+
+
+def test_key_comes_from_the_variable_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Any = SimpleNamespace(config=VLLMConfig(api_key_env="MY_KEY"))
+    assert _key(engine) is None
+    monkeypatch.setenv("MY_KEY", " secret ")
+    assert _key(engine) == "secret"
+    assert _key(SimpleNamespace(config=object())) is None  # type: ignore[arg-type]
 
 
 def test_run_in_one_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

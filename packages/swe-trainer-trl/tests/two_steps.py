@@ -79,7 +79,7 @@ class Worker:
             group = journal.open_group("task", GROUP)
             of_group = [row for row in made if row["group_id"] == number]
             kept = [
-                Row(f"r{place}", *(row[key] for key in _ROW), 1, row["advantage"], place)
+                Row(f"r{place}", *(row[key] for key in _ROW), 1, row["advantage"], place, "start")
                 for place, row in enumerate(of_group)
             ]
             journal.close_group(group, Assessed(tuple(kept), None, (), 1, 0.0, 1.0))
@@ -119,7 +119,7 @@ def item(group: int, row_id: int, stored: Row, row: dict) -> Item:
     )
     tokens = int(row["completion_mask"].sum())
     part = Part(f"r{row_id}", tokens, tokens)
-    return Item(row_id, group, part, 1, sample, stored.chain, stored.advantage)
+    return Item(row_id, group, part, 1, sample, stored.chain, stored.cause, stored.advantage)
 
 
 class Transfer:

@@ -9,13 +9,15 @@ from typing import Any
 from swe_agents_pi.bundle import ANSWER, CLI, PI, pi_recipe
 from swe_agents_pi.config import PiConfig
 from swe_agents_pi.events import parse_line
-from swe_core import AgentContext, AgentEvent
+from swe_core import AgentContext, AgentEvent, ChatRequest
 from swe_core.bundles import BundledAgent, Recipe, loopback_env, merged
 
 PROVIDER = "rollout"
 """Pi's name for the provider with the rollout's endpoint."""
 TOKEN = "SWE_LLM_TOKEN"  # noqa: S105 (the name of a variable)
 """Variable with the rollout's token. No SDK reads it, so children of Pi do not call the LLM by accident."""
+_SUMMARY = "You are a context summarization assistant"
+"""How the instructions for the summary of a compaction begin."""
 _DAY_MS = 24 * 3600 * 1000
 """Timeout longer than any rollout, because the host limits the time of a reply."""
 
@@ -76,6 +78,11 @@ class PiAgent(BundledAgent):
     def stdin(self, ctx: AgentContext) -> bytes:
         """Return the prompt. On standard input, Pi does not parse it as command line arguments."""
         return ctx.prompt.encode()
+
+    def summary(self, request: ChatRequest) -> bool:
+        """Return whether Pi asks for the summary of a compaction: its instructions for that say so."""
+        system = [one["content"] for one in request.messages[:1] if one["role"] == "system"]
+        return any(text.startswith(_SUMMARY) for text in system)
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the transcript events of one line of Pi's JSON events."""

@@ -79,6 +79,9 @@ class AcpAgent(InteractiveAgent):
     def auxiliary(self, request: ChatRequest) -> str | None:
         return self._inner.auxiliary(request) if self._inner else None
 
+    def summary(self, request: ChatRequest) -> bool:
+        return self._inner is not None and self._inner.summary(request)
+
     async def converse(self, ctx: AgentContext, dialogue: AgentDialogue) -> None:
         """See `InteractiveAgent.converse`."""
         from swe_agents.acp_client import Ended, Session

@@ -9,7 +9,7 @@ from functools import partial
 from pydantic import Field
 
 from swe_agents.node_agent import NodeAgent, NodeAgentConfig
-from swe_agents.side_calls import side_call
+from swe_agents.side_calls import asks_for_summary, side_call
 from swe_core import AgentContext, AgentEvent, AgentSpec, ChatRequest, Component, hookimpl
 from swe_core.api.checks import Check
 from swe_core.api.event_lines import as_mapping, json_line, make_event, odd_line
@@ -98,6 +98,9 @@ class GeminiCli(NodeAgent):
 
     def auxiliary(self, request: ChatRequest) -> str | None:
         return side_call(request)
+
+    def summary(self, request: ChatRequest) -> bool:
+        return asks_for_summary(request)
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one line of its stream of JSON, which shows no reasoning."""

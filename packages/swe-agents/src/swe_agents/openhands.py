@@ -8,13 +8,16 @@ from typing import Any
 from pydantic import Field
 
 from swe_agents.python_agent import PythonAgent, PythonAgentConfig
-from swe_core import AgentContext, AgentEvent, AgentSpec, Component, hookimpl
+from swe_core import AgentContext, AgentEvent, AgentSpec, ChatRequest, Component, hookimpl
 from swe_core.api.checks import Check
 from swe_core.api.event_lines import as_mapping, as_mappings, json_line, make_event, odd_line
 from swe_core.bundles import bundle_checks, merged
 
 _DAY = 24 * 3600
 """Timeout longer than any rollout, because the host limits the time of a reply."""
+
+_SUMMARY = "You are maintaining a context-aware state summary"
+"""How the instructions for a summary of the history begin."""
 
 
 class OpenHandsConfig(PythonAgentConfig):
@@ -65,6 +68,11 @@ class OpenHands(PythonAgent):
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
         own = {"INPUTRC": f"{ctx.home}/inputrc", "OH_PERSISTENCE_DIR": f"{ctx.home}/openhands"}
         return {**super().env(ctx), **own}
+
+    def summary(self, request: ChatRequest) -> bool:
+        """Return whether the SDK's condenser asks for a summary."""
+        system = [one["content"] for one in request.messages[:1] if one["role"] == "system"]
+        return any(text.startswith(_SUMMARY) for text in system)
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Return the events of one event of the SDK."""

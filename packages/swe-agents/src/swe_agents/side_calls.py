@@ -18,6 +18,9 @@ def side_call(request: ChatRequest) -> str | None:
     """
     if any(message["content"].startswith(_SUGGESTION) for message in request.messages[-1:]):
         return "suggestion"
-    if request.tools or any(_SUMMARY in message["content"] for message in request.messages[:1]):
-        return None
-    return "side call"
+    return None if request.tools or asks_for_summary(request) else "side call"
+
+
+def asks_for_summary(request: ChatRequest) -> bool:
+    """Return whether a call asks for the summary of a compression."""
+    return not request.tools and any(_SUMMARY in message["content"] for message in request.messages[:1])

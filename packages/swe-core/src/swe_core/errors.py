@@ -12,6 +12,7 @@
     │   ├── ImageNotFound        the image is missing and cannot be pulled (also LookupError)
     │   └── PolicyRefused        the provider cannot enforce a policy or a limit
     ├── AgentError               the coding agent failed
+    │   ├── AgentTimeout         the agent exceeded its time limit
     │   └── NoLLMCall            the agent ended without an LLM call
     ├── EngineError              the engine failed
     │   ├── EngineRefused        the engine refuses all requests: 401, 403, 404
@@ -21,7 +22,7 @@
     │   ├── EngineProtocolError  the answer does not follow the protocol
     │   └── LedgerError          sampled tokens are unaccounted for
     ├── GraderError              no verdict was reached (never a verdict itself)
-    └── RunStopped               equal errors ended a run early
+    └── RunStopped               equal errors or a failing reward hook ended a run early
 
 Every message is one sentence that names the thing, the expectation and the remedy. The four middle branches
 are the *boundaries* of a rollout. A plugin may raise any exception: `boundary_of` classifies it by the place
@@ -89,6 +90,10 @@ class AgentError(SweError):
     """The coding agent failed."""
 
 
+class AgentTimeout(AgentError):
+    """The agent did not end within its time limit (`limits.agent`)."""
+
+
 class NoLLMCall(AgentError):
     """The agent ended without an LLM call through the rollout's endpoint."""
 
@@ -149,7 +154,7 @@ class EngineProtocolError(EngineError):
 
 
 class LedgerError(EngineError):
-    """Sampled tokens are unaccounted for: sampled is not trained + dropped."""
+    """Sampled tokens are unaccounted for: sampled is not trainable + dropped."""
 
 
 class GraderError(SweError):
@@ -157,7 +162,10 @@ class GraderError(SweError):
 
 
 class RunStopped(SweError):
-    """Equal errors ended a run early. Its finished rollouts are kept, and it can be resumed."""
+    """Equal errors or a failing reward hook ended a run early.
+
+    Its finished rollouts are kept, and it can be resumed.
+    """
 
 
 _BRANCH: tuple[tuple[type[SweError], Boundary], ...] = (

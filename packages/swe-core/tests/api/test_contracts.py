@@ -264,11 +264,13 @@ METHODS: dict[str, Any] = {
     "stdin": agent_contract.stdin,
     "tools": agent_contract.tools,
     "auxiliary": agent_contract.auxiliary,
+    "summary": agent_contract.summary,
     "parse_event": agent_contract.parse_event,
     "failure": agent_contract.failure,
 }
 ARGUMENTS: dict[str, Any] = {
     "auxiliary": ChatRequest({}, []),
+    "summary": ChatRequest({}, []),
     "parse_event": "line",
     "failure": AgentExit(0, None, ""),
 }
@@ -305,6 +307,7 @@ def returned(method: str, value: object) -> object:
         ("tools", TOOL, "an object of the class HostTool from tools(), expected a list of HostTools"),
         ("tools", [len], "returned the function len as item 0 from tools()"),
         ("auxiliary", True, "returned True from auxiliary(), expected a text or None"),
+        ("summary", "yes", "returned 'yes' from summary(), expected True or False"),
         ("parse_event", None, "returned None from parse_event(), expected a list such as [AgentEvent("),
         ("parse_event", AgentEvent(kind="text", text="t"), "the class AgentEvent from parse_event()"),
         ("parse_event", ["text"], "returned 'text' as item 0 from parse_event()"),
@@ -327,6 +330,7 @@ def test_value_of_an_agents_method_with_a_wrong_type_is_named(method: str, value
         ("stdin", None, None),
         ("tools", (TOOL,), [TOOL]),
         ("auxiliary", "title", "title"),
+        ("summary", True, True),
         ("parse_event", (), []),
         ("failure", None, None),
     ],

@@ -66,7 +66,7 @@ def test_chains_are_counted_without_ids(training: RunDirectory, database: sqlite
         for index, chain in enumerate(training.chains(one.id))
     ]
     found = rows(
-        database, "SELECT rollout_id, chain, cause, tokens, trained, turns FROM chains ORDER BY rowid"
+        database, "SELECT rollout_id, chain, cause, tokens, trainable, turns FROM chains ORDER BY rowid"
     )
     assert [(*one[:-1], orjson.loads(one[-1])) for one in found] == expected
     versions = rows(database, "SELECT first_version, last_version, mean_logprob FROM chains")
@@ -77,7 +77,7 @@ def test_ledger_balances_in_sql(database: sqlite3.Connection) -> None:
     assert rows(database, """
         SELECT id FROM rollouts LEFT JOIN (SELECT run, rollout_id, SUM(tokens) AS lost FROM dropped
             GROUP BY run, rollout_id) AS d ON d.run = rollouts.run AND rollout_id = id
-        WHERE sampled != trained + COALESCE(lost, 0)
+        WHERE sampled != trainable + COALESCE(lost, 0)
     """) == []  # fmt: skip
     assert ("undelivered",) in rows(database, "SELECT DISTINCT reason FROM dropped")
 
@@ -100,6 +100,20 @@ def test_groups_show_which_had_no_spread(database: sqlite3.Connection) -> None:
         ("moto-7365-g0", 4, 0.5, 0),
         ("pydantic-8511-g2", 2, 0.5, 0),
     ]
+
+
+def test_pass_rate_counts_verdicts_and_not_rewards(run: RunDirectory, exported: Export) -> None:
+    part = Grade(resolved=False, reward=0.5)
+    add(run, rollout("a-0", reward=0.25, unshaped_reward=1.0), tokens=False)
+    add(run, rollout("a-1", outcome="unresolved", reward=0.5, grade=part), tokens=False)
+    with opened(exported(run, "sqlite")) as database:
+        assert rows(database, "SELECT verdicts, resolved, mean_reward, pass_rate FROM pass_rates") == [
+            (2, 1, 0.375, 0.5)
+        ]
+        assert rows(database, "SELECT reward, unshaped_reward FROM rollouts ORDER BY id") == [
+            (0.25, 1.0),
+            (0.5, 0.5),
+        ]
 
 
 def test_views_count_tasks_errors_and_flips(run: RunDirectory, exported: Export) -> None:

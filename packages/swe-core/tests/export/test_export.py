@@ -53,7 +53,7 @@ def test_card_says_what_the_data_are(training: RunDirectory, exported: Export) -
 
 def test_export_names_no_local_path(tmp_path: Path, exported: Export) -> None:
     run = new_run(tmp_path / "run", run={"tasks": str(tmp_path / "rows.jsonl")})
-    ledger = {"sampled": 5, "trained": 5}
+    ledger = {"sampled": 5, "trainable": 5}
     add(run, rollout("a-0", model=str(tmp_path / "weights"), ledger=ledger))
     for name in ("jsonl", "sft", "atif", "inspect", "sqlite"):
         folder = exported(run, name)
@@ -101,7 +101,7 @@ def test_help_lists_the_formats() -> None:
 def test_missing_library_is_named(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
 ) -> None:
-    add(run, rollout("a-0", ledger={"sampled": 5, "trained": 5}))
+    add(run, rollout("a-0", ledger={"sampled": 5, "trainable": 5}))
     monkeypatch.setattr(formats, "find_spec", lambda _name: None)
     done = invoke(run.path, "--format", name, "--out", tmp_path / "out")
     extra = format_named(name).extra
@@ -203,7 +203,7 @@ def test_record_of_another_version_is_an_error(run: RunDirectory) -> None:
 def test_full_disk_leaves_nothing(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    add(run, rollout("a-0", ledger={"sampled": 5, "trained": 5}))
+    add(run, rollout("a-0", ledger={"sampled": 5, "trainable": 5}))
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -279,7 +279,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path, exported: Export, nam
     few, many = new_run(tmp_path / "few"), new_run(tmp_path / "many")
     for run, count in ((few, 3), (many, 24)):
         for number in range(count):
-            record = rollout(f"a-{number}", ledger={"sampled": 5, "trained": 5})
+            record = rollout(f"a-{number}", ledger={"sampled": 5, "trainable": 5})
             add(run, record, text=f"{number:02} " * 150_000)
     exported(few, name)  # imports, caches
     peaks = []

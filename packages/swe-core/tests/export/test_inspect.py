@@ -39,9 +39,20 @@ def test_sample_is_a_rollout(run: RunDirectory, exported: Export) -> None:
     assert sample.scores is not None
     score = sample.scores["resolved"]
     assert (score.value, score.answer) == (1.0, "diff\n")
-    assert score.metadata == {"fail_to_pass": {"t::a": "PASSED"}, "pass_to_pass": {"t::b": "PASSED"}}
+    assert score.metadata == {
+        **{"reward": 1.0, "unshaped_reward": 1.0},
+        **{"fail_to_pass": {"t::a": "PASSED"}, "pass_to_pass": {"t::b": "PASSED"}},
+    }
     assert sample.model_usage["owner/model"].total_tokens == 10
     assert (sample.total_time, sample.error) == (2.5, None)
+
+
+def test_score_is_the_verdict_whatever_the_reward(run: RunDirectory, exported: Export) -> None:
+    add(run, rollout("a-0", reward=0.25, unshaped_reward=1.0), tokens=False)
+    add(run, rollout("a-1", outcome="unresolved", reward=0.5), tokens=False)
+    log = read(exported(run, "inspect"))
+    scores = [sample.scores["resolved"] for sample in log.samples or [] if sample.scores]
+    assert [(score.value, (score.metadata or {})["reward"]) for score in scores] == [(1.0, 0.25), (0.0, 0.5)]
 
 
 def test_attempts_are_epochs_and_errors_have_no_score(run: RunDirectory, exported: Export) -> None:

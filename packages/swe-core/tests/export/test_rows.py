@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def test_rows_of_a_training_have_groups_and_advantages(training: RunDirectory, e
 
 def test_rows_of_an_evaluation_are_grouped_by_task(run: RunDirectory, exported: Export) -> None:
     for name in ("a-g1-b-0", "a-g1-b-1", "c-0"):
-        add(run, rollout(name, ledger={"sampled": 5, "trained": 5}))
+        add(run, rollout(name, ledger={"sampled": 5, "trainable": 5}))
     lines = (exported(run, "jsonl") / "train.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert [row["group"] for row in rows] == ["a-g1-b", "a-g1-b", "c"]
@@ -72,7 +73,7 @@ def test_rows_of_an_evaluation_are_grouped_by_task(run: RunDirectory, exported: 
 
 
 def test_parquet_columns_do_not_depend_on_the_rows(run: RunDirectory, exported: Export) -> None:
-    add(run, rollout("a-0", ledger={"sampled": 5, "trained": 5}))
+    add(run, rollout("a-0", ledger={"sampled": 5, "trainable": 5}))
     schema = pq.read_schema(exported(run, "parquet") / "train.parquet")
     assert schema.field("advantage").type == pa.float64()
     assert schema.field("old_log_probs").type == pa.list_(pa.float32())
@@ -91,7 +92,7 @@ def test_rows_of_rollouts_with_a_secret_are_left_out(
 ) -> None:
     """Ids cannot be redacted, and decoding them gives the text back."""
     monkeypatch.setenv("SSH_SECRET", "ssh-secret-of-the-user")
-    ledger = {"sampled": 5, "trained": 5}
+    ledger = {"sampled": 5, "trainable": 5}
     add(run, rollout("a-0", ledger=ledger), text="the key is ssh-secret-of-the-user")
     add(run, rollout("a-1", ledger=ledger), text="nothing to hide")
     done = invoke(run.path, "--format", "jsonl", "--out", tmp_path / "out")
@@ -102,7 +103,7 @@ def test_rows_of_rollouts_with_a_secret_are_left_out(
 
 
 def test_rollouts_without_rows_are_counted(run: RunDirectory, tmp_path: Path) -> None:
-    add(run, rollout("a-0", ledger={"sampled": 5, "trained": 5}))
+    add(run, rollout("a-0", ledger={"sampled": 5, "trainable": 5}))
     add(run, rollout("b-0"), tokens=False)
     add(run, error("c-0", "gone"))
     done = invoke(run.path, "--format", "parquet", "--out", tmp_path / "out")
@@ -131,3 +132,19 @@ def test_large_rows_are_written_in_batches(
     assert file.metadata.num_rows == sum(
         len(training.chains(one.id)) for one in training.rollouts() if one.reward is not None
     )
+
+
+@pytest.mark.parametrize("name", ["jsonl", "sft"])
+def test_held_out_rollouts_are_left_out_of_what_is_trained_on(
+    training: RunDirectory, tmp_path: Path, exported: Export, name: str
+) -> None:
+    copy = RunDirectory.open(shutil.copytree(training.path, tmp_path / "copy"))
+    *others, last = (one for one in training.rollouts() if one.outcome == "resolved")
+    lines = [one.model_dump(mode="json") for one in training.rollouts()]
+    for line in lines:
+        line["evaluation"] = 5 if line["id"] == last.id else None
+    (copy.path / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = exported(copy, name, "--outcome", "resolved")
+    rows = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
+    assert {row["rollout_id"] for row in rows} == {one.id for one in others}
+    assert "1 rollout of an evaluation while training" in (out / "README.md").read_text()

@@ -176,4 +176,4 @@ async def test_reply_finished_after_all_clients_left_is_not_trained(
         ledger = gate.ledger()
     assert [(turn.error, turn.reply is None) for turn in turns] == [(GONE, True), (None, False)]
     assert ledger is not None
-    assert (ledger.sampled, ledger.trained, ledger.dropped) == (12, 6, {"aborted": 6})
+    assert (ledger.sampled, ledger.trainable, ledger.dropped) == (12, 6, {"aborted": 6})

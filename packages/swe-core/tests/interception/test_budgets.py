@@ -75,7 +75,25 @@ async def test_auxiliary_call_is_dropped_for_its_reason_and_is_no_turn(server: I
     ]
     assert ledger is not None
     assert ledger.dropped == {"title": ledger.sampled // 3}
-    assert ledger.trained == 2 * ledger.sampled // 3
+    assert ledger.trainable == 2 * ledger.sampled // 3
+
+
+async def test_reason_of_the_last_reply_is_that_of_the_policys_work(server: InterceptionServer) -> None:
+    """A title that a limit cut does not make a cut rollout."""
+
+    def purpose(request: ChatRequest) -> str | None:
+        return "title" if "title" in request.body else None
+
+    message = {"role": "assistant", "content": ""}
+    engine = Plugin(Completion(message))
+    async with server.session(engine, who(), lambda _: None, auxiliary=purpose) as gate:
+        found = [gate.finish_reason]
+        async with by_hand(server, gate) as http:
+            for reason, more in (("length", {}), ("stop", {}), ("length", {"title": 1})):
+                engine.reply = Completion(message, reason)
+                await http.post("/chat/completions", json=_body(len(found), **more))
+                found.append(gate.finish_reason)
+    assert found == [None, "length", "stop", "stop"]
 
 
 async def test_auxiliary_calls_without_end_spend_the_budget(server: InterceptionServer) -> None:
@@ -132,7 +150,7 @@ async def test_wall_budget_cuts_a_call_and_keeps_its_text(server: InterceptionSe
     assert turn.usage.completion_tokens == 2
     assert gate.ended_by == "wall"
     assert ledger is not None
-    assert (ledger.sampled, ledger.trained, ledger.dropped) == (2, 0, {"wall": 2})
+    assert (ledger.sampled, ledger.trainable, ledger.dropped) == (2, 0, {"wall": 2})
 
 
 async def test_wall_budget_ends_a_silent_agent(server: InterceptionServer) -> None:

@@ -152,7 +152,7 @@ async def test_disconnect_before_delivery_drops_the_reply(
             await client.receive(1)
         await until(lambda: b"swe_dropped_connections_total 1.0" in server._metrics.text())
         assert gate.turns == 1
-    assert (kept.ledger.sampled, kept.ledger.trained, kept.ledger.dropped) == (3, 0, {"undelivered": 3})
+    assert (kept.ledger.sampled, kept.ledger.trainable, kept.ledger.dropped) == (3, 0, {"undelivered": 3})
     assert kept.chains == []
 
 
@@ -194,7 +194,7 @@ async def test_retry_delivers_the_reply(
         await ask(http)
         assert await ask(http, **headers) == "abc"
         assert kept.gate.turns == 1
-    assert (kept.ledger.trained, kept.ledger.dropped) == (3, {})
+    assert (kept.ledger.trainable, kept.ledger.dropped) == (3, {})
 
 
 async def test_unrecordable_delivery_fails_the_rollout(

@@ -201,7 +201,7 @@ async def test_tokens_of_a_failed_call_are_counted(server: InterceptionServer) -
     assert turns[0].tokens is not None
     assert (turns[0].tokens.completion, turns[0].tokens.dropped) == ([97, 98, 99], "failed")
     assert ledger is not None
-    assert (ledger.sampled, ledger.trained) == (3, 0)
+    assert (ledger.sampled, ledger.trainable) == (3, 0)
 
 
 async def test_engine_that_returns_none_fails(server: InterceptionServer) -> None:

@@ -92,7 +92,7 @@ async def test_repeat_after_an_abort_asks_again(server: InterceptionServer) -> N
     assert [turn.tokens.dropped if turn.tokens else None for turn in turns] == ["aborted", None]
     assert ledger is not None
     assert ledger.dropped == {"aborted": len(turns[0].tokens.completion if turns[0].tokens else [])}
-    assert ledger.sampled == ledger.trained + sum(ledger.dropped.values())
+    assert ledger.sampled == ledger.trainable + sum(ledger.dropped.values())
 
 
 @pytest.mark.parametrize("stream", [False, True])

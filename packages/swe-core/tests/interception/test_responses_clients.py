@@ -224,7 +224,7 @@ async def test_client_may_leave_in_the_middle_of_a_call(server: InterceptionServ
     assert [turn.error for turn in turns] == [GONE, None]
     assert ledger is not None
     assert ledger.dropped == {"aborted": 13}
-    assert ledger.trained == len('{"input": "abc"}')
+    assert ledger.trainable == len('{"input": "abc"}')
 
 
 async def test_failing_engine_is_an_error_of_the_sdk(server: InterceptionServer, openai: ModuleType) -> None:

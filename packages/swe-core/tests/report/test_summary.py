@@ -333,3 +333,23 @@ def test_equal_errors_have_one_sentence_with_their_number(tmp_path: Path) -> Non
         "task-0030-0: engine: it is down",
         "5 rollouts, such as task-0040-0: engine: the image 'image-40' is missing",
     ]
+
+
+def test_reward_that_is_no_verdict_is_shown_and_counted_as_none(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path / "run",
+        rollout(1, 0, "resolved", reward=0.72, unshaped_reward=1.0),
+        rollout(1, 1, "unresolved", reward=1 / 3),
+    )
+    text = run.report().output
+    assert [line.split()[1:3] for line in text.splitlines() if line.startswith("task-0001-")] == [
+        ["resolved", "0.72"],
+        ["unresolved", "0.3333"],
+    ]
+    assert "resolved 1 of 2" in text
+    said = json.loads(run.report("--json").output)
+    assert (said["resolved_rate"], said["pass_at_k"][0]["value"]) == (0.5, 0.5)
+    assert [(one["reward"], one["unshaped_reward"]) for one in said["rollouts"]] == [
+        (0.72, 1.0),
+        (1 / 3, 1 / 3),
+    ]

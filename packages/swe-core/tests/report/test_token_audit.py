@@ -54,7 +54,7 @@ def test_text_report_has_the_ledger(run: RunDirectory) -> None:
     assert lines[1] == "one resolved 1 3 0 0 2 0 B 1.0"
     for line in (
         "one: the agent's run was ended by its budget of completion tokens",
-        "Tokens: 1,028 sampled = 1,023 trained + 5 dropped (5 error); balanced, 100.0 % accounted for",
+        "Tokens: 1,028 sampled = 1,023 trainable + 5 dropped (5 error); balanced, 100.0 % accounted for",
         "Chains: 3, of which 1 fork",
         "1 branch: another turn had extended that history already, say before a retry",
         "Prompts: 2 full, 2 bridge",
@@ -68,8 +68,9 @@ def test_json_report_has_the_ledger(run: RunDirectory) -> None:
     summary = json.loads(done.output)
     assert summary["ledger"] == {
         "sampled": 1028,
-        "trained": 1023,
+        "trainable": 1023,
         "dropped": {"error": 5},
+        "summaries": 0,
         "chains": 3,
         "forks": {"branch": 1},
         "rendered": {"full": 2, "bridge": 2},
@@ -79,7 +80,7 @@ def test_json_report_has_the_ledger(run: RunDirectory) -> None:
         "problems": [],
     }
     one, two = summary["rollouts"]
-    assert (one["ended_by"], one["ledger"]["trained"]) == ("completion_tokens", 1023)
+    assert (one["ended_by"], one["ledger"]["trainable"]) == ("completion_tokens", 1023)
     assert two["ledger"]["dropped"] == {"error": 5}
 
 
@@ -106,7 +107,7 @@ def rewrite_turns(run: RunDirectory, change: str) -> None:
     ("change", "words"),
     [
         ("gone", "one: its ledger is not what its turns on disk say: sampled 1023 instead of 0"),
-        ("torn", "sampled 1023 instead of 1020, trained 1023 instead of 1020, chains 2 instead of 1"),
+        ("torn", "sampled 1023 instead of 1020, trainable 1023 instead of 1020, chains 2 instead of 1"),
         ("damaged", "turns.jsonl' is not a recorded call"),
         ("lost", "sampled 1023 instead of 1003"),
         ("base", "turn 1 continues turn 0, which must come before it"),
@@ -134,7 +135,7 @@ def test_tokens_without_a_ledger_fail_the_report(run: RunDirectory) -> None:
     done = reported(run)
     assert done.exit_code == 1
     assert "two: its ledger is not what its turns on disk say: sampled 0 instead of 5" in done.output
-    assert "1,028 sampled ≠ 1,023 trained + 0 dropped; NOT BALANCED, 99.5 % accounted for" in done.output
+    assert "1,028 sampled ≠ 1,023 trainable + 0 dropped; NOT BALANCED, 99.5 % accounted for" in done.output
 
 
 def test_report_without_tokens_has_no_ledger(tmp_path: Path) -> None:

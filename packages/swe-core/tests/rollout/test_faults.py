@@ -60,7 +60,7 @@ async def test_undisturbed_run_resolves_and_covers_every_point(
     assert sorted(seen) == POINTS, "each point is one where something fails below"
     for record in records.values():
         assert (record["outcome"], record["failure"], record["turns"]) == ("resolved", None, 2)
-        assert record["ledger"]["trained"] == record["ledger"]["sampled"] > 0
+        assert record["ledger"]["trainable"] == record["ledger"]["sampled"] > 0
         assert [turn["tokens"]["base"] for turn in record["on disk"]] == [None, 0]
 
 
@@ -112,7 +112,7 @@ async def test_failure_ends_its_own_rollout_only(
         assert bad["failure"]["boundary"] == expected(point, kind, faults.hit), bad["failure"]
         assert bad["failure"]["message"]
         assert kind != "raises" or BROKEN in bad["failure"]["message"]
-        assert (bad["ledger"] or {"trained": 0})["trained"] == 0
+        assert (bad["ledger"] or {"trainable": 0})["trainable"] == 0
 
 
 @pytest.mark.parametrize("point", SHIELDED)

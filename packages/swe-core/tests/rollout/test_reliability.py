@@ -211,13 +211,13 @@ async def test_rollouts_stay_consistent_under_faults(
         metrics = server._metrics.text().decode()
     await until_tasks_ended(before)
 
-    total, recorded_turns = Ledger(sampled=0, trained=0), 0
+    total, recorded_turns = Ledger(sampled=0, trainable=0), 0
     for name in names:
         turns, ledger = run.turns(name), gates[name].ledger()
         assert (ledger.sampled if ledger else 0) == engine.typed[name]
         assert recount(turns) == ledger
         if ledger is not None:
-            assert ledger.sampled == ledger.trained + sum(ledger.dropped.values())
+            assert ledger.sampled == ledger.trainable + sum(ledger.dropped.values())
             total = add_ledgers([total, ledger])
         assert [turn.index for turn in turns] == list(range(gates[name].turns))
         recorded_turns += len(turns)
@@ -234,7 +234,7 @@ async def test_rollouts_stay_consistent_under_faults(
     with capsys.disabled():
         print(
             f"\nreliability: {rollouts} rollouts, clients {dict(seen)}, engine {dict(engine.days)}: "
-            f"{total.sampled} tokens sampled = {total.trained} trained + {total.dropped}, "
+            f"{total.sampled} tokens sampled = {total.trainable} trainable + {total.dropped}, "
             f"{recorded_turns} turns on disk, 0 tasks left"
         )
 
@@ -292,8 +292,8 @@ async def test_vllm_rollouts_stay_consistent_under_faults(
         turns, ledger = run.turns(name), gates[name].ledger()
         assert recount(turns) == ledger
         if ledger is not None:
-            assert ledger.sampled == ledger.trained + sum(ledger.dropped.values())
-            total += Counter({"sampled": ledger.sampled, "trained": ledger.trained, **ledger.dropped})
+            assert ledger.sampled == ledger.trainable + sum(ledger.dropped.values())
+            total += Counter({"sampled": ledger.sampled, "trainable": ledger.trainable, **ledger.dropped})
         ids: dict[int | None, tuple[int, ...]] = {None: ()}
         for turn in turns:
             if turn.tokens is not None:
@@ -302,7 +302,7 @@ async def test_vllm_rollouts_stay_consistent_under_faults(
                     assert ids[turn.index] in known
         texts = {(turn.reply or {}).get("content") or "" for turn in turns if turn.error is None}
         assert set().union(*agents[name].whole.values()) <= texts
-    assert total["trained"] > total["sampled"] / 2
+    assert total["trainable"] > total["sampled"] / 2
     with capsys.disabled():
         asked = f"{rollouts} rollouts, {len(vllm.requests)} requests"
         print(f"\nreliability: engine vllm, {asked}: {dict(total)}")
@@ -343,7 +343,7 @@ async def test_acknowledged_turns_survive_a_kill(
                     group.start_soon(talk, agents[-1])
         finally:
             process.kill()
-    run, total, errors = RunDirectory.open(path), Ledger(sampled=0, trained=0), 0
+    run, total, errors = RunDirectory.open(path), Ledger(sampled=0, trainable=0), 0
     for agent in agents:
         turns = run.turns(agent.name)
         answers: Counter[tuple[str, str]] = Counter()
@@ -359,7 +359,7 @@ async def test_acknowledged_turns_survive_a_kill(
                for body, texts in agent.whole.items() for text in texts}  # fmt: skip
         assert got <= answers.keys()
         assert all(times == 1 for (_, text), times in answers.items() if text)
-        total = add_ledgers([total, recount(turns) or Ledger(sampled=0, trained=0)])
+        total = add_ledgers([total, recount(turns) or Ledger(sampled=0, trainable=0)])
     assert acknowledged(agents) >= replies
     assert min(seen[kind] for kind in MISDEEDS) > replies / 30
     assert errors > replies / 30
@@ -367,5 +367,5 @@ async def test_acknowledged_turns_survive_a_kill(
         print(
             f"\nreliability: killed after {acknowledged(agents)} acknowledged turns, clients {dict(seen)}, "
             f"{errors} calls without a reply: 0 lost, {total.sampled} tokens on disk = "
-            f"{total.trained} trained + {total.dropped}"
+            f"{total.trainable} trainable + {total.dropped}"
         )

@@ -106,8 +106,8 @@ async def test_tokens_of_a_lost_attempt_are_dropped(bench: Bench) -> None:
     assert rollout.ledger.sampled == bench.engine.typed[rollout.id]
     assert rollout.ledger.dropped == {"retried": sum(sampled)}
     (chain,) = chains_of(bench.run.turns(rollout.id))
-    assert chain.completion_mask.sum() == rollout.ledger.trained == rollout.usage.completion_tokens
-    assert rollout.ledger.sampled == rollout.ledger.trained + sum(sampled)
+    assert chain.completion_mask.sum() == rollout.ledger.trainable == rollout.usage.completion_tokens
+    assert rollout.ledger.sampled == rollout.ledger.trainable + sum(sampled)
     bench.accounted()
 
 

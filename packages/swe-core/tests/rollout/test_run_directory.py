@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from swe_core.api.agent import AgentEvent
+from swe_core.api.grader import Grade
 from swe_core.api.records import Rollout, TurnTokens
 from swe_core.errors import SweError, UsageError
 from swe_core.rollout.run_directory import MAX_LOG, RunDirectory, new_run_info
@@ -113,7 +115,7 @@ def test_path_of_a_file_is_rejected(tmp_path: Path, run: RunDirectory) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "not a run directory"), ("{", "not JSON"), ('{"format": 99}', "format 99"), ("[]", "format None"),
-     ('{"format": 1}', "format 1, and .* reads 4, 5, 6: read it with the version that wrote it"),
+     ('{"format": 1}', "format 1, and .* reads 4, 5, 6, 7: read it with the version that wrote it"),
      ('{"format": 5}', "damaged")],
 )  # fmt: skip
 def test_open_rejects_other_directories(tmp_path: Path, content: str | None, message: str) -> None:
@@ -121,6 +123,30 @@ def test_open_rejects_other_directories(tmp_path: Path, content: str | None, mes
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(UsageError, match=message):
         RunDirectory.open(tmp_path)
+
+
+def test_record_of_a_previous_format_has_the_reward_that_it_was_given(run: RunDirectory) -> None:
+    line = make_rollout(reward=1.0, grade=Grade(resolved=True)).model_dump(mode="json")
+    del line["unshaped_reward"], line["finish_reason"], line["grade"]["reward"]
+    (run.path / "rollouts.jsonl").write_bytes(orjson.dumps(line) + b"\n")
+    (rollout,) = run.rollouts()
+    assert (rollout.reward, rollout.unshaped_reward, rollout.finish_reason) == (1.0, 1.0, None)
+    assert rollout.grade is not None
+    assert rollout.grade.reward == 1.0
+
+
+def test_rollout_that_is_set_aside_survives_a_resume_until_it_is_finished(run: RunDirectory) -> None:
+    rollout = make_rollout()
+    run.folder(rollout.id)
+    run.folder("lost")
+    run.set_aside(rollout)
+    run = RunDirectory.resume(run.path, Redactor())
+    assert (run.unshaped(), run.finished()) == ([rollout], {})
+    assert [path.name for path in (run.path / "rollouts").iterdir()] == [rollout.id]
+    run.append(rollout)  # a kill may follow
+    assert (run.unshaped(), list(run.finished())) == ([], [rollout.id])
+    run.take_back(rollout.id)
+    assert RunDirectory.resume(run.path, Redactor()).rollouts() == [rollout]
 
 
 def test_previous_format_is_read_and_resumed(run: RunDirectory) -> None:

@@ -14,7 +14,7 @@ from aiohttp.web import StreamResponse
 from swe_core.api.agent import AgentContext, AgentDialogue, AgentEvent, InteractiveAgent
 from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession, ForkCause, Sampled
 from swe_core.api.records import Rollout
-from swe_core.errors import EngineUnavailable, SweError
+from swe_core.errors import EngineUnavailable, PluginError, RunStopped, SweError
 from swe_core.interception.sse import EventStream
 from swe_core.tokens.chains import chains_of
 
@@ -58,10 +58,10 @@ async def test_cancelled_rollout_closes_its_sandbox(bench: Bench) -> None:
     assert bench.first.task.instance_id not in open_then[cancelled.id]
     assert cancelled.ledger is not None
     assert cancelled.ledger.sampled == bench.engine.typed[cancelled.id] > 0
-    assert (cancelled.ledger.trained, cancelled.ledger.dropped) == (0, {"stale": cancelled.ledger.sampled})
+    assert (cancelled.ledger.trainable, cancelled.ledger.dropped) == (0, {"stale": cancelled.ledger.sampled})
     assert (other.outcome, other.cancelled_as) == ("resolved", None)
     assert other.ledger is not None
-    assert (other.ledger.trained, other.ledger.dropped) == (other.ledger.sampled, {})
+    assert (other.ledger.trainable, other.ledger.dropped) == (other.ledger.sampled, {})
     assert sorted(bench.engine.ended) == sorted(found)
     bench.accounted()
 
@@ -270,6 +270,60 @@ async def test_missing_program_of_an_agent_is_named(
     assert rollout.failure is not None
     assert (rollout.failure.boundary, rollout.failure.type) == ("agent", "AgentError")
     assert says in rollout.failure.message
+
+
+async def test_agent_that_exceeds_its_time_is_known_by_the_type_of_its_error(bench: Bench) -> None:
+    bench.agent.staying = {bench.first.task.instance_id}
+    limits = bench.first.limits.model_copy(update={"agent": 1.0})
+    rollout = (await bench.runner.run(bench.first.model_copy(update={"limits": limits}))).rollout
+    assert rollout.failure is not None
+    assert (rollout.failure.boundary, rollout.failure.type) == ("agent", "AgentTimeout")
+    assert (rollout.outcome, rollout.reward, rollout.ended_by) == ("error", None, None)
+
+
+async def test_reward_is_shaped_before_the_record_is_written(bench: Bench) -> None:
+    seen: list[Rollout] = []
+
+    def shape(rollout: Rollout, reward: float) -> float:
+        assert bench.run.rollouts() == []
+        seen.append(rollout)
+        return reward - 0.01 * rollout.turns
+
+    bench.runner._shape = shape
+    shaped = (await bench.runner.run(bench.first)).rollout
+    assert (shaped.outcome, shaped.reward, shaped.unshaped_reward) == ("resolved", 0.99, 1.0)
+    assert [rollout.reward for rollout in seen] == [1.0]
+    assert seen[0].grade is not None
+    assert bench.run.rollouts() == [shaped]
+
+
+async def test_rollout_without_a_verdict_is_not_shaped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.agent, "command", lambda ctx: ["/no/such/agent"])
+    bench.runner._shape = lambda rollout, reward: 7.0
+    assert (await bench.runner.run(bench.first)).rollout.reward is None
+
+
+async def test_verdict_whose_reward_cannot_be_shaped_is_kept_and_ends_the_run(bench: Bench) -> None:
+    """The other rollout is cancelled, as at any stop."""
+    bench.agent.staying = {bench.second.task.instance_id}
+
+    def broken(rollout: Rollout, reward: float) -> float:
+        raise PluginError("the plugin 'mine' returned nan")
+
+    bench.runner._shape = broken
+    with pytest.raises(RunStopped, match=r"'mine' returned nan; the run was stopped, .* --resume "):
+        await bench.runner.run_all()
+    assert bench.run.finished() == {bench.second.id: "cancelled"}
+    (kept,) = bench.run.unshaped()
+    assert (kept.id, kept.outcome, kept.reward) == (bench.first.id, "resolved", 1.0)
+    with pytest.raises(RunStopped, match="'mine' returned nan"):
+        bench.runner.finish_set_aside()
+    bench.runner._shape = lambda rollout, reward: reward / 2
+    bench.runner.finish_set_aside()
+    assert bench.run.unshaped() == []
+    assert [rollout.reward for rollout in bench.run.rollouts()] == [None, 0.5]
+    assert (bench.first.id, "finished") in bench.witness.seen
+    bench.accounted()
 
 
 async def test_failing_auxiliary_of_an_agent_fails_the_rollout(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from swe_core.api.engine import Usage
+from swe_core.api.grader import Grade
 from swe_core.api.records import Ledger, Outcome
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import AgentError, LedgerError, SandboxDied
@@ -29,14 +30,14 @@ class Unbalanced(TokenLog):
 def _notes(book: TokenLog) -> RolloutState:
     observer: Any = None
     tokens = {"ledger": book.ledger, "chains": book.chains}
-    gate: Any = SimpleNamespace(**tokens, turns=1, usage=Usage(), ended_by="turns")
+    gate: Any = SimpleNamespace(**tokens, turns=1, usage=Usage(), ended_by="turns", finish_reason="length")
     return RolloutState(
         make_request(make_task()), observer, Redactor(), LocalProvider(), agent=AgentRun(gate)
     )
 
 
 @pytest.mark.parametrize(
-    ("outcome", "trained", "dropped"),
+    ("outcome", "trainable", "dropped"),
     [
         ("resolved", 3, {}),
         ("unresolved", 3, {}),
@@ -44,16 +45,32 @@ def _notes(book: TokenLog) -> RolloutState:
         ("cancelled", 0, {"cancelled": 3}),
     ],
 )
-def test_rollout_without_verdict_has_no_trained_tokens(
-    outcome: Outcome, trained: int, dropped: dict[str, int]
+def test_rollout_without_verdict_has_no_trainable_tokens(
+    outcome: Outcome, trainable: int, dropped: dict[str, int]
 ) -> None:
     book = TokenLog()
     book.add(0, make_sampled([1], [2, 3, 4]))
     record = _notes(book).record(outcome, datetime.now(UTC), 1.0)
     assert record.outcome == outcome
     assert record.ledger is not None
-    assert (record.ledger.sampled, record.ledger.trained, record.ledger.dropped) == (3, trained, dropped)
-    assert record.ended_by == "turns"
+    assert (record.ledger.sampled, record.ledger.trainable, record.ledger.dropped) == (3, trainable, dropped)
+    assert (record.ended_by, record.finish_reason) == ("turns", "length")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "grade", "reward"),
+    [
+        ("resolved", Grade(resolved=True), 1.0),
+        ("unresolved", Grade(resolved=False), 0.0),
+        ("unresolved", Grade(resolved=False, reward=0.5), 0.5),
+        ("cancelled", Grade(resolved=True), None),
+    ],
+)
+def test_reward_is_that_of_the_grade(outcome: Outcome, grade: Grade, reward: float | None) -> None:
+    notes = _notes(TokenLog())
+    notes.grade = grade
+    record = notes.record(outcome, datetime.now(UTC), 1.0)
+    assert (record.reward, record.unshaped_reward) == (reward, reward)
 
 
 def test_unbalanced_tokens_are_an_engine_error() -> None:

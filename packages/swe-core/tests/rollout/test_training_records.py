@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import pytest
 from swe_core.api.engine import TokenTable
 from swe_core.rollout import training_records
 from swe_core.rollout.training_records import (
+    EVALUATIONS_FILE,
     GROUPS_FILE,
     TRAINED_FILE,
     VOCABULARY_FILE,
     ClosedGroup,
+    Evaluation,
     GroupMember,
     TrainedRow,
     append_lines,
+    read_evaluations,
     read_groups,
     read_trained,
     read_vocabulary,
@@ -44,7 +48,7 @@ def group(number: int, skipped: str | None = None) -> ClosedGroup:
     return ClosedGroup(group=number, task_id="t", members=(member,), skipped=skipped)
 
 
-def write(file: Path, *records: TrainedRow | ClosedGroup) -> None:
+def write(file: Path, *records: TrainedRow | ClosedGroup | Evaluation) -> None:
     append_lines(file, [record.model_dump_json().encode() for record in records])
 
 
@@ -188,3 +192,40 @@ def test_lines_that_do_not_fit_leave_the_file_as_it_was(
     with pytest.raises(OSError, match="No space left"):
         write(file, group(1))
     assert file.read_bytes() == before
+
+
+def evaluation(step: int, version: int, resolved: int = 1) -> Evaluation:
+    return Evaluation(
+        step=step,
+        version=version,
+        oldest=version,
+        newest=version + 1,
+        rollouts=3,
+        verdicts=2,
+        resolved=resolved,
+        errors=1,
+        reward=resolved / 2,
+        finished_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        ([(0, 1), (10, 11), (20, 21)], [(0, 1), (10, 11), (20, 21)]),
+        ([(0, 1), (20, 21), (10, 11)], [(0, 1), (10, 11), (20, 21)]),  # they overlapped
+        ([(10, 11), (10, 11)], [(10, 11)]),  # a kill before the journal's entry
+        ([(10, 11), (20, 21), (30, 31), (20, 36)], [(10, 11), (20, 36)]),  # resumed from step 15
+        ([(20, 21), (30, 31), (30, 46), (20, 36)], [(20, 36), (30, 46)]),  # and they overlapped
+    ],
+)
+def test_evaluations_of_lost_weights_are_left_out(
+    tmp_path: Path, lines: list[tuple[int, int]], kept: list[tuple[int, int]]
+) -> None:
+    write(tmp_path / EVALUATIONS_FILE, *(evaluation(*line) for line in lines))
+    append_lines(tmp_path / EVALUATIONS_FILE, [b'{"step": 1}', b"{"])
+    assert [(one.step, one.version) for one in read_evaluations(tmp_path)] == kept
+
+
+def test_run_without_evaluations_has_none(tmp_path: Path) -> None:
+    assert read_evaluations(tmp_path) == []

@@ -161,7 +161,7 @@ def test_ledger_balances_for_any_session(calls: list[Call]) -> None:
         known = int(np.count_nonzero(~np.isnan(call.sampled.logprobs)))
         dropped[call.dropped or "no_logprobs"] += len(call.completion) - (0 if call.dropped else known)
     assert ledger.sampled == sum(len(call.completion) for call in calls)
-    assert ledger.trained == ledger.sampled - dropped.total()
+    assert ledger.trainable == ledger.sampled - dropped.total()
     assert ledger.dropped == +dropped
     causes = Counter(chain.cause for chain in book.chains())
     assert ledger.chains == causes.total()

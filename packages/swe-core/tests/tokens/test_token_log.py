@@ -46,7 +46,7 @@ def test_drop_reason_of_the_gate_precedes_that_of_the_engine() -> None:
     )
     ledger = book.ledger()
     assert ledger is not None
-    assert (ledger.sampled, ledger.trained, ledger.dropped) == (4, 1, {"forced": 2, "aborted": 1})
+    assert (ledger.sampled, ledger.trainable, ledger.dropped) == (4, 1, {"forced": 2, "aborted": 1})
     [chain] = book.chains()
     assert chain.input_ids.tolist() == [1, 2, 3, 4, 5]
     assert chain.completion_mask.tolist() == [False] * 4 + [True]

@@ -27,6 +27,7 @@ def test_rollout_without_verdict_has_no_reward() -> None:
         "rollout/prompt_tokens": 7,
         "rollout/completion_tokens": 3,
         "rollout/reward": 1.0,
+        "rollout/resolved": 1.0,
     }
     assert "rollout/reward" not in numbers(error("t-0", "it died"))
 

@@ -184,7 +184,7 @@ def test_ledger_leads_to_dropped_tokens(shown: Shown, page: Page, training: Path
     ledger = ledger_of(training, TITLE)
     open_tokens(page, shown(Site([training])), TITLE)
     expect(page.locator("#token-ledger")).to_have_text(
-        f"{ledger.sampled} tokens sampled = {ledger.trained} trained + 4 dropped (title)"
+        f"{ledger.sampled} tokens sampled = {ledger.trainable} trained + 4 dropped (title)"
     )
     page.get_by_role("button", name="4 dropped (title)").click()
     page.wait_for_url("**/tokens/?row=d0&at=15&to=18")

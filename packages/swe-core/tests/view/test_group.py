@@ -46,6 +46,8 @@ SKIPPED = "The trainer skipped this group, so none of its rows was trained"
         (closed([1.0, 1.0]), f"All 2 rewards are equal (1.0): {ALIKE}. The trainer trained it all the same"),
         (closed([1.0, None], "too_few_scored"), f"{SKIPPED}: too few of its attempts have a verdict"),
         (closed([1.0, 0.0], "no_tokens"), f"{SKIPPED}: none of its attempts has a token that may be trained"),
+        (closed([1.0, 0.0], "overlong"), f"{SKIPPED}: too few of its attempts with a verdict were not cut"),
+        (closed([1 / 3, 1 / 3], "no_spread"), f"All 2 rewards are equal (0.3333): {ALIKE}."),
         (closed([1.0, 0.0], "odd"), f"{SKIPPED}: odd (odd)"),
         (closed([None, None], "too_few_scored"), "too few of its attempts have a verdict"),
         (closed([None, 1.0, 0.0]), "have a mean of 0.5 and a standard deviation of 0.5: an advantage is ("),
@@ -122,6 +124,20 @@ def test_left_out_attempt_has_its_reason(tmp_path: Path) -> None:
     rows.write_bytes(b"".join(line for line in rows.read_bytes().splitlines(True) if b"g0-2" not in line))
     text = words(html(Site([run.path]), "run", "run", "group", "g0"))
     assert "not trained, because – – the policy that sampled it was too old –" in text
+
+
+def test_shaped_and_zeroed_rewards_stand_beside_the_record(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.append(make_rollout("t", 0, id="t-g0-0", reward=0.75, unshaped_reward=1.0))
+    run.append(make_rollout("t", 1, id="t-g0-1", outcome="unresolved"))
+    text = words(html(Site([run.path]), "run", "run", "group", "g0"))
+    assert "reward 0.75 0 unshaped reward 1 0" in text
+    assert "reward in the group" not in text
+    group = closed([0.0, 0.0, 1.0], None, "overlong")
+    (run.path / "groups.jsonl").write_bytes(group.model_dump_json().encode() + b"\n")
+    text = words(html(Site([run.path]), "run", "run", "group", "g0"))
+    assert "reward in the group 0 0" in text
+    assert "not trained, because a budget or the limit of a reply cut it" in text
 
 
 def test_unknown_group_is_a_sentence(training: Path) -> None:

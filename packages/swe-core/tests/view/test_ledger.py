@@ -29,7 +29,7 @@ def test_ledger_is_the_sum_of_the_records(training: Path) -> None:
     ledgers = [one.ledger for one in RunDirectory.open(training).rollouts()]
     page = html(Site([training]), "run", "train", "ledger")
     sampled = sum(one.sampled for one in ledgers if one)
-    trained = sum(one.trained for one in ledgers if one)
+    trained = sum(one.trainable for one in ledgers if one)
     assert f"{sampled:,} sampled = {trained:,} trainable" in words(page)
     assert "It balances" in page
     data = embedded(page)
@@ -56,16 +56,20 @@ def test_rows_that_wait_are_a_part(tmp_path: Path) -> None:
     run = sample_training(tmp_path / "run")
     (run.path / "training.json").write_bytes(
         orjson.dumps(
-            {"tokens": {"sampled": 9, "trained": 1, "waiting": 2, "dropped": {"stale": 6}, "unaccounted": 0}}
+            {
+                **{"steps": 1, "policy_version": 2, "groups": 3},
+                "tokens": {"sampled": 9, "trained": 1, "waiting": 2, "dropped": {"stale": 6}},
+            }
         )
     )
     lines = (run.path / "trained.jsonl").read_bytes().splitlines(True)
     (run.path / "trained.jsonl").write_bytes(b"".join(lines[1:]))  # a row of the first rollout
     text = words(html(Site([run.path]), "run", "run", "ledger"))
-    assert "9 sampled tokens: 1 trained, 2 waiting in finished attempts, 6 dropped as stale" in text
+    assert "1 step, policy version 2, 3 groups: " in text
+    assert " trainable tokens = 1 trained + 2 waiting" in text
     assert "rest of trained rollouts" in text
     (run.path / "training.json").write_bytes(b"{}")
-    assert "At its end the trainer counted" not in html(Site([run.path]), "run", "run", "ledger")
+    assert "trainable tokens = " not in html(Site([run.path]), "run", "run", "ledger")
 
 
 def test_run_without_tokens_has_no_ledger(tmp_path: Path) -> None:
@@ -84,10 +88,10 @@ def test_rollout_ledger_goes_by_turn_and_is_proved(training: Path) -> None:
     (ledger,) = (one.ledger for one in RunDirectory.open(training).rollouts() if one.id == "moto-7365-g0-3")
     assert ledger is not None
     lost = ledger.dropped["undelivered"]
-    assert f"{ledger.sampled} sampled = {ledger.trained} trainable + {lost} undelivered" in text
+    assert f"{ledger.sampled} sampled = {ledger.trainable} trainable + {lost} undelivered" in text
     assert "Proved." in text
     assert f"turn 6 {lost} 0 {lost} undelivered" in text
-    assert f"{ledger.trained} of the {ledger.trained} trainable tokens were trained." in text
+    assert f"{ledger.trainable} of the {ledger.trainable} trainable tokens were trained." in text
     assert "tokens/?row=0&amp;step=1" in page
 
 
@@ -98,7 +102,7 @@ def test_turns_give_the_ledger_of_each_rollout(training: Path) -> None:
         assert isinstance(page.values, dict)
         assert rollout.ledger is not None
         assert page.values["sampled"] == rollout.ledger.sampled
-        assert page.values["trained"] == rollout.ledger.trained
+        assert page.values["trainable"] == rollout.ledger.trainable
         assert {part.name: part.tokens for part in page.values["reasons"]} == rollout.ledger.dropped
 
 

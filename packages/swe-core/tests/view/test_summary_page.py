@@ -229,7 +229,7 @@ def test_page_has_the_facts_of_a_run(tmp_path: Path) -> None:
 
 def test_page_reports_an_unproven_ledger(run: Run) -> None:
     """On the page, on the terminal and by the exit code."""
-    ledger = Ledger(sampled=10, trained=7, dropped={"forced": 3}, chains=2, forks={"rewritten": 1})
+    ledger = Ledger(sampled=10, trainable=7, dropped={"forced": 3}, chains=2, forks={"rewritten": 1})
     run.rollouts({"ledger": ledger})
     done = run.report()
     assert (done.exit_code, done.output) == (1, f"Page: {run.page}; its tokens are NOT BALANCED\n")
@@ -245,7 +245,7 @@ def test_page_reports_an_unproven_ledger(run: Run) -> None:
 
 
 def test_page_reports_a_balanced_ledger(run: Run) -> None:
-    run.rollouts({"ledger": Ledger(sampled=0, trained=0)})
+    run.rollouts({"ledger": Ledger(sampled=0, trainable=0)})
     text = run.read().text
     assert "0 sampled = 0 trained + 0 dropped; balanced, 100.0 % accounted for." in text
     assert "Chains: 0, of which 0 forks" in text

@@ -113,7 +113,7 @@ def test_each_sampled_token_is_trained_or_dropped_once(name: str, request: pytes
                     dropped[reason] += 1
                     assert data["reasons"][reason]
         assert head.ledger is not None
-        assert (kept, dict(dropped)) == (head.ledger.trained, dict(head.ledger.dropped))
+        assert (kept, dict(dropped)) == (head.ledger.trainable, dict(head.ledger.dropped))
 
 
 def test_fork_writes_only_what_its_prompt_does_not_share(odd: ShownRun) -> None:

@@ -68,7 +68,9 @@ def serve(
         log_to_stderr(plugins, redactor)
 
         async def serving() -> None:
-            await execute(plan, plugins, out, observe, worker, resume=resume, again=["cancelled"])
+            served = await execute(plan, plugins, out, observe, worker, resume=resume, again=["cancelled"])
+            if served.stopped is not None:
+                raise served.stopped
 
         run(serving)
 

@@ -51,7 +51,7 @@ class SweAction(Action):
 
 
 class SweObservation(Observation):
-    """The state of an episode after an action. `reward` is the grader's: 1.0, 0.0, or null for no verdict."""
+    """The state of an episode after an action. `reward` is that of the record, null for no verdict."""
 
     episode_id: str
     task_id: str

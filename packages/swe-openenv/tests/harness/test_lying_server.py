@@ -32,7 +32,7 @@ def told(observation: Any, *, done: Any = False, reward: Any = None) -> dict[str
 
 
 READY = told({"status": "ready"})
-END = told({"outcome": "resolved", "ledger": {"trained": 0}}, done=True, reward=1.0)
+END = told({"outcome": "resolved", "ledger": {"trainable": 0}}, done=True, reward=1.0)
 
 
 @contextmanager

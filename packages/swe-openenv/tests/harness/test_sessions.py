@@ -291,7 +291,7 @@ def test_interleaved_conversations_are_one_row_each_under_trl(tmp_path: Path, ta
         verdict = session.verify([])
         session.close()
     assert len(trace.turns) == verdict.metrics["turns"] == 6
-    assert verdict.metrics["trained"] == verdict.metrics["sampled"] > 0
+    assert verdict.metrics["trainable"] == verdict.metrics["sampled"] > 0
     run = RunDirectory.open(tmp_path / "run")
     assert run.info.settings["engine"]["vllm"]["temperature"] == 0.8
     turns = worker._turns_from_training_trace(trace)

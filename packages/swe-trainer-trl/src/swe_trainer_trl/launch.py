@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import httpx
-
 from swe_core.api.engine import Engine
 from swe_core.api.sandbox import SandboxProvider
+from swe_core.api.task import Task
 from swe_core.errors import ConfigError, EngineError, SweError, UsageError, sentence
 from swe_core.hub.push import push_run
 from swe_core.hub.pushed_run import run_name
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.run.components import ResolvedComponent, load_plugins
+from swe_core.run.components import PluginSet, ResolvedComponent, load_plugins
 from swe_core.run.execute import create_directory
 from swe_core.run.launcher import Launch, Launcher
-from swe_core.run.plan import plan_run
-from swe_core.run.settings import Settings
-from swe_core.system.event_loop import ending_signals
+from swe_core.run.plan import Plan, plan_run
+from swe_core.run.resume import check_fixed, remember
+from swe_core.run.settings import RunOptions, Settings
+from swe_core.run.task_selection import selection
 from swe_core.system.event_loop import run as run_in_loop
 from swe_core.system.files import locked
-from swe_core.system.redaction import Redactor
-from swe_core.system.urls import base_url
+from swe_core.system.redaction import Redactor, redaction_scope
 from swe_trainer_trl.config import TRLConfig
+from swe_trainer_trl.console import LibraryMessages
+from swe_trainer_trl.interrupts import Interrupts
 from swe_trainer_trl.journal.checkpoints import CHECKPOINTS
 from swe_trainer_trl.journal.journal import JOURNAL, Journal
+from swe_trainer_trl.rollouts.held_out import held_out
 from swe_trainer_trl.server.health import ServerLost, dead, unpause
+from swe_trainer_trl.server.parallel import in_parallel
+from swe_trainer_trl.server.served import refuse_unequal, refuse_used, require_adapters
+from swe_trainer_trl.server.urls import server_urls
 from swe_trainer_trl.trackers import defaults, named, require, trackers, variables, with_trackers
 
 if TYPE_CHECKING:
@@ -40,12 +45,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVER_LOG = "vllm.log"
-"""Name in the run directory."""
+"""Name in the run directory; further servers have a number, such as `vllm-2.log`."""
 
 _END = 10.0
 """Seconds to wait for the end of a server that has failed."""
-_ASK = 30.0
-"""Timeout of requests about the server itself, in seconds."""
 
 
 class TRLLauncher(Launcher):
@@ -56,89 +59,118 @@ class TRLLauncher(Launcher):
 
     def launch(self, launch: Launch) -> bool:
         """See `Launcher.launch`. The trained model is saved in `model` in the run directory."""
-        try:
-            with _signals_interrupt():
-                self._launch(launch)
-        except KeyboardInterrupt:
+        with Interrupts() as interrupts:
+            try:
+                self._launch(launch, interrupts)
+            except KeyboardInterrupt:
+                pass
+            except Exception as error:
+                if not interrupts.count:
+                    raise
+                logger.warning("the interrupt met an error: %s", sentence(error))
+            else:
+                return False
+        if (launch.directory / JOURNAL).exists():
             logger.warning("interrupted; resume with --resume %s", launch.directory)
-            return True
-        return False
+        return True
 
-    def _launch(self, launch: Launch) -> None:
+    def preview(self, launch: Launch, say: Callable[[str], None]) -> None:
+        """See `Launcher.preview`: the layout of the GPUs, and the memory of each."""
+        config, run = with_trackers(self._config, launch.settings.track), launch.settings.run
+        require(trackers(config))
+        model, urls = _policy(config, run), server_urls(run.engine_url or "")
+        plan, _, _ = _planned(launch)
+        if launch.resume:
+            _require_journal(launch.directory)
+        from swe_trainer_trl.preview import preview
+
+        url = next(iter(urls), None)
+        preview(config, launch.settings, model, url, tasks=len(plan.tasks), say=say)
+
+    def _launch(self, launch: Launch, interrupts: Interrupts) -> None:
         config, run, directory = self._config, launch.settings.run, launch.directory
+        if config.hardware is not None:
+            raise ConfigError(
+                "worker.trl.hardware (--hardware) is what --dry-run plans for, and a training uses the GPUs "
+                "of this machine: leave it out"
+            )
         config = with_trackers(config, launch.settings.track)
         require(trackers(config))
         launch = named(launch, trackers(config))
         track = launch.settings.track
-        model = config.model or run.model
-        if model is None:
-            raise ConfigError("training needs a policy: pass --model with a directory or a name on the Hub")
-        plugins = load_plugins(run)
-        plan = plan_run(launch.settings, plugins)
-        if not isinstance(plan.model_side, ResolvedComponent):
-            raise ConfigError(
-                f"the agent {plan.agent.name!r} makes no LLM calls that this host answers, so nothing can be "
-                "trained: choose another agent, and leave out --mode black-box"
-            )
-        url = None if run.engine_url is None else _one_server(run.engine_url)
+        model, urls = _policy(config, run), server_urls(run.engine_url or "")
+        plan, plugins, engine = _planned(launch)
+        evaluated = held_out(plan, config, lambda settings: selection(settings, plugins))
         _require_one_process()
-        # Only now what is heavy: torch first, then TRL, whose import asks CUDA for its devices.
-        from swe_trainer_trl.server.gpus import GPULayout, devices, layout, visible_gpus
-
         with ExitStack() as stack:
+            packages = {str(module.__name__).partition(".")[0] for module in plugins.manager.get_plugins()}
+            libraries = stack.enter_context(LibraryMessages(packages, stack.enter_context(redaction_scope())))
             if launch.resume:
                 _require_journal(directory)
                 stack.enter_context(locked(directory))
-            gpus = GPULayout((), visible_gpus()[:1])
-            if url is None:
-                nccl = config.weight_sync == "trl" and config.lora is None
-                gpus = layout(visible_gpus(), config.server.gpus, nccl)
-            stack.enter_context(devices(gpus.trainer))
-            from swe_trainer_trl.hub.push_checkpoints import prepared
-            from swe_trainer_trl.server.vllm_server import model_config, vllm_server
-            from swe_trainer_trl.trainer.arguments import grpo_arguments, lora_config
-            from swe_trainer_trl.trainer.train import ADAPTER, TrainingJob, check, rollout_settings, train
+                check_fixed(RunDirectory.open(directory), plan, _fixed(plan))
+            # Only now what is heavy: torch first, then TRL, whose import asks CUDA for its devices.
+            from swe_trainer_trl.planning.cards import of_this_machine
+            from swe_trainer_trl.planning.training_plan import plan_training
+            from swe_trainer_trl.server.gpus import devices, visible_gpus
 
+            url, longest = next(iter(urls), None), launch.settings.budget.context
+            needs = plan_training(config, model, of_this_machine(visible_gpus()), url=url, longest=longest)
+            gpus = needs.layout
+            config = config.model_copy(update={"processes": needs.processes, "sharding": needs.sharding})
+            stack.enter_context(devices(gpus.trainers))
+            from swe_trainer_trl.hub.push_checkpoints import prepared
+            from swe_trainer_trl.server.vllm_server import model_config, vllm_servers
+            from swe_trainer_trl.trainer.arguments import grpo_arguments, lora_config
+            from swe_trainer_trl.trainer.train import TrainingJob, check, rollout_settings, train
+
+            libraries.imported()
+            interrupts.check()
             # `attempts` is 1 by default, and a group of one has no spread.
             attempts = run.attempts if run.attempts > 1 else None
+            known = defaults(trackers(config), track)
             arguments = grpo_arguments(
                 config,
                 output_dir=directory / CHECKPOINTS,
                 group_size=attempts,
-                defaults=defaults(trackers(config), track),
+                defaults=known,
             )
             adapter = lora_config(config)
             described = model_config(model, arguments)
             check(config, adapter, described)
+            needs.enforce(config.memory_check)
+            for name, why in gpus.idle.items():
+                logger.info("GPU %s is idle: %s", name, why)
             push = prepared(launch.settings.push, directory)
-            settings = rollout_settings(launch.settings, plan.model_side.name, config, arguments)
-            if url is not None:
-                settings = _with_server(settings, url, run.model or model)
-                if launch.resume:
-                    unpause(url)  # a trainer that was killed during a weight sync leaves the server paused
+            settings = rollout_settings(launch.settings, engine, config, arguments)
+            key = _key(plan.model_side)
+            if urls:
+                settings = _with_servers(settings, urls, run.model or model)
+                if launch.resume:  # a trainer that was killed during a weight sync leaves the servers paused
+                    in_parallel([partial(unpause, url) for url in urls])
                 run_in_loop(_check_engine, settings)
-                if adapter is not None and config.weight_sync == "trl":
-                    require_adapters(url)
-                    if not launch.resume:
-                        refuse_used(url, ADAPTER)
+                _check_servers(urls, settings, config, key, new=not launch.resume)
             if not launch.resume:
                 create_directory(plan, plugins, directory, Redactor(), planned=None)
                 stack.enter_context(locked(directory))
                 Journal(directory / JOURNAL).close()  # from now on the run can be resumed
+            else:
+                remember(RunDirectory.open(directory), plan.settings)
+            libraries.write_to(directory)
+            _hold_out(directory, evaluated)
             run_id = run_name(RunDirectory.open(directory).info)
             stack.enter_context(variables(arguments.report_to, track, directory, run_id))
-            server = None
-            if url is None:
+            servers: Sequence[VLLMServer] = ()
+            if not urls:
                 rank = adapter.r if adapter is not None and config.weight_sync == "trl" else None
-                log = directory / SERVER_LOG
-                logger.info("starting vLLM for %s; its log is %s", model, log)
-                server = stack.enter_context(
-                    vllm_server(model, arguments, config, gpus=gpus, lora_rank=rank, log=log)
+                logs = _server_logs(directory, len(gpus.servers))
+                logger.info("starting vLLM for %s; its log is %s", model, " and ".join(map(str, logs)))
+                servers = stack.enter_context(
+                    vllm_servers(model, arguments, config, gpus=gpus, lora_rank=rank, logs=logs)
                 )
-                settings = _with_server(settings, server.url, model)
-            arguments.vllm_server_base_url = settings.run.engine_url
-            with _pushed(launch), _sandboxes_removed(plan.sandbox), _errors_explained(server):
-                if server is not None:
+                settings = _with_servers(settings, [server.url for server in servers], model)
+            with _pushed(launch), _sandboxes_removed(plan.sandbox), _errors_explained(servers):
+                if servers:
                     run_in_loop(_check_engine, settings)
                 train(
                     TrainingJob(
@@ -150,24 +182,50 @@ class TRLLauncher(Launcher):
                         model_config=described,
                         arguments=arguments,
                         adapter=adapter,
-                        server=server,
+                        group_size=attempts,
+                        defaults=known,
+                        processes=config.processes or 1,
+                        servers={server.url: server for server in servers} or dict.fromkeys(urls),
+                        key=key,
                         push=push,
+                        held_out=evaluated,
                     )
                 )
 
 
-def _one_server(urls: str) -> str:
-    """Return the base URL of the user's server, without `/v1`.
+def _fixed(plan: Plan) -> list[str]:
+    """Return the settings that no resume may change: the rollouts and weights of before would not fit."""
+    return [
+        *("run.agent", "run.grader", "run.mode", "run.model", "worker.trl.model", "worker.trl.lora"),
+        *("worker.trl.shuffle", "worker.trl.grpo.seed"),
+        *(f"agent.{plan.agent.name}", f"grader.{plan.grader.name}"),
+    ]
+
+
+def _policy(config: TRLConfig, run: RunOptions) -> str:
+    model = config.model or run.model
+    if model is None:
+        raise ConfigError("training needs a policy: pass --model with a directory or a name on the Hub")
+    return model
+
+
+def _planned(launch: Launch) -> tuple[Plan, PluginSet, str]:
+    """Plan the rollouts.
+
+    Returns:
+        The plan, the plugins, and the name of the engine.
 
     Raises:
-        ConfigError: The URL is invalid, or there are several, which only an evaluation supports.
+        UsageError: A choice is wrong, or no call of the agent is answered by this host.
     """
-    if "," in urls:
+    plugins = load_plugins(launch.settings.run)
+    plan = plan_run(launch.settings, plugins)
+    if not isinstance(plan.model_side, ResolvedComponent):
         raise ConfigError(
-            "--engine-url names several servers, and weights go to one: name that alone, or leave it out and "
-            "one is started"
+            f"the agent {plan.agent.name!r} makes no LLM calls that this host answers, so nothing can be "
+            "trained: choose another agent, and leave out --mode black-box"
         )
-    return base_url(urls).removesuffix("/v1")
+    return plan, plugins, plan.model_side.name
 
 
 def _require_one_process() -> None:
@@ -197,62 +255,54 @@ def _require_journal(directory: Path) -> None:
         )
 
 
-def _with_server(settings: Settings, url: str, model: str) -> Settings:
-    return settings.model_copy(
-        update={"run": settings.run.model_copy(update={"engine_url": url, "model": model})}
-    )
-
-
-def require_adapters(url: str) -> None:
-    """Refuse a server without support for adapters: TRL would merge them and send all weights instead.
-
-    Args:
-        url: The server's base URL, without `/v1`.
+def _hold_out(directory: Path, held_out: Sequence[Task]) -> None:
+    """Keep the held-out tasks in the journal.
 
     Raises:
-        ConfigError: The server takes no adapters, or does not report whether it does.
+        UsageError: The training that is resumed has others.
     """
-    try:
-        reply = httpx.get(
-            f"{url}/server_info", params={"config_format": "json"}, timeout=_ASK, trust_env=False
-        ).raise_for_status()
-        takes = reply.json()["vllm_config"]["lora_config"] is not None
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"the server {url!r} does not say at /server_info whether it takes adapters ({sentence(error)}): "
-            "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
-        ) from None
-    if not takes:
-        raise ConfigError(
-            f"the server {url!r} takes no adapters: start it with --enable-lora, --max-lora-rank and "
-            "--max-loras and with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, or leave out "
-            "worker.trl.lora"
-        )
+    if held_out:
+        with closing(Journal(directory / JOURNAL)) as journal:
+            journal.hold_out({task.instance_id: task.digest for task in held_out})
 
 
-def refuse_used(url: str, name: str) -> None:
-    """Refuse a server that holds adapters of another training: vLLM accepts each adapter name only once.
+def _with_servers(settings: Settings, urls: Sequence[str], model: str) -> Settings:
+    run = settings.run.model_copy(update={"engine_url": ",".join(urls), "model": model})
+    return settings.model_copy(update={"run": run})
+
+
+def _server_logs(directory: Path, count: int) -> Sequence[Path]:
+    """Return the file for the output of each server: `SERVER_LOG`, then the same with a number."""
+    first = directory / SERVER_LOG
+    return [first, *(first.with_stem(f"{first.stem}-{number}") for number in range(2, count + 1))]
+
+
+def _key(engine: object) -> str | None:
+    """Return the key of the servers, from the variable that the engine's settings name."""
+    variable = getattr(getattr(engine, "config", None), "api_key_env", None)
+    return (os.environ.get(variable, "").strip() or None) if variable else None
+
+
+def _check_servers(
+    urls: Sequence[str], settings: Settings, config: TRLConfig, key: str | None, *, new: bool
+) -> None:
+    """Check the user's servers for a training.
 
     Args:
-        url: The server's base URL, without `/v1`.
-        name: Prefix of the adapters' names.
+        new: Whether the training is not resumed. A resumed one may find its own adapters.
 
     Raises:
-        ConfigError: The server holds such adapters, or does not report its adapters.
+        ConfigError: A server takes no adapters or holds others, or the servers differ.
     """
-    try:
-        reply = httpx.get(f"{url}/v1/models", timeout=_ASK, trust_env=False).raise_for_status()
-        held = [card["id"] for card in reply.json()["data"] if card["id"].startswith(f"{name}-v")]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"the server {url!r} does not say at /v1/models which adapters it holds ({sentence(error)}): "
-            "check that it is vLLM, and wants no key"
-        ) from None
-    if held:
-        raise ConfigError(
-            f"the server {url!r} holds adapters of another training ({', '.join(held)}): restart it, or "
-            "resume that training (--resume)"
-        )
+    from swe_trainer_trl.trainer.train import ADAPTER
+
+    if config.lora is not None and config.weight_sync == "trl":
+        for url in urls:
+            require_adapters(url)
+            if new:
+                refuse_used(url, ADAPTER)
+    if len(urls) > 1:
+        refuse_unequal(urls, settings.run.model or "", key)
 
 
 async def _check_engine(settings: Settings) -> None:
@@ -268,12 +318,12 @@ async def _check_engine(settings: Settings) -> None:
 
 
 @contextmanager
-def _errors_explained(server: VLLMServer | None) -> Iterator[None]:
-    """Turn an error that ends the training into one sentence. If the server has died, quote its log."""
+def _errors_explained(servers: Sequence[VLLMServer]) -> Iterator[None]:
+    """Turn an error that ends the training into one sentence. If all servers have died, quote a log."""
     try:
         yield
     except Exception as error:  # the boundary to torch, transformers and TRL
-        died = _death(server, error) if server and not isinstance(error, ServerLost) else None
+        died = None if isinstance(error, ServerLost) else _death(servers, error)
         if died is not None:
             raise SweError(f"{died}; resume with --resume") from error
         if isinstance(error, SweError):
@@ -282,8 +332,17 @@ def _errors_explained(server: VLLMServer | None) -> Iterator[None]:
         raise SweError(f"training failed: {sentence(error)}") from error
 
 
-def _death(server: VLLMServer, error: Exception) -> str | None:
-    """Return why the server ended, as a sentence; None if it is healthy."""
+def _death(servers: Sequence[VLLMServer], error: Exception) -> str | None:
+    """Return why the last server ended, as a sentence; None if one is healthy, or there is none."""
+    died = None
+    for server in servers:
+        died = _death_of(server, error)
+        if died is None:
+            return None
+    return died
+
+
+def _death_of(server: VLLMServer, error: Exception) -> str | None:
     if not isinstance(error, EngineError):
         return server.died()
     # A failing server may be about to end and log the reason. A dead server may also hang instead.
@@ -320,18 +379,3 @@ def _sandboxes_removed(sandbox: ResolvedComponent) -> Iterator[None]:
             run_in_loop(cast(SandboxProvider, sandbox.create()).reap)
         except SweError as error:
             logger.warning("the search for leftover sandboxes failed: %s", sentence(error))
-
-
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Handle `ending_signals` like Ctrl-C, so that everything that was started is stopped.
-
-    This includes SIGINT itself, which a process in the background of a shell ignores by default.
-    """
-    signals = ending_signals()
-    before = [signal.signal(number, signal.default_int_handler) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)

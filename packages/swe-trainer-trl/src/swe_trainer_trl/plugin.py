@@ -34,9 +34,17 @@ def swe_workers() -> Iterable[Component[RolloutWorker | TRLLauncher]]:
 
 @hookimpl
 def swe_options() -> Iterable[RunOption]:
-    """Offer `--weight-sync`."""
-    text = "Transfer of weights to vLLM by the worker trl: trl (NCCL or adapter) or disk. [default: trl]"
-    return [RunOption("--weight-sync", "worker.trl.weight_sync", text, "HOW")]
+    """Offer `--weight-sync`, `--hardware`, `--eval-tasks` and `--eval-every`."""
+    sync = "Transfer of weights to vLLM by the worker trl: trl (NCCL or adapter) or disk. [default: trl]"
+    gpus = "With --dry-run and the worker trl: GPUs to plan for, such as 8x80GB. [default: this machine's]"
+    tasks = "Held-out tasks on which the worker trl evaluates the policy, as --tasks takes them."
+    every = "With --eval-tasks: optimizer steps between two evaluations. [default: 10]"
+    return [
+        RunOption("--weight-sync", "worker.trl.weight_sync", sync, "HOW"),
+        RunOption("--hardware", "worker.trl.hardware", gpus, "GPUS"),
+        RunOption("--eval-tasks", "worker.trl.eval_tasks", tasks, "TASKS"),
+        RunOption("--eval-every", "worker.trl.eval_every", every, "N"),
+    ]
 
 
 @hookimpl

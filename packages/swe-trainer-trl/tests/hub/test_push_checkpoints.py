@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_testing.hf import LocalHF
 from swe_testing.records import make_rollout
-from swe_trainer_trl.hub.restore import earlier, restore, restore_command
+from swe_trainer_trl.hub.restore import restore, restore_command
 from swe_trainer_trl.journal.checkpoints import last_checkpoint
 from swe_trainer_trl.journal.groups import Member
 from swe_trainer_trl.journal.journal import JOURNAL, Journal
@@ -45,7 +46,7 @@ def hf(threaded_hf: LocalHF, caplog: pytest.LogCaptureFixture) -> LocalHF:
 
 
 def finish(run: RunDirectory, name: str) -> None:
-    run.append(make_rollout(id=name, ledger=Ledger(sampled=3, trained=3)))
+    run.append(make_rollout(id=name, ledger=Ledger(sampled=3, trainable=3)))
 
 
 def save(run: RunDirectory, step: int) -> Path:
@@ -169,6 +170,11 @@ def test_hub_that_stays_away_ends_no_training(
     assert "last-checkpoint/model.safetensors" in files(hf)
 
 
+def earlier(run: Path) -> list[str]:
+    """Ids of the rollouts that finished before the restore."""
+    return [json.loads(line)["id"] for line in (run / "earlier.jsonl").read_text().splitlines()]
+
+
 def test_training_that_came_back(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     """What a machine without a disk has: the name of the repository."""
     callback = push(run)
@@ -180,7 +186,7 @@ def test_training_that_came_back(hf: LocalHF, run: RunDirectory, tmp_path: Path)
     assert restore(TO, there) == 3
     restored = RunDirectory.open(there)
     assert restored.info == run.info.model_copy(update={"directory": None})
-    assert (restored.rollouts(), [one.id for one in earlier(there)]) == ([], ["t-g0-0"])
+    assert (restored.rollouts(), earlier(there)) == ([], ["t-g0-0"])
     path, step = last_checkpoint(there / "checkpoints")
     assert path is not None
     assert (step, (path / "model.safetensors").read_bytes()) == (3, b"weights of step 3")
@@ -199,7 +205,7 @@ def test_training_that_came_back(hf: LocalHF, run: RunDirectory, tmp_path: Path)
     journal.close()
     pushed(restored, 6)
     assert restore(TO, tmp_path / "third") == 6
-    assert [one.id for one in earlier(tmp_path / "third")] == ["t-g0-0", "t-g0-1-2"]
+    assert earlier(tmp_path / "third") == ["t-g0-0", "t-g0-1-2"]
 
 
 def test_nothing_to_restore(
@@ -325,3 +331,21 @@ def test_killed_in_mid_push(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> N
     assert restore(TO, tmp_path / "new") == 3
     saved(push(run))
     assert restore(TO, tmp_path / "newer") == 6
+
+
+def test_rollouts_of_an_open_evaluation_run_again_after_a_restore(
+    hf: LocalHF, run: RunDirectory, tmp_path: Path
+) -> None:
+    with closing(Journal(run.path / JOURNAL)) as journal:
+        journal.finish_evaluation(journal.begin_evaluation(0, 1).id)
+        journal.begin_evaluation(3, 4)
+    for name in ("h-eval0-0", "h-eval0-1-2", "h-eval3-0", "h-eval6-0"):
+        finish(run, name)
+    (run.path / "evaluations.jsonl").write_text('{"step":0}\n')
+    callback = push(run)
+    save(run, 3)
+    saved(callback)
+    there = tmp_path / "new" / "run"
+    assert restore(TO, there) == 3
+    assert [one.id for one in earlier(there)] == ["t-g0-0", "h-eval0-0", "h-eval0-1-2"]
+    assert (there / "evaluations.jsonl").read_text() == '{"step":0}\n'

@@ -2,6 +2,7 @@
 
 import asyncio
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,14 +112,15 @@ def test_line_of_a_group_says_what_became_of_each_attempt() -> None:
     ]
     got = closed_group(7, "task", members, assessed(members, update=6, max_staleness=1))
     good, bad = advantages([1.0, 0.0]).tolist()
+    line = {"advantage": None, "left_out": None, "overlong": False}
     assert got.model_dump() == {
         "group": 7,
         "task_id": "task",
         "members": (
-            {"rollout_id": "good", "reward": 1.0, "advantage": pytest.approx(good), "left_out": None},
-            {"rollout_id": "old", "reward": 1.0, "advantage": None, "left_out": "stale"},
-            {"rollout_id": "error", "reward": None, "advantage": None, "left_out": "no_reward"},
-            {"rollout_id": "silent", "reward": 0.0, "advantage": pytest.approx(bad), "left_out": None},
+            {**line, "rollout_id": "good", "reward": 1.0, "advantage": pytest.approx(good)},
+            {**line, "rollout_id": "old", "reward": 1.0, "left_out": "stale"},
+            {**line, "rollout_id": "error", "reward": None, "left_out": "no_reward"},
+            {**line, "rollout_id": "silent", "reward": 0.0, "advantage": pytest.approx(bad)},
         ),
         "skipped": None,
     }
@@ -162,6 +164,79 @@ def test_stale_member_is_as_if_cancelled() -> None:
     assert got.stale == ("old",)
     assert [(row.rollout_id, row.update) for row in got.rows] == [("good", 5), ("bad", 5)]
     assert assessed(members[:2], update=6, max_staleness=1).skipped == "stale"
+
+
+def cut(name: str, reward: float | None, **changed: Any) -> Member:
+    return replace(member(name, reward, [True]), overlong=True, **changed)
+
+
+MIXED = [member("good", 1.0, [True]), member("bad", 0.0, [True]), cut("cut", 0.5)]
+
+
+def test_excluded_member_is_neither_in_the_baseline_nor_trained() -> None:
+    got = assessed(MIXED, overlong="exclude")
+    assert [(row.rollout_id, round(row.advantage, 3)) for row in got.rows] == [("good", 1.0), ("bad", -1.0)]
+    assert (got.overlong, got.cut, got.stale, got.skipped) == (("cut",), 1, (), None)
+    assert (got.reward_mean, got.reward_std) == (0.5, 0.5)
+    line = closed_group(0, "task", MIXED, got)
+    assert [(one.left_out, one.overlong, one.reward) for one in line.members] == [
+        (None, False, 1.0),
+        (None, False, 0.0),
+        ("overlong", True, 0.5),
+    ]
+
+
+def test_zeroed_member_is_trained_with_reward_0() -> None:
+    got = assessed(MIXED, overlong="zero")
+    wanted = advantages([1.0, 0.0, 0.0]).tolist()
+    assert [(row.rollout_id, row.reward, row.advantage) for row in got.rows] == [
+        ("good", 1.0, wanted[0]),
+        ("bad", 0.0, wanted[1]),
+        ("cut", 0.0, wanted[2]),
+    ]
+    assert (got.overlong, got.cut) == ((), 1)
+    line = closed_group(0, "task", MIXED, got)
+    assert [(one.left_out, one.overlong, one.reward) for one in line.members][-1] == (None, True, 0.0)
+
+
+def test_cut_member_counts_as_graded_by_default() -> None:
+    got = assessed(MIXED)
+    assert [row.reward for row in got.rows] == [1.0, 0.0, 0.5]
+    assert (got.overlong, got.cut) == ((), 1)
+
+
+def test_group_without_a_spread_but_for_cut_members_has_one_where_they_are_zeroed() -> None:
+    members = [member("good", 1.0, [True]), cut("cut", 1.0)]
+    assert assessed(members).skipped == "no_spread"
+    assert assessed(members, overlong="zero").skipped is None
+
+
+@pytest.mark.parametrize(
+    ("members", "skipped"),
+    [
+        ([cut("a", 1.0), member("b", 0.0, [True])], "overlong"),
+        ([cut("a", 1.0), cut("b", 0.0)], "overlong"),
+        ([cut("a", 1.0), cut("b", None), cut("c", None)], "too_few_scored"),
+        ([cut("a", 1.0), member("b", 0.0, [True]), member("c", 1.0, [True], version=4)], "stale"),
+        ([cut("a", 1.0, oldest=4), member("b", 0.0, [True]), member("c", 1.0, [True])], None),
+    ],
+)
+def test_group_that_loses_too_many_is_skipped_for_a_reason(
+    members: list[Member], skipped: str | None
+) -> None:
+    got = assessed(
+        [replace(one, oldest=one.oldest or 9) for one in members], max_staleness=1, overlong="exclude"
+    )
+    assert got.skipped == skipped
+    assert set(got.overlong) == {one.rollout_id for one in members if one.overlong and one.reward is not None}
+    assert not set(got.overlong) & set(got.stale)
+
+
+def test_float_rewards_have_a_spread_unless_they_are_equal() -> None:
+    third = 1 / 3
+    assert assessed([member("a", third, [True]), member("b", third, [True])]).skipped == "no_spread"
+    got = assessed([member("a", third, [True]), member("b", -0.2, [True])])
+    assert [row.advantage for row in got.rows] == pytest.approx([1, -1], abs=1e-6)
 
 
 def test_equal_rewards_are_kept_on_demand() -> None:

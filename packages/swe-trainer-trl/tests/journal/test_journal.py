@@ -32,7 +32,7 @@ from swe_core.api.chain import Chain
 from swe_core.api.engine import ForkCause
 from swe_core.errors import SweError, UsageError
 from swe_trainer_trl.journal.groups import Assessed, Member, Row, assess
-from swe_trainer_trl.journal.journal import Journal, ReadyGroup, Tokens
+from swe_trainer_trl.journal.journal import Journal, ReadyGroup
 from swe_trainer_trl.journal.statements import FORMAT
 
 SIZE = 3
@@ -147,11 +147,13 @@ def chains(draw: st.DrawFn) -> Chain:
 def test_members_and_rows_come_back_bit_for_bit(
     chains_: list[Chain], reward: float | None, attempt: int
 ) -> None:
-    member = Member("r", attempt, reward, tuple(chains_), attempt, attempt)
+    member = Member("r", attempt, reward, tuple(chains_), attempt, attempt, attempt % 2 == 1)
     rows = []
     for chain in chains_:
         ids, mask = chain.input_ids.astype(np.int64), chain.completion_mask.astype(np.int64)
-        rows.append(Row("r", ids, mask, chain.old_log_probs, 0.1, attempt, reward or 0.0, attempt % 3))
+        rows.append(
+            Row("r", ids, mask, chain.old_log_probs, 0.1, attempt, reward or 0.0, attempt % 3, chain.cause)
+        )
     with tempfile.TemporaryDirectory() as folder, opened(Path(folder) / "train.sqlite") as journal:
         group = journal.open_group("task", 2)
         journal.add_member(group, member)
@@ -610,6 +612,47 @@ def write(path: Path, groups: int, train: bool) -> None:
                     tell("trained", ready.id)
 
 
+# evaluations
+
+
+def test_evaluations_are_open_until_they_are_finished(path: Path) -> None:
+    with opened(path) as journal:
+        assert (journal.last_evaluation(), journal.open_evaluations()) == (None, [])
+        first, second = journal.begin_evaluation(0, 1), journal.begin_evaluation(10, 11)
+        journal.finish_evaluation(first.id)
+    with opened(path) as journal:
+        assert journal.open_evaluations() == [second]
+        assert journal.ended_evaluations() == [first]
+        assert journal.last_evaluation() == 10
+    assert [one.name for one in (first, second)] == ["eval0", "eval10"]
+    assert (second.step, second.round, second.version) == (10, 1, 11)
+
+
+def test_evaluations_of_lost_weights_end_and_their_step_gets_another_name(journal: Journal) -> None:
+    for step in (0, 10, 20):
+        journal.begin_evaluation(step, step + 1)
+    journal.rewind(10)
+    assert [one.step for one in journal.open_evaluations()] == [0, 10]
+    assert journal.last_evaluation() == 10
+    assert journal.begin_evaluation(20, 25).name == "eval20.2"
+    journal.rewind(10)
+    assert journal.begin_evaluation(20, 35).name == "eval20.3"
+
+
+def test_other_held_out_tasks_are_refused(journal: Journal) -> None:
+    journal.hold_out({"a": "1", "b": "2"})
+    journal.hold_out({"b": "2", "a": "1"})
+    for other, named in (
+        ({"a": "1"}, "b differs"),
+        ({"a": "1", "b": "3"}, "b differs"),
+        ({"c": "4"}, "a, b, c differ"),
+    ):
+        with pytest.raises(
+            UsageError, match=f"evaluates on other tasks \\({named}\\): resume it with the same"
+        ):
+            journal.hold_out(other)
+
+
 def main() -> None:
     if sys.argv[1] == "full":
         add_until_full(Path(sys.argv[2]))
@@ -638,10 +681,10 @@ def test_every_trainable_id_is_accounted_for(journal: Journal) -> None:
             np.where(mask, 1, -1).astype(np.int32), "start",
         )  # fmt: skip
 
-    def begin(*rewards: float, version: int = 1) -> tuple[int, list[Member]]:
+    def begin(*rewards: float, version: int = 1, cut: int | None = None) -> tuple[int, list[Member]]:
         group = journal.open_group("task", len(rewards))
         members = [
-            Member(f"{group}-{n}", n, reward, (chain(10 + n),), version, version)
+            Member(f"{group}-{n}", n, reward, (chain(10 + n),), version, version, n == cut)
             for n, reward in enumerate(rewards)
         ]
         for member in members:
@@ -649,32 +692,62 @@ def test_every_trainable_id_is_accounted_for(journal: Journal) -> None:
         return group, members
 
     def close(group: int, members: list[Member], version: int = 1) -> None:
-        assessed = assess(members, update=version, max_staleness=1, min_scored=2, keep_without_spread=False)
+        assessed = assess(
+            members,
+            update=version,
+            max_staleness=1,
+            min_scored=2,
+            keep_without_spread=False,
+            overlong="exclude",
+        )
         journal.close_group(group, assessed)
 
     group, members = begin(0.0, 1.0)
-    assert journal.tokens() == Tokens(0, 21, {})
+    assert fates(journal) == {"waiting": 21}
     close(group, members)
     close(*begin(1.0, 1.0))
-    assert journal.tokens() == Tokens(0, 21, {"no_spread": 21})
+    assert fates(journal) == {"waiting": 21, "no_spread": 21}
     (ready,) = journal.ready()
     first, second = (row_id for row_id, _ in ready.rows)
     journal.mark_trained([first], step=1)
     journal.drop([second], "stale")
-    assert journal.tokens() == Tokens(10, 0, {"no_spread": 21, "stale": 11})
+    assert fates(journal) == {"trained": 10, "no_spread": 21, "stale": 11}
     group, fresh = begin(0.0, 1.0, version=3)
     old = Member(f"{group}-old", 2, 1.0, (chain(5),), 1, 1)
     journal.add_member(group, old)
     close(group, [*fresh, old], version=3)
-    assert journal.tokens() == Tokens(10, 21, {"no_spread": 21, "stale": 16})
+    assert fates(journal) == {"trained": 10, "waiting": 21, "no_spread": 21, "stale": 16}
     journal.rewind(0)
-    assert journal.tokens() == Tokens(0, 31, {"no_spread": 21, "stale": 16})
+    assert fates(journal) == {"waiting": 31, "no_spread": 21, "stale": 16}
+    group, members = begin(0.0, 1.0, 1.0, version=3, cut=2)
+    old = Member(f"{group}-old", 3, 1.0, (chain(5),), 1, 1)
+    journal.add_member(group, old)
+    close(group, [*members, old], version=3)
+    assert fates(journal) == {"waiting": 52, "no_spread": 21, "stale": 21, "overlong": 12}
+    close(*begin(0.0, 1.0, cut=1))  # too few are left, so the whole group is skipped
+    assert fates(journal) == {"waiting": 52, "no_spread": 21, "stale": 21, "overlong": 33}
+
+
+def fates(journal: Journal) -> dict[str, int]:
+    """What became of the trainable ids of finished attempts."""
+    with journal._transaction(write=False) as db:
+        return dict(db.execute("SELECT fate, tokens FROM tokens"))
 
 
 def test_pruned_rows_stay_trained(journal: Journal) -> None:
     """Its ids are gone, so going back beyond it frees nothing: an empty row must never be trained."""
     rows = tuple(
-        Row(str(n), np.ones(4, np.int64), np.array([0, 1, 1, 1]), np.zeros(4, np.float32), 1.0, 1, 1.0, 0)
+        Row(
+            str(n),
+            np.ones(4, np.int64),
+            np.array([0, 1, 1, 1]),
+            np.zeros(4, np.float32),
+            1.0,
+            1,
+            1.0,
+            0,
+            "start",
+        )
         for n in range(2)
     )
     group = journal.open_group("task", 2)
@@ -683,8 +756,8 @@ def test_pruned_rows_stay_trained(journal: Journal) -> None:
     for step, (row_id, _) in enumerate(ready.rows, 1):
         journal.mark_trained([row_id], step)
     journal.forget(1)
-    assert journal.tokens() == Tokens(6, 0, {})
+    assert fates(journal) == {"trained": 6}
     journal.rewind(0)
     ((_, again),) = journal.ready()[0].rows
     assert (again.rollout_id, len(again.input_ids)) == ("1", 4)
-    assert journal.tokens() == Tokens(3, 3, {})
+    assert fates(journal) == {"trained": 3, "waiting": 3}

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from swe_core.api.engine import EngineSession
 from swe_core.api.grader import Graded
+from swe_core.api.limits import Budgets
 from swe_core.api.records import Rollout, Turn, TurnTokens
 from swe_core.api.rollout_request import RolloutRequest
 from swe_core.api.sandbox import Sandbox, SandboxSpec
@@ -32,7 +33,7 @@ from swe_core.builtin.local import bwrap
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.builtin.vllm.request import RequestWriter
-from swe_core.errors import ConfigError, EngineUnavailable, SandboxDied, SweError
+from swe_core.errors import ConfigError, EngineUnavailable, PluginError, SandboxDied, SweError
 from swe_core.interception.server import InterceptionServer
 from swe_core.report.token_audit import audit
 from swe_core.rollout.run_context import RunContext
@@ -63,6 +64,7 @@ from swe_trainer_trl.rollouts.metrics import RolloutMetrics
 from swe_trainer_trl.rollouts.staleness import StalenessCheck
 from swe_trainer_trl.rollouts.worker import RolloutFeeder
 
+from ..journal.test_journal import fates
 from ..scripted_rollouts import (
     OPTIONS,
     PATIENCE,
@@ -77,6 +79,8 @@ from ..scripted_rollouts import (
 )
 
 pytestmark = pytest.mark.anyio
+
+SERVER, OTHER = "http://one", "http://other"
 
 
 @pytest.fixture(autouse=True)
@@ -213,7 +217,7 @@ class Feed:
 
 
 def _short(rollout_id: str) -> str:
-    return re.sub(r"^.*-g(\d+)-", r"\1/", rollout_id)
+    return re.sub(r"^.*-(?:g(\d+)|(eval[\d.]+))-", r"\1\2/", rollout_id)
 
 
 @asynccontextmanager
@@ -227,21 +231,25 @@ async def feeding(
     engine: bool = True,
     prepare: Callable[[Journal], None] = lambda journal: None,
     dying: Collection[int] = (),
+    budget: Budgets | None = None,
+    shape: Callable[[Rollout, float], float] = lambda rollout, reward: reward,
+    held_out: int = 0,
+    servers: Sequence[str] = (SERVER,),
     **options: Any,
 ) -> AsyncIterator[Feed]:
     """A feeder in the run directory `path`, which resumes an existing run; `first` are its first
-    commands. It is stopped in the end."""
+    commands. The last `held_out` of its tasks are evaluated on. It is stopped in the end."""
     mark = uuid.uuid4().hex
     agent, script, provider = ScriptedAgent(AgentConfig(mark=mark)), Script(words), Watched(dying)
-    scripted = ScriptedEngine(script)
+    scripted = ScriptedEngine(script, lambda rollout: servers[place(rollout)[1] % len(servers)])
     redactor = Redactor()
     if (path / RUN_FILE).exists():
         run = RunDirectory.resume(path, redactor)
     else:
         run = RunDirectory.create(path, new_run_info({}, {}, None, []), redactor)
     requests = [
-        make_request(task, spec=sandbox_spec(task, Settings()), sandbox_retries=1)
-        for task in itertools.islice(DemoSource().tasks(), tasks)
+        make_request(task, spec=sandbox_spec(task, Settings()), sandbox_retries=1, budget=budget or Budgets())
+        for task in itertools.islice(DemoSource().tasks(), tasks + held_out)
     ]
     journal = Journal(path / "train.sqlite")
     prepare(journal)
@@ -254,7 +262,9 @@ async def feeding(
             run,
             [],
             concurrency,
+            shape=shape,
         )
+        runner.finish_set_aside()
         feed = Feed(script, journal, runner, scripted, provider, mark, send)
         runner.observe(feed)
         feeder = RolloutFeeder(
@@ -263,8 +273,10 @@ async def feeding(
             version,
             {version: version},
             aiter(receive),
+            servers,
             feed.report,
-            lambda: feed.dead,
+            lambda url: feed.dead,
+            [request.task.instance_id for request in requests[tasks:]],
         )
 
         async def drive() -> None:
@@ -318,6 +330,21 @@ async def test_group_is_handed_over_whole_and_errors_have_no_part_in_its_baselin
     assert [member.reward for member in line.members] == [1.0, 0.0, None, 0.0]
     assert [member.advantage for member in line.members] == [wanted[0], wanted[1], None, wanted[2]]
     assert [member.left_out for member in line.members] == [None, None, "no_reward", None]
+
+
+async def test_no_group_begins_after_the_last_one(tmp_path: Path) -> None:
+    """Also of a run that is resumed: the trainer would end before it had trained them."""
+    run, words = tmp_path / "run", {"*": ["done"], "1": ["held>done"]}
+    async with feeding(run, words, groups=3, groups_ahead=9) as feed:
+        await feed.script.held("held")
+        await feed.until(lambda: len(feed.rollouts) == 3)
+        assert feed.journal.groups_begun() == 3
+    async with feeding(run, {"*": ["done"]}, groups=3, groups_ahead=9) as feed:
+        await feed.until(lambda: sorted(feed.closed) == [0, 1, 2])
+        assert feed.journal.groups_begun() == 3
+        assert feed.journal.all_closed(3)
+        assert feed.problem is None
+        assert not feed.ended.is_set()  # it waits for the trainer
 
 
 async def test_group_has_its_line_before_it_is_closed_and_once_more_after_a_kill(
@@ -386,8 +413,41 @@ async def test_member_whose_sandbox_failed_is_run_again_and_its_last_try_is_trai
     assert len(rollout.retried) == 1
     assert bytes(row.input_ids[row.completion_mask == 1].tolist()) == b"done"
     assert rollout.ledger is not None
-    assert (rollout.ledger.trained, rollout.ledger.dropped) == (4, {"retried": len(b"againagaindone")})
+    assert (rollout.ledger.trainable, rollout.ledger.dropped) == (4, {"retried": len(b"againagaindone")})
     assert feed.measured("ledger/dropped_retried_tokens_total") == len(b"againagaindone")
+
+
+@pytest.mark.parametrize("trained", [True, False])
+async def test_summaries_are_trained_or_context_and_their_tokens_are_booked(
+    tmp_path: Path, trained: bool
+) -> None:
+    """A session with two compactions: the calls after "compact" ask for summaries."""
+    words = ["again", "compact", "again", "compact", "again", "done"]
+    run = tmp_path / "run"
+    async with feeding(run, {"*": words}, groups_ahead=1, summaries=trained) as feed:
+        await feed.until(lambda: feed.closed == [0])
+        (group,) = feed.ready
+        tokens = fates(feed.journal)
+    text, summary = "".join(words).encode(), len("again")
+    learned = text if trained else b"againcompactcompactdone"
+    for _, row in group.rows:
+        assert bytes(row.input_ids[row.completion_mask == 1].tolist()) == learned
+        assert bytes(one for one in row.input_ids.tolist() if one > len(words)) == text  # all is context
+        assert row.cause == "start"
+    ledger = feed.rollouts["0/0"].ledger
+    assert ledger is not None
+    assert (ledger.sampled, ledger.trainable) == (len(text), len(learned))
+    assert ledger.dropped == ({} if trained else {"summary": 2 * summary})
+    assert ledger.summaries == (2 * summary if trained else 0)
+    assert tokens.get("waiting", 0) == 2 * len(learned)
+    assert [turn.summary for turn in RunDirectory.open(run).turns(feed.rollouts["0/0"].id)] == [
+        *(False, False, True, False, True, False)
+    ]
+    rates = [one.values["ledger/summary_frac"] for one in feed.reports
+             if isinstance(one, Metrics) and "ledger/summary_frac" in one.values]  # fmt: skip
+    in_summaries, all_trained = (sum(part) for part in zip(*rates, strict=True))  # type: ignore[arg-type]
+    assert in_summaries / all_trained == (2 * summary / len(text) if trained else 0)
+    assert feed.measured("ledger/dropped_summary_tokens_total") == (0 if trained else 4 * summary)
 
 
 async def test_groups_are_handed_over_in_the_order_in_which_they_are_closed(tmp_path: Path) -> None:
@@ -508,6 +568,83 @@ async def test_rows_of_an_earlier_process_count_before_the_trainer_takes_them(
         assert feed.journal.groups_begun() == 6
 
 
+# attempts that were cut short, and shaped rewards
+
+
+async def test_excluded_attempt_is_left_out_and_accounted_for_also_after_a_resume(tmp_path: Path) -> None:
+    path, options = tmp_path / "run", {"group_size": 3, "groups_ahead": 1, "overlong": "exclude"}
+    async with feeding(path, {"1": ["late>done"], "2": ["again", "cut"], "*": ["done"]}, **options) as feed:
+        await feed.script.held("late")
+        while len(feed.journal.unfinished()[0].members) < 2:
+            await feed.told.wait()
+    async with feeding(path, {"*": ["done"]}, **options) as feed:
+        await feed.until(lambda: feed.closed == [0])
+        (group,) = feed.ready
+        tokens = fates(feed.journal)
+        await feed.stop()
+    cut = feed.rollouts["0/2"]
+    assert (cut.outcome, cut.reward, cut.finish_reason) == ("resolved", 1.0, "length")
+    assert [_short(row.rollout_id) for _, row in group.rows] == ["0/0", "0/1-2"]
+    assert [row.advantage for _, row in group.rows] == advantages([1.0, 0.0]).tolist()
+    (line,) = read_groups(path)
+    assert [member.left_out for member in line.members] == [None, None, "overlong"]
+    assert [member.overlong for member in line.members] == [False, False, True]
+    assert tokens == {"waiting": 2 * len("done"), "overlong": len("againcut")}
+    assert feed.measured("group/overlong_total") == 1
+
+
+async def test_attempt_that_a_budget_ended_has_reward_0_in_its_group_and_keeps_its_verdict(
+    tmp_path: Path,
+) -> None:
+    words = {"0": ["again"], "*": ["done"]}
+    options: dict[str, Any] = {"group_size": 3, "groups_ahead": 1, "overlong": "zero"}
+    async with feeding(tmp_path / "run", words, budget=Budgets(turns=2, grace=0), **options) as feed:
+        await feed.until(lambda: feed.closed == [0])
+        (group,) = feed.ready
+    cut = feed.rollouts["0/0"]
+    assert (cut.outcome, cut.reward, cut.ended_by) == ("resolved", 1.0, "turns")
+    assert {_short(row.rollout_id): row.reward for _, row in group.rows} == {
+        "0/0": 0.0,
+        "0/1": 0.0,
+        "0/2": 1.0,
+    }
+
+
+async def test_group_whose_attempts_are_all_excluded_is_skipped_and_ends_a_run_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_scheduler, "_ALIKE", 3)
+    async with feeding(tmp_path / "run", {"*": ["cut"]}, overlong="exclude") as feed:
+        await feed.ended.wait()
+    assert "3 groups all attempts had the same reward or too many were excluded as overlong" in str(
+        feed.problem
+    )
+    assert "raise the budgets that cut them" in str(feed.problem)
+    assert feed.measured("group/skipped_overlong_total") >= 3
+
+
+async def test_rollout_whose_reward_cannot_be_shaped_stops_the_run_and_is_trained_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run"
+
+    def broken(rollout: Rollout, reward: float) -> float:
+        raise PluginError("the plugin 'mine' returned nan")
+
+    async with feeding(path, {"1": ["late>done"], "*": ["done"]}, groups_ahead=1, shape=broken) as feed:
+        await feed.ended.wait()
+    assert "the plugin 'mine' returned nan; the run was stopped" in str(feed.problem)
+    assert feed.outcomes == {"0/1": "cancelled"}
+    async with feeding(path, {"*": ["done"]}, groups_ahead=1, shape=lambda _, reward: reward - 0.25) as feed:
+        await feed.until(lambda: feed.closed == [0])
+        (group,) = feed.ready
+        await feed.stop()
+    assert [rollout for rollout in feed.engine.rollouts if rollout.endswith("-0")] == []
+    assert {_short(row.rollout_id): row.reward for _, row in group.rows} == {"0/0": 0.75, "0/1-2": -0.25}
+    rollout = feed.rollouts["0/0"]
+    assert (rollout.outcome, rollout.reward, rollout.unshaped_reward) == ("resolved", 0.75, 1.0)
+
+
 # staleness
 
 
@@ -536,7 +673,7 @@ async def test_rollout_that_is_too_old_is_cancelled_while_it_runs(tmp_path: Path
     assert (cancelled.outcome, cancelled.cancelled_as, cancelled.reward) == ("cancelled", "stale", None)
     assert cancelled.ledger is not None
     assert cancelled.ledger.sampled == len("stay")
-    assert (cancelled.ledger.trained, cancelled.ledger.dropped) == (0, {"stale": len("stay")})
+    assert (cancelled.ledger.trainable, cancelled.ledger.dropped) == (0, {"stale": len("stay")})
     assert feed.rollouts["0/1"].outcome == "unresolved"
     assert feed.rollouts["1/0"].outcome == "resolved"
     assert feed.engine.versions == [1, 2, 3]
@@ -575,12 +712,12 @@ async def test_attempts_that_need_a_server_which_has_died_are_made_again(tmp_pat
     async with feeding(tmp_path / "run", words, groups_ahead=1) as feed:
         await feed.script.held("go")
         await feed.until(lambda: "0/1" in feed.rollouts)
-        await feed.say(Lost(), Lost())
+        await feed.say(Lost(url=SERVER), Lost(url=SERVER))
         await feed.until(lambda: "0/0" in feed.rollouts)
         feed.script.words = {"*": ["done"]}
         await anyio.wait_all_tasks_blocked()
         assert (feed.closed, set(feed.rollouts)) == ([], {"0/0", "0/1"})
-        await feed.say(Back())
+        await feed.say(Back(url=SERVER))
         await feed.until(lambda: feed.closed == [0])
         (group,) = feed.ready
         assert len(group.rows) == 2
@@ -598,9 +735,9 @@ async def test_attempt_that_failed_as_its_server_died_is_made_again(tmp_path: Pa
         feed.dead = True
         await feed.until(lambda: {"0/0", "0/1"} <= set(feed.rollouts))
         feed.script.words = {"*": ["done"]}
-        await feed.say(Lost())
+        await feed.say(Lost(url=SERVER))
         feed.dead = False
-        await feed.say(Back())
+        await feed.say(Back(url=SERVER))
         await feed.until(lambda: feed.closed == [0])
     assert feed.outcomes == {"0/0": "error", "0/0-2": "resolved", "0/1": "unresolved"}
 
@@ -619,7 +756,7 @@ async def test_resumed_run_repeats_what_a_dead_server_lost(tmp_path: Path) -> No
         feed.dead = True
         await feed.script.held("go")
         await feed.until(lambda: "0/1" in feed.rollouts)
-        await feed.say(Lost())
+        await feed.say(Lost(url=SERVER))
         await feed.until(lambda: "0/0" in feed.rollouts)
     async with feeding(path, {"*": ["done"]}, groups_ahead=1) as feed:
         await feed.until(lambda: 0 in feed.closed)
@@ -629,15 +766,90 @@ async def test_resumed_run_repeats_what_a_dead_server_lost(tmp_path: Path) -> No
 
 
 async def test_server_that_is_back_and_lost_at_once_gets_no_attempt(tmp_path: Path) -> None:
-    async with feeding(tmp_path / "run", {"*": ["done"]}, Lost(), groups_ahead=1) as feed:
+    async with feeding(tmp_path / "run", {"*": ["done"]}, Lost(url=SERVER), groups_ahead=1) as feed:
         await anyio.wait_all_tasks_blocked()
-        feed.commands.send_nowait(Back())
-        feed.commands.send_nowait(Lost())
+        feed.commands.send_nowait(Back(url=SERVER))
+        feed.commands.send_nowait(Lost(url=SERVER))
         await anyio.wait_all_tasks_blocked()
         assert {rollout.cancelled_as for rollout in feed.rollouts.values()} <= {"engine_lost"}
         assert feed.provider.alive == []
-        await feed.say(Back())
+        await feed.say(Back(url=SERVER))
         await feed.until(lambda: 0 in feed.closed)
+
+
+# several servers
+
+
+BOTH = (SERVER, OTHER)
+"""The first serves even attempts, the second odd ones."""
+
+
+async def test_only_the_attempts_of_a_server_that_has_died_are_made_again(tmp_path: Path) -> None:
+    words = {"0/0": ["a>done"], "0/1": ["b>done"], "*": ["done"]}
+    async with feeding(tmp_path / "run", words, groups_ahead=1, servers=BOTH) as feed:
+        await feed.script.held("a")
+        await feed.script.held("b")
+        feed.script.words = {"*": ["done"]}
+        await feed.say(Lost(url=OTHER))
+        await feed.until(lambda: "0/1-2" in feed.rollouts)  # at once, on the server that lives
+        assert feed.engine.taken_out == {OTHER}
+        assert set(feed.rollouts) == {"0/1", "0/1-2"}
+        feed.script.let("a")
+        await feed.until(lambda: feed.closed == [0])
+        await feed.say(Back(url=OTHER))
+        await feed.until(lambda: feed.engine.taken_out == set())
+    assert feed.rollouts["0/1"].cancelled_as == "engine_lost"
+    assert feed.outcomes == {"0/0": "resolved", "0/1": "cancelled", "0/1-2": "unresolved"}
+
+
+async def test_attempt_that_has_not_asked_yet_survives_the_death_of_one_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, go = anyio.Event(), anyio.Event()
+    enter = Watched.open
+
+    @asynccontextmanager
+    async def held(self: Watched, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        opened.set()
+        await go.wait()
+        async with enter(self, spec) as sandbox:
+            yield sandbox
+
+    monkeypatch.setattr(Watched, "open", held)
+    async with feeding(tmp_path / "run", {"*": ["done"]}, groups_ahead=1, group_size=1, servers=BOTH) as feed:
+        await opened.wait()
+        await feed.say(Lost(url=SERVER))
+        await anyio.wait_all_tasks_blocked()
+        go.set()
+        await feed.until(lambda: "0/0" in feed.rollouts)
+    assert feed.outcomes == {"0/0": "resolved"}
+
+
+async def test_no_attempt_begins_when_all_servers_have_died(tmp_path: Path) -> None:
+    words = {"0/0": ["a>done"], "0/1": ["b>done"], "*": ["done"]}
+    async with feeding(tmp_path / "run", words, groups_ahead=1, servers=BOTH) as feed:
+        await feed.script.held("a")
+        await feed.script.held("b")
+        feed.script.words = {"*": ["done"]}
+        await feed.say(Lost(url=OTHER), Lost(url=SERVER))
+        await feed.until(lambda: {"0/0", "0/1"} <= set(feed.rollouts))
+        await anyio.wait_all_tasks_blocked()
+        assert {rollout.cancelled_as for rollout in feed.rollouts.values()} == {"engine_lost"}
+        assert feed.provider.alive == []
+        await feed.say(Back(url=OTHER))  # one is enough
+        await feed.until(lambda: feed.closed == [0])
+    assert feed.measured("group/skipped_too_few_scored_total") == 0
+
+
+async def test_attempt_that_failed_as_one_of_several_servers_died_is_made_again(tmp_path: Path) -> None:
+    words = {"0/1": ["unreachable"], "*": ["done"]}
+    async with feeding(tmp_path / "run", words, groups_ahead=1, servers=BOTH) as feed:
+        feed.dead = True
+        await feed.until(lambda: {"0/0", "0/1"} <= set(feed.rollouts))
+        feed.script.words = {"*": ["done"]}
+        await feed.say(Lost(url=OTHER))
+        await feed.until(lambda: feed.closed == [0])
+    assert feed.outcomes == {"0/0": "resolved", "0/1": "error", "0/1-2": "unresolved"}
 
 
 async def test_rollouts_in_grading_survive_a_dead_server(
@@ -654,7 +866,7 @@ async def test_rollouts_in_grading_survive_a_dead_server(
     monkeypatch.setattr(ScriptedGrader, "grade", held)
     async with feeding(tmp_path / "run", {"*": ["done"]}, groups_ahead=1, group_size=1) as feed:
         await grading.wait()
-        await feed.say(Lost())
+        await feed.say(Lost(url=SERVER))
         await anyio.wait_all_tasks_blocked()
         graded.set()
         await feed.until(lambda: "0/0" in feed.rollouts)

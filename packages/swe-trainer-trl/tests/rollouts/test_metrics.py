@@ -79,8 +79,10 @@ def test_error_is_counted_by_its_boundary_and_has_no_part_in_the_reward() -> Non
 def test_destinations_of_tokens() -> None:
     tally = RolloutMetrics()
     forks: Any = {"start": 1, "rewritten": 2}
-    tally.rollout(rollout(ledger=Ledger(sampled=10, trained=8, dropped={"forced": 2}, chains=3, forks=forks)))
-    tally.rollout(rollout(ledger=Ledger(sampled=30, trained=0, dropped={"stale": 30})))
+    tally.rollout(
+        rollout(ledger=Ledger(sampled=10, trainable=8, dropped={"forced": 2}, chains=3, forks=forks))
+    )
+    tally.rollout(rollout(ledger=Ledger(sampled=30, trainable=0, dropped={"stale": 30})))
     got = logged(tally.take(0))
     assert got["ledger/trainable_frac"] == 0.2
     assert got["ledger/dropped_forced_tokens_total"] == 2

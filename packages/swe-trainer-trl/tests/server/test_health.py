@@ -91,7 +91,7 @@ def test_other_errors_are_reported_unchanged(server: Stuck, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("error", "resumed"), [(KeyboardInterrupt, 1), (RuntimeError, 1), (EngineUnavailable, 0), (None, 0)]
+    ("error", "resumed"), [(KeyboardInterrupt, 1), (RuntimeError, 1), (EngineUnavailable, 1), (None, 0)]
 )
 def test_server_is_let_go_on_where_a_sync_is_broken_off(
     server: Stuck, error: type[BaseException] | None, resumed: int
@@ -100,6 +100,18 @@ def test_server_is_let_go_on_where_a_sync_is_broken_off(
         if error:
             raise error
     assert server.resumed == resumed
+
+
+def test_dead_server_among_several_ends_the_wait(server: Stuck) -> None:
+    with pytest.raises(EngineUnavailable, match=r"'http://127\.0\.0\.1:9' died while it was given"):
+        with watched(server.origin, "http://127.0.0.1:9"):
+            httpx.get(f"{server.origin}/pause", timeout=None)
+
+
+def test_all_servers_are_let_go_on(server: Stuck) -> None:
+    with pytest.raises(KeyboardInterrupt), not_left_paused("http://127.0.0.1:9", server.origin):
+        raise KeyboardInterrupt
+    assert server.resumed == 1
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

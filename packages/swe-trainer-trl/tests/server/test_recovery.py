@@ -61,11 +61,14 @@ class Bench:
         from swe_trainer_trl.server.recovery import ServerRecovery
 
         chosen = ServerOptions(**options)
-        told = (lambda: self.said.append("lost"), lambda: self.said.append("back"))
+
+        def told(what: str) -> Callable[[str], None]:
+            return lambda url: self.said.append(what if url == self.url else f"{what} {url}")
+
         try:
             if server is not None:
                 server.start()
-            with ServerRecovery(self.url, server, chosen, *told) as guard:
+            with ServerRecovery({self.url: server}, chosen, told("lost"), told("back")) as guard:
                 yield guard
         finally:
             if server is not None:

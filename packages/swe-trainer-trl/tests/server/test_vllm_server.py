@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,12 +38,6 @@ ONE: Gpus = (("0",), ("0",))
 TWO: Gpus = (("1",), ("0",))
 
 
-def layout(visible: list[str], wanted: str | None, nccl: bool) -> Any:
-    from swe_trainer_trl.server.gpus import layout
-
-    return layout(visible, wanted, nccl)
-
-
 def telling(log: str) -> str:
     from swe_trainer_trl.server.vllm_server import telling
 
@@ -54,7 +48,7 @@ def environment(base: Mapping[str, str], gpus: Gpus, *, lora: bool) -> dict[str,
     from swe_trainer_trl.server.gpus import GPULayout
     from swe_trainer_trl.server.vllm_server import server_environment
 
-    return server_environment(base, GPULayout(*gpus), lora=lora)
+    return server_environment(base, GPULayout(gpus[:1], gpus[1]), lora=lora)
 
 
 def arguments(**changed: Any) -> Any:
@@ -70,7 +64,9 @@ def flags(
     from swe_trainer_trl.server.vllm_server import server_arguments
 
     args, config = arguments(**changed), config or TRLConfig()
-    return server_arguments("org/model", args, config, gpus=GPULayout(*gpus), lora_rank=lora_rank, port=8123)
+    return server_arguments(
+        "org/model", args, config, gpus=GPULayout(gpus[:1], gpus[1]), lora_rank=lora_rank, port=8123
+    )
 
 
 def value(of: list[str], flag: str) -> str | None:
@@ -94,7 +90,7 @@ def test_flags_that_every_server_has() -> None:
 def test_weights_by_nccl_by_adapter_or_by_files() -> None:
     assert json.loads(value(flags(TWO), "--weight-transfer-config") or "") == {"backend": "nccl"}
     assert "--weight-transfer-config" not in flags(TWO, TRLConfig(weight_sync="disk"))
-    adapter = flags(ONE, lora_rank=9, max_staleness=2)
+    adapter = flags(ONE, lora_rank=9, max_staleness=2, dtype="bfloat16")
     assert "--weight-transfer-config" not in adapter
     assert "--enable-lora" in adapter
     assert (value(adapter, "--max-lora-rank"), value(adapter, "--max-loras")) == ("16", "4")
@@ -102,14 +98,22 @@ def test_weights_by_nccl_by_adapter_or_by_files() -> None:
 
 @given(st.integers(1, 512))
 def test_ranks_are_what_vllm_takes(rank: int) -> None:
-    got = int(value(flags(ONE, lora_rank=rank), "--max-lora-rank") or 0)
+    got = int(value(flags(ONE, lora_rank=rank, dtype="bfloat16"), "--max-lora-rank") or 0)
     assert got in (1, 8, 16, 32, 64, 128, 256, 320, 512)
     assert got >= rank
 
 
 def test_rank_that_vllm_does_not_serve() -> None:
     with pytest.raises(ConfigError, match=r"513.*512"):
-        flags(ONE, lora_rank=513)
+        flags(ONE, lora_rank=513, dtype="bfloat16")
+
+
+def test_adapter_in_32_bits_is_for_the_cpu_only() -> None:
+    with pytest.raises(ConfigError, match=r"16 bits only.*worker\.trl\.grpo\.dtype.*'bfloat16'"):
+        flags(ONE, lora_rank=8)
+    assert value(flags(CPU, lora_rank=8), "--dtype") == "float32"
+    config = TRLConfig(server=ServerOptions(dtype="bfloat16"))
+    assert value(flags(ONE, config, lora_rank=8), "--dtype") == "bfloat16"
 
 
 def test_server_loads_the_model_as_the_trainer_does() -> None:
@@ -121,7 +125,7 @@ def test_server_loads_the_model_as_the_trainer_does() -> None:
 
 
 def test_share_of_a_gpu() -> None:
-    assert float(value(flags(ONE, lora_rank=8), "--gpu-memory-utilization") or 1) < 0.5
+    assert float(value(flags(ONE, lora_rank=8, dtype="bfloat16"), "--gpu-memory-utilization") or 1) < 0.5
     assert "--gpu-memory-utilization" not in flags(TWO)
     config = TRLConfig(server=ServerOptions(gpu_memory_utilization=0.7))
     assert value(flags(TWO, config), "--gpu-memory-utilization") == "0.7"
@@ -154,76 +158,6 @@ def test_environment() -> None:
     own = {"VLLM_CPU_KVCACHE_SPACE": "1"}
     assert environment(own, CPU, lora=False)["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert own == {"VLLM_CPU_KVCACHE_SPACE": "1"}
-
-
-# -- GPUs --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("visible", "wanted", "nccl", "expected"),
-    [
-        ([], None, False, CPU),
-        (["0"], None, False, ONE),
-        (["0", "1"], None, True, TWO),
-        (["0", "1", "2", "3"], None, True, (("1", "2"), ("0",))),
-        (["GPU-a", "GPU-b", "GPU-c"], "GPU-a, GPU-c", True, (("GPU-a", "GPU-c"), ("GPU-b",))),
-        (["4", "5"], "5", False, (("5",), ("4",))),
-        (["0", "1"], "0,1", False, (("0", "1"), ("0",))),
-    ],
-)
-def test_gpus_of_server_and_trainer(
-    visible: list[str], wanted: str | None, nccl: bool, expected: tuple[tuple[str, ...], tuple[str, ...]]
-) -> None:
-    assert layout(visible, wanted, nccl) == expected
-
-
-_NCCL = r"NCCL.*worker\.trl\.lora.*worker\.trl\.weight_sync to 'disk'"
-_NOT_THERE = r"worker\.trl\.server\.gpus"
-
-
-@pytest.mark.parametrize(
-    ("visible", "wanted", "nccl", "said"),
-    [
-        *(([], None, True, _NCCL), (["0"], None, True, _NCCL)),
-        *((["0"], "0", True, _NCCL), (["0", "1"], "1,0", True, _NCCL)),
-        *(([], "0", False, _NOT_THERE), (["0"], "1", False, _NOT_THERE)),
-        *((["0", "1"], "1,1", False, _NOT_THERE), (["0"], "", False, _NOT_THERE)),
-    ],
-)
-def test_layouts_that_cannot_be(visible: list[str], wanted: str | None, nccl: bool, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        layout(visible, wanted, nccl)
-
-
-@given(count=st.integers(0, 17), nccl=st.booleans())
-def test_every_layout_that_is_chosen_can_be_used(count: int, nccl: bool) -> None:
-    visible = [str(number) for number in range(count)]
-    if nccl and count < 2:
-        with pytest.raises(ConfigError):
-            layout(visible, None, nccl)
-        return
-    got = layout(visible, None, nccl)
-    assert set(got.server) | set(got.trainer) <= set(visible)
-    assert len(got.trainer) == min(count, 1)
-    assert got.shared == (count == 1)
-    assert len(got.server) in ({0} if count == 0 else {1, 2, 4, 8, 16})
-    assert 2 * len(got.server) > count - 1
-
-
-@pytest.mark.parametrize(
-    ("named", "count", "expected"),
-    [(None, 2, ("0", "1")), ("3, 5", 2, ("3", "5")), ("", 0, ()), ("0", 0, ()), ("0,-1,1", 1, ("0",))],
-)
-def test_which_gpus_are_visible(
-    monkeypatch: pytest.MonkeyPatch, named: str | None, count: int, expected: tuple[str, ...]
-) -> None:
-    from swe_trainer_trl.server.gpus import visible_gpus
-
-    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if named is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    assert visible_gpus() == expected
 
 
 # -- why it ended ------------------------------------------------------------------------------------------
@@ -351,6 +285,49 @@ def test_server_lasts_as_long_as_its_block(log: Path) -> None:
     assert "long ago" not in said
 
 
+MEET = """
+import os, sys, time
+mine, other, *command = sys.argv[1:]
+open(mine, "w")
+while not os.path.exists(other):
+    time.sleep(0.01)
+os.execv(sys.executable, command)
+"""
+
+
+def test_several_servers_start_at_the_same_time(tmp_path: Path) -> None:
+    """Neither would ever be healthy, did the second wait for the first."""
+    from swe_trainer_trl.server.vllm_server import started
+
+    marks, ports = [str(tmp_path / "1"), str(tmp_path / "2")], [free_port(), free_port()]
+    logs = [tmp_path / "1.log", tmp_path / "2.log"]
+    commands = [
+        [sys.executable, "-c", MEET, *order, *stub(port)]
+        for order, port in zip((marks, marks[::-1]), ports, strict=True)
+    ]
+    with ExitStack() as stack:
+        each = zip(commands, logs, ports, strict=True)
+        servers = [stack.enter_context(served(*one)) for one in each]
+        with started(servers):
+            assert [httpx.get(f"{server.url}/health", trust_env=False).status_code for server in servers] == [
+                *(200, 200)
+            ]
+            pids = [started_as(log) for log in logs]
+        assert all(map(gone, pids))
+
+
+def test_server_that_does_not_start_ends_the_start_of_the_others(tmp_path: Path) -> None:
+    from swe_trainer_trl.server.vllm_server import started
+
+    port, logs = free_port(), [tmp_path / "1.log", tmp_path / "2.log"]
+    broken = [sys.executable, "-c", "raise SystemExit('OSError: out of memory')"]
+    with served(stub(port, 503), logs[0], port, timeout=1e6) as slow, served(broken, logs[1], 9) as other:
+        with pytest.raises(EngineUnavailable, match=r"OSError: out of memory; its log is .*2\.log"):
+            with started([slow, other]):
+                pytest.fail("one did not start")
+        assert slow.died() is not None
+
+
 def test_server_that_ends_is_noticed_at_once(log: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('OSError: no such model')"]
     with served(command, log, 9) as server:
@@ -373,7 +350,7 @@ def test_hanging_dead_server_is_reported_with_its_log(log: Path, monkeypatch: py
         server.start()
         os.kill(started_as(log), signal.SIGUSR1)
         said = r"^the vLLM server of 'm' ended: .* its log is .*; resume with --resume$"
-        with pytest.raises(SweError, match=said), launch._errors_explained(server):
+        with pytest.raises(SweError, match=said), launch._errors_explained([server]):
             raise EngineUnavailable("no answer")
 
 
@@ -382,7 +359,7 @@ def test_live_server_is_not_blamed(log: Path, monkeypatch: pytest.MonkeyPatch) -
     port = free_port()
     with served(stub(port), log, port) as server:
         server.start()
-        with pytest.raises(EngineUnavailable, match=r"^no answer$"), launch._errors_explained(server):
+        with pytest.raises(EngineUnavailable, match=r"^no answer$"), launch._errors_explained([server]):
             raise EngineUnavailable("no answer")
         assert server.died() is None
 
@@ -432,9 +409,11 @@ def test_server_ends_with_its_owner(log: Path, how: signal.Signals) -> None:
 def _enter(model: str, config: TRLConfig, log: Path) -> None:
     """Start a server that cannot start."""
     from swe_trainer_trl.server.gpus import GPULayout
-    from swe_trainer_trl.server.vllm_server import vllm_server
+    from swe_trainer_trl.server.vllm_server import vllm_servers
 
-    with vllm_server(model, arguments(), config, gpus=GPULayout(*CPU), lora_rank=None, log=log):
+    with vllm_servers(
+        model, arguments(), config, gpus=GPULayout(CPU[:1], CPU[1]), lora_rank=None, logs=[log]
+    ):
         pytest.fail("it started")
 
 
@@ -480,11 +459,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.server.gpus import GPULayout
-from swe_trainer_trl.server.vllm_server import vllm_server
+from swe_trainer_trl.server.vllm_server import vllm_servers
 model, log = sys.argv[1:]
 args = SimpleNamespace(dtype="float32", model_init_kwargs=None, trust_remote_code=False, max_staleness=4)
 config = TRLConfig.model_validate({"weight_sync": "disk", "server": {"max_model_len": 2048}})
-with vllm_server(model, args, config, gpus=GPULayout((), ()), lora_rank=None, log=Path(log)) as server:
+gpus = GPULayout(((),), ())
+with vllm_servers(model, args, config, gpus=gpus, lora_rank=None, logs=[Path(log)]) as (server,):
     print(server.url, flush=True)
     time.sleep(3600)
 """

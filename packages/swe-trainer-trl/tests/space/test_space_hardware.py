@@ -12,6 +12,7 @@ from huggingface_hub import HfApi, JobHardwareInfo
 from swe_core.errors import ConfigError
 from swe_core.run.settings import Settings, load_settings
 from swe_testing.hf import LocalHF
+from swe_trainer_trl.config import ServerOptions
 from swe_trainer_trl.space import preflight
 from swe_trainer_trl.space.deployment import Request, Training
 from swe_trainer_trl.space.hardware import gpus_of, require_gpus
@@ -55,7 +56,11 @@ def test_gpus_reported_by_the_hub_win() -> None:
     assert gpus_of("l4x1", [listed("l4x1", accelerator("gpu", "some"))]) is None
 
 
-_NCCL = {"nccl": True, "serves": True, "gpus": None}
+_NCCL = {"nccl": True, "serves": True}
+
+
+def gpus(names: str) -> dict[str, Any]:
+    return {"server": ServerOptions(gpus=names)}
 
 
 @pytest.mark.parametrize(
@@ -64,9 +69,10 @@ _NCCL = {"nccl": True, "serves": True, "gpus": None}
         ("a100-large", {}, "^--hardware 'a100-large' has 1 GPU, and weights go to vLLM through NCCL, .* set "
          "worker.trl.weight_sync to 'disk'; or choose hardware with more GPUs, such as 'a10g-largex2'$"),
         ("cpu-upgrade", {}, "^--hardware 'cpu-upgrade' has no GPUs, and weights go to vLLM through NCCL"),
-        ("a10g-largex2", {"gpus": "0,1"}, "^--hardware 'a10g-largex2' has 2 GPUs, and weights go to vLLM"),
-        ("a10g-largex2", {"gpus": "2"}, r"worker\.trl\.server\.gpus is '2', but must name GPUs"),
-        ("l4x1", {"nccl": False, "gpus": "1"}, r"worker\.trl\.server\.gpus is '1'"),
+        ("a10g-largex2", gpus("0,1"), "^--hardware 'a10g-largex2' has 2 GPUs, and weights go to vLLM"),
+        ("a10g-largex2", gpus("2"), r"worker\.trl\.server\.gpus is '2', but must name GPUs"),
+        ("l4x1", {"nccl": False} | gpus("1"), r"worker\.trl\.server\.gpus is '1'"),
+        ("l4x4", {"processes": 4}, r"has 4 GPUs, and 4 trainer processes \(worker\.trl\.processes\)"),
         ("cpu-basic", {"serves": False}, "has no GPUs, and weights go to vLLM .*, which needs CUDA"),
     ],
 )  # fmt: skip
@@ -80,7 +86,7 @@ def test_hardware_on_which_the_run_would_not_begin_is_refused(
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        *(("a10g-largex2", {}), ("a10g-largex2", {"gpus": "1"}), ("l4x4", {}), ("h100x8", {})),
+        *(("a10g-largex2", {}), ("a10g-largex2", gpus("1")), ("l4x4", {}), ("h100x8", {})),
         *(("l4x1", {"nccl": False}), ("cpu-upgrade", {"nccl": False}), ("l4x1", {"serves": False})),
     ],
 )
@@ -109,11 +115,12 @@ def test_gpu_requirements_follow_from_the_settings() -> None:
     def found(run: dict[str, Any] | None = None, **trl: Any) -> Training | None:
         return check_run(REQUEST, trained(run, **trl)).training
 
-    assert found() == Training(nccl=True, serves=True, gpus=None)
-    assert found(server={"gpus": "1"}) == Training(nccl=True, serves=True, gpus="1")
-    assert found(weight_sync="disk") == Training(nccl=False, serves=True, gpus=None)
-    assert found({"engine_url": "http://127.0.0.1:1"}) == Training(nccl=True, serves=False, gpus=None)
-    assert found(preset="lora") == Training(nccl=False, serves=True, gpus=None)
+    assert found() == Training(nccl=True, serves=True)
+    assert found(server={"gpus": "1"}) == Training(nccl=True, serves=True, **gpus("1"))
+    assert found(processes=2) == Training(nccl=True, serves=True, processes=2)
+    assert found(weight_sync="disk") == Training(nccl=False, serves=True)
+    assert found({"engine_url": "http://127.0.0.1:1"}) == Training(nccl=True, serves=False)
+    assert found(lora={"r": 8}) == Training(nccl=False, serves=True)
     assert found({"worker": "collect"}) is None
 
 
@@ -138,6 +145,15 @@ def test_model_that_is_tied_is_refused_where_weights_go_through_files(
         check_run(REQUEST, trained(run, weight_sync="disk", **trl))
 
 
+def test_mixture_of_experts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    Path("mine", "config.json").write_text('{"model_type": "mixtral"}')
+    for options in ({}, {"weight_sync": "disk"}, {"lora": {"r": 8}}):
+        with pytest.raises(ConfigError, match="the model is a mixture of 8 experts"):
+            check_run(REQUEST, trained({"model": "mine"}, **options))
+
+
 def test_model_on_the_hub_is_asked_for_and_one_that_cannot_be_read_is_said(
     threaded_hf: LocalHF, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,7 +163,7 @@ def test_model_on_the_hub_is_asked_for_and_one_that_cannot_be_read_is_said(
     check_run(REQUEST, settings)
     assert len(warnings(caplog)) == 2
     for said in warnings(caplog):
-        assert said.startswith("whether the embeddings of 'tester/tied' are tied was not checked: the model")
+        assert said.startswith("whether 'tester/tied' can be trained was not checked: the model")
     api = HfApi()
     api.create_repo("tester/tied", private=True)
     config = b'{"model_type": "llama", "tie_word_embeddings": true}'

@@ -204,7 +204,7 @@ def test_hub_checks_follow_from_the_settings() -> None:
     there = {"run": {"plugins": ("pi", "hf", "trl")}, "push": {"to": "a/b"}}
     sandboxes = {"hf": {"internet": True, "flavor": "cpu-huge"}}
     pushes = (("dataset", "a/b"), ("model", "a/b"))
-    training = Training(nccl=True, serves=True, gpus=None)
+    training = Training(nccl=True, serves=True)
     assert needs(**there, sandbox=sandboxes) == Needs(pushes=pushes, flavor="cpu-huge", training=training)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.errors import ConfigError
@@ -150,6 +151,89 @@ def test_refused_values(grpo: dict[str, Any], words: list[str]) -> None:
     assert "secret" not in text
 
 
+# -- the loss ----------------------------------------------------------------------------------------------
+
+
+def test_loss_by_default_is_trls() -> None:
+    assert TRLConfig().loss.is_trls
+    assert not TRLConfig.model_validate({"loss": {"beta": 0.1}}).loss.is_trls
+    assert not TRLConfig.model_validate({"loss": {"importance_sampling_level": "sequence"}}).loss.is_trls
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ({"beta": -0.1}, "greater than or equal to 0"),
+        ({"beta": "nan"}, "finite number"),
+        ({"beta": "inf"}, "finite number"),
+        ({"kl_coef": 0.1}, "Extra inputs are not permitted"),
+        ({"loss_type": "gspo"}, "GSPO is 'grpo' with importance_sampling_level = 'sequence'"),
+        ({"loss_type": "dapo"}, "worker.trl.normalize sets: use 'grpo'"),
+        ({"loss_type": "ppo"}, "'grpo' or 'cispo'"),
+        ({"delta": 0.9}, "greater than 1"),
+        ({"delta": 2.0, "loss_type": "cispo"}, "delta limits the ratio of 'grpo'"),
+        (
+            {"vllm_importance_sampling_mode": "token_mask"},
+            "_mode has no effect without vllm_importance_sampling_correction: set that to true",
+        ),
+        ({"vllm_importance_sampling_clip_max": 3.0}, "_clip_max has no effect without"),
+        (
+            {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_clip_max": 0},
+            "greater than 0",
+        ),
+        (
+            {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_clip_min": 5},
+            "_clip_min must be below vllm_importance_sampling_clip_max, which is 2",
+        ),
+        ({"vllm_importance_sampling_correction": True, "delta": 2}, "or leave delta out"),
+        ({"vllm_importance_sampling_correction": True, "loss_type": "cispo"}, "or leave loss_type out"),
+    ],
+)
+def test_losses_that_are_refused(loss: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        TRLConfig.model_validate({"loss": loss})
+    assert words in raised.value.errors()[0]["msg"]
+    assert len(raised.value.errors()) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"loss": {"loss_type": "cispo"}}, "worker.trl.grpo.epsilon_high is None, but with"),
+        (
+            {"loss": {"loss_type": "cispo"}, "grpo": {"epsilon_high": 0.28}},
+            "set it to 1 or more, such as 5.0",
+        ),
+        ({"loss": {"delta": 1.2}}, "worker.trl.loss.delta is 1.2, but must be above 1.2"),
+        ({"loss": {"delta": 1.25}, "grpo": {"epsilon_high": 0.28}}, "must be above 1.28"),
+        ({"grpo": {"epsilon": -0.2}}, "worker.trl.grpo.epsilon is -0.2"),
+        ({"grpo": {"epsilon_high": "nan"}}, "worker.trl.grpo.epsilon_high is nan"),
+        (
+            {"loss": {"beta": 0.1}, "weight_sync": "disk", "lora": {"bias": "all"}},
+            "worker.trl.lora.bias is 'all', which trains biases",
+        ),
+    ],
+)
+def test_losses_that_contradict_other_settings(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        made(config=TRLConfig.model_validate(config))
+    assert words in one_sentence(raised.value)
+
+
+def test_variants_need_trl_that_packs_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, rows are laid out in another way."""
+    monkeypatch.setattr("swe_trainer_trl.trainer.arguments.packing_module", None)
+    made()
+    with pytest.raises(ConfigError, match=r"has its own loss only: pip install 'trl==1.16.0'"):
+        made(config=TRLConfig.model_validate({"loss": {"beta": 0.1}}))
+
+
+def test_copies_of_the_model_that_the_kl_term_needs() -> None:
+    loss = TRLConfig.model_validate({"loss": {"beta": 0.1}}).loss
+    assert (loss.frozen_copies(lora=False), loss.frozen_copies(lora=True)) == (1, 0)
+    assert TRLConfig().loss.frozen_copies(lora=False) == 0
+
+
 def test_refused_keys_are_trls() -> None:
     """A misspelt one would refuse nothing. Older versions lack some."""
     from swe_trainer_trl.compat import TRL_VERSION, AsyncGRPOConfig
@@ -235,7 +319,7 @@ def test_presets_are_whole(name: str) -> None:
 
 
 def test_presets_that_ship() -> None:
-    assert preset_names() == ["lora", "polar"]
+    assert preset_names() == ["lora", "polar", "toy"]
 
 
 def test_user_wins_over_a_preset_key_by_key() -> None:

@@ -3,6 +3,7 @@
 import logging
 from itertools import accumulate
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -52,9 +53,12 @@ def one_segment(query, key, value, scale, window):
     heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
     scale=st.sampled_from([None, 0.3]),
     window=st.sampled_from([-1, 0, 3, 100]),
+    block=st.sampled_from([2, 256]),
     seed=st.integers(0, 2**31),
 )
-def test_attention_is_torchs_for_each_segment_with_its_gradients(cpu, lengths, heads, scale, window, seed):
+def test_attention_is_torchs_for_each_segment_with_its_gradients(
+    cpu, lengths, heads, scale, window, block, seed
+):  # fmt: skip
     import torch
 
     torch.manual_seed(seed)
@@ -65,18 +69,36 @@ def test_attention_is_torchs_for_each_segment_with_its_gradients(cpu, lengths, h
     q, k, v = inputs
     parts = zip(q.split(queries), k.split(keys), v.split(keys), strict=True)
     expected = torch.cat([one_segment(*part, scale, window) for part in parts])
-    got = cpu.attention(
-        q, k, v, bounds(queries), bounds(keys), max(queries), max(keys),
-        softmax_scale=scale, causal=True, window_size=(window, 0 if window >= 0 else -1),
-    )  # fmt: skip
-    torch.testing.assert_close(got, expected)
     weight = torch.randn_like(expected)
-    for mine, theirs in zip(
-        torch.autograd.grad((got * weight).sum(), inputs),
-        torch.autograd.grad((expected * weight).sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, theirs)
+    with patch.object(cpu, "_BLOCK", block):
+        got = cpu.attention(
+            q, k, v, bounds(queries), bounds(keys), max(queries), max(keys),
+            softmax_scale=scale, causal=True, window_size=(window, 0 if window >= 0 else -1),
+        )  # fmt: skip
+        mine = torch.autograd.grad((got * weight).sum(), inputs)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(mine, torch.autograd.grad((expected * weight).sum(), inputs))
+
+
+def test_no_tensor_has_a_number_for_each_query_and_key(cpu):
+    """A branch of a tree of rows, whose queries see keys of others: 32,000 ids of each would take 4 GB."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            made = out if isinstance(out, tuple) else (out,)
+            sizes.extend(one.numel() for one in made if isinstance(one, torch.Tensor))
+            return out
+
+    queries, keys = 600, 900
+    inputs = [torch.randn(length, 2, 8, requires_grad=True) for length in (queries, keys, keys)]
+    with Sizes():
+        cpu.attention(*inputs, bounds([queries]), bounds([keys]), queries, keys).sum().backward()
+    assert max(sizes) <= cpu._BLOCK * keys < queries * keys
 
 
 @pytest.mark.parametrize("extra", [{"softcap": 30.0}, {"causal": False}])
@@ -84,7 +106,7 @@ def test_unsupported_options_are_refused(cpu, extra):
     import torch
 
     one = torch.zeros(1, 1, 8)
-    with pytest.raises(ConfigError, match="train it on a GPU"):
+    with pytest.raises(ConfigError, match="train it on a GPU in 16 bits"):
         cpu.attention(one, one, one, bounds([1]), bounds([1]), 1, 1, **extra)
 
 

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
 class Server(ThreadingHTTPServer):
-    """Answers every POST with 200 but what `answers` says, and notes what it was asked, and which weights lay
-    in the directory that it was to load."""
+    """Answers every POST with 200 but what `answers` says, once the event of its path in `held` is set, and
+    notes what it was asked, and which weights lay in the directory that it was to load."""
 
     daemon_threads = True
 
@@ -48,6 +48,7 @@ class Server(ThreadingHTTPServer):
         self.answers: dict[str, tuple[int, bytes] | None] = {
             "/reset_prefix_cache": (200, b'{"success":true}')
         }
+        self.held: dict[str, threading.Event] = {}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -59,6 +60,8 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.asked.append(self.path)
         path = self.path.split("?")[0]
+        if path in self.server.held:
+            self.server.held[path].wait(120)
         if path == "/collective_rpc":
             call = json.loads(body)
             assert call["method"] == "reload_weights"
@@ -76,18 +79,29 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer[1])
 
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     def log_message(self, format: str, *args: object) -> None:
         pass
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
+@contextmanager
+def serving() -> Iterator[Server]:
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture
@@ -273,6 +287,106 @@ def test_trainer_that_fails_leaves_no_server_paused(server, transfer, tmp_path):
         transfer.send_weights(stream())
     assert server.asked == ["/resume"]
     assert directories(tmp_path / "weights") == []
+
+
+# Several servers
+
+
+@pytest.fixture
+def both() -> Iterator[list[Server]]:
+    """Two servers."""
+    with serving() as one, serving() as other:
+        yield [one, other]
+
+
+@pytest.fixture
+def to_both(both: list[Server], config: PreTrainedConfig, tmp_path: Path) -> DiskWeightTransfer:
+    transfer = DiskWeightTransfer(lambda: [server.url for server in both], tmp_path / "weights", config)
+    transfer.init_weight_transfer()
+    return transfer
+
+
+def die(server: Server) -> None:
+    server.shutdown()
+    server.server_close()
+
+
+def test_all_servers_load_the_same_files(both, to_both, tmp_path):
+    to_both.pause()
+    to_both.send_weights(iter(weights().items()))
+    to_both.resume()
+    for server in both:
+        assert [path.partition("?")[0] for path in server.asked] == [
+            *("/pause", "/collective_rpc", "/reset_prefix_cache", "/resume")
+        ]
+        assert same(server.loaded[0], weights())
+    assert directories(tmp_path / "weights") == ["weights-1"]
+
+
+def test_no_server_resumes_before_all_have_the_weights(both, to_both):
+    """Else ids of the new weights would carry the old version for as long as the others take."""
+    one, other = both
+    go = threading.Event()
+    other.held["/collective_rpc"] = go
+    with ThreadPoolExecutor(1) as pool:
+        to_both.pause()
+        sending = pool.submit(to_both.send_weights, iter(weights().items()))
+        while not one.loaded:
+            assert not sending.done()
+            time.sleep(0.001)
+        assert "/resume" not in one.asked
+        go.set()
+        sending.result(60)
+    to_both.resume()
+    assert [server.asked[-1] for server in both] == ["/resume", "/resume"]
+
+
+@pytest.mark.parametrize("path", ["/pause", "/collective_rpc", "/reset_prefix_cache"])
+def test_others_stay_paused_for_the_next_sync_when_one_has_died(both, to_both, path):
+    """They may have new weights, which no id may be sampled by before they are announced."""
+    one, other = both
+    other.answers[path] = None
+
+    def sync() -> None:
+        to_both.pause()
+        to_both.send_weights(iter(weights().items()))
+
+    with pytest.raises(EngineUnavailable, match=f"'{other.url}' did not answer POST {path}"):
+        sync()
+    assert "/resume" not in one.asked
+    die(other)
+    both.remove(other)
+    to_both.init_weight_transfer()
+    to_both.pause()
+    to_both.send_weights(iter(weights(2.0).items()))
+    to_both.resume()
+    assert one.asked[-1] == "/resume"
+    assert same(one.loaded[-1], weights(2.0))
+
+
+def test_sync_is_complete_where_one_dies_before_it_resumes(both, to_both):
+    to_both.pause()
+    to_both.send_weights(iter(weights().items()))
+    die(both[1])
+    to_both.resume()
+    assert both[0].asked[-1] == "/resume"
+
+
+def test_live_server_that_does_not_resume_is_an_error(both, to_both):
+    both[1].answers["/resume"] = None  # it breaks the connection, and accepts another
+    with pytest.raises(EngineUnavailable, match="did not answer POST /resume"):
+        to_both.resume()
+
+
+def test_all_are_resumed_after_any_other_failure(both, to_both, tmp_path):
+    both[1].answers["/collective_rpc"] = (500, b"no such file")
+    to_both.pause()
+    with pytest.raises(EngineError, match=f"'{both[1].url}' failed at POST /collective_rpc"):
+        to_both.send_weights(iter(weights().items()))
+    assert [server.asked[-1] for server in both] == ["/resume", "/resume"]
+    with files_of_at_most(1500), pytest.raises(SweError, match="the weights cannot be written"):
+        to_both.send_weights(iter(weights().items()))
+    assert [server.asked[-1] for server in both] == ["/resume", "/resume"]
 
 
 # With vLLM

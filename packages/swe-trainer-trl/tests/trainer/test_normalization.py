@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -89,7 +90,9 @@ def rows_of(number: int, attempt: Attempt, chains: int) -> list[Item]:
         )
         part = Part(f"r{number}", len(places), len(attempt.trained))
         # The journal's number of a row is unique.
-        items.append(Item(100 * number + len(items), 0, part, 1, sample, len(items), attempt.advantage))
+        items.append(
+            Item(100 * number + len(items), 0, part, 1, sample, len(items), "start", attempt.advantage)
+        )
     return items
 
 
@@ -109,6 +112,13 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    with training(tiny_model, tmp_path_factory.mktemp("trainer")) as made:
+        yield made
+
+
+@contextmanager
+def training(model: Path, home: Path, *, bf16: bool = False, **options: Any) -> Iterator[Trainer]:
+    """A trainer that has no server."""
     from datasets import Dataset
 
     from swe_trainer_trl import compat
@@ -117,11 +127,10 @@ def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     from swe_trainer_trl.trainer.trainer import Trainer
 
     cpu_attention.install()
-    home = tmp_path_factory.mktemp("trainer")
     arguments = compat.AsyncGRPOConfig(
         output_dir=str(home),
         max_steps=1,
-        bf16=False,
+        bf16=bf16,
         use_cpu=True,
         report_to="none",
         epsilon=0.2,
@@ -135,10 +144,11 @@ def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         journal=journal,
         metrics=home / "metrics.jsonl",
         groups=None,
-        model=str(tiny_model),
+        model=str(model),
         args=arguments,
         train_dataset=Dataset.from_list([{"prompt": "?"}]),
         weight_transfer=object(),
+        **options,
     )
     journal.close()
 
@@ -185,6 +195,7 @@ def gradient(
 
 def batches_of(trainer: Trainer) -> Iterator[dict[str, Any]]:
     """TRL's micro-batches, one by one: accelerate's loader would wait for the next before it gives one."""
+    trainer.state.max_steps = trainer.state.global_step + 99
     loader = trainer.get_train_dataloader()
     for rows in loader.dataset:
         yield loader.collate_fn([rows])

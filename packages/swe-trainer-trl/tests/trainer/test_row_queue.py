@@ -39,7 +39,7 @@ def item(row: int, group: int = 0, tokens: int = 3, version: int = 0) -> Item:
         group_id=group,
         metrics={},
     )
-    return Item(row, group, Part("r", tokens, tokens), version, sample, 0, 1.0)
+    return Item(row, group, Part("r", tokens, tokens), version, sample, 0, "start", 1.0)
 
 
 def row_of(sample: RolloutSample) -> int:

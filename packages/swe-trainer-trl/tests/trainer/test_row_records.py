@@ -15,12 +15,12 @@ from swe_core.rollout.training_records import TRAINED_FILE, read_trained
 from swe_testing.serving.start import missing
 
 if TYPE_CHECKING:  # they import torch and TRL, which takes seconds
+    from swe_trainer_trl.trainer.losses import Loss
     from swe_trainer_trl.trainer.row_queue import Item
     from swe_trainer_trl.trainer.row_records import RowRecords
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
-LOW, HIGH = 0.8, 1.25
 Batch = dict[str, Any]
 
 
@@ -42,7 +42,9 @@ def row(number: int, trained: int, advantage: float = 1.0) -> Item:
         group_id=0,
         metrics={},
     )
-    return Item(number, 0, Part(f"r{number}", trained, trained), 1, sample, number % 3, advantage)
+    return Item(
+        number, 0, Part(f"r{number}", trained, trained), 1, sample, number % 3, "rewritten", advantage
+    )
 
 
 def sampled(item: Item) -> list[float]:
@@ -139,6 +141,14 @@ def recorder(run: Path, items: list[Item]) -> RowRecords:
     return made
 
 
+def trls(**options: Any) -> Loss:
+    """TRL's loss, or a variant."""
+    from swe_trainer_trl.config import LossOptions
+    from swe_trainer_trl.trainer.losses import Loss
+
+    return Loss(LossOptions(**options), 0.2, 0.25)
+
+
 class Loader:
     """A data loader as accelerate makes it: around torch's."""
 
@@ -149,13 +159,18 @@ class Loader:
 
 
 def trained(
-    records: RowRecords, ranks: list[list[Item]], batch: Batch, rank: int = 0, **moved: float
+    records: RowRecords,
+    ranks: list[list[Item]],
+    batch: Batch,
+    rank: int = 0,
+    loss: Loss | None = None,
+    **moved: float,
 ) -> None:
     """A micro-batch, from the data loader to the end of its step."""
     loader, model = Loader(batch), Model(**moved)
     records.mark(loader)
     inputs = of_rank(loader.collate_fn([[as_samples(one) for one in ranks]]), rank)
-    with records.watching(model.module, inputs, LOW, HIGH):
+    with records.watching(model.module, inputs, (loss or trls()).clipped):
         model(inputs)
     assert not model.module._forward_hooks
     records.trained([item for one in ranks for item in one], version=4)
@@ -191,6 +206,27 @@ def test_ids_are_clipped_as_in_trls_loss(
     trained(records, ranks, layout(ranks), moved=moved)
     records.write(1)
     assert [one.clipped for one in read_trained(tmp_path)] == [clipped]
+
+
+@pytest.mark.parametrize(
+    ("options", "clipped"),
+    [
+        ({"importance_sampling_level": "sequence"}, [3, 0, 0]),  # a row as a whole, or not
+        ({"loss_type": "cispo"}, [None] * 3),
+        ({"delta": 2.0}, [None] * 3),
+    ],
+)
+def test_ids_are_clipped_as_in_a_variant(
+    tmp_path: Path, options: dict[str, Any], clipped: list[int | None]
+) -> None:
+    ranks = [[row(1, 3), row(2, 2, -1.0), row(3, 1, 0.0)]]
+    records = recorder(tmp_path, ranks[0])
+    trained(records, ranks, tree(ranks), loss=trls(**options), moved=0.5)
+    records.write(1)
+    found = read_trained(tmp_path)
+    assert [one.clipped for one in found] == clipped
+    for one, item in zip(found, ranks[0], strict=True):
+        assert one.logprobs == pytest.approx([value + 0.5 for value in sampled(item)])
 
 
 @pytest.mark.parametrize("layout", [flat, tree])
@@ -275,7 +311,7 @@ def test_loss_that_fails_is_not_hidden(tmp_path: Path) -> None:
     records, model = recorder(tmp_path, []), Model()
 
     def loss() -> None:
-        with records.watching(model.module, {}, LOW, HIGH):
+        with records.watching(model.module, {}, trls().clipped):
             raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):

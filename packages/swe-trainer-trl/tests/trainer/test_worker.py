@@ -347,7 +347,17 @@ def test_row_knows_what_is_trained_of_its_whole_rollout(training: Training) -> N
     worker = training.worker(max_row=20)
     journal = training.journals[0]
     rows = tuple(
-        Row(name, np.arange(size), np.int64(np.arange(size) > 0), np.zeros(size, np.float32), 1.0, 1, 1.0, 0)
+        Row(
+            name,
+            np.arange(size),
+            np.int64(np.arange(size) > 0),
+            np.zeros(size, np.float32),
+            1.0,
+            1,
+            1.0,
+            0,
+            "start",
+        )
         for name, size in (("a", 4), ("b", 3), ("a", 6), ("a", 50), ("b", 50))
     )
     group = journal.open_group("task", 2)
@@ -359,6 +369,32 @@ def test_row_knows_what_is_trained_of_its_whole_rollout(training: Training) -> N
     worker._hand_over(ready)
     training.rows(2)
     assert worker.rollout_buffer.handed(2 + 5) == [Part("b", 2, 2), Part("a", 5, 8)]
+
+
+def test_rollouts_begin_on_the_servers_that_live(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead one would be refused by the engine's check. It is put in once it is back."""
+    began: list[Start] = []
+
+    def kept(**values: Any) -> Start:
+        began.append(Start(**values))
+        return began[-1]
+
+    monkeypatch.setattr("swe_trainer_trl.trainer.worker.Start", kept)
+    url = "http://a,http://b/v1"
+    worker = training.worker(settings=training.settings(engine_url=url))
+    worker.server_lost("http://b")
+    worker.start()
+    worker.stop()
+    for name in ("http://a", "http://b"):  # all are dead, so that none is better
+        worker.server_lost(name)
+    worker.start()
+    worker.stop()
+    for name in ("http://a", "http://b"):
+        worker.server_back(name)
+    worker.start()
+    assert [start.settings["run"]["engine_url"] for start in began] == [
+        *("http://a", "http://a,http://b", "http://a,http://b")
+    ]
 
 
 @pytest.mark.slow

@@ -159,6 +159,14 @@ class AgentSpec(ABC):
         """
         return None
 
+    def summary(self, request: ChatRequest) -> bool:
+        """Return whether an LLM call asks for the summary of a compaction, from which the agent continues.
+
+        Such a call is the policy's work. A trainer may leave its tokens out, and counts them. Not called for
+        an auxiliary one. Must not raise for any request.
+        """
+        return False
+
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Convert one line of the agent's stdout to transcript events. Must not raise for any line."""
         return (AgentEvent(kind="text", text=line),) if line.strip() else ()

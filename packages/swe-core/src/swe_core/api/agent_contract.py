@@ -91,6 +91,15 @@ def auxiliary(agent: AgentSpec, request: ChatRequest) -> str | None:
         return _text_or_none(agent, "auxiliary", agent.auxiliary(request))
 
 
+def summary(agent: AgentSpec, request: ChatRequest) -> bool:
+    """Return whether an LLM call asks for the summary of a compaction."""
+    with calling(AgentError, _who(agent), "summary"):
+        given: object = agent.summary(request)
+    if isinstance(given, bool):
+        return given
+    raise AgentError(f"{_who(agent)} returned {shown(given)} from summary(), expected True or False")
+
+
 def parse_event(agent: AgentSpec, line: str) -> list[AgentEvent]:
     """Return the events of a line of the agent's standard output."""
     expected = "a list such as [AgentEvent(kind='text', text=line)]"

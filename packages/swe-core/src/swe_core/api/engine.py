@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -126,6 +126,7 @@ class ChatRequest:
         as_told: Redacts a message as the agent receives it. An engine that looks up its replies in later
             histories stores the redacted ones.
         auxiliary: What the call is for, if it is not the policy's work (`AgentSpec.auxiliary`).
+        summary: Whether it asks for the summary of a compaction (`AgentSpec.summary`).
     """
 
     body: Mapping[str, Any]
@@ -136,6 +137,7 @@ class ChatRequest:
     progress: Progress = field(default_factory=Progress)
     as_told: Callable[[Message], Message] = lambda message: message
     auxiliary: str | None = None
+    summary: bool = False
 
     @property
     def stream(self) -> bool:
@@ -227,6 +229,20 @@ class Engine(ABC):
             f"the engine of the model {self.model!r} does not own its tokens, so it cannot serve a trainer: "
             "choose one that does, with --engine vllm"
         )
+
+    def take_out(self, url: str) -> Collection[str]:
+        """Give no more rollouts to the server of `url`: it is dead, or lacks the policy's weights.
+
+        A trainer with several servers calls this, and `put_in` when the server is back. An engine that asks
+        one server may ignore both.
+
+        Returns:
+            The ids of the open rollouts on that server. The caller ends them.
+        """
+        return ()
+
+    def put_in(self, url: str) -> None:  # noqa: B027 (see `take_out`)
+        """Give rollouts to the server of `url`, which has the policy's weights."""
 
     def vocabulary(self) -> TokenTable | None:
         """Return the tokens of the tokenizer; None from an engine that does not own its tokens.

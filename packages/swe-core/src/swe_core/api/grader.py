@@ -56,11 +56,17 @@ class Hashes(BaseModel):
 
 
 class Grade(BaseModel):
-    """A verdict. `reward` is 1.0 or 0.0; a grader that cannot decide raises `GraderError` instead."""
+    """A verdict, and the reward of it; a grader that cannot decide raises `GraderError` instead."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     resolved: bool
+    reward: float = Field(
+        default_factory=lambda known: 1.0 if known.get("resolved") else 0.0,
+        ge=0,
+        le=1,
+        description="what the patch earned; by default 1.0 when resolved, else 0.0",
+    )
     reason: str = Field(default="", description="one sentence when not resolved")
     fail_to_pass: dict[str, TestStatus] = Field(default_factory=dict)
     pass_to_pass: dict[str, TestStatus] = Field(default_factory=dict)
@@ -78,11 +84,6 @@ class Grade(BaseModel):
     )
     hashes: Hashes | None = None
     image_id: str | None = Field(default=None, description="`Sandbox.image_id` of the grading sandbox")
-
-    @property
-    def reward(self) -> float:
-        """Return 1.0 when resolved, else 0.0."""
-        return 1.0 if self.resolved else 0.0
 
 
 class Graded(BaseModel):

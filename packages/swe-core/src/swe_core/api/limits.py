@@ -18,8 +18,8 @@ class Limits(Config):
 
     @property
     def verdict(self) -> float:
-        """Return the time for one verdict [s]: a fresh sandbox and its tests, twice for the reference run."""
-        return 2 * (self.open + self.prepare + self.grade)
+        """Return the time for one verdict [s]: tests in fresh sandboxes for patch, reference and base."""
+        return 3 * (self.open + self.prepare + self.grade)
 
 
 class Budgets(Config):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from swe_core.api.agent import DialectName
 from swe_core.api.engine import ForkCause, Rendered, Usage
@@ -14,11 +14,17 @@ from swe_core.api.grader import Grade
 from swe_core.api.request_diff import RequestDiff
 from swe_core.errors import Boundary, UsageError
 
-FORMAT_VERSION = 6
-READABLE = (4, 5, FORMAT_VERSION)
-"""Formats that this version reads. `Turn.after` came with 5, `dialect` and `auxiliary` with 6."""
+FORMAT_VERSION = 7
+READABLE = (4, 5, 6, FORMAT_VERSION)
+"""Formats that this version reads. `Turn.after` came with 5, `dialect` and `auxiliary` with 6;
+`Grade.reward`, `Turn.summary`, `evaluation`, `unshaped_reward` and `finish_reason` of `Rollout` with 7, and
+the name of `Ledger.trainable`: before, it was `trained`."""
 UNDELIVERED = "undelivered"
 """Reason for dropping the ids of a reply that never reached the agent."""
+SUMMARY = "summary"
+"""Reason for dropping the ids of a summary at a compaction, if summaries are not trained."""
+EVALUATION = "evaluation"
+"""Reason for dropping the ids of a rollout that evaluates the policy of a training."""
 Budget = Literal["turns", "completion_tokens", "context", "wall"]
 Outcome = Literal["resolved", "unresolved", "error", "cancelled"]
 Purpose = Literal["agent", "grade"]
@@ -60,17 +66,28 @@ class TurnTokens(Record):
 
 
 class Ledger(Record):
-    """The account of a rollout's sampled tokens: `sampled == trained + sum(dropped)`.
+    """The account of a rollout's sampled tokens: `sampled == trainable + sum(dropped)`.
 
     `swe_core.tokens.ledger` makes and checks it.
     """
 
     sampled: int = Field(ge=0)
-    trained: int = Field(ge=0, description="in the rows of a rollout with a verdict")
+    trainable: int = Field(
+        ge=0, description="in the rows of a rollout with a verdict, so that a step may train them"
+    )
     dropped: dict[str, int] = Field(default_factory=dict, description="reason → tokens")
+    summaries: int = Field(default=0, ge=0, description="of `trainable`, those of summaries at a compaction")
     chains: int = Field(default=0, ge=0)
     forks: dict[ForkCause, int] = Field(default_factory=dict, description="cause → chains that began by it")
     rendered: dict[Rendered, int] = Field(default_factory=dict, description="way of rendering → turns")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, values: Any) -> Any:
+        """Read `trainable` by its name up to format 6."""
+        if isinstance(values, Mapping) and "trained" in values and "trainable" not in values:
+            return {"trainable" if name == "trained" else name: value for name, value in values.items()}
+        return values
 
 
 class Turn(Record):
@@ -101,6 +118,7 @@ class Turn(Record):
         default=None,
         description="what the call is for, if not the policy's work, such as 'title'",
     )
+    summary: bool = Field(default=False, description="whether it asks for the summary of a compaction")
 
     @classmethod
     def from_request(cls, diff: RequestDiff, index: int, body: Mapping[str, Any], **fields: Any) -> Turn:
@@ -204,13 +222,28 @@ class Rollout(Record):
     cancelled_as: str | None = Field(
         default=None, description="why a worker cancelled it, such as 'stale'; null if none did"
     )
-    reward: float | None = Field(description="1.0 resolved, 0.0 unresolved, None otherwise")
+    evaluation: int | None = Field(
+        default=None,
+        ge=0,
+        description="of an evaluation while training: optimizer steps of the policy; null for all others",
+    )
+    reward: float | None = Field(
+        allow_inf_nan=False, description="the grader's, shaped by the plugins; None without a verdict"
+    )
+    unshaped_reward: float | None = Field(
+        default_factory=lambda known: known.get("reward"),
+        description="`Grade.reward`, before any plugin shaped it; None without a verdict",
+    )
     failure: Failure | None = None
     grade: Grade | None = None
     turns: int = Field(default=0, ge=0)
     usage: Usage = Field(default_factory=Usage)
     ledger: Ledger | None = Field(default=None, description="None if the engine does not own the tokens")
     ended_by: Budget | None = Field(default=None, description="the budget that ended the agent's run")
+    finish_reason: str | None = Field(
+        default=None,
+        description="why the last reply of the policy's work ended, such as 'length': cut at a limit",
+    )
     patch_bytes: int = Field(default=0, ge=0)
     agent_exit_code: int | None = None
     phases: Phases = Field(default_factory=Phases)
@@ -218,3 +251,10 @@ class Rollout(Record):
     retried: tuple[Retried, ...] = Field(default=(), description="tries that a sandbox failed")
     started_at: datetime
     seconds: float = Field(ge=0, description="wall time of the whole rollout")
+
+    @property
+    def not_trained(self) -> str | None:
+        """Return why no token is trained: it has no verdict, or is an evaluation; None if some may be."""
+        if self.reward is None:
+            return self.cancelled_as or self.outcome
+        return None if self.evaluation is None else EVALUATION

@@ -28,6 +28,10 @@ class RolloutRequest(Record):
     limits: Limits
     budget: Budgets = Budgets()
     sandbox_retries: int = Field(default=0, ge=0, description="maximum retries after a sandbox failure")
+    summaries: bool = Field(
+        default=True, description="whether the ids of summaries are trained, or dropped as `summary`"
+    )
+    evaluation: int | None = Field(default=None, ge=0, description="as in `swe_core.api.records.Rollout`")
 
 
 class Observer(Protocol):

@@ -88,8 +88,8 @@ class RolloutRunner(Protocol):
         On cancellation, record the running rollouts as cancelled.
 
         Raises:
-            RunStopped: Equal errors ended the run (`run.max_errors`). The running rollouts are recorded as
-                cancelled.
+            RunStopped: Equal errors (`run.max_errors`) or a failing reward hook ended the run. The running
+                rollouts are recorded as cancelled.
             SweError: The run directory cannot be written, or the engine does not fit. Finished rollouts
                 remain.
         """

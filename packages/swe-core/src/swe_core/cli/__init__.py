@@ -7,7 +7,9 @@ import errno
 import importlib
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterable
 
@@ -126,6 +128,9 @@ def main() -> None:
         except Exception:  # a bug: print the traceback without secrets
             click.echo(redactor.text(printable(redactor.text(traceback.format_exc()))), nl=False, err=True)
             sys.exit(1)
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on it would print a traceback
 
 
 def _main(redactor: Redactor) -> None:

@@ -22,6 +22,7 @@ from swe_core.system.safe_console import SafeConsole
 
 if TYPE_CHECKING:
     from swe_core.report.token_audit import TokenAudit
+    from swe_core.rollout.training_account import TrainingAccount
 
 
 @click.command()
@@ -55,12 +56,13 @@ def report(directory: Path, every: bool, as_json: bool, sheet: Path | None, page
     run = RunDirectory.open(directory)
     rollouts = run.rollouts()
     tokens = _audit(run, rollouts)
+    training = _training(run, rollouts)
     unbalanced = "; its tokens are NOT BALANCED" if tokens and tokens.problems else ""
     said = []
     if page is not None:
         from swe_core.view.summary_page import write_page
 
-        write_page(page, run, tokens)
+        write_page(page, run, tokens, training)
         said.append(f"Page: {page}{unbalanced}")
     if sheet is not None:
         write_out(sheet, table(rollouts).encode(errors="replace"), "the table", "--csv")
@@ -68,9 +70,10 @@ def report(directory: Path, every: bool, as_json: bool, sheet: Path | None, page
     if said:
         click.echo("\n".join(said), err=as_json)
     if as_json:
-        _print_json(run, rollouts, tokens)
+        _print_json(summary(run, rollouts, tokens, training))
     elif not said:
-        _print(full(run, rollouts, tokens, state_of(run), limit=None if every else MAX_ROWS))
+        limit = None if every else MAX_ROWS
+        _print(full(run, rollouts, tokens, state_of(run), limit, training))
     if unbalanced:
         raise click.exceptions.Exit(1)
 
@@ -86,11 +89,11 @@ def show(run: RunDirectory, as_json: bool, state: State | None = None, said: Col
         Whether every sampled token is accounted for; True where the engine records no tokens.
     """
     rollouts = run.rollouts()
-    tokens = _audit(run, rollouts)
+    tokens, training = _audit(run, rollouts), _training(run, rollouts)
     if as_json:
-        _print_json(run, rollouts, tokens)
+        _print_json(summary(run, rollouts, tokens, training))
     else:
-        _print(brief(run, rollouts, tokens, state or state_of(run), said))
+        _print(brief(run, rollouts, tokens, state or state_of(run), said, training))
     return tokens is None or not tokens.problems
 
 
@@ -103,9 +106,16 @@ def _audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> TokenAudit | None:
     return audit(run, rollouts)
 
 
+def _training(run: RunDirectory, rollouts: Sequence[Rollout]) -> TrainingAccount | None:
+    """Return what became of the trainable tokens; None for an evaluation."""
+    from swe_core.rollout.training_account import training_account
+
+    return training_account(run.path, [rollout.ledger for rollout in rollouts if rollout.ledger is not None])
+
+
 def _print(text: RenderableType) -> None:
     SafeConsole(highlight=False).print(text, crop=False)
 
 
-def _print_json(run: RunDirectory, rollouts: Sequence[Rollout], tokens: TokenAudit | None) -> None:
-    click.echo(orjson.dumps(summary(run, rollouts, tokens), option=orjson.OPT_INDENT_2))
+def _print_json(found: dict[str, object]) -> None:
+    click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2))

@@ -48,7 +48,7 @@ SECTIONS = {
     "Model": ("model", "engine_url", "recording", "record", "mode", "agent_key_env"),
     "Amounts and limits": ("attempts", "concurrency", "sandbox_retries", "max_errors", "network"),
     "Settings": ("config", "sets"),
-    "Output": ("out", "resume", "retry_errors", "push_to", "track", "as_json", "verbose"),
+    "Output": ("out", "resume", "retry_errors", "dry_run", "push_to", "track", "as_json", "verbose"),
 }
 """Headings of the options in the help."""
 
@@ -66,8 +66,11 @@ SECTIONS = {
 )
 @click.option(
     "--engine-url",
+    multiple=True,
     metavar="URL",
-    help="Base URL of the engine, ending in /v1. [default for openai: that of the provider in --model]",
+    callback=lambda _ctx, _param, urls: ",".join(urls) or None,
+    help="Base URL of the engine, ending in /v1; for vllm repeatable. [default for openai: that of the "
+    "provider in --model]",
 )
 @click.option(
     "--model",
@@ -132,6 +135,7 @@ SECTIONS = {
 @click.option(
     "--retry-errors", is_flag=True, help="With --resume, also run rollouts again that ended in an error."
 )
+@click.option("--dry-run", is_flag=True, help="Print what would run. Open no sandbox and write no file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @click.option("-v", "--verbose", is_flag=True, help="Log more to stderr.")
 def run(
@@ -141,6 +145,7 @@ def run(
     out: Path | None,
     resume: Path | None,
     retry_errors: bool,
+    dry_run: bool,
     push_to: str | None,
     track: tuple[str, ...],
     as_json: bool,
@@ -163,6 +168,8 @@ def run(
         raise UsageError("--resume and --out exclude each other: a resumed run keeps its directory")
     if retry_errors and resume is None:
         raise UsageError("--retry-errors needs --resume RUN, the run with the errors")
+    if dry_run and as_json:
+        raise UsageError("--json prints the summary of a run, and --dry-run runs nothing: leave one out")
     plugin_set = load_plugins(settings.run)
     # Heavy modules, imported after the input is checked.
     from swe_core.api.worker import RolloutWorker
@@ -184,19 +191,28 @@ def run(
     trains = isinstance(worker, Launcher)
     said: list[str] = []
     stopped: RunStopped | None = None
+    launch = Launch(plan.settings, directory, resume is not None)
     if isinstance(worker, Launcher):
         if retry_errors:
             raise UsageError(f"--retry-errors is for evaluations, and the worker {plan.worker.name!r} trains")
         if settings.run.max_errors is not None:
             raise UsageError(f"--max-errors is for evaluations, and the worker {plan.worker.name!r} trains")
-        interrupted = worker.launch(Launch(plan.settings, directory, resume is not None))
-    else:
-        again: list[Outcome] | None = None
-        if begun is not None:
-            from swe_core.run.resume import check_same
+    again: list[Outcome] | None = None
+    if begun is not None and not isinstance(worker, Launcher):
+        from swe_core.run.resume import check_same
 
-            check_same(begun, plan)
-            again = ["cancelled", *(("error",) if retry_errors else ())]
+        check_same(begun, plan)
+        again = ["cancelled", *(("error",) if retry_errors else ())]
+    if dry_run:
+        from swe_core.cli.dry_run import describe
+
+        click.echo(describe(plan, directory, begun, again or (), trains=trains))
+        if isinstance(worker, Launcher):
+            worker.preview(launch, click.echo)
+        return
+    if isinstance(worker, Launcher):
+        interrupted = worker.launch(launch)
+    else:
         collector = cast(RolloutWorker, worker)
         result = _execute(plan, plugin_set, collector, directory, console, again, said)
         interrupted, stopped = result.cancelled, result.stopped

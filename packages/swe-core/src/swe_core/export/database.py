@@ -24,10 +24,11 @@ CREATE TABLE runs (
 );
 CREATE TABLE rollouts (
     run TEXT NOT NULL REFERENCES runs (run), id TEXT NOT NULL, task_id TEXT NOT NULL,
-    attempt INTEGER NOT NULL, group_name TEXT NOT NULL, agent TEXT, sandbox TEXT, engine TEXT, model TEXT,
-    outcome TEXT NOT NULL, reward REAL, advantage REAL, cancelled_as TEXT, reason TEXT,
+    attempt INTEGER NOT NULL, evaluation INTEGER, group_name TEXT NOT NULL, agent TEXT, sandbox TEXT,
+    engine TEXT, model TEXT,
+    outcome TEXT NOT NULL, reward REAL, unshaped_reward REAL, advantage REAL, cancelled_as TEXT, reason TEXT,
     error_boundary TEXT, error_type TEXT, error TEXT, ended_by TEXT, turns INTEGER,
-    prompt_tokens INTEGER, completion_tokens INTEGER, sampled INTEGER, trained INTEGER, chains INTEGER,
+    prompt_tokens INTEGER, completion_tokens INTEGER, sampled INTEGER, trainable INTEGER, chains INTEGER,
     tampering TEXT, suspicious TEXT, patch_bytes INTEGER, patch TEXT, agent_exit_code INTEGER,
     open_seconds REAL, prepare_seconds REAL, agent_seconds REAL, export_seconds REAL, grade_seconds REAL,
     started_at TEXT NOT NULL, seconds REAL NOT NULL,
@@ -47,7 +48,7 @@ CREATE TABLE tests (
 );
 CREATE TABLE chains (
     run TEXT NOT NULL, rollout_id TEXT NOT NULL, chain INTEGER NOT NULL, cause TEXT NOT NULL,
-    tokens INTEGER NOT NULL, trained INTEGER NOT NULL, turns TEXT NOT NULL, mean_logprob REAL,
+    tokens INTEGER NOT NULL, trainable INTEGER NOT NULL, turns TEXT NOT NULL, mean_logprob REAL,
     first_version INTEGER, last_version INTEGER,
     PRIMARY KEY (run, rollout_id, chain), FOREIGN KEY (run, rollout_id) REFERENCES rollouts (run, id)
 );
@@ -66,10 +67,11 @@ CREATE INDEX tests_status ON tests (status);
 CREATE INDEX tests_test ON tests (test);
 CREATE VIEW pass_rates AS
     SELECT run, task_id, COUNT(*) AS attempts, COUNT(reward) AS verdicts,
-        SUM(outcome = 'resolved') AS resolved, AVG(reward) AS pass_rate,
+        SUM(outcome = 'resolved') AS resolved, AVG(reward) AS mean_reward,
+        AVG(CASE WHEN reward IS NOT NULL THEN outcome = 'resolved' END) AS pass_rate,
         SUM(outcome = 'error') AS errors, AVG(seconds) AS mean_seconds,
         AVG(turns) AS mean_turns, AVG(completion_tokens) AS mean_completion_tokens
-    FROM rollouts GROUP BY run, task_id;
+    FROM rollouts WHERE evaluation IS NULL GROUP BY run, task_id;
 CREATE VIEW group_results AS
     SELECT run, group_name, task_id, COUNT(*) AS attempts, COUNT(reward) AS verdicts,
         AVG(reward) AS mean_reward, MIN(reward) = MAX(reward) AS all_alike
@@ -179,12 +181,14 @@ def _rollout(rollout: ExportedRollout) -> tuple[Any, ...]:
     grade, failure, ledger = record.grade, record.failure, record.ledger
     evidence = ((), ()) if grade is None else (grade.tampering, grade.suspicious)
     return (
-        *(rollout.run.name, record.id, record.task_id, record.attempt, rollout.group),
+        *(rollout.run.name, record.id, record.task_id, record.attempt),
+        *(record.evaluation, rollout.group),
         *(record.agent, record.sandbox, record.engine, record.model),
-        *(record.outcome, record.reward, rollout.advantage, record.cancelled_as, grade and grade.reason),
+        *(record.outcome, record.reward, record.unshaped_reward, rollout.advantage, record.cancelled_as),
+        grade and grade.reason,
         *((None,) * 3 if failure is None else (failure.boundary, failure.type, failure.message)),
         *(record.ended_by, record.turns, record.usage.prompt_tokens, record.usage.completion_tokens),
-        *((None,) * 3 if ledger is None else (ledger.sampled, ledger.trained, ledger.chains)),
+        *((None,) * 3 if ledger is None else (ledger.sampled, ledger.trainable, ledger.chains)),
         *(None if grade is None else _json([one.model_dump() for one in found]) for found in evidence),
         *(record.patch_bytes, rollout.patch, record.agent_exit_code),
         *(getattr(record.phases, name) for name in Phases.model_fields),

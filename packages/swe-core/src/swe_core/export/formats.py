@@ -74,10 +74,12 @@ _ROW = {
     "group": "the attempts whose rewards are compared: of one task, in a training of one group",
     "row": "number of the row in its rollout, from 0; a compaction or a sub-agent starts another",
     "agent, model": "of the rollout",
-    "outcome, reward": "the verdict: resolved 1.0, unresolved 0.0; null without one",
+    "outcome": "resolved or unresolved is the verdict",
+    "reward": "what the rollout earned: 1.0 or 0.0, unless grader or plugins gave another; null without a "
+    "verdict",
     "advantage": "of the rollout in its group, from the training; null where none computed it",
     "input_ids": "ids in the order in which the engine saw and sampled them",
-    "completion_mask": "true for ids that the policy sampled and that are trained",
+    "completion_mask": "true for ids that the policy sampled and that a step may train",
     "old_log_probs": "natural log-probability of each such id when it was sampled; else 0",
     "versions": "policy version that sampled each such id; else -1",
     "turns": "the calls to the model that the row trains",
@@ -147,7 +149,7 @@ FORMATS: Mapping[str, Format] = {
         writer="database:DatabaseWriter",
         fields={
             "runs, rollouts, turns, tests": "the records; texts of lists are JSON",
-            "chains, dropped": "training rows and untrained tokens as numbers, without ids",
+            "chains, dropped": "training rows and dropped tokens as numbers, without ids",
             "metrics": "the trainer's log",
             "pass_rates, group_results, errors, flips": "views: per task, per group, by error, and tests "
             "that pass in some attempts only",

@@ -237,7 +237,9 @@ def _scores(rollout: ExportedRollout) -> dict[str, Score] | None:
     grade = record.grade
     tests = {} if grade is None else {"fail_to_pass": grade.fail_to_pass, "pass_to_pass": grade.pass_to_pass}
     reason = None if grade is None else grade.reason or None
-    return {SCORE: Score(value=record.reward, answer=rollout.patch, explanation=reason, metadata=tests)}
+    more = {"reward": record.reward, "unshaped_reward": record.unshaped_reward, **tests}
+    solved = float(record.outcome == "resolved")  # the reward may be another number
+    return {SCORE: Score(value=solved, answer=rollout.patch, explanation=reason, metadata=more)}
 
 
 def _error(record: Rollout) -> EvalError | None:

@@ -10,16 +10,19 @@ from swe_core.report.statistics import PassAtK, TaskResult, estimates
 
 
 class Results:
-    """Outcomes of rollouts by task."""
+    """Outcomes of rollouts by task. Of evaluations while training, only the tasks and the number count."""
 
     def __init__(self) -> None:
         self._tasks: defaultdict[str, Counter[Outcome]] = defaultdict(Counter)
         self._all = Counter[Outcome]()
+        self._total = 0
 
     def add(self, record: Rollout) -> None:
         """Count one rollout."""
-        self._tasks[record.task_id][record.outcome] += 1
-        self._all[record.outcome] += 1
+        self._total += 1
+        counts = int(record.evaluation is None)
+        self._tasks[record.task_id][record.outcome] += counts
+        self._all[record.outcome] += counts
 
     @property
     def tasks(self) -> Sequence[str]:
@@ -29,7 +32,7 @@ class Results:
     @property
     def total(self) -> int:
         """Return the number of rollouts."""
-        return self._all.total()
+        return self._total
 
     @property
     def verdicts(self) -> int:

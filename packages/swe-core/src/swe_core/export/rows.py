@@ -11,7 +11,7 @@ import orjson
 
 from swe_core.api.chain import Chain
 from swe_core.export.source import ExportedRollout, ExportedRun
-from swe_core.export.writer import Reason, Writer
+from swe_core.export.writer import HELD_OUT, Reason, Writer
 from swe_core.tokens.chains import chains_of
 
 JSONL = "train.jsonl"
@@ -52,6 +52,9 @@ def rows_of(rollout: ExportedRollout) -> list[dict[str, Any]]:
 
 class _Rows(Writer):
     def _rows(self, rollout: ExportedRollout) -> list[dict[str, Any]]:
+        if rollout.record.evaluation is not None:
+            self.left_out[HELD_OUT] += 1
+            return []
         rows = rows_of(rollout)
         if rows and rollout.told_secret:
             self.left_out[SECRETS] += 1

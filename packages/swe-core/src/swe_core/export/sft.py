@@ -11,7 +11,7 @@ import orjson
 from swe_core.api.messages import Message
 from swe_core.export.conversations import Conversation, arguments_of, conversations
 from swe_core.export.source import ExportedRollout, ExportedRun
-from swe_core.export.writer import Reason, Writer
+from swe_core.export.writer import HELD_OUT, Reason, Writer
 
 FILE = "train.jsonl"
 NO_CALLS = Reason("rollout", "without a recorded call to a model")
@@ -28,6 +28,9 @@ class SftWriter(Writer):
         self._file = (folder / FILE).open("wb")
 
     def add(self, rollout: ExportedRollout) -> int:
+        if rollout.record.evaluation is not None:
+            self.left_out[HELD_OUT] += 1
+            return 0
         found = conversations(rollout.turns)
         self.left_out[NO_CALLS] += not found
         rows = [row for one in found if (row := _row(rollout, one)) is not None]

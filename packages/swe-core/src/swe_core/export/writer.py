@@ -23,6 +23,9 @@ class Reason(NamedTuple):
         return f"{counted(count, self.noun)} {self.which}"
 
 
+HELD_OUT = Reason("rollout", "of an evaluation while training, because its task is held out")
+
+
 class Writer(ABC):
     """Writes rollouts into files of a folder, one after the other.
 

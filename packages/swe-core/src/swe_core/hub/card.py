@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from swe_core.hub.pushed_run import SHARDS, PushedRun
+from swe_core.hub.pushed_run import SHARDS, Pushed, PushedRun
 from swe_core.system.plural import counted
 from swe_core.system.printable import printable
 
@@ -39,6 +39,10 @@ LICENCE = """
 None is stated. Whoever owns this data set says under which licence others may use it (`license:` in the
 metadata above), with regard to those of the tasks' repositories and of the model.
 """
+_HELD_OUT = (
+    "with `-eval<step>-` in the id are evaluations while training. The table leaves them out: their tasks "
+    "are held out."
+)
 _MARKUP = re.compile(r"[\\|\[\]`]|!(?=\[)")
 """What ends a table's cell, or begins a link, an image, code or an escape."""
 
@@ -63,10 +67,10 @@ def _section(repo_id: str, runs: Collection[PushedRun]) -> str:
         *overview(runs, "Each row is one run"),
         "## Columns",
         "`messages` and `tools` are the last conversation with the model, as trainers take it; `patch` is "
-        "the agent's change, `outcome` and `reward` the verdict, `fail_to_pass` and `pass_to_pass` each "
-        "test's status. `chains` are the exact token ids that were sampled, with the mask and the "
-        "log-probabilities to train on, where the engine owns them. `turns` has each call to the model and "
-        "`record` the whole record, as JSON.",
+        "the agent's change, `outcome` the verdict, `reward` what it earned, `fail_to_pass` and "
+        "`pass_to_pass` each test's status. `chains` are the exact token ids that were sampled, with the "
+        "mask and the log-probabilities to train on, where the engine owns them. `turns` has each call to "
+        "the model and `record` the whole record, as JSON.",
         "```python\nfrom datasets import load_dataset\n\n"
         f'rows = load_dataset("{repo_id}", split="train")\n```',
     ]
@@ -79,9 +83,10 @@ def overview(runs: Collection[PushedRun], each: str = "Each is one run") -> list
     Args:
         each: Begins the sentence about one rollout.
     """
-    outcomes = Counter[str](one.outcome for run in runs for one in run.rollouts.values())
+    outcomes = Counter[str](outcome for run in runs for outcome in _outcomes(run))
     tasks = {one.task_id for run in runs for one in run.rollouts.values()}
-    count = outcomes.total()
+    held_out = sum(_is_evaluation(name, one) for run in runs for name, one in run.rollouts.items())
+    count = outcomes.total() + held_out
     rows = [
         [
             *("run", "tasks from", "model", "agent", "sandbox"),
@@ -97,12 +102,22 @@ def overview(runs: Collection[PushedRun], each: str = "Each is one run") -> list
         "tests in a fresh one.",
         "\n".join("| " + " | ".join(row) + " |" for row in rows),
         "A rollout that ended in an error or was cancelled has no reward, and says nothing of the model.",
+        *([f"{counted(held_out, 'rollout')} {_HELD_OUT}"] if held_out else []),
         *(["Notes of the runs:", "\n".join(f"- {plain(note)}" for note in notes)] if notes else []),
     ]
 
 
+def _is_evaluation(rollout_id: str, rollout: Pushed) -> bool:
+    """Return whether a rollout is one of an evaluation while training: `<task>-eval<step>-<attempt>`."""
+    return rollout_id.startswith(f"{rollout.task_id}-eval")
+
+
+def _outcomes(run: PushedRun) -> list[str]:
+    return [one.outcome for name, one in run.rollouts.items() if not _is_evaluation(name, one)]
+
+
 def _line(run: PushedRun) -> list[str]:
-    outcomes = Counter[str](one.outcome for one in run.rollouts.values())
+    outcomes = Counter[str](_outcomes(run))
     return [
         run.run,
         *(plain(text) for text in (run.tasks, _few(run.models), _few(run.agents), _few(run.sandboxes))),

@@ -22,7 +22,7 @@ from swe_core.api.contracts import complete
 from swe_core.api.deltas import join
 from swe_core.api.engine import ChatRequest, Completion, Delta, Engine, EngineSession, Sampled, Usage
 from swe_core.api.limits import Budgets
-from swe_core.api.records import Budget, Ledger, Turn, TurnTokens
+from swe_core.api.records import SUMMARY, Budget, Ledger, Turn, TurnTokens
 from swe_core.api.request_diff import RequestDiff
 from swe_core.errors import (
     AgentError,
@@ -76,8 +76,9 @@ class Gate:
         tools: The host tools that the agent may call.
         turns: Number of recorded calls, failed ones included.
         usage: Tokens of all calls.
-        failure: The first error of the engine, or of the agent's `auxiliary`, that ends the rollout; None
-            until then. Afterwards no call reaches the engine. `RequestRefused` does not end a rollout.
+        finish_reason: Why the last reply ended, auxiliary calls aside; None before the first.
+        failure: The first error of the engine, or of the agent's `auxiliary` or `summary`, that ends the
+            rollout; None until then. Afterwards no call reaches the engine. `RequestRefused` ends no rollout.
         submitted: Whether the agent submitted its work.
         called: Set by the first call.
         refusals: Number of requests that were invalid in their dialect.
@@ -96,6 +97,8 @@ class Gate:
         metrics: Metrics,
         redactor: Redactor,
         auxiliary: Callable[[ChatRequest], str | None],
+        summary: Callable[[ChatRequest], bool],
+        summaries: bool,
         token: str | None = None,
         on_delivered: Callable[[int], None] = lambda index: None,
     ) -> None:
@@ -108,6 +111,7 @@ class Gate:
         self.tools = Tools()
         self.turns = 0
         self.usage = Usage()
+        self.finish_reason: str | None = None
         self._token_log: TokenLog | None = None  # made with the first tokens: it needs numpy
         self.failure: EngineError | AgentError | None = None
         self.submitted = False
@@ -125,6 +129,8 @@ class Gate:
         self._metrics = metrics
         self._redactor = redactor
         self._auxiliary = auxiliary
+        self._summary = summary
+        self._summaries = summaries
         self._memories: dict[str, dict[str, Any]] = {}
         self._diff = RequestDiff()
         self._calls = Calls()
@@ -221,7 +227,7 @@ class Gate:
 
         Raises:
             EngineError: The rollout's first failure.
-            AgentError: The agent's `auxiliary` failed.
+            AgentError: The agent's `auxiliary` or `summary` failed.
             RolloutOver: The rollout has ended.
         """
         self._check()
@@ -249,6 +255,7 @@ class Gate:
         )
         try:
             auxiliary = self._auxiliary(request)
+            summary = auxiliary is None and self._summary(request)
         except AgentError as error:
             self.fail(error)
             raise
@@ -256,7 +263,7 @@ class Gate:
         self._calls.add(key, call)
         self._in_flight.add(call)
         granted = self._allowance.begin(asked.max_tokens, is_turn=auxiliary is None)
-        request = replace(request, max_tokens=granted, auxiliary=auxiliary)
+        request = replace(request, max_tokens=granted, auxiliary=auxiliary, summary=summary)
         call.scope.deadline = self._allowance.deadline
         self._tasks.start_soon(self._generate, call, request, asked.stream, dialect)
         return call
@@ -362,13 +369,15 @@ class Gate:
         started_at: datetime,
         seconds: float,
     ) -> None:
-        tokens, error = self._tokens(ended, request.auxiliary)
+        tokens, error = self._tokens(ended, request)
         try:
             turn = self._turn(ended, request, dialect, started_at, seconds, tokens, error)
             self.usage = Usage(
                 prompt_tokens=self.usage.prompt_tokens + turn.usage.prompt_tokens,
                 completion_tokens=self.usage.completion_tokens + turn.usage.completion_tokens,
             )
+            if turn.reply is not None and turn.auxiliary is None:
+                self.finish_reason = turn.finish_reason
             used = max(turn.usage.completion_tokens, _length(ended.sampled))
             self._allowance.end(request.max_tokens, used)
             if turn.finish_reason == "length" and self._allowance.left == 0:
@@ -408,7 +417,7 @@ class Gate:
         with suppress(Exception):  # the rollout's error says already that its record is incomplete
             self._on_turn(turn)
 
-    def _tokens(self, ended: _Ended, auxiliary: str | None) -> tuple[TurnTokens | None, str | None]:
+    def _tokens(self, ended: _Ended, request: ChatRequest) -> tuple[TurnTokens | None, str | None]:
         """Return the exact tokens of a call, and its error. Inconsistent tokens fail the rollout."""
         if ended.sampled is None:
             return None, ended.error
@@ -416,8 +425,10 @@ class Gate:
 
         try:
             self._token_log = self._token_log or TokenLog()
-            dropped = ended.dropped or auxiliary
-            return self._token_log.add(self.turns, ended.sampled, dropped), ended.error
+            left_out = SUMMARY if request.summary and not self._summaries else None
+            dropped = ended.dropped or request.auxiliary or left_out
+            tokens = self._token_log.add(self.turns, ended.sampled, dropped, summary=request.summary)
+            return tokens, ended.error
         except LedgerError as problem:
             failure: EngineError = problem
         except Exception as problem:  # a plugin's tokens
@@ -449,6 +460,7 @@ class Gate:
             tokens=tokens,
             dialect=dialect,
             auxiliary=request.auxiliary,
+            summary=request.summary,
         )
 
     def _run_out(self, budget: Budget | None) -> None:

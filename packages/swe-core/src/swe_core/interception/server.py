@@ -202,6 +202,8 @@ class InterceptionServer:
         budgets: Budgets | None = None,
         on_undelivered: Callable[[Sequence[int]], None] = lambda indices: None,
         auxiliary: Callable[[ChatRequest], str | None] = lambda request: None,
+        summary: Callable[[ChatRequest], bool] = lambda request: False,
+        summaries: bool = True,
         token: str | None = None,
         on_delivered: Callable[[int], None] = lambda index: None,
     ) -> AsyncIterator[Gate]:
@@ -216,6 +218,8 @@ class InterceptionServer:
             on_undelivered: Called on leaving with the indices of the turns that are not trained because their
                 reply was not delivered, if there are any. If it raises, the rollout fails.
             auxiliary: Returns what a call is for, if it is not the policy's work (`AgentSpec.auxiliary`).
+            summary: Returns whether a call asks for the summary of a compaction (`AgentSpec.summary`).
+            summaries: Whether the tokens of such calls are trained; otherwise they are dropped as `summary`.
             token: The rollout's bearer token, unique among the open sessions; None makes one.
             on_delivered: Called in the event loop with the index of a turn once a client has received its
                 complete reply. If it raises, the rollout fails.
@@ -236,6 +240,8 @@ class InterceptionServer:
             self._metrics,
             self._redactor,
             auxiliary,
+            summary,
+            summaries,
             token,
             on_delivered,
         )

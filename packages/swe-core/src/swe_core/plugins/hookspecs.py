@@ -91,5 +91,18 @@ def swe_turn_recorded(rollout_id: str, turn: Turn) -> None:
 
 
 @hookspec
+def swe_shape_reward(rollout: Rollout, reward: float) -> float:  # type: ignore[empty-body]
+    """Return the reward of a rollout with a verdict, changed or not: a finite number. Since 0.1.
+
+    Called once per such rollout, in the event loop, before it is on disk: return quickly. Several plugins
+    shape one after another, in the order in which they are loaded. An error stops the run.
+
+    Args:
+        rollout: The record. Its `reward` is the grader's.
+        reward: What the plugin before returned; the grader's at the first.
+    """
+
+
+@hookspec
 def swe_rollout_finished(rollout: Rollout) -> None:
     """Handle a finished rollout, which is on disk. Called once per rollout, for every outcome. Since 0.1."""

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import get_args
+from typing import TypeVar, get_args
 
 from swe_core.api.engine import ForkCause
 from swe_core.api.grader import TamperKind
@@ -16,6 +16,8 @@ from swe_core.errors import Boundary
 from swe_core.report.finished import Finished
 from swe_core.report.statistics import PassAtK, TaskResult, estimates, task_results
 from swe_core.system.natural_order import natural_key
+
+F = TypeVar("F", bound=Finished)
 
 BUDGETS: dict[Budget, str] = {
     "turns": "turns",
@@ -133,6 +135,11 @@ class Facts:
     def sandbox_seconds(self) -> float:
         """Return how long all sandboxes were open, seconds."""
         return sum(used.seconds for used in self.sandboxes)
+
+
+def without_evaluations(rollouts: Iterable[F]) -> list[F]:
+    """Return the rollouts that are no evaluation while training, whose pass rates stand for themselves."""
+    return [rollout for rollout in rollouts if rollout.evaluation is None]
 
 
 def facts_of(rollouts: Sequence[Finished]) -> Facts:

@@ -87,6 +87,8 @@ class Shown:
             yield Text(f"Files: {self._run.path / FOLDERS / self._name}", style="dim")
             return
         reward = "" if rollout.reward is None else f", reward {rollout.reward:g}"
+        if rollout.unshaped_reward not in (None, rollout.reward):
+            reward += f" (unshaped {rollout.unshaped_reward:g})"
         yield Text(f"{rollout.id}: {rollout.outcome}{reward}", style=f"bold {STYLE[rollout.outcome]}")
         if text := why(rollout):
             yield Text(printable(text))

@@ -9,21 +9,24 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, get_args
 
 from swe_core.api.records import Phases, Purpose, Rollout
-from swe_core.report.facts import facts_of, suspicious_kinds, tamper_kinds, why
+from swe_core.report.facts import facts_of, suspicious_kinds, tamper_kinds, why, without_evaluations
 from swe_core.report.statistics import CONFIDENCE
 from swe_core.rollout.run_directory import RunDirectory
+from swe_core.rollout.training_records import read_evaluations
 from swe_core.system.printable import printable
 
 if TYPE_CHECKING:
     from swe_core.report.token_audit import TokenAudit
+    from swe_core.rollout.training_account import TrainingAccount
 
 _FORMULA = tuple("=+-@＝＋－＠")
 """First characters of formulas, also the full-width ones of East Asian keyboards."""
 _TESTS = {"fail_to_pass", "pass_to_pass"}
 COLUMNS = (
-    "id", "task_id", "attempt", "agent", "sandbox", "engine", "model", "outcome", "reward", "cancelled_as",
-    "boundary", "error_type", "why", "ended_by", "turns", "prompt_tokens", "completion_tokens", "sampled",
-    "trained", "chains", "patch_bytes", "agent_exit_code", "test_exit_code", "test_seconds", "channel",
+    "id", "task_id", "attempt", "agent", "sandbox", "engine", "model", "outcome", "reward", "unshaped_reward",
+    "cancelled_as", "evaluation", "boundary", "error_type", "why", "ended_by", "finish_reason", "turns",
+    "prompt_tokens", "completion_tokens", "sampled", "trainable", "chains", "patch_bytes", "agent_exit_code",
+    "test_exit_code", "test_seconds", "channel",
     "tampering", "suspicious",
     *(f"{phase}_seconds" for phase in Phases.model_fields), "started_at", "seconds", "retries",
     *(f"{purpose}_sandbox_{what}" for purpose in get_args(Purpose) for what in ("flavor", "seconds")),
@@ -31,12 +34,21 @@ COLUMNS = (
 """Columns of the table, in order."""
 
 
-def summary(run: RunDirectory, rollouts: Sequence[Rollout], tokens: TokenAudit | None) -> dict[str, object]:
+def summary(
+    run: RunDirectory,
+    rollouts: Sequence[Rollout],
+    tokens: TokenAudit | None,
+    training: TrainingAccount | None = None,
+) -> dict[str, object]:
     """Return the run in numbers, and each rollout's record without the statuses of single tests.
 
-    Shares are rounded to four decimals; times are in seconds.
+    Shares are rounded to four decimals; times are in seconds. Of a training, all numbers but `evaluations`,
+    `training`, `ledger` and `rollouts` are without its evaluations.
+
+    Args:
+        training: What became of the trainable tokens; None for an evaluation.
     """
-    facts = facts_of(rollouts)
+    facts = facts_of(without_evaluations(rollouts))
     return {
         "directory": str(run.path),
         "notes": list(run.info.notes),
@@ -46,7 +58,7 @@ def summary(run: RunDirectory, rollouts: Sequence[Rollout], tokens: TokenAudit |
         "cancelled_as": facts.cancelled_as,
         "errors_by_boundary": facts.errors,
         "errors": [asdict(failures) for failures in facts.failures],
-        "resolved_rate": None if facts.resolved_rate is None else round(facts.resolved_rate, 4),
+        "resolved_rate": _rounded(facts.resolved_rate),
         "pass_at_k": [
             {
                 "k": one.k,
@@ -76,12 +88,21 @@ def summary(run: RunDirectory, rollouts: Sequence[Rollout], tokens: TokenAudit |
             "accounted_percent": round(tokens.accounted, 4),
             "problems": list(tokens.problems),
         },
+        "evaluations": [
+            {**one.model_dump(mode="json"), "resolved_rate": _rounded(one.resolved_rate)}
+            for one in read_evaluations(run.path)
+        ],
+        "training": training and training.summary(),
         "tasks": [{**asdict(task), "attempts": task.attempts} for task in facts.tasks],
         "rollouts": [
             rollout.model_dump(mode="json", exclude={"grade": _TESTS})  # for 2,438 tasks some hundred MB
             for rollout in rollouts
         ],
     }
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
 
 
 def table(rollouts: Sequence[Rollout]) -> str:
@@ -118,7 +139,7 @@ def _row(rollout: Rollout) -> dict[str, object]:
         "prompt_tokens": rollout.usage.prompt_tokens,
         "completion_tokens": rollout.usage.completion_tokens,
         "sampled": ledger and ledger.sampled,
-        "trained": ledger and ledger.trained,
+        "trainable": ledger and ledger.trainable,
         "chains": ledger and ledger.chains,
         "test_exit_code": grade and grade.test_exit_code,
         "test_seconds": grade and grade.test_seconds,

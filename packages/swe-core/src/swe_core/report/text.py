@@ -14,18 +14,20 @@ from rich.table import Table
 from rich.text import Text
 
 from swe_core.api.records import Rollout
-from swe_core.report.facts import CAUSES, Facts, facts_of, why
+from swe_core.report.facts import CAUSES, Facts, facts_of, why, without_evaluations
 from swe_core.report.next_steps import Step, in_order, is_interrupted, next_steps
 from swe_core.report.statistics import TaskResult
 from swe_core.rollout.equal_errors import kind_of, reason_of
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.run_list import State
+from swe_core.rollout.training_records import read_evaluations
 from swe_core.system.natural_order import natural_key
 from swe_core.system.plural import counted
 from swe_core.system.printable import one_line
 
 if TYPE_CHECKING:
     from swe_core.report.token_audit import TokenAudit
+    from swe_core.rollout.training_account import TrainingAccount
 
 MAX_ROWS = 40
 """Default maximum of rows of a table."""
@@ -42,23 +44,27 @@ def brief(
     tokens: TokenAudit | None,
     state: State,
     shown: Collection[str] = (),
+    training: TrainingAccount | None = None,
 ) -> RenderableType:
     """Return the short text at the end of a run.
 
     Args:
         state: How the run has ended.
         shown: Notes that were shown at its start, and are not repeated.
+        training: What became of the trainable tokens; None for an evaluation.
     """
-    facts = facts_of(rollouts)
+    counting = without_evaluations(rollouts)
+    facts = facts_of(counting)
     few = len(rollouts) <= MAX_ROWS
     lines = _rollouts(rollouts, tokens is not None) if few else _failures(facts)
-    lines += [_last_line(run, rollouts, facts, state), *_warnings(facts), *_run_again(facts)]
-    if len(facts.tasks) > 1 or len(rollouts) > 1:
+    lines += [_last_line(run, counting, facts, state), *_warnings(facts), *_run_again(facts)]
+    if len(facts.tasks) > 1 or len(counting) > 1:
         lines += [Text(_passes(facts))] if facts.passes else []
+    lines += _evaluations(run)
     steps = next_steps(run, rollouts, state)
     if not few:
         steps.append(Step("by task", shlex.join(["swe-core", "report", str(run.path)])))
-    return Group(*lines, *_tokens(tokens), *_notes(run, shown), *_next(steps))
+    return Group(*lines, *_tokens(tokens), *_training(training), *_notes(run, shown), *_next(steps))
 
 
 def full(
@@ -67,23 +73,27 @@ def full(
     tokens: TokenAudit | None,
     state: State,
     limit: int | None,
+    training: TrainingAccount | None = None,
 ) -> RenderableType:
     """Return the whole text of a run.
 
     Args:
         limit: Maximum of rows of a table; None is no limit.
+        training: As in `brief`.
     """
-    facts = facts_of(rollouts)
+    counting = without_evaluations(rollouts)
+    facts = facts_of(counting)
     few = limit is None or len(rollouts) <= limit
     lines = _rollouts(rollouts, tokens is not None) if few else []
-    if not few or len(rollouts) > len(facts.tasks):
+    if not few or len(counting) > len(facts.tasks):
         lines += [*([Text()] if lines else []), _tasks(facts.tasks[:limit])]
         if limit is not None and (left_out := len(facts.tasks[limit:])):
             lines.append(Text(f"… and {counted(left_out, 'more task')}: --all, or --csv FILE", style="dim"))
         lines.append(Text())
-    lines.append(_last_line(run, rollouts, facts, state))
+    lines.append(_last_line(run, counting, facts, state))
     if facts.passes:
         lines += [Text(), *_estimates(facts)]
+    lines += _evaluations(run)
     lines += [] if few else _failures(facts)
     lines += _warnings(facts)
     lines += _run_again(facts)
@@ -91,7 +101,8 @@ def full(
         lines += [Text(), _phases(facts), Text()]
     if facts.sandboxes:
         lines += [*([] if facts.phases else [Text()]), _sandboxes(facts), Text()]
-    return Group(*lines, *_tokens(tokens), *_notes(run), *_next(next_steps(run, rollouts, state)))
+    steps = next_steps(run, rollouts, state)
+    return Group(*lines, *_tokens(tokens), *_training(training), *_notes(run), *_next(steps))
 
 
 def rollout_list(run: RunDirectory, rollouts: Sequence[Rollout], unfinished: Sequence[str]) -> RenderableType:
@@ -164,7 +175,7 @@ def _rollouts(rollouts: Sequence[Rollout], with_chains: bool) -> list[Renderable
         table.add_row(
             Text(rollout.id),
             Text(rollout.outcome, style=STYLE[rollout.outcome]),
-            "-" if rollout.reward is None else f"{rollout.reward:.0f}",
+            "-" if rollout.reward is None else f"{rollout.reward:.4g}",
             str(rollout.turns),
             str(rollout.usage.prompt_tokens),
             str(rollout.usage.completion_tokens),
@@ -263,6 +274,26 @@ def _estimates(facts: Facts) -> list[RenderableType]:
     return lines
 
 
+def _evaluations(run: RunDirectory) -> list[RenderableType]:
+    """Return a table of the evaluations of a training."""
+    found = read_evaluations(run.path)
+    if not found:
+        return []
+    table = _table("evaluation at step", "policy versions", "resolved", "of", "rate", "errors", "mean reward")
+    for one in found:
+        versions = dict.fromkeys(version for version in (one.oldest, one.newest) if version is not None)
+        table.add_row(
+            f"{one.step:,}",
+            " to ".join(map(str, versions)) or "-",
+            f"{one.resolved:,}",
+            f"{one.verdicts:,}",
+            "-" if one.resolved_rate is None else f"{one.resolved_rate:.1%}",
+            f"{one.errors:,}",
+            "-" if one.reward is None else f"{one.reward:.3g}",
+        )
+    return [Text(), Uncut(table), Text()]
+
+
 def _failures(facts: Facts) -> list[RenderableType]:
     """Return the most frequent errors by boundary and type, each with the message of the first."""
     lines = [
@@ -336,16 +367,27 @@ def _tokens(tokens: TokenAudit | None) -> list[RenderableType]:
     proof, equals = ("NOT BALANCED", "≠") if tokens.problems else ("balanced", "=")
     lines = [
         Text(
-            f"Tokens: {tokens.sampled:,} sampled {equals} {ledger.trained:,} trained + {dropped:,} dropped"
-            f"{f' ({reasons})' if reasons else ''}; {proof}, {tokens.accounted:.1f} % accounted for",
+            f"Tokens: {tokens.sampled:,} sampled {equals} {ledger.trainable:,} trainable + {dropped:,} "
+            f"dropped{f' ({reasons})' if reasons else ''}; {proof}, {tokens.accounted:.1f} % accounted for",
             style="bold red" if tokens.problems else "",
         ),
         *(Text(f"  {problem}", style="bold red") for problem in tokens.problems),
+        *(
+            [Text(f"Summaries at compactions: {ledger.summaries:,} of the trained tokens")]
+            if ledger.summaries
+            else []
+        ),
         Text(f"Chains: {ledger.chains:,}, of which {counted(forks, 'fork')}"),
         *(Text(f"  {count:,} {cause}: {CAUSES[cause]}") for cause, count in ledger.forks.items()),
         Text("Prompts: " + ", ".join(f"{count:,} {how}" for how, count in ledger.rendered.items())),
     ]
     return list(lines)
+
+
+def _training(account: TrainingAccount | None) -> list[RenderableType]:
+    if account is None:
+        return []
+    return [Text(f"Training: {account.sentence()}", style="bold red" if account.unaccounted else "")]
 
 
 def _notes(run: RunDirectory, shown: Collection[str] = ()) -> list[RenderableType]:

@@ -29,17 +29,17 @@ class TokenAudit:
     @property
     def missing(self) -> int:
         """Return sampled tokens on disk minus those in the ledgers."""
-        return self.sampled - self.ledger.trained - sum(self.ledger.dropped.values())
+        return self.sampled - self.ledger.trainable - sum(self.ledger.dropped.values())
 
     @property
     def accounted(self) -> float:
-        """Return the share of sampled tokens that the ledgers list as trained or dropped, percent."""
+        """Return the share of sampled tokens that the ledgers list as trainable or dropped, percent."""
         return 100.0 * (1 - self.missing / self.sampled) if self.sampled else 100.0
 
 
 def audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> TokenAudit:
     """Check the ledgers of `rollouts`, finished ones of `run`, against their turns."""
-    none = Ledger(sampled=0, trained=0)
+    none = Ledger(sampled=0, trainable=0)
     sampled, ledgers, problems = 0, [], []
     for rollout in rollouts:
         ledgers.append(rollout.ledger or none)
@@ -66,21 +66,20 @@ def recount(turns: Iterable[Turn], no_reward: str | None = None) -> Ledger | Non
     Raises:
         LedgerError: The records do not fit together, or do not balance.
     """
-    with_tokens = [(turn.index, turn.tokens) for turn in turns if turn.tokens is not None]
+    with_tokens = [(turn, turn.tokens) for turn in turns if turn.tokens is not None]
     if not with_tokens:
         return None
-    steps = [step_of(index, tokens) for index, tokens in with_tokens]
+    steps = [step_of(turn.index, tokens, summary=turn.summary) for turn, tokens in with_tokens]
     sampled = sum(len(tokens.completion) for _, tokens in with_tokens)
     return prove(sampled, steps, build_chains(steps), no_reward)
 
 
 def _tries(run: RunDirectory, rollout: Rollout) -> Iterator[tuple[list[Turn], str | None]]:
-    """Yield the turns of each attempt of a rollout, and why none of their tokens is trained, if so."""
+    """Yield the turns of each attempt of a rollout, and why none of their tokens is trainable, if so."""
     for one in rollout.retried:
         if one.folder is not None:
             yield run.turns(rollout.id, one.folder), RETRIED
-    verdict = rollout.reward is not None
-    yield run.turns(rollout.id), None if verdict else rollout.cancelled_as or rollout.outcome
+    yield run.turns(rollout.id), rollout.not_trained
 
 
 def _differing(ledger: Ledger, found: Ledger) -> str:

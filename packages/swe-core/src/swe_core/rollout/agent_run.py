@@ -16,7 +16,7 @@ from swe_core.api.records import Turn
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.sandbox import Process, Sandbox, Stream
 from swe_core.api.task import Task
-from swe_core.errors import AgentError, NoLLMCall, SandboxError, raised_as
+from swe_core.errors import AgentError, AgentTimeout, NoLLMCall, SandboxError, raised_as
 from swe_core.interception.gate import Gate
 from swe_core.rollout.agent_output import AgentOutput
 from swe_core.rollout.dialogue import Dialogue, converse
@@ -51,7 +51,7 @@ async def run_agent(
     Neither is a failure.
 
     Raises:
-        AgentError: The agent failed, exceeded its time, or made no LLM call.
+        AgentError: The agent failed, exceeded its time (`AgentTimeout`), or made no LLM call.
         EngineError: The engine failed for good; the host ended the agent at once.
         SandboxError: The sandbox failed.
     """
@@ -76,6 +76,8 @@ async def run_agent(
                     request.budget,
                     folder.add_undelivered,
                     partial(agent_contract.auxiliary, agent),
+                    partial(agent_contract.summary, agent),
+                    request.summaries,
                 )
             )
             run.gate = gate
@@ -105,7 +107,7 @@ async def run_agent(
     if gate is None or not (gate.submitted or gate.ended_by is not None):
         if clock.cancelled_caught or run.exit_code is None:
             calls = " and made no LLM call through the endpoint" if silent else ""
-            raise AgentError(
+            raise AgentTimeout(
                 f"the agent {agent.name!r} did not end within its budget of {limits.agent:g} s "
                 f"(limits.agent){calls}"
             )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,12 @@ class RecordingEngine(Engine):
 
     def set_policy_version(self, version: int) -> None:
         self._inner.set_policy_version(version)
+
+    def take_out(self, url: str) -> Collection[str]:
+        return self._inner.take_out(url)
+
+    def put_in(self, url: str) -> None:
+        self._inner.put_in(url)
 
     async def count_tokens(self, request: ChatRequest) -> int | None:
         return await self._inner.count_tokens(request)

@@ -36,6 +36,7 @@ TURNS_FILE = "turns.jsonl"
 TRANSCRIPT_FILE = "transcript.jsonl"
 PATCH_FILE = "patch.diff"
 TEST_LOG_FILE = "test.log"
+UNSHAPED_FILE = "unshaped.json"
 
 _NEW = ".new"
 """Suffix of a file that replaces another once it is whole."""
@@ -46,8 +47,18 @@ MAX_LOG = 32 * 1024 * 1024
 """Bytes kept of an agent's output, and as many of its transcript; later bytes are only counted."""
 
 
+class Change(Record):
+    """A setting that a resume has changed."""
+
+    at: datetime
+    setting: str = Field(description="its full name, such as `run.concurrency`")
+    before: Any = Field(description="null for one that was not set")
+    after: Any
+
+
 class RunInfo(Record):
-    """`run.json`: what this run is. Written at its start; a resume changes at most `format`."""
+    """`run.json`: what this run is. Written at its start; a resume changes at most `format`, `settings` and
+    `changes`."""
 
     format: int = FORMAT_VERSION
     created_at: datetime
@@ -60,6 +71,10 @@ class RunInfo(Record):
     notes: tuple[str, ...] = ()
     tasks: dict[str, str] = Field(
         default_factory=dict, description="task id → digest of the task, in the order of the tasks"
+    )
+    changes: tuple[Change, ...] = Field(
+        default=(),
+        description="settings that a resume has changed, the oldest first; `settings` has the last",
     )
 
 
@@ -169,6 +184,22 @@ class RunDirectory:
             ) from None
         return cls(path, info, redactor)
 
+    @staticmethod
+    def require_free(path: Path) -> None:
+        """Refuse a path that `create` would refuse for what is there.
+
+        Raises:
+            UsageError: `path` is a file, or a directory that is not empty.
+        """
+        try:
+            _require_empty(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the run directory {str(path)!r}: {error.strerror}; give another with --out"
+            ) from None
+
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
         """Open a run directory for reading.
@@ -199,7 +230,7 @@ class RunDirectory:
     def resume(cls, path: Path, redactor: Redactor, again: Collection[Outcome] = ()) -> RunDirectory:
         """Open a run directory to resume its run, which the caller has locked (`swe_core.system.files`).
 
-        An incomplete last line and the folders of unfinished rollouts are removed.
+        An incomplete last line and the folders of unfinished rollouts are removed, except those set aside.
 
         Args:
             again: Rollouts with these outcomes are removed too, so that they run again. One that a worker
@@ -219,16 +250,24 @@ class RunDirectory:
             elif file.exists():
                 os.truncate(file, sum(len(head.line) for head in found))
             for folder in (path / FOLDERS).iterdir():
-                if folder.name not in finished:
+                if folder.name not in finished and not (folder / UNSHAPED_FILE).is_file():
                     shutil.rmtree(folder)
             if run.info.format != FORMAT_VERSION:  # new lines have the new format
-                run.info = run.info.model_copy(update={"format": FORMAT_VERSION})
-                _write_whole(path / RUN_FILE, _pretty(run.info, redactor))
+                run.rewrite(run.info.model_copy(update={"format": FORMAT_VERSION}))
         except OSError as error:
             raise UsageError(
                 f"the run directory {str(path)!r} cannot be resumed: {error.strerror or error}"
             ) from None
         return run
+
+    def rewrite(self, info: RunInfo) -> None:
+        """Replace `run.json`, atomically. The caller has locked the directory.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        _write_whole(self.path / RUN_FILE, _pretty(info, self.redactor))
+        self.info = info
 
     def folder(self, rollout_id: str) -> RolloutFolder:
         """Create the folder of one rollout."""
@@ -249,6 +288,29 @@ class RunDirectory:
                 raise
         finally:
             os.close(descriptor)
+
+    def set_aside(self, rollout: Rollout) -> None:
+        """Keep a rollout that has a verdict and no final reward, in its folder. It is not finished."""
+        _write_whole(self.path / FOLDERS / rollout.id / UNSHAPED_FILE, self.redactor.data(_line(rollout)))
+
+    def take_back(self, rollout_id: str) -> None:
+        """Forget that a rollout was set aside: it is finished."""
+        (self.path / FOLDERS / rollout_id / UNSHAPED_FILE).unlink()
+
+    def unshaped(self) -> list[Rollout]:
+        """Return the rollouts that are set aside.
+
+        Raises:
+            UsageError: The file of one is damaged.
+        """
+        finished = self.finished()
+        files = [folder / UNSHAPED_FILE for folder in sorted((self.path / FOLDERS).iterdir())]
+        return [
+            rollout
+            for file in files
+            if file.parent.name not in finished
+            for rollout in _read_lines(file, self.path, Rollout, "a finished rollout")
+        ]
 
     def rollouts(self) -> list[Rollout]:
         """Return the finished rollouts, in the order in which they finished.
@@ -419,6 +481,7 @@ class Head(NamedTuple):
     cancelled_as: str | None
     agent: str
     model: str
+    evaluation: int | None
     line: bytes
 
     @property
@@ -431,7 +494,7 @@ def _heads(path: Path) -> Iterator[Head]:
     for number, line in enumerate(_whole_lines(path, path.parent), 1):
         try:
             raw = orjson.loads(line)
-            more = raw.get("cancelled_as"), raw.get("agent", ""), raw.get("model", "")
+            more = raw.get("cancelled_as"), raw.get("agent", ""), raw.get("model", ""), raw.get("evaluation")
             yield Head(raw["id"], raw["outcome"], *more, line)
         except (orjson.JSONDecodeError, TypeError, KeyError):
             raise UsageError(f"line {number} of {str(path)!r} is not a finished rollout") from None

@@ -51,12 +51,12 @@ class RunSummary:
 
 
 def summary_of(run: RunDirectory) -> RunSummary:
-    """Return the line of one run in a list.
+    """Return the line of one run in a list. Evaluations of a training do not count.
 
     Raises:
         UsageError: A line of its rollouts is damaged.
     """
-    heads = run.heads()
+    heads = [head for head in run.heads() if head.evaluation is None]
     finished = sum(not head.interrupted for head in heads)
     options = run.info.settings.get("run", {})
     planned = run.info.planned

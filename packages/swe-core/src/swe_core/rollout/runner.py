@@ -46,6 +46,8 @@ class Runner:
         context: The live objects that the rollouts share.
         observers: Notified of each event: the display, the plugins.
         max_errors: Number of equal errors without a verdict between them that ends `run_all`; 0 is no limit.
+        shape: Returns the shaped reward of a rollout with a verdict, from the record and the grader's reward.
+            A `SweError` of it stops the run.
     """
 
     def __init__(
@@ -56,11 +58,13 @@ class Runner:
         observers: Sequence[Observer],
         concurrency: int,
         max_errors: int = 0,
+        shape: Callable[[Rollout, float], float] = lambda rollout, reward: reward,
     ) -> None:
         self.requests = requests
         self.store = store
         self.concurrency = concurrency
         self._max_errors = max_errors
+        self._shape = shape
         self._context = context
         self._observer = _Observers(observers)
         self._running: dict[str, _Running] = {}
@@ -101,10 +105,13 @@ class Runner:
         with self._writing():
             folder = self.store.folder(request.id)
         finished: list[FinishedRollout] = []
+        stopped: list[RunStopped] = []
 
         def done(rollout: FinishedRollout) -> None:
-            finished.append(rollout)
-            self._finish(rollout.rollout)
+            try:
+                finished.append(replace(rollout, rollout=self._finish(rollout.rollout)))
+            except RunStopped as error:  # raised once the loop has left everything in order
+                stopped.append(error)
 
         running = self._running[request.id] = _Running()
         try:
@@ -115,7 +122,21 @@ class Runner:
             del self._running[request.id]
         if self.engine is not None and self.engine.unfit is not None:
             raise SweError(self.engine.unfit)
+        if stopped:
+            raise stopped[0]
         return finished[0]
+
+    def finish_set_aside(self) -> None:
+        """Shape and record the rollouts that an earlier process set aside.
+
+        Raises:
+            RunStopped: A reward cannot be shaped; its rollout stays set aside.
+            SweError: The run directory cannot be read or written.
+        """
+        for rollout in self.store.unshaped():
+            self._finish(rollout)
+            with self._writing():
+                self.store.take_back(rollout.id)
 
     def cancel(self, rollout_id: str, why: str) -> None:
         """See `RolloutRunner.cancel`. A rollout that has its outcome keeps it."""
@@ -134,10 +155,27 @@ class Runner:
             f"continue with `{resume}`; --max-errors 0 never stops a run"
         )
 
-    def _finish(self, rollout: Rollout) -> None:
+    def _finish(self, rollout: Rollout) -> Rollout:
+        """Shape the reward of a rollout and record it. If it cannot be shaped, set the rollout aside.
+
+        Its record would have a wrong reward, and as an error it would run again: the finished work would be
+        lost.
+        """
         with self._writing():
+            if rollout.reward is not None:
+                try:
+                    reward = self._shape(rollout, rollout.reward)
+                except SweError as error:
+                    self.store.set_aside(rollout)
+                    resume = shlex.join(["swe-core", "run", "--resume", str(self.store.path)])
+                    raise RunStopped(
+                        f"{self._context.redactor.text(sentence(error))}; the run was stopped, and the "
+                        f"verdict of this rollout is kept: correct the plugin and continue with `{resume}`"
+                    ) from error
+                rollout = rollout.model_copy(update={"reward": reward})
             self.store.append(rollout)
         self._observer.finished(rollout)
+        return rollout
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -14,7 +14,17 @@ from swe_core.api.chain import Chain
 from swe_core.api.contracts import opened as opened_sandbox
 from swe_core.api.engine import Usage
 from swe_core.api.grader import Grade
-from swe_core.api.records import Failure, Ledger, Outcome, Phases, Purpose, Retried, Rollout, SandboxTime
+from swe_core.api.records import (
+    EVALUATION,
+    Failure,
+    Ledger,
+    Outcome,
+    Phases,
+    Purpose,
+    Retried,
+    Rollout,
+    SandboxTime,
+)
 from swe_core.api.rollout_request import Observer, Phase, RolloutRequest
 from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
 from swe_core.errors import (
@@ -40,7 +50,7 @@ _BOUNDARY: dict[Phase, Boundary] = {
     "export": "agent",
     "grade": "grader",
 }
-_REWARD = {"resolved": 1.0, "unresolved": 0.0}
+_VERDICTS: Sequence[Outcome] = ("resolved", "unresolved")
 _FINAL = (PolicyRefused, ImageNotFound, SandboxBroken)
 """Sandbox errors after which the rollout is not tried again: another sandbox would fail as well, or the
 policy caused the error."""
@@ -141,9 +151,11 @@ class RolloutState:
         """Return the finished rollout: an error of the engine if its tokens are not all accounted for."""
         ledger: Ledger | None = None
         gate, request = self.agent.gate, self.request
-        try:  # no token of a rollout without a verdict is trained
+        try:  # no token of a rollout without a verdict is trained, and none of an evaluation
             cancelled = self.cancelled_as if outcome == "cancelled" else None
-            reason = None if outcome in _REWARD else cancelled or outcome
+            reason = None if outcome in _VERDICTS else cancelled or outcome
+            if reason is None and request.evaluation is not None:
+                reason = EVALUATION
             ledger = self._ledger(reason)
         except LedgerError as error:
             outcome = "error"
@@ -159,13 +171,15 @@ class RolloutState:
             model=request.model,
             outcome=outcome,
             cancelled_as=self.cancelled_as if outcome == "cancelled" else None,
-            reward=_REWARD.get(outcome),
+            evaluation=request.evaluation,
+            reward=self.grade.reward if self.grade is not None and outcome in _VERDICTS else None,
             failure=self.failure,
             grade=self.grade,
             turns=gate.turns if gate else 0,
             usage=gate.usage if gate else Usage(),
             ledger=ledger,
             ended_by=gate.ended_by if gate else None,
+            finish_reason=gate.finish_reason if gate else None,
             patch_bytes=len(self.patch),
             agent_exit_code=self.agent.exit_code,
             phases=Phases(**known),

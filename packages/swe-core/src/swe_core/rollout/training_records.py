@@ -1,4 +1,4 @@
-"""Files of a run directory for its reader: token strings, trained rows, closed groups.
+"""Files of a run directory for its reader: token strings, trained rows, closed groups, evaluations.
 
 docs/internals/run-directory.md documents the format.
 """
@@ -10,18 +10,24 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
 import orjson
 from pydantic import Field, ValidationError
 
-from swe_core.api.engine import TokenTable
+from swe_core.api.engine import ForkCause, TokenTable
 from swe_core.api.records import Record
 
 VOCABULARY_FILE = "vocab.json.gz"
 TRAINED_FILE = "trained.jsonl"
 GROUPS_FILE = "groups.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+JOURNAL_FILE = "train.sqlite"
+SUMMARY_FILE = "training.json"
+EARLIER_FILE = "earlier.jsonl"
+"""Names in the run directory. The last has the finished rollouts of before a restore."""
 
 _HEAD = re.compile(rb'\{"step":(\d+),"version":(\d+),"rollout_id":("(?:[^"\\]|\\.)*"),')
 """The beginning of a line of `trained.jsonl`."""
@@ -44,16 +50,17 @@ class Vocabulary(Record):
 class TrainedRow(Record):
     """A line of `trained.jsonl`: what the trainer computed for one row of a rollout in one step.
 
-    The loss of a step is the sum over its rows of `weight` times the sum of TRL's loss of each trained id,
-    divided by the number of trained ids in the step. TRL's loss of an id, `-min(r A, clip(r) A)`, has the
-    `advantage` A and the ratio r of the trainer's probability to the sampler's. With `weight` 1 on all rows
-    the loss is the mean over ids, as TRL computes it for a step of one micro-batch.
+    The loss of a step is the sum over its rows of `weight` times the sum of the loss of each trained id,
+    divided by the number of trained ids in the step. By default, the loss of an id is `-min(r A, clip(r) A)`
+    with the `advantage` A and the ratio r of the trainer's probability to the sampler's. With `weight` 1 on
+    all rows the loss is the mean over ids, as TRL computes it for a step of one micro-batch.
     """
 
     step: int = Field(ge=1, description="optimizer step that trained the row, from 1")
     version: int = Field(ge=0, description="newest policy version at the start of the step")
     rollout_id: str
     row: int = Field(ge=0, description="index of the row among `RunDirectory.chains` of its rollout")
+    cause: ForkCause | None = Field(default=None, description="why the row began; null in earlier formats")
     advantage: float = Field(description="advantage of its rollout in its group")
     weight: float = Field(description="weight of each trained id in the step; 1 is the mean over ids")
     tokens: int = Field(ge=0, description="trained ids of the row")
@@ -67,12 +74,14 @@ class GroupMember(Record):
     """One attempt of a closed group."""
 
     rollout_id: str
-    reward: float | None
+    reward: float | None = Field(description="as compared: 0 for what `worker.trl.overlong` = zero zeroes")
     advantage: float | None = Field(description="null if the group is skipped or `left_out` is set")
     left_out: str | None = Field(
         default=None,
-        description="why it does not count: `no_reward`, or `stale` for an old policy; null if it counts",
+        description="why it does not count: `no_reward`, `overlong`, or `stale` for an old policy; null if "
+        "it counts",
     )
+    overlong: bool = Field(default=False, description="whether a budget or the limit of a reply cut it")
 
 
 class ClosedGroup(Record):
@@ -84,6 +93,29 @@ class ClosedGroup(Record):
     skipped: str | None = Field(
         description="why no row of it is trained, such as `no_spread`; null if some are"
     )
+
+
+class Evaluation(Record):
+    """A line of `evaluations.jsonl`: attempts of the policy at held-out tasks, during a training.
+
+    Weights may change while its attempts run: `oldest` and `newest` say which versions answered.
+    """
+
+    step: int = Field(ge=0, description="optimizer steps of the evaluated weights")
+    version: int = Field(ge=0, description="policy version at its start")
+    oldest: int | None = Field(description="oldest policy version that sampled an id; null without ids")
+    newest: int | None = Field(description="newest policy version, likewise")
+    rollouts: int = Field(ge=0, description="finished attempts")
+    verdicts: int = Field(ge=0, description="attempts with a verdict")
+    resolved: int = Field(ge=0, description="resolved attempts")
+    errors: int = Field(ge=0, description="attempts that ended in an error")
+    reward: float | None = Field(description="mean over attempts with a verdict; null without any")
+    finished_at: datetime
+
+    @property
+    def resolved_rate(self) -> float | None:
+        """Return the share of resolved attempts among those with a verdict; None without any."""
+        return self.resolved / self.verdicts if self.verdicts else None
 
 
 def write_vocabulary(run: Path, table: TokenTable) -> None:
@@ -176,6 +208,21 @@ def read_groups(run: Path) -> list[ClosedGroup]:
             found.pop(group.group, None)
             found[group.group] = group
     return list(found.values())
+
+
+def read_evaluations(run: Path) -> list[Evaluation]:
+    """Return the finished evaluations of `evaluations.jsonl`, by their steps.
+
+    An evaluation of weights that a resume has lost is left out once a later line evaluates that step, or an
+    earlier one, again: that line has a higher policy version. Damaged lines are left out.
+    """
+    found: list[Evaluation] = []
+    for line in _lines(run / EVALUATIONS_FILE):
+        new = _parsed(line, Evaluation)
+        if new is not None:
+            found = [one for one in found if one.step < new.step or one.version > new.version]
+            found.append(new)
+    return sorted(found, key=lambda one: one.step)
 
 
 def _lines(file: Path) -> Iterator[bytes]:

@@ -35,11 +35,13 @@ from swe_core.errors import ConfigError, RunStopped, SweError
 from swe_core.interception.server import InterceptionServer
 from swe_core.plugins.manager import PluginSet
 from swe_core.plugins.plugin_observer import PluginObserver
+from swe_core.plugins.reward_shaper import RewardShaper
 from swe_core.rollout.recording import RecordingEngine
 from swe_core.rollout.run_context import BlackBox, RunContext
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.rollout.runner import Runner
 from swe_core.run.plan import BlackBoxPlan, Plan, check_sandbox_supported, limits_of, sandbox_spec
+from swe_core.run.resume import remember
 from swe_core.run.vocabulary import keep_vocabulary
 from swe_core.system.descriptors import raise_descriptor_limit
 from swe_core.system.event_loop import ending_signals, settled
@@ -66,7 +68,7 @@ class RunResult:
     Args:
         directory: The run directory, with every finished rollout.
         cancelled: Whether a signal interrupted the run.
-        stopped: Why equal errors ended it early; None if they did not.
+        stopped: Why equal errors or a failing reward hook ended it early; None if none did.
     """
 
     directory: RunDirectory
@@ -172,7 +174,12 @@ async def open_run(
                 await contracts.check(gate[1])
             # The first call may build a bundle, which blocks.
             assets = await anyio.to_thread.run_sync(agent_contract.assets, agent)
-            first = [*contracts.notes_of(provider), *_model_notes(gate, black_box, plan.settings.budget)]
+            shape = RewardShaper(plugins)
+            first = [
+                *contracts.notes_of(provider),
+                *_model_notes(gate, black_box, plan.settings.budget),
+                *_shaping_notes(shape),
+            ]
             notes = [redactor.text(note) for note in first]
             meaning = (
                 [redactor.text(note) for note in contracts.notes_of(gate[1])] if gate is not None else []
@@ -180,6 +187,8 @@ async def open_run(
             requests = _requests(plan, agent, assets, engine_name, model)
             if resume:
                 directory = RunDirectory.resume(out, redactor, again)
+                if lock:  # otherwise another process did it, whose settings are the user's
+                    remember(directory, plan.settings)
             else:
                 directory = create_directory(plan, plugins, out, redactor, len(requests), [*notes, *meaning])
                 stack.enter_context(locked(out))
@@ -190,11 +199,15 @@ async def open_run(
             left = [request for request in requests if request.id not in finished]
             observers = [observe(left, [*notes, *meaning] if resume else notes), PluginObserver(plugins)]
             options = plan.settings.run
-            runner = Runner(requests, parts, directory, observers, options.concurrency, options.error_limit)
+            runner = Runner(
+                requests, parts, directory, observers, options.concurrency, options.error_limit, shape
+            )
             async with AsyncExitStack() as running:
                 for extension in extensions:
                     await running.enter_async_context(extension.running(runner))
                 with _announced(gate, out), settled():
+                    if resume:
+                        runner.finish_set_aside()
                     yield runner
 
 
@@ -286,6 +299,13 @@ def _model_notes(
         f"budget.context is {asked}, but the model {engine.model!r} has a context of {engine.context} "
         "tokens, which is the limit: lower budget.context, or serve the model with a longer context",
     )
+
+
+def _shaping_notes(shape: RewardShaper) -> Sequence[str]:
+    if not shape.names:
+        return ()
+    names = ", then ".join(repr(name) for name in shape.names)
+    return (f"Plugins shape the rewards: {names}. Outcomes are the grader's.",)
 
 
 def _requests(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,4 +43,16 @@ class Launcher(ABC):
 
         Raises:
             SweError: The run cannot start or cannot continue.
+        """
+
+    def preview(self, launch: Launch, say: Callable[[str], None]) -> None:  # noqa: B027  # nothing to add is fine
+        """Tell what `launch` would do beside the rollouts, for `swe-core run --dry-run`.
+
+        It starts no server and writes no file.
+
+        Args:
+            say: Prints lines for the user. What was said before an error is printed too.
+
+        Raises:
+            SweError: `launch` would refuse the run.
         """

@@ -53,13 +53,14 @@ class Regraded(BaseModel):
 
 
 def chosen(run: RunDirectory, name: str | None) -> list[Rollout]:
-    """Return the graded rollouts of `run`, or only the rollout `name`.
+    """Return the graded rollouts of `run` without evaluations of a training, or only the rollout `name`.
 
     Raises:
         UsageError: The run has no graded rollout, or none of that name.
     """
     graded = [rollout for rollout in run.rollouts() if rollout.grade is not None]
     if name is None:
+        graded = [rollout for rollout in graded if rollout.evaluation is None]  # other tasks
         if not graded:
             raise UsageError(f"the run {str(run.path)!r} has no graded rollout: there is nothing to compare")
         return graded
@@ -125,7 +126,7 @@ async def _again(
 
 def compare(before: Grade, now: Grade) -> Iterator[Difference]:
     """Yield the differences between two grades, except times and the log, which contains times."""
-    for name in ("resolved", "channel", "applied_with", "test_exit_code", "image_id"):
+    for name in ("resolved", "reward", "channel", "applied_with", "test_exit_code", "image_id"):
         yield from _difference(name, getattr(before, name), getattr(now, name))
     for name in ("task", "patch", "tests", "tree"):
         if before.hashes is not None and now.hashes is not None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_core.errors import UsageError
-from swe_core.rollout.run_directory import RunDirectory, working_directory
+from swe_core.rollout.run_directory import Change, RunDirectory, working_directory
 
 if TYPE_CHECKING:
     from swe_core.run.plan import Plan
+    from swe_core.run.settings import Settings
 
 ADJUSTABLE = (
     *("run.concurrency", "run.engine_url", "run.max_errors", "run.sandbox_retries", "server.port"),
@@ -81,6 +83,63 @@ def check_same(run: RunDirectory, plan: Plan, adjustable: Collection[str] = ()) 
                 f"{where}: the setting {key!r} was {before!r} when it was started and is {now.get(key)!r} "
                 f"now; only {', '.join(may_change)} may change"
             )
+    check_tasks(run, plan)
+
+
+def check_fixed(run: RunDirectory, plan: Plan, fixed: Collection[str]) -> None:
+    """Refuse to resume `run` with another value of a setting that must not change, or with other tasks.
+
+    Args:
+        fixed: Settings, and tables of settings, such as "run.agent" and "worker.trl.lora".
+
+    Raises:
+        UsageError: One of them, or a task, has changed since the run was started.
+    """
+    before = dict(_flat(run.info.settings))
+    now = dict(_flat(plan.settings.model_dump(mode="json")))
+    for key in sorted(before.keys() | now.keys()):
+        if any(f"{key}.".startswith(f"{name}.") for name in fixed) and before.get(key) != now.get(key):
+            raise UsageError(
+                f"the run {str(run.path)!r} cannot be resumed: the setting {key!r} was {before.get(key)!r} "
+                f"when it was started and is {now.get(key)!r} now; start a new run with --out"
+            )
+    check_tasks(run, plan)
+
+
+def remember(run: RunDirectory, settings: Settings) -> None:
+    """Record the settings with which `run` goes on, so that a later resume has them.
+
+    The caller has locked its directory.
+
+    Raises:
+        UsageError: `run.json` cannot be written.
+    """
+    values = settings.model_dump(mode="json")
+    before, at = dict(_flat(run.info.settings)), datetime.now(UTC)
+    changed = [
+        Change(at=at, setting=key, before=before.get(key), after=value)
+        for key, value in _flat(values)
+        if before.get(key) != value and key != "run.tasks"
+    ]
+    if not changed:
+        return
+    values["run"]["tasks"] = run.info.settings.get("run", {}).get("tasks")
+    info = run.info.model_copy(update={"settings": values, "changes": (*run.info.changes, *changed)})
+    try:
+        run.rewrite(info)
+    except OSError as error:
+        raise UsageError(
+            f"the run directory {str(run.path)!r} cannot be resumed: {error.strerror or error}"
+        ) from None
+
+
+def check_tasks(run: RunDirectory, plan: Plan) -> None:
+    """Refuse to resume `run` with other tasks, or with the same in another order.
+
+    Raises:
+        UsageError: They have changed since the run was started.
+    """
+    where = f"the run {str(run.path)!r} cannot be resumed"
     before_tasks, tasks = run.info.tasks, {task.instance_id: task.digest for task in plan.tasks}
     for name in before_tasks.keys() | tasks.keys():
         if before_tasks.get(name) != tasks.get(name):

@@ -31,6 +31,7 @@ class Step:
         versions: Policy version that sampled each id, int32 [C].
         cause: Why it extends no turn; None where `base` is set.
         dropped: Why no id of it is trained; None where they are.
+        summary: Whether it is the summary of a compaction.
 
     Raises:
         LedgerError: There is not one logprob and one version for each sampled id.
@@ -45,6 +46,7 @@ class Step:
     rendered: Rendered = "full"
     cause: ForkCause | None = None
     dropped: str | None = None
+    summary: bool = False
 
     def __post_init__(self) -> None:
         sampled, logprobs, versions = len(self.completion), len(self.logprobs), len(self.versions)
@@ -179,7 +181,7 @@ def build_chains(steps: Iterable[Step]) -> list[Chain]:
     return builder.build()
 
 
-def step_of(index: int, tokens: TurnTokens) -> Step:
+def step_of(index: int, tokens: TurnTokens, *, summary: bool = False) -> Step:
     """Return the recorded tokens of turn `index` as arrays.
 
     Raises:
@@ -196,6 +198,7 @@ def step_of(index: int, tokens: TurnTokens) -> Step:
         tokens.rendered,
         tokens.cause,
         tokens.dropped,
+        summary,
     )
 
 

@@ -1,4 +1,4 @@
-"""The token ledger: every sampled token is trained in exactly one chain, or dropped for a reason."""
+"""The token ledger: every sampled token is trainable in exactly one chain, or dropped for a reason."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def prove(
 
     Args:
         sampled: Number of sampled tokens, counted on arrival.
-        no_reward: Why the rollout has no verdict ("error", "cancelled"): all trainable tokens are dropped for
-            this reason. None where it has one.
+        no_reward: Why nothing of the rollout is trained ("error", "cancelled", "evaluation"): all trainable
+            tokens are dropped for this reason. None where they are trained.
 
     Raises:
         LedgerError: `sampled` differs from the tokens of the chains and the dropped ones.
     """
-    trained = sum(int(chain.completion_mask.sum()) for chain in chains)
+    trainable = sum(int(chain.completion_mask.sum()) for chain in chains)
     dropped: Counter[str] = Counter()
     for step in steps:
         if step.dropped is not None:
@@ -40,11 +40,13 @@ def prove(
         else:
             dropped[NO_LOGPROBS] += int((~step.trainable).sum())
     if no_reward is not None:
-        dropped[no_reward] += trained
-        trained = 0
+        dropped[no_reward] += trainable
+        trainable = 0
+    summaries = sum(int(step.trainable.sum()) for step in steps if step.summary and step.dropped is None)
     ledger = Ledger(
         sampled=sampled,
-        trained=trained,
+        trainable=trainable,
+        summaries=0 if no_reward is not None else summaries,
         dropped={reason: tokens for reason, tokens in dropped.items() if tokens},
         chains=len(chains),
         forks=dict(Counter(chain.cause for chain in chains if chain.cause != "start")),
@@ -52,25 +54,26 @@ def prove(
     )
     if missing := unaccounted(ledger):
         raise LedgerError(
-            f"the token ledger does not balance: {sampled} sampled, but {trained} trained and "
+            f"the token ledger does not balance: {sampled} sampled, but {trainable} trainable and "
             f"{_parts(ledger)} dropped, {missing:+d} unaccounted for"
         )
     return ledger
 
 
 def unaccounted(ledger: Ledger) -> int:
-    """Return the sampled tokens that are neither trained nor dropped; negative where some count twice."""
-    return ledger.sampled - ledger.trained - sum(ledger.dropped.values())
+    """Return the sampled tokens that are neither trainable nor dropped; negative where some count twice."""
+    return ledger.sampled - ledger.trainable - sum(ledger.dropped.values())
 
 
 def add_ledgers(ledgers: Iterable[Ledger]) -> Ledger:
     """Return the sum of many rollouts' ledgers."""
-    total = Ledger(sampled=0, trained=0)
+    total = Ledger(sampled=0, trainable=0)
     for one in ledgers:
         total = Ledger(
             sampled=total.sampled + one.sampled,
-            trained=total.trained + one.trained,
+            trainable=total.trainable + one.trainable,
             dropped=dict(Counter(total.dropped) + Counter(one.dropped)),
+            summaries=total.summaries + one.summaries,
             chains=total.chains + one.chains,
             forks=dict(Counter(total.forks) + Counter(one.forks)),
             rendered=dict(Counter(total.rendered) + Counter(one.rendered)),

@@ -30,7 +30,9 @@ class TokenLog:
         self._chains = ChainBuilder()
         self._seen = _Seen()
 
-    def add(self, index: int, sampled: Sampled, dropped: str | None = None) -> TurnTokens:
+    def add(
+        self, index: int, sampled: Sampled, dropped: str | None = None, *, summary: bool = False
+    ) -> TurnTokens:
         """Add a turn's tokens, each turn once and after the turn that it extends.
 
         Args:
@@ -38,6 +40,7 @@ class TokenLog:
                 finds its beginning; no turn may name such a turn as its base.
             dropped: Why the reply was not delivered, such as "aborted": none of it is trained. None where it
                 was delivered; then the engine's own reason counts, if there is one (`Sampled.dropped`).
+            summary: Whether it is the summary of a compaction.
 
         Returns:
             The record: only the ids after those of the base.
@@ -58,6 +61,7 @@ class TokenLog:
             sampled.rendered,
             cause,
             dropped or sampled.dropped,
+            summary,
         )
         fork = self._chains.add(step)
         self._steps.append(step)
@@ -94,7 +98,7 @@ class TokenLog:
         """Return the ledger of all tokens; None where no turn had any.
 
         Args:
-            no_reward: "error" or "cancelled" where the rollout has no verdict, and so nothing to train on.
+            no_reward: As in `swe_core.tokens.ledger.prove`.
 
         Raises:
             LedgerError: Some tokens are not accounted for.

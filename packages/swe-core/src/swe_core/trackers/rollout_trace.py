@@ -23,6 +23,7 @@ def numbers(rollout: Rollout) -> dict[str, float]:
     }
     if rollout.reward is not None:
         found["rollout/reward"] = rollout.reward
+        found["rollout/resolved"] = rollout.outcome == "resolved"
     return found
 
 
@@ -34,6 +35,7 @@ def about(rollout: Rollout) -> dict[str, Any]:
         "attempt": rollout.attempt,
         "status": rollout.outcome,
         "reward": rollout.reward,
+        "unshaped_reward": None if rollout.unshaped_reward == rollout.reward else rollout.unshaped_reward,
         "error": rollout.failure and f"{rollout.failure.boundary}: {rollout.failure.message}",
         "reason": rollout.grade and rollout.grade.reason,
         "ended_by": rollout.ended_by,

@@ -10,19 +10,21 @@ from typing import Any, Literal
 
 from swe_core.report.training_metrics import Metric, Metrics
 from swe_core.rollout.run_directory import RunInfo
+from swe_core.rollout.training_records import Evaluation
 from swe_core.system.printable import printable
 from swe_core.view.heads import Head
 
 _SECTIONS = {
     "": "Training",
     "rollout": "Rollouts while training",
+    "eval": "Evaluations while training",
     "sample": "Samples",
     "ledger": "Token ledger while training",
     "perf": "Speed",
 }
 _FIRST = (
-    "reward", "loss", "grad_norm", "kl", "entropy", "ratio", "rollout/resolved_rate", "sample/staleness_mean",
-    "ledger/trainable_frac", "perf/step_s",
+    "reward", "loss", "grad_norm", "kl", "kl_ref", "entropy", "ratio", "rollout/resolved_rate",
+    "sample/staleness_mean", "ledger/trainable_frac", "perf/step_s",
 )  # fmt: skip
 _SHOWN: tuple[Colour, ...] = ("resolved", "unresolved", "error", "cancelled")
 MAX_METRICS = 100
@@ -116,6 +118,19 @@ def over_rollouts(info: RunInfo, rollouts: Sequence[Head]) -> tuple[Chart, ...]:
         chart("Prompt tokens", lambda rollout: rollout.usage.prompt_tokens),
         chart("Seconds", lambda rollout: rollout.seconds),
     )
+
+
+def over_evaluations(evaluations: Sequence[Evaluation]) -> Chart | None:
+    """Return the resolved rate on held-out tasks over the steps of the weights; None without one."""
+    found = [(one.step, one.resolved_rate) for one in evaluations if one.resolved_rate is not None]
+    if not found:
+        return None
+    steps, rates = zip(*found, strict=True)
+    caption = (
+        f"First {_number(rates[0], True)}, last {_number(rates[-1], True)}, best {_number(max(rates), True)}."
+    )
+    lines = (Line(steps, rates), Line(steps, rates, look="dots"))
+    return Chart("Resolved rate on held-out tasks", caption, "step", lines, share=True)
 
 
 def over_steps(metrics: Metrics) -> tuple[tuple[Section, ...], int]:

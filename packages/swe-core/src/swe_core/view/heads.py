@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 import orjson
 
 from swe_core.api.grader import TamperKind
-from swe_core.api.records import Budget, Outcome, Rollout
+from swe_core.api.records import EVALUATION, Budget, Outcome, Rollout
 from swe_core.errors import Boundary, UsageError
 from swe_core.rollout.run_directory import ROLLOUTS_FILE
 from swe_core.system.files import open_below
@@ -78,7 +78,7 @@ class HeadLedger(NamedTuple):
     """As `swe_core.api.records.Ledger`."""
 
     sampled: int
-    trained: int
+    trainable: int
     dropped: Mapping[str, int]
     chains: int
     forks: Mapping[str, int]
@@ -102,6 +102,8 @@ class Head:
     model: str
     outcome: Outcome
     reward: float | None
+    unshaped_reward: float | None
+    evaluation: int | None
     cancelled_as: str | None
     ended_by: Budget | None
     failure: HeadFailure | None
@@ -129,6 +131,13 @@ class Head:
     def interrupted(self) -> bool:
         """Return whether a signal cancelled it, so that a resumed run runs it again."""
         return self.outcome == "cancelled" and self.cancelled_as is None
+
+    @property
+    def not_trained(self) -> str | None:
+        """Return why no token of it is trained, as `swe_core.api.records.Rollout.not_trained`."""
+        if self.reward is None:
+            return self.cancelled_as or self.outcome
+        return None if self.evaluation is None else EVALUATION
 
 
 class Heads:
@@ -232,8 +241,8 @@ def _check(head: Head) -> None:
         ValueError: A value is of another type.
     """
     texts = (head.agent, head.sandbox, head.engine, head.model, head.cancelled_as or "", head.ended_by or "")
-    numbers = (head.attempt, head.turns, *head.usage, head.patch_bytes)
-    seconds = (head.reward, *head.phases)
+    numbers = (head.attempt, head.turns, *head.usage, head.patch_bytes, head.evaluation or 0)
+    seconds = (head.reward, head.unshaped_reward, *head.phases)
     if not (
         is_path_part(head.id)
         and is_path_part(head.task_id)
@@ -258,6 +267,8 @@ def _head(raw: Mapping[str, Any], offset: int, size: int) -> Head:
         model=raw["model"],
         outcome=raw["outcome"],
         reward=raw["reward"],
+        unshaped_reward=raw.get("unshaped_reward", raw["reward"]),
+        evaluation=raw.get("evaluation"),
         cancelled_as=raw.get("cancelled_as"),
         ended_by=raw.get("ended_by"),
         failure=_failure(raw["failure"]) if raw.get("failure") else None,
@@ -266,7 +277,11 @@ def _head(raw: Mapping[str, Any], offset: int, size: int) -> Head:
         usage=_usage(raw["usage"]),
         ledger=ledger
         and HeadLedger(
-            ledger["sampled"], ledger["trained"], ledger["dropped"], ledger["chains"], ledger["forks"]
+            ledger["sampled"],
+            ledger["trainable" if "trainable" in ledger else "trained"],  # its name up to format 6
+            ledger["dropped"],
+            ledger["chains"],
+            ledger["forks"],
         ),
         phases=HeadPhases(**raw["phases"]),
         sandboxes=tuple(

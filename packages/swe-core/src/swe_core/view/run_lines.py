@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from swe_core.report.facts import without_evaluations
 from swe_core.report.statistics import PassAtK, estimates, task_results
 from swe_core.view.heads import Head
 
@@ -29,14 +30,15 @@ class RunLine:
 
     @classmethod
     def of(cls, heads: Sequence[Head]) -> RunLine:
-        """Return the line of a run with these finished rollouts."""
-        passes = estimates(task_results(heads))
+        """Return the line of a run with these finished rollouts, of which evaluations do not count."""
+        counting = without_evaluations(heads)
+        passes = estimates(task_results(counting))
         return cls(
             agents=tuple(sorted({head.agent for head in heads})),
             models=tuple(sorted({head.model for head in heads if head.model})),
-            tasks=len({head.task_id for head in heads}),
-            finished=len(heads),
+            tasks=len({head.task_id for head in counting}),
+            finished=len(counting),
             lasting=sum(not head.interrupted for head in heads),
-            outcomes=Counter(head.outcome for head in heads),
+            outcomes=Counter(head.outcome for head in counting),
             first=passes[0] if passes else None,
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_core.api.messages import text_of
-from swe_core.api.records import Turn, TurnTokens, requests_of
+from swe_core.api.records import EVALUATION, SUMMARY, Turn, TurnTokens, requests_of
 from swe_core.errors import LedgerError, UsageError
 from swe_core.report.facts import CAUSES
 from swe_core.rollout.training_records import VOCABULARY_FILE, Vocabulary, read_vocabulary
@@ -37,6 +37,8 @@ REASONS: Mapping[str, str] = {
     "cancelled": "the rollout was cancelled, so it has no reward",
     "stale": "the rollout was cancelled as too stale, so it has no reward",
     RETRIED: "the sandbox failed, and the rollout ran again",
+    SUMMARY: "it is the summary of a compaction, and this training leaves those out",
+    EVALUATION: "the rollout evaluates the policy on a held-out task",
 }
 """Why sampled tokens are not trained. Other reasons are the purpose of an auxiliary call, such as `title`."""
 _SHARED = 32
@@ -112,9 +114,7 @@ def tries_of(run: ShownRun, rollout_id: str, head: Head | None) -> Tries:
     Raises:
         UsageError: The records are damaged.
     """
-    no_reward = None
-    if head is not None and head.reward is None:
-        no_reward = head.cancelled_as or head.outcome
+    no_reward = None if head is None else head.not_trained
     tried = [("", run.directory.turns(rollout_id), no_reward)]
     if head is not None and head.retried:
         tried += [

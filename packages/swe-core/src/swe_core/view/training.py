@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import orjson
 from pydantic import ValidationError
 
+from swe_core.api.engine import ForkCause
 from swe_core.rollout.training_records import GROUPS_FILE, TRAINED_FILE, ClosedGroup, TrainedRow
 from swe_core.system.files import open_below
 
-SUMMARY_FILE = "training.json"
 _LOGPROBS = b'"logprobs":['
 
 
@@ -28,6 +27,7 @@ class Trained(NamedTuple):
     version: int
     rollout_id: str
     row: int
+    cause: ForkCause | None
     advantage: float
     weight: float
     tokens: int
@@ -88,15 +88,6 @@ class Training:
                 file.seek(row.offset)
                 return TrainedRow.model_validate_json(file.read(row.size)).logprobs
         except (OSError, ValidationError):  # the file was replaced
-            return None
-
-    def tokens(self) -> Mapping[str, Any] | None:
-        """Return `tokens` of the summary that a trainer writes at its end; None before, or if damaged."""
-        try:
-            with open_below(self._run / SUMMARY_FILE, self._run) as file:
-                found = orjson.loads(file.read())["tokens"]
-            return {name: found[name] for name in ("sampled", "trained", "waiting", "dropped", "unaccounted")}
-        except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
             return None
 
     def _follow(self, name: str, add: Callable[[bytes], None]) -> None:

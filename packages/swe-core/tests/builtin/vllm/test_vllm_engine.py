@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,6 +27,7 @@ from swe_core.builtin.http_engine import ErrorTranslator
 from swe_core.builtin.vllm.client import Client
 from swe_core.builtin.vllm.policy import Policy
 from swe_core.builtin.vllm.replies import Chunk, Replies
+from swe_core.builtin.vllm.servers import _rank
 from swe_core.errors import (
     ConfigError,
     ContextOverflow,
@@ -527,26 +530,36 @@ async def test_rollouts_are_isolated_and_freed_at_their_end(qwen: Qwen) -> None:
         await engine.end(session("never seen"))
 
 
+def chooses(url: str, *others: str) -> str:
+    """The id of a rollout that asks the server of `url` where none has more rollouts than another."""
+    ids = (f"r{number}" for number in itertools.count())
+    return next(name for name in ids if max((url, *others), key=partial(_rank, name)) == url)
+
+
 async def test_rollouts_spread_over_servers_and_stay(qwen: Qwen) -> None:
     async with qwen.server("a") as one, qwen.server("b") as two:
         async with make_engine(one.url + ", " + two.url + "/v1") as engine:
-            for rollout in ("r1", "r2", "r3", "r1", "r2", "r1"):
+            first = chooses(one.url, two.url)
+            for rollout in (first, "second", "third", first, "second", first):
                 await ask(engine, rollout=rollout)
-            assert (len(one.requests), len(two.requests)) == (4, 2)
-            await engine.end(session("r1"))
-            await engine.end(session("r3"))
-            await ask(engine, rollout="r4")
-            assert len(one.requests) == 5
+            assert len(one.requests) + len(two.requests) == 6
+            assert [len(one.requests), len(two.requests)] in ([3, 3], [4, 2])  # by the hash of the third
+            asked = len(one.requests)
+            await engine.end(session(first))
+            await engine.end(session("third"))
+            await ask(engine, rollout="fourth")
+            assert len(one.requests) == asked + 1
 
 
 async def test_rollout_leaves_failed_server(qwen: Qwen) -> None:
     async with qwen.server(then="500") as bad, qwen.server("from the other") as good:
         async with make_engine(bad.url, good.url) as engine:
-            completion, _ = await ask(engine, rollout="r1")
+            first = chooses(bad.url, good.url)
+            completion, _ = await ask(engine, rollout=first)
             assert completion.message["content"] == "from the other"
             assert len(bad.requests) == 3
-            await ask(engine, rollout="r2")
-            await ask(engine, rollout="r1")
+            await ask(engine, rollout="another")
+            await ask(engine, rollout=first)
             assert len(bad.requests) == 3
     async with qwen.server(then="500") as bad, qwen.server(then="500") as worse:
         async with make_engine(bad.url, worse.url) as engine:
@@ -558,12 +571,50 @@ async def test_rollout_leaves_failed_server(qwen: Qwen) -> None:
 async def test_concurrent_calls_leave_failed_server_together(qwen: Qwen) -> None:
     async with qwen.server(then="500") as bad, qwen.server("good") as good:
         async with make_engine(bad.url, good.url) as engine:
+            rollout = chooses(bad.url, good.url)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(ask, engine)
-                tasks.start_soon(ask, engine)
+                tasks.start_soon(partial(ask, engine, rollout=rollout))
+                tasks.start_soon(partial(ask, engine, rollout=rollout))
             assert len(good.requests) == 2
-            await engine.end(session())
+            await engine.end(session(rollout))
             assert [server.rollouts for server in engine._servers._servers] == [0, 0]
+
+
+async def test_server_that_is_taken_out_serves_no_new_rollout_until_it_is_back(qwen: Qwen) -> None:
+    async with qwen.server("a") as one, qwen.server("b") as two:
+        async with make_engine(one.url, two.url) as engine:
+            on_one, on_two = chooses(one.url, two.url), chooses(two.url, one.url)
+            await ask(engine, rollout=on_one)
+            await ask(engine, rollout=on_two)
+            assert engine.take_out(one.url) == [on_one]
+            for number in range(5):
+                await ask(engine, rollout=f"late{number}")
+            assert (len(one.requests), len(two.requests)) == (1, 6)
+            assert engine.take_out(two.url) == [on_two, *(f"late{number}" for number in range(5))]
+            with pytest.raises(EngineUnavailable, match="all servers of the model 'scripted' are dead"):
+                await ask(engine, rollout="nowhere")
+            engine.put_in(one.url)
+            await ask(engine, rollout="again")
+            assert (len(one.requests), len(two.requests)) == (2, 6)
+
+
+async def test_server_can_be_put_in_that_was_not_there_at_the_start(qwen: Qwen) -> None:
+    """As where a training begins while one of its servers is dead."""
+    async with qwen.server("a") as one, qwen.server("b", key=KEY) as two:
+        async with make_engine(one.url) as engine:
+            await ask(engine, rollout="r")
+            engine.put_in(two.url)
+            await ask(engine, rollout="s")
+            assert (len(one.requests), len(two.requests)) == (1, 1)
+
+
+async def test_rollout_moves_only_to_servers_that_are_in(qwen: Qwen) -> None:
+    async with qwen.server(then="500") as bad, qwen.server("old weights") as other:
+        async with make_engine(bad.url, other.url) as engine:
+            engine.take_out(other.url)
+            with pytest.raises(EngineUnavailable, match="tried 3 times"):
+                await ask(engine)
+            assert other.requests == []
 
 
 @pytest.mark.parametrize("stream", [False, True])

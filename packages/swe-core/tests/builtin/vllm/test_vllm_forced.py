@@ -144,7 +144,7 @@ def assert_ledger(book: TokenLog, tokens: list[TurnTokens]) -> None:
     ledger = book.ledger()
     assert ledger == Ledger(
         sampled=sum(sizes),
-        trained=sizes[1] + sizes[3],
+        trainable=sizes[1] + sizes[3],
         dropped={"forced": sizes[0] + sizes[2]},
         chains=1,
         rendered={"full": 1, "bridge": 3},
@@ -216,5 +216,5 @@ def test_run_executes_a_forced_call(token_server: TokenServer, tmp_path: Path) -
     assert {one.dropped for one in turns[1:]} == {None}
     assert rollout.ledger is not None
     assert rollout.ledger.dropped == {"forced": len(turns[0].completion)}
-    assert rollout.ledger.trained == sum(len(one.completion) for one in turns[1:]) > 0
+    assert rollout.ledger.trainable == sum(len(one.completion) for one in turns[1:]) > 0
     assert str(file) in done.stdout.replace("\n", "")  # its lines are 80 wide

@@ -340,7 +340,7 @@ async def test_timeout_names_what_did_not_end(
     verdict = await one(methods(Hanging(), limits=limits), make_task())
     assert (verdict.verdict, verdict.reason) == (
         "error",
-        "grading the patch 'gold' did not end within the 20.2 s that [limits] allows",
+        "grading the patch 'gold' did not end within the 30.3 s that [limits] allows",
     )
 
 

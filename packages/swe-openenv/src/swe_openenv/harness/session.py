@@ -121,7 +121,7 @@ class SweSession(ResourceSession):
         end = self._end or {}
         ledger = end.get("ledger") or {}
         dropped = {f"dropped/{reason}": count for reason, count in (ledger.get("dropped") or {}).items()}
-        counts = {name: ledger[name] for name in ("sampled", "trained") if name in ledger}
+        counts = {name: ledger[name] for name in ("sampled", "trainable") if name in ledger}
         known = {name: end[name] for name in ("turns", "seconds") if end.get(name) is not None}
         told = ("task_id", "outcome", "reason", "tests", "patch", "records")
         return VerifyResult(
@@ -154,10 +154,11 @@ class SweSession(ResourceSession):
         Raises:
             LedgerError: It does not.
         """
-        trained = sum(sum(turn.loss_mask) for turn in trace.turns)
-        expected = ((self._end or {}).get("ledger") or {}).get("trained", 0)
-        if trained != expected:
-            raise LedgerError(f"the trace has {trained} tokens to train and the ledger {expected}")
+        trainable = sum(sum(turn.loss_mask) for turn in trace.turns)
+        ledger = (self._end or {}).get("ledger") or {}
+        expected = ledger.get("trainable", ledger.get("trained", 0))  # the name of older servers
+        if trainable != expected:
+            raise LedgerError(f"the trace has {trainable} tokens to train and the ledger {expected}")
 
     def _reward(self) -> float | None:
         reward: float | None = self._end.get("reward") if self._end is not None else None

@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +37,8 @@ _MEMORY = 5 * 2**30
 _START = 300.0
 """Seconds until a server that does not start is given up, on a machine that has other work."""
 _LOG = "vllm.log"
+_ENDPOINTS = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+"""What adds /pause, /resume and /collective_rpc, and with `--enable-lora` /v1/load_lora_adapter."""
 _INSTALLED = ("torch", "transformers", "trl")
 
 
@@ -82,20 +84,23 @@ def obstacle() -> str | None:
     return None
 
 
-def start(directory: Path, home: Path, tests: int, port: int | None = None) -> TokenServer:
+def start(
+    directory: Path, home: Path, tests: int, port: int | None = None, more: Sequence[str] = ()
+) -> TokenServer:
     """Serve the model in `directory` with vLLM.
 
     Args:
         home: Directory of the log and of scratch files.
         tests: Pid of the test process. The server ends when this process ends.
         port: None takes a free port.
+        more: Further arguments of vLLM.
 
     Raises:
         StartFailed: The server exited, or did not become healthy in time.
     """
     begun = time.monotonic()
     port = port or free_port()
-    pid = _spawn(str(tests), *_command(directory, port), home=home)
+    pid = _spawn(str(tests), *_command(directory, port), *more, home=home)
     url = f"http://127.0.0.1:{port}"
     try:
         _wait(url, pid, begun + _START)
@@ -136,8 +141,7 @@ def _spawn(*arguments: str, home: Path) -> int:
     return os.posix_spawn(
         sys.executable,
         [sys.executable, "-m", "swe_core.system.server_guard", *arguments],
-        # The mode adds /pause, /resume and /collective_rpc.
-        {**os.environ, **FRUGAL, "VLLM_SERVER_DEV_MODE": "1", "TMPDIR": str(home)},
+        {**os.environ, **FRUGAL, **_ENDPOINTS, "TMPDIR": str(home)},
         file_actions=[silent, output, (os.POSIX_SPAWN_DUP2, 1, 2)],
         setsid=True,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 
@@ -15,13 +16,25 @@ MAX_POSITIONS = 131_072
 """Tokens of the model's context."""
 
 _SEED = 20
+_TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
 
 
-def make_tiny_model(directory: Path) -> Path:
+def make_tiny_model(directory: Path, *, ends: bool = True, **shape: Any) -> Path:
     """Write a random Qwen3 and its tokenizer into `directory`.
 
     The model has about 270,000 parameters, float32, embeddings untied; the byte-level tokenizer has Qwen3's
     special tokens and chat template. The same versions of Python and of the libraries give the same model.
+
+    Args:
+        ends: Whether replies end by themselves, or hardly ever.
+        **shape: Other values of `Qwen3Config`, such as `hidden_size`, for a larger model.
 
     Returns:
         `directory`.
@@ -40,17 +53,14 @@ def make_tiny_model(directory: Path) -> Path:
         pad_token="<|endoftext|>",
     )
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    shape = {**_TINY, **shape}
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
+        **shape,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=False,  # vLLM on CPU does not refresh a tied head when weights are reloaded
-        initializer_range=0.2,  # so that what comes next depends on what came before
+        # So that what comes next depends on what came before, and no more in a wide model than in this one.
+        initializer_range=0.2 * (_TINY["hidden_size"] / shape["hidden_size"]) ** 0.5,
         eos_token_id=end,
         bos_token_id=None,
         pad_token_id=tokenizer.pad_token_id,
@@ -60,7 +70,7 @@ def make_tiny_model(directory: Path) -> Path:
         torch.manual_seed(_SEED)
         model = Qwen3ForCausalLM(config)
     with torch.no_grad():
-        model.lm_head.weight[end] *= 3  # likely after some contexts: replies end
+        model.lm_head.weight[end] *= 3 if ends else 0  # three times: likely after some contexts
     model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=tokenizer.pad_token_id)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -26,8 +26,8 @@ from swe_core.hub.options import PushOptions
 from swe_core.hub.pushed_run import public_name, run_name
 from swe_core.hub.secrets import push_redactor
 from swe_core.rollout.run_directory import ROLLOUTS_FILE, RUN_FILE, RunInfo
-from swe_core.rollout.training_records import GROUPS_FILE
-from swe_trainer_trl.hub.restore import EARLIER, FOLDER, STATE
+from swe_core.rollout.training_records import EARLIER_FILE, EVALUATIONS_FILE, GROUPS_FILE
+from swe_trainer_trl.hub.restore import FOLDER, STATE
 from swe_trainer_trl.journal.checkpoints import CHECKPOINTS, METRICS_FILE, last_checkpoint
 from swe_trainer_trl.journal.journal import JOURNAL
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _STAGED = "push"
 _LEFT_OUT = ("training_args.bin",)
 """A pickle with paths of this machine, which a resumed run does not need."""
-_TEXTS = (RUN_FILE, ROLLOUTS_FILE, METRICS_FILE, GROUPS_FILE)
+_TEXTS = (RUN_FILE, ROLLOUTS_FILE, METRICS_FILE, GROUPS_FILE, EVALUATIONS_FILE)
 
 
 class CheckpointPush(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here
@@ -234,7 +234,7 @@ def _stage(directory: Path, checkpoint: Path, staged: Path) -> None:
             if name == RUN_FILE:  # `directory` is a path of this machine, and may contain a user's name
                 text = _info(text.encode()).model_dump_json(indent=2, exclude={"directory"})
             (state / name).write_bytes(redactor.text(text).encode())
-    before = directory / EARLIER
+    before = directory / EARLIER_FILE
     if before.is_file():
         told_of = (state / ROLLOUTS_FILE).read_bytes() if (state / ROLLOUTS_FILE).is_file() else b""
         (state / ROLLOUTS_FILE).write_bytes(before.read_bytes() + told_of)

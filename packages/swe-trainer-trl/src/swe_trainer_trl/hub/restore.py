@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import click
 import orjson
 
-from swe_core.api.records import Rollout
 from swe_core.errors import SweError, UsageError, sentence
 from swe_core.hub.client import client, translate_errors
 from swe_core.hub.errors import problem_of
 from swe_core.rollout.run_directory import FOLDERS, ROLLOUTS_FILE, RUN_FILE
-from swe_core.rollout.training_records import GROUPS_FILE
+from swe_core.rollout.training_records import EARLIER_FILE, EVALUATIONS_FILE, GROUPS_FILE
 from swe_trainer_trl.journal.checkpoints import CHECKPOINTS, METRICS_FILE
 
 FOLDER = "last-checkpoint"
 """Folder of the checkpoint in the repository. The name is that of transformers, for use by other programs."""
 STATE = f"{FOLDER}/swe-core"
 """Folder of the files of the run directory."""
-EARLIER = "earlier.jsonl"
-"""File in a restored run directory with the earlier rollouts, whose folders were not pushed."""
+
+_EVALUATION = re.compile(r"-(eval\d+(?:\.\d+)?)-\d+(?:-\d+)?$")
+"""What follows the task in the id of a rollout of an evaluation."""
 
 
 @click.command("restore", short_help="Restore a training run from the Hub.")
@@ -93,15 +94,6 @@ def restore(repo_id: str, directory: Path) -> int | None:
     return step
 
 
-def earlier(directory: Path) -> list[Rollout]:
-    """Return the rollouts of a restored run that had finished before its checkpoint was pushed."""
-    try:
-        lines = (directory / EARLIER).read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    return [Rollout.model_validate_json(line) for line in lines]
-
-
 def _arrange(run: Path, checkpoint: Path) -> int:
     """Turn the downloaded files into a run directory. Return the step."""
     from swe_trainer_trl.journal.journal import JOURNAL, Journal  # lazy: imports numpy
@@ -109,8 +101,9 @@ def _arrange(run: Path, checkpoint: Path) -> int:
     state = checkpoint / Path(STATE).name
     try:
         step = int(orjson.loads((checkpoint / "trainer_state.json").read_bytes())["global_step"])
-        for name in (RUN_FILE, METRICS_FILE, GROUPS_FILE, JOURNAL):
-            if name not in (METRICS_FILE, GROUPS_FILE) or (state / name).is_file():
+        optional = (METRICS_FILE, GROUPS_FILE, EVALUATIONS_FILE)
+        for name in (RUN_FILE, *optional, JOURNAL):
+            if name not in optional or (state / name).is_file():
                 (state / name).replace(run / name)
     except (OSError, ValueError, KeyError) as error:
         raise SweError(
@@ -124,10 +117,11 @@ def _arrange(run: Path, checkpoint: Path) -> int:
             f"-g{group.id}-": {member.rollout_id for member in group.members}
             for group in journal.unfinished()
         }
+        evaluations = {evaluation.name for evaluation in journal.ended_evaluations()}
     finally:
         journal.close()
-    kept = [line for line in lines if _counted(orjson.loads(line)["id"], begun, members)]
-    (run / EARLIER).write_bytes(b"".join(line + b"\n" for line in kept))
+    kept = [line for line in lines if _counted(orjson.loads(line)["id"], begun, members, evaluations)]
+    (run / EARLIER_FILE).write_bytes(b"".join(line + b"\n" for line in kept))
     (run / ROLLOUTS_FILE).touch()
     (run / FOLDERS).mkdir()
     shutil.rmtree(state)
@@ -137,9 +131,11 @@ def _arrange(run: Path, checkpoint: Path) -> int:
     return step
 
 
-def _counted(rollout_id: str, begun: int, members: dict[str, set[str]]) -> bool:
+def _counted(rollout_id: str, begun: int, members: dict[str, set[str]], evaluations: set[str]) -> bool:
     """Return whether the journal contains a rollout. A rollout that finished during the copy is not in the
-    journal: it runs again, and would count twice."""
+    journal: it runs again, and would count twice. So does one of an evaluation that was open."""
+    if found := _EVALUATION.search(rollout_id):
+        return found[1] in evaluations
     for group, known in members.items():
         if group in rollout_id:
             return rollout_id in known

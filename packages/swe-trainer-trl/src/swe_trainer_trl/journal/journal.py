@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -21,23 +20,25 @@ from typing import Literal
 import numpy as np
 
 from swe_core.errors import SweError, UsageError, sentence
+from swe_core.rollout.training_records import JOURNAL_FILE
 from swe_trainer_trl.journal.arrays import arrays, blobs, count, read_chain
 from swe_trainer_trl.journal.groups import Assessed, Member, Row
 from swe_trainer_trl.journal.statements import (
     APPLICATION,
     EMPTY,
-    FATES,
     FORMAT,
     RAISE,
     READY,
     SCHEMA,
+    TOKENS_OF_MEMBERS,
     TRAINED,
+    VIEWS,
 )
 
 _BUSY_TIMEOUT = 60.0  # seconds to wait for the other process's transaction
-_OF_MEMBER = attrgetter("rollout_id", "attempt", "reward", "oldest", "newest")
+_OF_MEMBER = attrgetter("rollout_id", "attempt", "reward", "oldest", "newest", "overlong")
 
-JOURNAL = "train.sqlite"
+JOURNAL = JOURNAL_FILE
 """Name of the file in the run directory."""
 Dropped = Literal["stale", "too_long"]
 """Why the trainer did not train a row: its policy was too old, or it exceeds the token budget."""
@@ -60,6 +61,28 @@ class OpenGroup:
     members: tuple[Member, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class BegunEvaluation:
+    """An evaluation of the policy.
+
+    Args:
+        id: Its key in the journal.
+        step: Optimizer steps of the evaluated weights.
+        round: 1, or one more than evaluations of this step whose weights a resume has lost.
+        version: Policy version at its start.
+    """
+
+    id: int
+    step: int
+    round: int
+    version: int
+
+    @property
+    def name(self) -> str:
+        """Return its part of the ids of its rollouts."""
+        return f"eval{self.step}" if self.round == 1 else f"eval{self.step}.{self.round}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadyGroup:
     """A closed group with rows to train.
@@ -75,21 +98,6 @@ class ReadyGroup:
     closed: int
     rows: list[tuple[int, Row]]
     trained: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The account of the trainable ids of finished attempts.
-
-    Args:
-        trained: Ids in rows that an optimizer step has trained.
-        waiting: Ids in rows or attempts that are neither trained nor dropped.
-        dropped: Reason of a skipped group, an omitted attempt or an untrained row → ids.
-    """
-
-    trained: int
-    waiting: int
-    dropped: dict[str, int]
 
 
 class Journal:
@@ -140,6 +148,8 @@ class Journal:
                     f"swe-trainer-trl works with format {FORMAT}; resume with the version that wrote it, or "
                     "start a new run"
                 )
+            for statement in VIEWS.split(";"):
+                db.execute(statement)
         # None of these can be set inside a transaction.
         try:
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -170,8 +180,8 @@ class Journal:
         """Record a finished attempt of an open group."""
         with self._transaction() as db:
             added = db.execute(
-                "INSERT INTO members (group_id, rollout_id, attempt, reward, oldest, newest) "
-                "VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO members (group_id, rollout_id, attempt, reward, oldest, newest, overlong) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (group, *_OF_MEMBER(member)),
             ).lastrowid
             db.executemany(
@@ -205,15 +215,16 @@ class Journal:
             if not closed:
                 raise SweError(f"group {group} is not open in the training journal; close each group once")
             in_rows = sum(count(row.completion_mask) for row in assessed.rows)
+            tokens = dict(db.execute(TOKENS_OF_MEMBERS, (group,)))
+            excluded = sum(tokens.get(name, 0) for name in assessed.overlong) if assessed.rows else 0
             db.execute(
-                "UPDATE groups SET left_out = (SELECT total(tokens) FROM chains WHERE member_id IN "
-                "(SELECT id FROM members WHERE group_id = ?1)) - ?2 WHERE id = ?1",
-                (group, in_rows),
+                "UPDATE groups SET left_out = ?, overlong = ? WHERE id = ?",
+                (sum(tokens.values()) - in_rows - excluded, excluded, group),
             )
             db.execute("DELETE FROM members WHERE group_id = ?", (group,))
             db.executemany(
                 "INSERT INTO rows (group_id, rollout_id, ids, mask, logprobs, advantage, policy_update, "
-                "reward, tokens, chain) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "reward, tokens, chain, cause) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
                     (
                         group,
@@ -224,6 +235,7 @@ class Journal:
                         row.reward,
                         count(row.completion_mask),
                         row.chain,
+                        row.cause,
                     )
                     for row in assessed.rows
                 ],
@@ -287,10 +299,11 @@ class Journal:
         """Return to the checkpoint of `step` (0: the first model), before any row is taken.
 
         The training of later steps was lost with their weights, so their rows are available again, except
-        rows without ids (`drop`, `forget`).
+        rows without ids (`drop`, `forget`). Evaluations of later weights are lost.
         """
         with self._transaction() as db:
             db.execute("UPDATE rows SET step = NULL WHERE step > ? AND ids != x''", (step,))
+            db.execute("UPDATE evaluations SET state = 'lost' WHERE step > ?", (step,))
 
     def groups_done(self) -> int:
         """Return the number of groups that are closed and have no more rows to train."""
@@ -301,13 +314,21 @@ class Journal:
             ).fetchone()
             return int(done)
 
-    def tokens(self) -> Tokens:
-        """Return the account of the trainable ids of all finished attempts."""
-        found = Counter[str]()
+    def all_closed(self, groups: int) -> bool:
+        """Return whether so many groups have begun, and none is open."""
         with self._transaction(write=False) as db:
-            for fate, tokens in db.execute(FATES):
-                found[fate] += int(tokens)
-        return Tokens(found.pop("trained", 0), found.pop("waiting", 0), dict(+found))
+            begun, closed = db.execute("SELECT count(*), count(closed) FROM groups").fetchone()
+            return bool(begun >= groups and begun == closed)
+
+    def skipped(self) -> dict[str, int]:
+        """Return the number of skipped groups by reason."""
+        with self._transaction(write=False) as db:
+            return dict(
+                db.execute(
+                    "SELECT skipped, count(*) FROM groups WHERE skipped IS NOT NULL GROUP BY skipped "
+                    "ORDER BY count(*) DESC, skipped"
+                )
+            )
 
     def raise_version(self, version: int, step: int | None = None, *, again: bool = False) -> None:
         """Record a policy version before its announcement. A version that is not the highest has no effect.
@@ -333,6 +354,64 @@ class Journal:
         with self._transaction(write=False) as db:
             return dict(db.execute("SELECT version, updates FROM policies"))
 
+    # --- evaluations ---
+
+    def hold_out(self, tasks: Mapping[str, str]) -> None:
+        """Record the held-out tasks of the training at its first evaluation.
+
+        Args:
+            tasks: Id → digest.
+
+        Raises:
+            UsageError: The training has evaluated on other tasks, so rates would not compare.
+        """
+        with self._transaction() as db:
+            before = dict(db.execute("SELECT task_id, digest FROM held_out"))
+            if not before:
+                db.executemany("INSERT INTO held_out VALUES (?, ?)", tasks.items())
+                return
+        other = sorted(name for name in {*before, *tasks} if before.get(name) != tasks.get(name))
+        if other:
+            raise UsageError(
+                f"this training evaluates on other tasks ({', '.join(other[:3])} "
+                f"{'differs' if len(other) == 1 else 'differ'}): resume it with the same --eval-tasks, or "
+                "without evaluations (--set worker.trl.eval_tasks=null)"
+            )
+
+    def begin_evaluation(self, step: int, version: int) -> BegunEvaluation:
+        """Begin an evaluation of the weights of `step`, which are policy version `version`."""
+        with self._transaction() as db:
+            (earlier,) = db.execute("SELECT count(*) FROM evaluations WHERE step = ?", (step,)).fetchone()
+            columns = step, earlier + 1, version
+            key = db.execute(
+                "INSERT INTO evaluations (step, round, version, state) VALUES (?, ?, ?, 'open')", columns
+            ).lastrowid
+            return BegunEvaluation(int(key or 0), *columns)
+
+    def open_evaluations(self) -> list[BegunEvaluation]:
+        """Return the evaluations that are neither finished nor lost, in order."""
+        return [evaluation for evaluation, is_open in self._evaluations() if is_open]
+
+    def ended_evaluations(self) -> list[BegunEvaluation]:
+        """Return the evaluations that are finished or lost, in order."""
+        return [evaluation for evaluation, is_open in self._evaluations() if not is_open]
+
+    def _evaluations(self) -> list[tuple[BegunEvaluation, bool]]:
+        with self._transaction(write=False) as db:
+            rows = db.execute("SELECT id, step, round, version, state = 'open' FROM evaluations ORDER BY id")
+            return [(BegunEvaluation(*row), bool(is_open)) for *row, is_open in rows]
+
+    def finish_evaluation(self, evaluation: int) -> None:
+        """Record that all attempts of an evaluation have finished."""
+        with self._transaction() as db:
+            db.execute("UPDATE evaluations SET state = 'finished' WHERE id = ?", (evaluation,))
+
+    def last_evaluation(self) -> int | None:
+        """Return the step of the last evaluation that is not lost; None without one."""
+        with self._transaction(write=False) as db:
+            (step,) = db.execute("SELECT max(step) FROM evaluations WHERE state != 'lost'").fetchone()
+            return None if step is None else int(step)
+
     @contextmanager
     def _transaction(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
         """Run one transaction. A writer locks at its beginning, because SQLite does not wait after a read."""
@@ -354,8 +433,9 @@ class Journal:
 
 
 def _members(db: sqlite3.Connection, group: int) -> Iterator[Member]:
-    for key, rollout_id, attempt, reward, oldest, newest in db.execute(
-        "SELECT id, rollout_id, attempt, reward, oldest, newest FROM members WHERE group_id = ? ORDER BY id",
+    for key, rollout_id, attempt, reward, oldest, newest, overlong in db.execute(
+        "SELECT id, rollout_id, attempt, reward, oldest, newest, overlong FROM members "
+        "WHERE group_id = ? ORDER BY id",
         (group,),
     ).fetchall():
         chains = tuple(
@@ -366,4 +446,4 @@ def _members(db: sqlite3.Connection, group: int) -> Iterator[Member]:
                 (key,),
             )
         )
-        yield Member(rollout_id, attempt, reward, chains, oldest, newest)
+        yield Member(rollout_id, attempt, reward, chains, oldest, newest, bool(overlong))

@@ -9,6 +9,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import anyio
 import numpy as np
@@ -16,64 +17,64 @@ import orjson
 from anyio.to_thread import run_sync
 
 from swe_core.api.records import Rollout
-from swe_core.api.worker import FinishedRollout, RolloutRunner
+from swe_core.api.rollout_request import RolloutRequest
+from swe_core.api.worker import FinishedRollout
 from swe_core.errors import ConfigError, SweError
 from swe_core.rollout.training_records import GROUPS_FILE, ClosedGroup, append_lines
 from swe_core.system.plural import counted
 from swe_trainer_trl.journal.groups import Assessed, Member, assess, closed_group
 from swe_trainer_trl.journal.journal import Journal, OpenGroup
-from swe_trainer_trl.rollouts.messages import ENGINE_LOST, FeedOptions
+from swe_trainer_trl.overlong import is_overlong
+from swe_trainer_trl.rollouts.attempts import Attempts
+from swe_trainer_trl.rollouts.messages import FeedOptions
 from swe_trainer_trl.rollouts.metrics import RolloutMetrics, most_frequent
 from swe_trainer_trl.rollouts.staleness import StalenessCheck
 
 logger = logging.getLogger(__name__)
 
-_LOOK = 0.5
-"""Seconds between two checks of a server on which a rollout failed."""
 _ALIKE = 64
-"""Consecutive groups without a spread of rewards, in at least two epochs, after which the run ends."""
+"""Consecutive groups without a spread of rewards, or with too many attempts excluded as overlong, in at least
+two epochs, after which the run ends."""
 
 
 class GroupScheduler:
-    """Runs groups until it is cancelled.
+    """Runs groups until it is cancelled, or has run the last one.
 
     The number of a group determines its task. Rollouts start in the order of their groups, limited by the
     runner's concurrency, so the oldest group tends to be complete first. The trainer limits the number of
     groups in flight: a new group waits until the trainer has taken an older one.
 
     Args:
+        attempts: Runs the attempts.
+        requests: A request for each attempt at each task to train on.
         closed: Called after a group is closed in the journal.
-        dead: Returns whether the policy's server is dead; called in a thread.
     """
 
     def __init__(
         self,
         options: FeedOptions,
         journal: Journal,
-        runner: RolloutRunner,
+        attempts: Attempts,
+        requests: Sequence[RolloutRequest],
+        run: Path,
         freshness: StalenessCheck,
         tally: RolloutMetrics,
         closed: Callable[[int], None],
-        dead: Callable[[], bool],
     ) -> None:
         self._options = options
         self._journal = journal
-        self._runner = runner
+        self._attempts = attempts
+        self._run = run
         self._freshness = freshness
         self._tally = tally
         self._closed = closed
-        self._dead = dead
-        self._server = anyio.Event()
-        self._server.set()
-        self._losses = 0
-        self._slots = anyio.CapacityLimiter(runner.concurrency)
-        self._templates = {request.task.instance_id: request for request in runner.requests}
-        self._earlier = {rollout.id: rollout for rollout in runner.store.rollouts()}
+        self._templates = {request.task.instance_id: request for request in requests}
         self._in_flight: set[int] = set()
         self._room = anyio.Condition()
         self._failures: list[str] = []
         self._without_verdict = 0
         self._alike = 0
+        self._cut = False
         self._lost: Counter[str] = Counter()
         self._without_tokens = 0
         self._unrecorded = False
@@ -95,7 +96,7 @@ class GroupScheduler:
         return groups
 
     async def run(self, groups: Sequence[OpenGroup]) -> None:
-        """Resume `groups`, then begin new ones, until cancelled.
+        """Resume `groups`, then begin new ones, until the last one is closed or this is cancelled.
 
         Raises:
             SweError: The journal or the run directory cannot be written, no rollout gets a verdict, or no
@@ -117,17 +118,6 @@ class GroupScheduler:
         async with self._room:
             self._in_flight.discard(group)
             self._room.notify_all()
-
-    def server_lost(self) -> None:
-        """Handle the server's death: its attempts run again after its recovery."""
-        self._losses += 1
-        if self._server.is_set():
-            self._server = anyio.Event()
-        self._freshness.server_lost()
-
-    def server_back(self) -> None:
-        """Handle the server's recovery."""
-        self._server.set()
 
     def _waiting(self) -> set[int]:
         """Return the groups that wait for the trainer, with one at a time in memory."""
@@ -165,17 +155,8 @@ class GroupScheduler:
         self, group: OpenGroup, attempt: int, members: list[Member], failures: list[str]
     ) -> None:
         """Run one attempt; add it to `members` after its journal entry, and its failure to `failures`."""
-        first = name = f"{group.task_id}-g{group.id}-{attempt}"
-        for again in itertools.count(2):
-            earlier = self._earlier.get(name)
-            if earlier is None:
-                finished, void = await self._tried(name, group.task_id, attempt)
-            else:  # an earlier process finished it, but died before its journal entry
-                finished = await run_sync(self._from_disk, earlier)
-                void = _was_interrupted(earlier) or _failed_at_the_engine(earlier)
-            if not void:
-                break
-            name = f"{first}-{again}"
+        name, template = f"{group.task_id}-g{group.id}-{attempt}", self._templates[group.task_id]
+        finished = await self._attempts.run(template, name, attempt, ran=self._count_lost)
         rollout = finished.rollout
         if rollout.failure is not None:
             failures.append(f"{rollout.failure.boundary}: {rollout.failure.message}")
@@ -184,35 +165,9 @@ class GroupScheduler:
             await run_sync(self._journal.add_member, group.id, member)
         members.append(member)
 
-    async def _tried(self, name: str, task_id: str, attempt: int) -> tuple[FinishedRollout, bool]:
-        """Return a rollout, and whether the death of the policy's server made it void."""
-        async with self._slots:
-            while not self._server.is_set():  # it may die again before this task resumes
-                await self._server.wait()
-            losses = self._losses
-            finished = await self._roll_out(name, task_id, attempt)
-        if not _failed_at_the_engine(finished.rollout):
-            return finished, finished.rollout.cancelled_as == ENGINE_LOST
-        void = False
-        while self._losses == losses and await run_sync(self._dead):  # the trainer will report the death
-            void = True
-            await anyio.sleep(_LOOK)
-        return finished, void or self._losses != losses
-
-    async def _roll_out(self, name: str, task_id: str, attempt: int) -> FinishedRollout:
-        template = self._templates[task_id]
-        spec = template.spec.model_copy(update={"labels": {**template.spec.labels, "swe-core.rollout": name}})
-        request = template.model_copy(update={"id": name, "attempt": attempt, "spec": spec})
-        finished = await self._runner.run(request)
-        rollout = finished.rollout
-        self._tally.rollout(rollout)
+    def _count_lost(self, rollout: Rollout) -> None:
         if rollout.reward is not None and rollout.ledger is not None:
             self._lost.update(rollout.ledger.dropped)
-        return finished
-
-    def _from_disk(self, rollout: Rollout) -> FinishedRollout:
-        scored = rollout.reward is not None
-        return FinishedRollout(rollout, self._runner.store.chains(rollout.id) if scored else ())
 
     def _member(self, finished: FinishedRollout) -> Member:
         rollout, chains = finished.rollout, finished.chains
@@ -225,6 +180,7 @@ class GroupScheduler:
             tuple(chains),
             min(updates, default=None),
             max(updates, default=None),
+            is_overlong(rollout),
         )
 
     async def _close(self, group: OpenGroup, members: list[Member], failures: list[str]) -> None:
@@ -236,6 +192,7 @@ class GroupScheduler:
             max_staleness=options.max_staleness,
             min_scored=options.min_scored,
             keep_without_spread=options.keep_without_spread,
+            overlong=options.overlong,
         )
         closed = closed_group(group.id, group.task_id, members, assessed)
         await run_sync(self._write, closed, assessed)
@@ -247,7 +204,7 @@ class GroupScheduler:
             await self.taken(group.id)
         self._closed(group.id)
         self._give_up_if_hopeless(members, failures)
-        self._give_up_if_alike(assessed.skipped)
+        self._give_up_if_unlearnable(assessed.skipped)
 
     def _write(self, group: ClosedGroup, assessed: Assessed) -> None:
         """Write a closed group to both files; in one thread, so that no cancellation comes in between.
@@ -261,7 +218,7 @@ class GroupScheduler:
         """Append a group to `groups.jsonl`. No training needs the file, so a failure is a warning."""
         line = orjson.dumps(group.model_dump(mode="json"))
         try:
-            append_lines(self._runner.store.path / GROUPS_FILE, [line])
+            append_lines(self._run / GROUPS_FILE, [line])
         except OSError as error:
             if not self._unrecorded:
                 logger.warning("%s lacks groups: %s", GROUPS_FILE, error.strerror or error)
@@ -299,13 +256,17 @@ class GroupScheduler:
                 "ledgers, and check the server that they come from"
             )
 
-    def _give_up_if_alike(self, skipped: str | None) -> None:
-        """Give up if the policy always or never succeeds: it would run for ever without learning."""
-        self._alike = self._alike + 1 if skipped == "no_spread" else 0
+    def _give_up_if_unlearnable(self, skipped: str | None) -> None:
+        """Give up if the policy always or never succeeds, or is always cut short: it would never learn."""
+        self._alike = self._alike + 1 if skipped in ("no_spread", "overlong") else 0
+        self._cut = skipped == "overlong" or (self._cut and self._alike > 0)
         if self._alike >= max(_ALIKE, 2 * len(self._templates)):
+            cut = " or too many were excluded as overlong" if self._cut else ""
+            budgets = ", raise the budgets that cut them" if self._cut else ""
             raise SweError(
-                f"in each of the last {self._alike} groups all attempts had the same reward, so nothing "
-                "could be trained: take other tasks, raise --attempts, or set worker.trl.no_spread=keep"
+                f"in each of the last {self._alike} groups all attempts had the same reward{cut}, so nothing "
+                f"could be trained: take other tasks, raise --attempts{budgets}, or set "
+                "worker.trl.no_spread=keep"
             )
 
 
@@ -330,19 +291,11 @@ def groups_to_keep_busy(concurrency: int, group_size: int, step_rows: int, max_s
 
 
 def tasks_from(begun: int, names: Sequence[str], options: FeedOptions) -> Iterator[str]:
-    """Yield the tasks of the groups from number `begun`, without end: each of `names` once an epoch."""
-    for number in itertools.count(begun):
+    """Yield the tasks of the groups from number `begun` to the last one: each of `names` once an epoch."""
+    for number in itertools.count(begun) if options.groups is None else range(begun, options.groups):
         epoch, place = divmod(number, len(names))
         if place == 0 or number == begun:
             order = list(names)
             if options.shuffle:
                 random.Random(f"{options.seed}:{epoch}").shuffle(order)
         yield order[place]
-
-
-def _was_interrupted(rollout: Rollout) -> bool:
-    return rollout.outcome == "cancelled" and rollout.cancelled_as in (None, ENGINE_LOST)
-
-
-def _failed_at_the_engine(rollout: Rollout) -> bool:
-    return rollout.failure is not None and rollout.failure.boundary == "engine"

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from swe_core.api.records import Record
+from swe_trainer_trl.overlong import Overlong
 
 Value = float | tuple[float, float]
 """A metric for TRL: a number, or a rate as numerator and denominator."""
@@ -22,27 +23,36 @@ class FeedOptions(Record):
         max_staleness: Number of updates that a policy may be behind.
         min_scored: Attempts with a verdict that a group needs.
         keep_without_spread: Whether groups with equal rewards are trained.
+        overlong: What becomes of attempts that were cut short.
         give_up_after: Consecutive groups without a verdict, or without a trainable token, after which the
             run ends.
         groups_ahead: Groups that run or wait for the trainer.
         shuffle: Whether each epoch has another order of tasks.
         seed: Seed of these orders.
+        eval_attempts: Attempts at each held-out task in an evaluation.
+        summaries: Whether the tokens of summaries are trained.
+        groups: Number of groups of the whole training; None for no end.
     """
 
     group_size: int
     max_staleness: int
     min_scored: int
     keep_without_spread: bool
+    overlong: Overlong = "grade"
     give_up_after: int
     groups_ahead: int
     shuffle: bool
     seed: int
+    eval_attempts: int = 1
+    summaries: bool = True
+    groups: int | None = None
 
 
 class Start(Record):
     """The first message to the rollout process.
 
     Args:
+        settings: Settings of the run. The engine's URL names the servers that have the policy's weights.
         version: Current policy version.
         updates: Version → number of updates of its weights, for all earlier versions.
     """
@@ -71,16 +81,34 @@ class Taken(Record):
     group: int
 
 
+class Evaluate(Record):
+    """Begin an evaluation, as `swe_trainer_trl.journal.journal.BegunEvaluation`."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    id: int
+    step: int
+    round: int
+    version: int
+
+
+class Finish(Record):
+    """The training is over: cancel its groups, and finish the evaluations."""
+
+    kind: Literal["finish"] = "finish"
+
+
 class Lost(Record):
-    """The policy's server has died: end its rollouts, and begin none until it recovers."""
+    """A server of the policy has died: end its rollouts, and begin none there until it is back."""
 
     kind: Literal["lost"] = "lost"
+    url: str
 
 
 class Back(Record):
-    """The policy's server runs again, with the policy's weights."""
+    """A server of the policy runs again, with the policy's weights."""
 
     kind: Literal["back"] = "back"
+    url: str
 
 
 class Stop(Record):
@@ -100,6 +128,19 @@ class Closed(Record):
 
     kind: Literal["closed"] = "closed"
     group: int
+
+
+class Evaluated(Record):
+    """An evaluation is finished and recorded.
+
+    Args:
+        id: Its key in the journal.
+        values: Its metrics.
+    """
+
+    kind: Literal["evaluated"] = "evaluated"
+    id: int
+    values: dict[str, Value]
 
 
 class Metrics(Record):
@@ -122,8 +163,8 @@ class Failed(Record):
     traceback: str
 
 
-Command = Start | Version | Taken | Lost | Back | Stop
-Report = Beat | Closed | Metrics | Failed
+Command = Start | Version | Taken | Evaluate | Finish | Lost | Back | Stop
+Report = Beat | Closed | Evaluated | Metrics | Failed
 
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="kind")])
 _REPORT: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])

@@ -28,12 +28,16 @@ class RolloutMetrics:
         self._since = time.monotonic()
 
     def rollout(self, rollout: Rollout) -> None:
-        """Count a finished rollout."""
-        self._sums["rollout/finished_total"] += 1
+        """Count a finished rollout. Of an evaluation, only its tokens and seconds count."""
         self._sums["rollout/sandbox_seconds_total"] += rollout.seconds
         self._sums["_tokens"] += rollout.usage.completion_tokens
+        if rollout.evaluation is not None:
+            return
+        self._sums["rollout/finished_total"] += 1
         if rollout.reward is not None:
             self._rate("reward", rollout.reward, 1)
+            if rollout.unshaped_reward is not None:
+                self._rate("rollout/unshaped_reward", rollout.unshaped_reward, 1)
             self._rate("rollout/resolved_rate", rollout.outcome == "resolved", 1)
             self._rate("rollout/turns", rollout.turns, 1)
             self._rate("rollout/completion_tokens", rollout.usage.completion_tokens, 1)
@@ -47,7 +51,8 @@ class RolloutMetrics:
             if seconds is not None:
                 self._rate(f"phase/{phase}_s", seconds, 1)
         if rollout.ledger is not None:
-            self._rate("ledger/trainable_frac", rollout.ledger.trained, rollout.ledger.sampled)
+            self._rate("ledger/trainable_frac", rollout.ledger.trainable, rollout.ledger.sampled)
+            self._rate("ledger/summary_frac", rollout.ledger.summaries, rollout.ledger.trainable)
             for reason, tokens in rollout.ledger.dropped.items():
                 self._sums[f"ledger/dropped_{reason}_tokens_total"] += tokens
             for cause, chains in rollout.ledger.forks.items():
@@ -64,6 +69,7 @@ class RolloutMetrics:
         self._sums["group/closed_total"] += 1
         self._sums["group/rows_total"] += len(assessed.rows)
         self._sums["staleness/left_out_total"] += len(assessed.stale)
+        self._sums["group/overlong_total"] += assessed.cut
         if assessed.skipped is not None:
             self._sums[f"group/skipped_{assessed.skipped}_total"] += 1
         if assessed.reward_std is not None:

@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +24,16 @@ from swe_core.run.components import load_plugins
 from swe_core.run.execute import execute
 from swe_core.run.plan import plan_run
 from swe_core.run.settings import Settings
+from swe_core.run.task_selection import selection
 from swe_core.system.event_loop import run
 from swe_core.system.redaction import RedactingFormatter, Redactor, redaction_scope
-from swe_core.system.urls import base_url
+from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.journal.journal import Journal
+from swe_trainer_trl.rollouts.held_out import held_out
 from swe_trainer_trl.rollouts.messages import Beat, Command, Failed, Report, Start, command, line
 from swe_trainer_trl.rollouts.worker import RolloutFeeder
 from swe_trainer_trl.server.health import dead
+from swe_trainer_trl.server.urls import server_urls
 
 logger = logging.getLogger("swe_trainer_trl")
 
@@ -133,6 +137,13 @@ def _feed(start: Start, link: RolloutLink) -> None:
         logging.getLogger(str(module.__name__).partition(".")[0]).setLevel(logging.INFO)
     link.report(Beat())  # each part of the start may take minutes: a data set, a bundle, a loading server
     plan = plan_run(settings, plugins)
+    config = plan.worker.config
+    evaluated = (
+        held_out(plan, config, lambda settings: selection(settings, plugins))
+        if isinstance(config, TRLConfig)
+        else []
+    )
+    plan = replace(plan, tasks=[*plan.tasks, *evaluated])
     link.report(Beat())
     journal = Journal(Path(start.journal))
     feeder = RolloutFeeder(
@@ -141,8 +152,10 @@ def _feed(start: Start, link: RolloutLink) -> None:
         start.version,
         start.updates,
         link.commands(),
+        server_urls(settings.run.engine_url or ""),
         link.report,
-        partial(_dead, settings.run.engine_url),
+        lambda url: dead(url) is not None,
+        [task.instance_id for task in evaluated],
     )
 
     def observe(requests: Sequence[RolloutRequest], notes: Sequence[str]) -> _Silent:
@@ -152,12 +165,9 @@ def _feed(start: Start, link: RolloutLink) -> None:
         return _Silent()
 
     going = partial(execute, resume=True, lock=False, extensions=hub_extensions(settings.push))
-    run(going, plan, plugins, Path(start.directory), observe, feeder)
-
-
-def _dead(url: str | None) -> bool:
-    """Return whether the policy's server is dead."""
-    return url is not None and dead(base_url(url).removesuffix("/v1")) is not None
+    fed = run(going, plan, plugins, Path(start.directory), observe, feeder)
+    if fed.stopped is not None:
+        raise fed.stopped
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from swe_core.api.records import Rollout, Turn
@@ -18,10 +18,11 @@ STALE = "stale"
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A running rollout: its start, its phase, the updates of the oldest policy with a trainable id, and the
-    seconds until its cancellation."""
+    """A running rollout: its start, whether it may become stale, its phase, the updates of the oldest policy
+    with a trainable id, and the seconds until its cancellation."""
 
     began: float
+    ages: bool
     phase: Phase = "open"
     oldest: int | None = None
     cancelled: float | None = None
@@ -68,7 +69,7 @@ class StalenessCheck:
 
     def started(self, request: RolloutRequest) -> None:
         """Track a new rollout."""
-        self._running[request.id] = _Running(time.monotonic())
+        self._running[request.id] = _Running(time.monotonic(), ages=request.evaluation is None)
 
     def phase(self, rollout_id: str, phase: Phase) -> None:
         """Reset a rollout that begins, perhaps again after a sandbox failure: earlier ids are not trained."""
@@ -99,14 +100,18 @@ class StalenessCheck:
         for rollout_id, running in list(self._running.items()):
             self._cancel_stale(rollout_id, running)
 
-    def server_lost(self) -> None:
-        """End each rollout whose agent may still call the dead server."""
+    def server_lost(self, rollouts: Collection[str] | None) -> None:
+        """End each rollout whose agent may still call the dead server.
+
+        Args:
+            rollouts: The rollouts on that server; None for all.
+        """
         for rollout_id, running in list(self._running.items()):
-            if running.phase in ("open", "prepare", "agent"):
+            if running.phase in ("open", "prepare", "agent") and (rollouts is None or rollout_id in rollouts):
                 self._runner.cancel(rollout_id, ENGINE_LOST)
 
     def _cancel_stale(self, rollout_id: str, running: _Running) -> None:
-        if running.cancelled is not None or running.oldest is None:
+        if not running.ages or running.cancelled is not None or running.oldest is None:
             return
         if self.update - running.oldest > self._max_staleness:
             running.cancelled = time.monotonic() - running.began

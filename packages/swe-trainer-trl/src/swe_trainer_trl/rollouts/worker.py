@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 import anyio
+from anyio.to_thread import run_sync
 
+from swe_core.api.rollout_request import RolloutRequest
 from swe_core.api.worker import RolloutRunner
 from swe_core.errors import ConfigError
-from swe_trainer_trl.journal.journal import Journal
+from swe_trainer_trl.journal.journal import BegunEvaluation, Journal
+from swe_trainer_trl.rollouts.attempts import Attempts
+from swe_trainer_trl.rollouts.evaluator import Evaluator
 from swe_trainer_trl.rollouts.group_scheduler import GroupScheduler
 from swe_trainer_trl.rollouts.messages import (
     Back,
     Beat,
     Closed,
     Command,
+    Evaluate,
     FeedOptions,
+    Finish,
     Lost,
     Metrics,
     Report,
@@ -39,8 +45,10 @@ class RolloutFeeder:
         version: Current policy version.
         updates: Version → number of updates of its weights, for all earlier versions.
         commands: Commands of the trainer. Their end ends the run.
+        servers: URLs of the policy's servers.
         report: Sends a message to the trainer; called in the event loop.
-        dead: Returns whether the policy's server is dead; called in a thread.
+        dead: Returns whether the server of a URL is dead; called in a thread.
+        held_out: Ids of the tasks to evaluate on. The others are trained on.
     """
 
     def __init__(
@@ -50,16 +58,20 @@ class RolloutFeeder:
         version: int,
         updates: Mapping[int, int],
         commands: AsyncIterator[Command],
+        servers: Collection[str],
         report: Callable[[Report], None],
-        dead: Callable[[], bool],
+        dead: Callable[[str], bool],
+        held_out: Collection[str] = (),
     ) -> None:
         self._options = options
         self._journal = journal
         self._version = version
         self._updates = updates
         self._commands = commands
+        self._servers = servers
         self._report = report
         self._dead = dead
+        self._held_out = frozenset(held_out)
         self._tally = RolloutMetrics()
 
     async def run(self, runner: RolloutRunner) -> None:
@@ -78,30 +90,53 @@ class RolloutFeeder:
         limit = self._options.max_staleness
         freshness = StalenessCheck(runner, self._version, self._updates, limit, self._tally)
         runner.observe(freshness)
+        options, run = self._options, runner.store.path
+        attempts = Attempts(runner, self._tally, self._servers, self._dead, summaries=options.summaries)
+        apart: tuple[list[RolloutRequest], list[RolloutRequest]] = [], []
+        for request in runner.requests:
+            apart[request.task.instance_id in self._held_out].append(request)
         schedule = GroupScheduler(
-            self._options,
+            options,
             self._journal,
-            runner,
+            attempts,
+            apart[0],
+            run,
             freshness,
             self._tally,
             lambda group: self._report(Closed(group=group)),
-            self._dead,
         )
+        evaluator = Evaluator(apart[1], options.eval_attempts, attempts, self._journal, run, self._report)
         open_groups = await schedule.earlier()  # before any command, which may refer to these groups
+        evaluations = await run_sync(self._journal.open_evaluations) if apart[1] else []
+        groups = anyio.CancelScope()
+
+        async def train() -> None:
+            with groups:
+                await schedule.run(open_groups)
+
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._beat)
                 tasks.start_soon(self._measure, freshness)
-                tasks.start_soon(schedule.run, open_groups)
+                for evaluation in evaluations:
+                    tasks.start_soon(evaluator.evaluate, evaluation)
+                tasks.start_soon(train)
                 async for command in self._commands:
                     if isinstance(command, Stop):
                         break
                     if isinstance(command, Taken):
                         await schedule.taken(command.group)
+                    elif isinstance(command, Evaluate):
+                        fields = command.id, command.step, command.round, command.version
+                        tasks.start_soon(evaluator.evaluate, BegunEvaluation(*fields))
+                    elif isinstance(command, Finish):
+                        groups.cancel()
                     elif isinstance(command, Lost):
-                        schedule.server_lost()
+                        on_it = engine.take_out(command.url)
+                        freshness.server_lost(on_it if attempts.server_lost(command.url) else None)
                     elif isinstance(command, Back):
-                        schedule.server_back()
+                        engine.put_in(command.url)
+                        attempts.server_back(command.url)
                     elif isinstance(command, Version):
                         engine.set_policy_version(command.version)
                         freshness.advance(command.version, command.updates)

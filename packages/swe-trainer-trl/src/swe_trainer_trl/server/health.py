@@ -10,10 +10,12 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import httpx
 
 from swe_core.errors import EngineUnavailable
+from swe_trainer_trl.server.parallel import in_parallel
 
 _GONE = (502, 503, 504)
 """Statuses of a vLLM with a dead engine, and of a proxy that does not reach the server."""
@@ -35,41 +37,38 @@ class ServerLost(EngineUnavailable):
 
 
 @contextmanager
-def watched(url: str) -> Iterator[None]:
-    """Interrupt the block if the server dies. Only for the main thread, which a signal interrupts, because
+def watched(*urls: str) -> Iterator[None]:
+    """Interrupt the block if a server dies. Only for the main thread, which a signal interrupts, because
     nothing else wakes a thread that waits for a socket.
 
     Args:
-        url: Base URL of the server, without `/v1`.
+        urls: Base URLs of the servers, without `/v1`.
 
     Raises:
-        EngineUnavailable: The server died.
+        EngineUnavailable: A server died.
     """
     main = threading.get_ident()
     lock, over = threading.Lock(), threading.Event()
     found: list[str] = []
 
-    def look() -> None:
+    def look(url: str) -> None:
         looks = 0
         while not over.wait(_EVERY):
             why = dead(url)
             looks = looks + 1 if why else 0
             if why and looks == LOOKS:
-                with lock:  # no signal after the end of the block
-                    if not over.is_set():
-                        found.append(why)
+                with lock:  # no signal after the end of the block, or a second one
+                    if not over.is_set() and not found:
+                        found.append(f"the server {url!r} died while it was given new weights ({why})")
                         signal.pthread_kill(main, _INTERRUPT)
                 return
 
     def interrupt(signum: int, frame: object) -> None:
-        raise EngineUnavailable(
-            f"the server {url!r} died while it was given new weights ({found[0]}): see the server's log, "
-            "then resume with --resume"
-        )
+        raise EngineUnavailable(f"{found[0]}: see the server's log, then resume with --resume")
 
     before = signal.signal(_INTERRUPT, interrupt)
-    thread = threading.Thread(target=look, name="swe-watch", daemon=True)
-    thread.start()
+    for url in urls:
+        threading.Thread(target=look, args=(url,), name="swe-watch", daemon=True).start()
     try:
         yield
     finally:
@@ -79,20 +78,18 @@ def watched(url: str) -> Iterator[None]:
 
 
 @contextmanager
-def not_left_paused(url: str) -> Iterator[None]:
-    """Resume the server if the block, a weight sync, is interrupted, for example by Ctrl-C.
+def not_left_paused(*urls: str) -> Iterator[None]:
+    """Resume the servers if the block, a weight sync, is interrupted, for example by Ctrl-C.
 
-    TRL resumes it only after a complete sync.
+    TRL resumes them only after a complete sync.
 
     Args:
-        url: Base URL of the server, without `/v1`.
+        urls: Base URLs of the servers, without `/v1`.
     """
     try:
         yield
-    except EngineUnavailable:  # the server is dead
-        raise
-    except BaseException:  # also Ctrl-C: the server must not stay paused
-        unpause(url, _PARTING)
+    except BaseException:  # also Ctrl-C: the servers must not stay paused
+        in_parallel([partial(unpause, url, _PARTING) for url in urls])
         raise
 
 

@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from swe_core.system.server_guard import GRACE
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.server.gpus import GPULayout
 from swe_trainer_trl.server.health import dead
+from swe_trainer_trl.server.parallel import in_parallel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -31,14 +34,16 @@ if TYPE_CHECKING:
     from swe_trainer_trl.compat import AsyncGRPOConfig
 
 _SERVER = "worker.trl.server"
-_SHARED = 0.4
+SHARED_PART = 0.4
 """vLLM's share of a GPU that it shares with the trainer."""
-_CPU_CONTEXT = 16_384
+CPU_CONTEXT = 16_384
 """Default context in tokens on a CPU. The cache must hold one complete context."""
-_CPU_CACHE = "4"
+CPU_CACHE = "4"
 """GiB of the KV cache on a CPU, if VLLM_CPU_KVCACHE_SPACE is unset."""
 _POLL = 0.3
 """Seconds between two health checks of a starting server."""
+_GUARDS: set[subprocess.Popen[bytes]] = set()
+"""The guards of servers that were started, and not ended."""
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """vLLM's values of --max-lora-rank."""
 
@@ -167,28 +172,29 @@ class VLLMServer:
 
 
 @contextmanager
-def vllm_server(
+def vllm_servers(
     model: str,
     args: AsyncGRPOConfig,
     config: TRLConfig,
     *,
     gpus: GPULayout,
     lora_rank: int | None,
-    log: Path,
-) -> Iterator[VLLMServer]:
-    """Yield a healthy server, which ends with the block and never outlives this process.
+    logs: Sequence[Path],
+) -> Iterator[Sequence[VLLMServer]]:
+    """Yield healthy servers, one for each replica. They end with the block and never outlive this process.
 
-    The server has a session of its own, so a Ctrl-C in the terminal reaches this process first.
+    They start at the same time. Each has a session of its own, so a Ctrl-C in the terminal reaches this
+    process first.
 
     Args:
         model: A directory, or a name on the Hub.
-        gpus: GPUs of the server; none means the CPU.
+        gpus: GPUs of the replicas; none means the CPU.
         lora_rank: Rank of the adapters to serve; None for full weights.
-        log: File to which the output is appended.
+        logs: For each replica, the file to which its output is appended.
 
     Raises:
         ConfigError: vLLM is not installed, or the model's directory contains no model.
-        EngineUnavailable: The server does not start; the sentence quotes its log.
+        EngineUnavailable: A server does not start; the sentence quotes its log.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
@@ -198,17 +204,44 @@ def vllm_server(
     if not gpus.server and config.server.max_model_len is None:
         server = config.server.model_copy(update={"max_model_len": _cpu_context(model, args)})
         config = config.model_copy(update={"server": server})
-    port = free_port()
-    arguments = server_arguments(model, args, config, gpus=gpus, lora_rank=lora_rank, port=port)
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
-    environment = server_environment(os.environ, gpus, lora=lora_rank is not None)
-    url, timeout = f"http://127.0.0.1:{port}", config.server.start_timeout
-    served = VLLMServer(url, model, log, command, environment, timeout)
+    ports: set[int] = set()
+    while len(ports) < len(gpus.servers):
+        ports.add(free_port())
+    servers = []
+    for names, log, port in zip(gpus.servers, logs, ports, strict=True):
+        own = replace(gpus, servers=(names,))
+        arguments = server_arguments(model, args, config, gpus=own, lora_rank=lora_rank, port=port)
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
+        environment = server_environment(os.environ, own, lora=lora_rank is not None)
+        url, timeout = f"http://127.0.0.1:{port}", config.server.start_timeout
+        servers.append(VLLMServer(url, model, log, command, environment, timeout))
+    with started(servers):
+        yield servers
+
+
+@contextmanager
+def started(servers: Sequence[VLLMServer]) -> Iterator[None]:
+    """Start the servers at the same time, and end them with the block.
+
+    Raises:
+        EngineUnavailable: A server does not start. The others are ended at once.
+    """
+
+    def close() -> None:
+        in_parallel([server.close for server in servers])
+
+    def start(server: VLLMServer) -> None:
+        try:
+            server.start()
+        except BaseException:  # of any kind: nobody waits for the others
+            close()
+            raise
+
     try:
-        served.start()
-        yield served
+        in_parallel([partial(start, server) for server in servers])
+        yield
     finally:
-        served.close()
+        close()
 
 
 def model_config(model: str, args: AsyncGRPOConfig) -> PreTrainedConfig:
@@ -255,7 +288,7 @@ def server_arguments(
     """Return the arguments of vLLM's server. Those of the user come last, so they win.
 
     Raises:
-        ConfigError: `lora_rank` exceeds vLLM's maximum.
+        ConfigError: `lora_rank` exceeds vLLM's maximum, or vLLM cannot serve adapters in this precision.
     """
     options = config.server
     flags = ["--model", model, "--served-model-name", model, "--host", "127.0.0.1", "--port", str(port)]
@@ -265,7 +298,13 @@ def server_arguments(
     ]  # at the temperature of training, as TRL's loss has them
     flags += ["--stream-interval", "8"]  # one event per token would cost server and host a third more time
     initial = _model_options(args)
-    flags += ["--dtype", options.dtype or str(initial["dtype"]).removeprefix("torch.")]
+    dtype = options.dtype or str(initial["dtype"]).removeprefix("torch.")
+    if lora_rank is not None and gpus.server and dtype == "float32":
+        raise ConfigError(
+            "vLLM serves adapters on CUDA in 16 bits only, and the model's precision is 'float32', TRL's "
+            f"default: set worker.trl.grpo.dtype (or {_SERVER}.dtype alone) to 'bfloat16'"
+        )
+    flags += ["--dtype", dtype]
     if initial["revision"] is not None:
         flags += ["--revision", str(initial["revision"])]
     if initial["trust_remote_code"]:
@@ -273,7 +312,7 @@ def server_arguments(
     if options.max_model_len is not None:
         flags += ["--max-model-len", str(options.max_model_len)]
     if lora_rank is not None:
-        flags += ["--enable-lora", "--max-lora-rank", str(_served_rank(lora_rank))]
+        flags += ["--enable-lora", "--max-lora-rank", str(served_rank(lora_rank))]
         flags += [
             "--max-loras",
             str(args.max_staleness + 2),
@@ -281,7 +320,7 @@ def server_arguments(
     elif config.weight_sync == "trl":
         flags += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
     if gpus.server:
-        share = options.gpu_memory_utilization or (_SHARED if gpus.shared else None)
+        share = options.gpu_memory_utilization or (SHARED_PART if gpus.shared else None)
         flags += ["--gpu-memory-utilization", str(share)] if share is not None else []
         flags += ["--tensor-parallel-size", str(len(gpus.server))] if len(gpus.server) > 1 else []
     else:
@@ -299,7 +338,7 @@ def server_environment(base: Mapping[str, str], gpus: GPULayout, *, lora: bool) 
     if gpus.server:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.server)
     else:
-        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE)
+        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_CACHE)
     return environment
 
 
@@ -329,7 +368,16 @@ def _start_guarded(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    _GUARDS.add(guard)
     return guard, begin
+
+
+def kill_servers() -> None:
+    """Kill every running server of this process, with its guard."""
+    for guard in list(_GUARDS):
+        if guard.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(guard.pid, signal.SIGKILL)
 
 
 def _end(guard: subprocess.Popen[bytes]) -> None:
@@ -342,6 +390,7 @@ def _end(guard: subprocess.Popen[bytes]) -> None:
             with suppress(ProcessLookupError):
                 os.killpg(guard.pid, signal.SIGKILL)
             guard.wait()
+        _GUARDS.discard(guard)
 
 
 def telling(log: str) -> str:
@@ -360,7 +409,12 @@ def telling(log: str) -> str:
     return said[-1][:500] if said else "it logged nothing"
 
 
-def _served_rank(rank: int) -> int:
+def served_rank(rank: int) -> int:
+    """Return vLLM's value of --max-lora-rank for adapters of this rank.
+
+    Raises:
+        ConfigError: vLLM serves no such rank.
+    """
     for served in _RANKS:
         if served >= rank:
             return served
@@ -385,4 +439,4 @@ def _model_options(args: AsyncGRPOConfig) -> Mapping[str, Any]:
 def _cpu_context(model: str, args: AsyncGRPOConfig) -> int:
     """Return the context in tokens on a CPU: the model's, limited to what fits into memory."""
     found = model_config(model, args)
-    return min(int(found.get_text_config().max_position_embeddings), _CPU_CONTEXT)
+    return min(int(found.get_text_config().max_position_embeddings), CPU_CONTEXT)

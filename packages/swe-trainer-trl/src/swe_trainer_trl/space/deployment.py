@@ -6,13 +6,14 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
 from swe_core.errors import UsageError
 from swe_core.system.redaction import names_credential
+from swe_trainer_trl.config import ServerOptions
 from swe_trainer_trl.space.manifest import KEY, PORT, TOKEN, Manifest
 from swe_trainer_trl.space.wheels import Wheel
 
@@ -88,12 +89,14 @@ class Training:
     Args:
         nccl: Whether weights are sent to vLLM through NCCL.
         serves: Whether the run starts vLLM itself.
-        gpus: The GPUs of that vLLM server, as in `worker.trl.server.gpus`.
+        server: `[worker.trl.server]`.
+        processes: `worker.trl.processes`.
     """
 
     nccl: bool
     serves: bool
-    gpus: str | None
+    server: ServerOptions = field(default_factory=ServerOptions)
+    processes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

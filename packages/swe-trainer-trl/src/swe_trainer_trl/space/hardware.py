@@ -61,7 +61,8 @@ def require_gpus(name: str, training: Training | None, listed: Iterable[JobHardw
 
     try:
         if training.serves:
-            layout([str(number) for number in range(count)], training.gpus, training.nccl)
+            visible = [str(number) for number in range(count)]
+            layout(visible, training.server, nccl=training.nccl, processes=training.processes)
         elif training.nccl and not count:
             raise ConfigError(
                 "weights go to vLLM through NCCL, which needs CUDA: train an adapter ([worker.trl.lora]) or "

@@ -83,22 +83,24 @@ def _check_training(config: TRLConfig, settings: Settings, ask: bool) -> Trainin
     else:  # the deployment installs PEFT, so this machine need not have it
         logger.warning("PEFT is not installed here, so worker.trl.lora was not checked: pip install peft")
     model = config.model or settings.run.model
-    if config.weight_sync == "disk" and model is not None:
-        _check_tied(model, arguments, ask)
+    if model is not None:
+        _check_model(model, config, arguments, ask)
     return Training(
         nccl=config.weight_sync == "trl" and config.lora is None,
         serves=settings.run.engine_url is None,
-        gpus=config.server.gpus,
+        server=config.server,
+        processes=config.processes,
     )
 
 
-def _check_tied(model: str, arguments: Mapping[str, Any], ask: bool) -> None:
-    """Refuse a model with tied embeddings, as the run would.
+def _check_model(model: str, config: TRLConfig, arguments: Mapping[str, Any], ask: bool) -> None:
+    """Refuse a mixture of experts, and with files tied embeddings, as the run would.
 
     A model on the Hub that cannot be read is only logged: it may be open to the run's token alone.
     """
     from swe_trainer_trl.server.vllm_server import read_model_config
     from swe_trainer_trl.trainer.disk_weight_transfer import refuse_tied
+    from swe_trainer_trl.trainer.experts import refuse_experts
 
     given = arguments.get("model_init_kwargs")
     initial = given if isinstance(given, Mapping) else {}
@@ -112,7 +114,10 @@ def _check_tied(model: str, arguments: Mapping[str, Any], ask: bool) -> None:
     except ConfigError as error:
         if Path(model).exists():
             raise
-        logger.warning("whether the embeddings of %r are tied was not checked: %s", model, sentence(error))
+        logger.warning("whether %r can be trained was not checked: %s", model, sentence(error))
+        return
+    refuse_experts(described)
+    if config.weight_sync != "disk":
         return
     try:
         refuse_tied(described)

@@ -7,6 +7,7 @@ nothing is worse than an error.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from swe_core.errors import ConfigError, sentence
-from swe_trainer_trl.compat import LORA, TRL_VERSION, AsyncGRPOConfig
+from swe_trainer_trl.compat import LORA, TRL_VERSION, AsyncGRPOConfig, packing_module
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.trackers import trackers
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 _GRPO = "worker.trl.grpo"
+_LOSS = "worker.trl.loss"
 _LORA = "worker.trl.lora"
 
 _NO_EVALUATION = "has no effect, since the trainer only trains: evaluate with a run that has no --plugins trl"
@@ -48,6 +50,9 @@ _REFUSED: Mapping[str, str] = {
     "log_completions": "has no effect: the run directory keeps every rollout",
     "num_completions_to_print": "has no effect: the run directory keeps every rollout",
     "ignore_data_skip": "has no effect: TRL never skips rows",
+    "fsdp": "is not set here: use worker.trl.sharding",
+    "ddp_backend": "is not set here: it is nccl with CUDA, and gloo without",
+    "ddp_timeout": "is not set here: processes wait for rows as long as rollouts take",
     "use_liger_kernel": "is not supported by TRL's AsyncGRPOTrainer",
     "liger_kernel_config": "is not supported by TRL's AsyncGRPOTrainer",
     "label_smoothing_factor": "has no effect on TRL's loss",
@@ -76,6 +81,9 @@ _REFUSED: Mapping[str, str] = {
 
 _SAVING: Mapping[str, Any] = {"save_steps": 10, "save_total_limit": 2}
 """Other defaults than TRL's: 500 steps may take days, and a crash loses all steps after the checkpoint."""
+
+_FSDP: Mapping[str, Any] = {"version": 2, "state_dict_type": "FULL_STATE_DICT"}
+"""One file of all weights, which `transformers` and vLLM read. TRL needs version 2."""
 
 _AT_LEAST: Mapping[str, int] = {
     "num_generations": 2,
@@ -116,6 +124,7 @@ def checked_grpo(config: TRLConfig) -> dict[str, Any]:
             raise ConfigError(f"{_GRPO}.{key} {_REFUSED[key]}")
     values = _checked(AsyncGRPOConfig, config.grpo, _GRPO, f"TRL {TRL_VERSION}")
     _check_ranges(values)
+    _check_loss(config, values)
     _check_trackers(config)
     return values
 
@@ -126,6 +135,7 @@ def grpo_arguments(
     output_dir: Path,
     group_size: int | None = None,
     defaults: Mapping[str, Any] | None = None,
+    sharded: bool = False,
 ) -> AsyncGRPOConfig:
     """Return TRL's arguments from `[worker.trl.grpo]`.
 
@@ -137,6 +147,7 @@ def grpo_arguments(
         output_dir: Directory in which TRL writes checkpoints.
         group_size: Attempts per task that the user asked for; wins over `num_generations`. None if unset.
         defaults: Other defaults than TRL's. Keys that this version does not have are left out.
+        sharded: Whether the processes of the process group shard the weights (FSDP2).
 
     Raises:
         ConfigError: A key is unknown or refused, or a value is wrong.
@@ -149,6 +160,8 @@ def grpo_arguments(
     known = {one.name for one in fields(AsyncGRPOConfig)}
     chosen = {key: value for key, value in (defaults or {}).items() if key in known}
     values = {**_SAVING, **chosen, **values}
+    if sharded:
+        values = {**values, "fsdp": True, "fsdp_config": {**_FSDP, **(values.get("fsdp_config") or {})}}
     _check_ranges(values)
     try:
         arguments = AsyncGRPOConfig(output_dir=str(output_dir), **values)
@@ -273,10 +286,36 @@ def _check_ranges(values: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{_GRPO}.temperature is {values['temperature']!r}, but must be above 0: the loss divides by it"
         )
+    for key in ("epsilon", "epsilon_high"):
+        if not 0 <= (values.get(key) or 0.0) < math.inf:
+            raise ConfigError(f"{_GRPO}.{key} is {values[key]!r}, but must be a number from 0")
     if not 0 < values.get("top_p", 1.0) <= 1:
         raise ConfigError(f"{_GRPO}.top_p is {values['top_p']!r}, but must be above 0 and at most 1")
     if not 0 <= (values.get("min_p") or 0.0) <= 1:
         raise ConfigError(f"{_GRPO}.min_p is {values['min_p']!r}, but must be from 0 to 1")
+
+
+def _check_loss(config: TRLConfig, values: Mapping[str, Any]) -> None:
+    loss, high = config.loss, values.get("epsilon_high")
+    if not loss.is_trls and packing_module is None:
+        raise ConfigError(f"{_LOSS}: TRL {TRL_VERSION} has its own loss only: pip install 'trl==1.16.0'")
+    if loss.loss_type == "cispo" and (high is None or high < 1):
+        raise ConfigError(
+            f"{_GRPO}.epsilon_high is {high!r}, but with {_LOSS}.loss_type = 'cispo' it is the largest ratio "
+            "itself: set it to 1 or more, such as 5.0"
+        )
+    largest = 1 + (values.get("epsilon", AsyncGRPOConfig.epsilon) if high is None else high)
+    if loss.delta is not None and loss.delta <= largest:
+        raise ConfigError(
+            f"{_LOSS}.delta is {loss.delta:g}, but must be above {largest:g}, which is 1 + "
+            f"{_GRPO}.epsilon_high"
+        )
+    bias = (config.lora or {}).get("bias", "none")
+    if loss.beta and bias != "none":
+        raise ConfigError(
+            f"{_LORA}.bias is {bias!r}, which trains biases of the model, so that the first policy of "
+            f"{_LOSS}.beta is lost: leave one of the two out"
+        )
 
 
 def _check_trackers(config: TRLConfig) -> None:

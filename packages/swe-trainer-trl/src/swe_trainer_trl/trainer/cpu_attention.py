@@ -8,6 +8,7 @@ starts of packed sequences by their position ids. Since 1.16 the trainer packs r
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -19,6 +20,9 @@ from swe_core.errors import ConfigError
 from swe_trainer_trl import compat
 
 _log = logging.getLogger(__name__)
+
+_BLOCK = 256
+"""Queries whose mask is in memory at a time."""
 
 
 @cache
@@ -79,8 +83,8 @@ def attention(
     """
     if softcap or not causal:
         raise ConfigError(
-            "the model's attention caps its scores or looks ahead, which training without CUDA does not do: "
-            "train it on a GPU"
+            "the model's attention caps its scores or looks ahead, which needs TRL's CUDA kernel: train it "
+            "on a GPU in 16 bits"
         )
     segments = zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
     return torch.cat(
@@ -94,22 +98,87 @@ def attention(
 def _segment(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, window: int
 ) -> torch.Tensor:
-    queries, keys = len(query), len(key)
-    mask = None
-    if queries != keys or 0 <= window < keys:
-        own = torch.arange(keys - queries, keys, device=query.device)[:, None]
-        seen = torch.arange(keys, device=query.device)
-        mask = seen <= own
-        if window >= 0:
-            mask &= seen >= own - window
+    if len(query) == len(key) and not 0 <= window < len(key):
+        return _attend(query, key, value, scale)  # torch's kernel for this needs no scores in memory
+    found: torch.Tensor = _Blocks.apply(query, key, value, scale, window)
+    return found
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float | None,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute attention with a mask [queries, keys]; None is the causal one."""
     out = scaled_dot_product_attention(
         *(tensor.transpose(0, 1)[None] for tensor in (query, key, value)),
         attn_mask=mask,
         is_causal=mask is None,
         scale=scale,
-        enable_gqa=True,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
     return out[0].transpose(0, 1)
+
+
+class _Blocks(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
+    """Attention of the last queries to all keys, some queries at a time.
+
+    torch takes a mask here, of queries × keys numbers. For a block of queries it is small, and the backward
+    pass makes it again instead of keeping it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+        window: int,
+    ) -> torch.Tensor:
+        """See `torch.autograd.Function`."""
+        ctx.save_for_backward(query, key, value)
+        ctx.scale, ctx.window = scale, window
+        blocks = _blocks(len(query), len(key), window, query.device)
+        return torch.cat(
+            [_attend(query[queries], key[keys], value[keys], scale, mask) for queries, keys, mask in blocks]
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """See `torch.autograd.Function`."""
+        (grad,) = grads
+        query, key, value = ctx.saved_tensors
+        sums = [torch.zeros_like(tensor) for tensor in (query, key, value)]
+        for queries, keys, mask in _blocks(len(query), len(key), ctx.window, query.device):
+            with torch.enable_grad():
+                q, k, v = (
+                    tensor[where].detach().requires_grad_()
+                    for tensor, where in ((query, queries), (key, keys), (value, keys))
+                )
+                out = _attend(q, k, v, ctx.scale, mask)
+            found = torch.autograd.grad(out, (q, k, v), grad[queries])
+            for total, where, part in zip(sums, (queries, keys, keys), found, strict=True):
+                total[where] += part
+        return *sums, None, None
+
+
+def _blocks(
+    queries: int, keys: int, window: int, device: torch.device
+) -> Iterator[tuple[slice, slice, torch.Tensor]]:
+    """Yield blocks of queries, the keys that they may see, and which query sees which of these keys."""
+    before = keys - queries
+    for begin in range(0, queries, _BLOCK):
+        end = min(begin + _BLOCK, queries)
+        first = max(0, before + begin - window) if window >= 0 else 0
+        own = torch.arange(before + begin, before + end, device=device)[:, None]
+        seen = torch.arange(first, before + end, device=device)
+        mask = seen <= own
+        if window >= 0:
+            mask &= seen >= own - window
+        yield slice(begin, end), slice(first, before + end), mask
 
 
 class _FlashAttention:

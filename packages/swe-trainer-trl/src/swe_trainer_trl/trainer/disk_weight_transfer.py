@@ -1,17 +1,20 @@
-"""DiskWeightTransfer: sends weights to a vLLM server through files, without CUDA."""
+"""DiskWeightTransfer: sends weights to vLLM servers through files, without CUDA."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 
 from swe_core.errors import ConfigError, EngineError, EngineUnavailable, SweError
+from swe_trainer_trl.server.health import dead
+from swe_trainer_trl.server.parallel import in_parallel
 
 if TYPE_CHECKING:
     import torch
@@ -24,15 +27,20 @@ _CONNECT_TIMEOUT = 10.0
 
 
 class DiskWeightTransfer:
-    """TRL's `WeightTransferProtocol` through files: each sync writes a checkpoint, and the server loads it.
+    """TRL's `WeightTransferProtocol` through files: each sync writes a checkpoint, and every server loads it.
 
-    The server holds running requests from `pause` to `resume`. Then it prefills their tokens again with the
+    A server holds running requests from `pause` to `resume`. Then it prefills their tokens again with the
     new weights, so each token's log-probability is that of the weights that sampled it, given all the tokens
     before it.
 
+    After an error the servers are resumed, because the trainer ends and would leave other clients waiting.
+    There is one exception: if one of several servers is dead, the others stay paused for the next sync,
+    since they may have weights that are not announced yet.
+
     Args:
-        url: The server's base URL, without `/v1`. The server must run with `VLLM_SERVER_DEV_MODE=1`.
-        folder: Directory of the checkpoints, which the server must see under the same path. Only the last
+        urls: The server's base URL, without `/v1`, or a function that returns those of all servers, which is
+            called for each request. A server must run with `VLLM_SERVER_DEV_MODE=1`.
+        folder: Directory of the checkpoints, which each server must see under the same path. Only the last
             checkpoint is kept, so the disk needs room for two.
         config: Configuration of the model.
         shard_bytes: Largest size of a checkpoint file in bytes, unless a single tensor is larger. At most
@@ -45,7 +53,7 @@ class DiskWeightTransfer:
 
     def __init__(
         self,
-        url: str,
+        urls: str | Callable[[], Sequence[str]],
         folder: Path,
         config: PreTrainedConfig,
         *,
@@ -53,7 +61,7 @@ class DiskWeightTransfer:
         timeout: float = _TIMEOUT,
     ) -> None:
         refuse_tied(config)
-        self._url = url
+        self._urls = (lambda: [urls]) if isinstance(urls, str) else urls
         self._folder = folder.absolute()
         self._config = config
         self._shard_bytes = shard_bytes
@@ -71,7 +79,7 @@ class DiskWeightTransfer:
         self._remove_all_but(None)
 
     def pause(self) -> None:
-        """Hold the server's requests.
+        """Hold the servers' requests.
 
         Raises:
             EngineError: The request failed.
@@ -80,14 +88,14 @@ class DiskWeightTransfer:
             self._post("/pause", mode="keep")
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Write the weights and have the server load them.
+        """Write the weights and have each server load them.
 
         Args:
-            iterator: Name and tensor of each weight, under the server's names.
+            iterator: Name and tensor of each weight, under the servers' names.
 
         Raises:
             SweError: The weights cannot be written.
-            EngineError: The server did not load the weights.
+            EngineError: A server did not load the weights.
         """
         with self._resumed_on_failure():
             checkpoint = self._write(iterator)
@@ -95,24 +103,33 @@ class DiskWeightTransfer:
             self._post("/collective_rpc", load)
             # vLLM 0.31 drops the cache of requests that a pause keeps, but does not document it. Without the
             # parameter, this call fails while requests hold cache blocks, and the old cache stays.
-            reply = self._post("/reset_prefix_cache", reset_running_requests="true")
-            if reply.content and not reply.json()["success"]:  # older servers send an empty reply
-                raise EngineError(
-                    f"the server {self._url!r} did not drop what it computed with the old weights: start it "
-                    "without a KV connector"
-                )
+            for url, reply in self._post("/reset_prefix_cache", reset_running_requests="true").items():
+                if reply.content and not reply.json()["success"]:  # older servers send an empty reply
+                    raise EngineError(
+                        f"the server {url!r} did not drop what it computed with the old weights: start it "
+                        "without a KV connector"
+                    )
         self._remove_all_but(checkpoint)
 
     def resume(self) -> None:
-        """Resume the server's requests.
+        """Resume the servers' requests. One of several may be dead: the sync is complete without it.
 
         Raises:
             EngineError: The request failed.
         """
-        self._post("/resume")
+        urls = self._urls()
+
+        def resume(url: str) -> None:
+            try:
+                self._post_one(url, "/resume", None, {})
+            except EngineUnavailable:
+                if len(urls) == 1 or dead(url) is None:
+                    raise
+
+        in_parallel([partial(resume, url) for url in urls])
 
     def destroy(self) -> None:
-        """Remove the last checkpoint, which the server has read."""
+        """Remove the last checkpoint, which the servers have read."""
         self._remove_all_but(None)
 
     def _write(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> Path:
@@ -136,10 +153,16 @@ class DiskWeightTransfer:
             if directory != kept:
                 shutil.rmtree(directory, ignore_errors=True)
 
-    def _post(self, path: str, body: object = None, **query: str) -> httpx.Response:
+    def _post(self, path: str, body: object = None, **query: str) -> dict[str, httpx.Response]:
+        """Send a request to all servers at once; return the reply of each."""
+        urls = self._urls()
+        replies = in_parallel([partial(self._post_one, url, path, body, query) for url in urls])
+        return dict(zip(urls, replies, strict=True))
+
+    def _post_one(self, url: str, path: str, body: object, query: dict[str, str]) -> httpx.Response:
         try:
             reply = httpx.post(
-                f"{self._url}{path}",
+                f"{url}{path}",
                 params=query,
                 json=body,
                 timeout=self._timeout,
@@ -147,30 +170,29 @@ class DiskWeightTransfer:
             )
         except httpx.TransportError as error:
             raise EngineUnavailable(
-                f"the server {self._url!r} did not answer POST {path} ({type(error).__name__}): see the "
+                f"the server {url!r} did not answer POST {path} ({type(error).__name__}): see the "
                 "server's log for why it stopped"
             ) from None
         if reply.status_code == httpx.codes.NOT_FOUND:
             raise EngineError(
-                f"the server {self._url!r} has no {path}: start vLLM with VLLM_SERVER_DEV_MODE=1 in its "
-                "environment"
+                f"the server {url!r} has no {path}: start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
             )
         if not reply.is_success:
             said = " ".join(reply.text.split())[:300]
             raise EngineError(
-                f"the server {self._url!r} failed at POST {path} (status {reply.status_code}, {said!r}): see "
+                f"the server {url!r} failed at POST {path} (status {reply.status_code}, {said!r}): see "
                 "the server's log"
             )
         return reply
 
     @contextlib.contextmanager
     def _resumed_on_failure(self) -> Iterator[None]:
-        """Resume the server after an error: the trainer ends and would leave other clients waiting."""
         try:
             yield
-        except Exception:  # of any kind: the server must not stay paused
-            with contextlib.suppress(SweError):
-                self.resume()
+        except Exception as error:  # of any kind: no server must stay paused
+            if not isinstance(error, EngineUnavailable) or len(self._urls()) == 1:
+                with contextlib.suppress(SweError):
+                    self.resume()
             raise
 
     @contextlib.contextmanager

@@ -9,8 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swe_core.api.engine import ForkCause
 from swe_trainer_trl.compat import RolloutSample
 from swe_trainer_trl.normalization import Part
+
+
+class RowsEnded(Exception):
+    """No more rows will come: every group of the training is closed, and its rows were handed out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +29,7 @@ class Item:
         version: Updates of the oldest policy of its group.
         sample: The row in TRL's form.
         chain: Index of the row among the chains of its rollout.
+        cause: Why the chain began.
         advantage: Advantage of its rollout. That of `sample` is weighted.
     """
 
@@ -33,7 +39,12 @@ class Item:
     version: int
     sample: RolloutSample
     chain: int
+    cause: ForkCause
     advantage: float
+
+
+_END: Any = object()
+"""Stands behind the last row in the buffer."""
 
 
 class RowBuffer(queue.Queue[Any]):
@@ -76,6 +87,7 @@ class RowBuffer(queue.Queue[Any]):
         self._waiting: Counter[int] = Counter()
         self._handed: deque[Item] = deque()
         self._begun: int | None = None
+        self._over = False
 
     def put_group(self, items: Sequence[Item], timeout: float) -> bool:
         """Add a whole group, even beyond `maxsize`, as soon as there is room for its first row.
@@ -101,16 +113,25 @@ class RowBuffer(queue.Queue[Any]):
             self.not_empty.notify(len(items))
         return True
 
+    def end(self) -> None:
+        """Let `get` raise `RowsEnded` after the last row that is in the buffer."""
+        with self.not_empty:
+            self._put(_END)
+            self.not_empty.notify()
+
     def get(self, block: bool = True, timeout: float | None = None) -> RolloutSample:
         """Return the next row that is fresh.
 
         Raises:
             queue.Empty: No fresh row came in time.
+            RowsEnded: There are no more rows.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if until is None else max(0.0, until - time.monotonic())
-            item: Item = super().get(block, left)
+            if self._over or (item := super().get(block, left)) is _END:
+                self._over = True
+                raise RowsEnded
             self._waiting[item.group] -= 1
             if not self._waiting[item.group]:
                 del self._waiting[item.group]
@@ -148,10 +169,15 @@ class RowBuffer(queue.Queue[Any]):
         Raises:
             LookupError: No such row is to be trained.
         """
-        for item in self._handed:
-            if item.sample.input_ids is input_ids:
-                return item.row_id
-        raise LookupError("the trainer has a row that it was not given")
+        return self._item_of(input_ids).row_id
+
+    def share_of(self, input_ids: object) -> float:
+        """Return by how much `get` multiplied the advantage of the row with this very array.
+
+        Raises:
+            LookupError: No such row is to be trained.
+        """
+        return 1 / self._item_of(input_ids).part.whole if self.shared else 1.0
 
     def trained(self, tokens: int) -> list[Item]:
         """Remove the rows that have been trained, and return them.
@@ -168,6 +194,12 @@ class RowBuffer(queue.Queue[Any]):
         for _ in items:
             self._handed.popleft()
         return items
+
+    def _item_of(self, input_ids: object) -> Item:
+        for item in self._handed:
+            if item.sample.input_ids is input_ids:
+                return item
+        raise LookupError("the trainer has a row that it was not given")
 
     def _next(self, tokens: int) -> list[Item]:
         items = []

@@ -30,19 +30,23 @@ _ROWS = "swe_rows"
 order of TRL's packing, filled up with -1."""
 
 
+Clipped = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]
+"""See `swe_trainer_trl.trainer.losses.Loss.clipped`."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class _Seen:
+class Seen:
     """What a forward pass gave for the M trained ids of a row.
 
     Args:
         old: The sampler's log-probabilities that TRL used, float32 [M].
         logprobs: The trainer's, float32 [M].
-        clipped: Ids whose ratio TRL's loss clipped.
+        clipped: Ids whose ratio the loss clipped; None if the loss does not say.
     """
 
     old: NDArray[np.float32]
     logprobs: NDArray[np.float32]
-    clipped: int
+    clipped: int | None
 
 
 class RowRecords:
@@ -63,8 +67,8 @@ class RowRecords:
         self.weights: Mapping[str, float] = {}
         self._file = run / TRAINED_FILE
         self._row_of = row_of
-        self._seen: dict[int, _Seen] = {}
-        self._pending: list[dict[str, Any]] = []
+        self._seen: dict[int, Seen] = {}
+        self._pending: list[tuple[Item, float, int]] = []
         self._failed = False
 
     def mark(self, loader: Any) -> None:
@@ -82,15 +86,13 @@ class RowRecords:
             inner.collate_fn = named
 
     @contextmanager
-    def watching(
-        self, model: torch.nn.Module, inputs: Mapping[str, Any], low: float, high: float
-    ) -> Iterator[None]:
+    def watching(self, model: torch.nn.Module, inputs: Mapping[str, Any], clipped: Clipped) -> Iterator[None]:
         """Read the log-probabilities of a micro-batch while TRL computes its loss.
 
         Args:
             model: What TRL calls.
             inputs: The micro-batch.
-            low, high: Ratios below and above which TRL clips.
+            clipped: Says which ids the loss clips.
         """
         found: list[torch.Tensor] = []
 
@@ -106,42 +108,51 @@ class RowRecords:
         with self._apart(), torch.no_grad():
             if len(found) != 1:
                 raise ValueError(f"TRL's loss takes {len(found)} forward passes, expected one")
-            self._seen |= _seen_in(inputs, found[0].flatten(), low, high)
+            self._seen |= _seen_in(inputs, found[0].flatten(), clipped)
 
     def trained(self, items: Sequence[Item], version: int) -> None:
-        """Keep the line of each row that a micro-batch has trained.
+        """Keep the rows that a micro-batch has trained.
 
         Args:
             version: Newest policy version.
         """
-        for item in items:
-            seen: _Seen | None = None
-            with self._apart():
-                seen = _checked(self._seen.get(item.row_id), item)
-            with self._apart():
+        with self._apart():
+            self._pending += [(item, self.weights[item.part.rollout_id], version) for item in items]
+
+    def take_seen(self) -> dict[int, Seen]:
+        """Return, and forget, what the forward passes of a step gave for the rows of this process."""
+        seen, self._seen = self._seen, {}
+        return seen
+
+    def write(self, step: int, seen: Mapping[int, Seen]) -> None:
+        """Append the rows of a finished step.
+
+        Args:
+            seen: What the forward passes of all processes gave, by the journal's id of the row.
+        """
+        pending, self._pending = self._pending, []
+        with self._apart():
+            lines = []
+            for item, weight, version in pending:
+                found: Seen | None = None
+                with self._apart():
+                    found = _checked(seen.get(item.row_id), item)
                 row = TrainedRow(
-                    step=1,  # known at its end
+                    step=step,
                     version=version,
                     rollout_id=item.part.rollout_id,
                     row=item.chain,
+                    cause=item.cause,
                     advantage=item.advantage,
-                    weight=self.weights[item.part.rollout_id],
+                    weight=weight,
                     tokens=item.part.tokens,
                     logprobs=None,
-                    clipped=None if seen is None else seen.clipped,
+                    clipped=None if found is None else found.clipped,
                 )
                 # The array is written with float32's digits, a third of those of Python's floats.
-                logprobs = None if seen is None else seen.logprobs
-                self._pending.append({**row.model_dump(), "logprobs": logprobs})
-        self._seen.clear()
-
-    def write(self, step: int) -> None:
-        """Append the rows of a finished step."""
-        pending, self._pending = self._pending, []
-        with self._apart():
-            lines = [
-                orjson.dumps({**row, "step": step}, option=orjson.OPT_SERIALIZE_NUMPY) for row in pending
-            ]
+                logprobs = None if found is None else found.logprobs
+                line = {**row.model_dump(), "logprobs": logprobs}
+                lines.append(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY))
             append_lines(self._file, lines)
 
     def _rows_of(self, ranks: Sequence[Any]) -> torch.Tensor:
@@ -165,7 +176,7 @@ class RowRecords:
             self._failed = True
 
 
-def _checked(seen: _Seen | None, item: Item) -> _Seen:
+def _checked(seen: Seen | None, item: Item) -> Seen:
     """Return what was seen of a row.
 
     Raises:
@@ -178,7 +189,7 @@ def _checked(seen: _Seen | None, item: Item) -> _Seen:
     return seen
 
 
-def _seen_in(inputs: Mapping[str, Any], logprobs: torch.Tensor, low: float, high: float) -> dict[int, _Seen]:
+def _seen_in(inputs: Mapping[str, Any], logprobs: torch.Tensor, clipped: Clipped) -> dict[int, Seen]:
     """Return what a forward pass gave for each row of this process's part of a micro-batch, by its id.
 
     Args:
@@ -193,12 +204,13 @@ def _seen_in(inputs: Mapping[str, Any], logprobs: torch.Tensor, low: float, high
         trained = inputs["completion_mask"][real][1:] > 0
         logprobs = logprobs[trained]
         old, advantages = (inputs[name][real][1:][trained] for name in ("old_log_probs", "advantages"))
-    ratio = torch.exp(logprobs - old)
-    clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
     rows = [(row, tokens) for row, tokens in inputs[_ROWS][0].tolist() if row >= 0]
     sizes = [tokens for _, tokens in rows]
-    parts = (one.cpu().split(sizes) for one in (old.float(), logprobs.float(), clipped))
+    of_id = torch.repeat_interleave(torch.tensor(sizes)).to(logprobs.device)
+    cut = clipped(logprobs - old, advantages, of_id)
+    counts = [None] * len(rows) if cut is None else [int(one.sum()) for one in cut.cpu().split(sizes)]
+    parts = (one.cpu().split(sizes) for one in (old.float(), logprobs.float()))
     return {
-        row: _Seen(before.numpy(), after.numpy(), int(cut.sum()))
-        for (row, _), before, after, cut in zip(rows, *parts, strict=True)
+        row: Seen(before.numpy(), after.numpy(), count)
+        for (row, _), before, after, count in zip(rows, *parts, counts, strict=True)
     }

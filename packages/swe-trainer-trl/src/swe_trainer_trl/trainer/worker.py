@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,17 @@ from swe_core.run.settings import Settings
 from swe_trainer_trl.compat import make_sample
 from swe_trainer_trl.journal.arrays import count
 from swe_trainer_trl.journal.groups import Row
-from swe_trainer_trl.journal.journal import Journal, ReadyGroup
+from swe_trainer_trl.journal.journal import BegunEvaluation, Journal, ReadyGroup
 from swe_trainer_trl.normalization import Part
 from swe_trainer_trl.rollouts.messages import (
     Back,
     Closed,
     Command,
+    Evaluate,
+    Evaluated,
     Failed,
     FeedOptions,
+    Finish,
     Lost,
     Metrics,
     Start,
@@ -37,6 +41,7 @@ from swe_trainer_trl.rollouts.messages import (
     line,
     report,
 )
+from swe_trainer_trl.server.urls import server_urls
 from swe_trainer_trl.trainer.row_queue import Item, RowBuffer
 
 logger = logging.getLogger(__name__)
@@ -97,7 +102,7 @@ class TRLRolloutWorker:
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self.version = journal.version
         self._ahead = 0
-        self._server_lost = False
+        self._lost: set[str] = set()
         self.idle: Callable[[], None] = _nothing
         self._settings = settings
         self._directory = directory
@@ -111,6 +116,8 @@ class TRLRolloutWorker:
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
         self._stopping = threading.Event()
+        self._evaluating = {evaluation.id for evaluation in journal.open_evaluations()}
+        self._evaluated = threading.Event()
         self._heard = 0.0
         self._failure: Failed | None = None
         self._problem: BaseException | None = None
@@ -140,18 +147,20 @@ class TRLRolloutWorker:
             os.close(theirs_read)
             os.close(theirs_write)
         self._heard = time.monotonic()
-        start = Start(
-            settings=self._settings.model_dump(mode="json"),
-            directory=str(self._directory),
-            journal=str(self._journal_path),
-            version=self.version,
-            updates=self._journal.updates(),
-            options=self._options,
-        )
         with self._writing:
+            there, lost = self._servers()
+            start = Start(
+                settings=_asking(self._settings, there).model_dump(mode="json"),
+                directory=str(self._directory),
+                journal=str(self._journal_path),
+                version=self.version,
+                updates=self._journal.updates(),
+                options=self._options,
+            )
             self._commands = commands
-            for message in (start, Lost()) if self._server_lost else (start,):
-                self._write(message)
+            self._write(start)
+            for url in lost:
+                self._write(Lost(url=url))
         # The messages of the threads must come after these.
         for work, name in ((lambda: self._listen(ours_read), "reports"), (self._pump, "rows")):
             thread = threading.Thread(target=self._guarded, args=(work,), name=f"swe-{name}", daemon=True)
@@ -193,15 +202,35 @@ class TRLRolloutWorker:
         self._ahead = model_version - updates
         self._say(Version(version=model_version, updates=updates))
 
-    def server_lost(self) -> None:
-        """End the rollouts on the policy's server, which has died. Their attempts stay open."""
-        self._server_lost = True
-        self._say(Lost())
+    def evaluate(self, evaluation: BegunEvaluation) -> None:
+        """Begin an evaluation, which is open in the journal."""
+        self._evaluating.add(evaluation.id)
+        self._say(Evaluate(**asdict(evaluation)))
 
-    def server_back(self) -> None:
-        """Resume the rollouts: the server is back and has the policy's weights."""
-        self._server_lost = False
-        self._say(Back())
+    def finish_evaluations(self, stale_after_s: float) -> None:
+        """End all rollouts of the training, and wait for the evaluations. The limits of rollouts bound it.
+
+        Args:
+            stale_after_s: As in `check_health`.
+
+        Raises:
+            SweError: As in `check_health`.
+        """
+        self._say(Finish())
+        while self._evaluating:
+            self._evaluated.wait(_POLL)
+            self._evaluated.clear()
+            self.check_health(stale_after_s)
+
+    def server_lost(self, url: str) -> None:
+        """End the rollouts on a server of the policy, which has died. Their attempts run again."""
+        self._lost.add(url)
+        self._say(Lost(url=url))
+
+    def server_back(self, url: str) -> None:
+        """Let a server have rollouts again: it is back and has the policy's weights."""
+        self._lost.discard(url)
+        self._say(Back(url=url))
 
     def check_health(self, stale_after_s: float) -> None:
         """Raise an error if no more rows will come. TRL calls this method whenever it has waited for rows.
@@ -257,22 +286,31 @@ class TRLRolloutWorker:
                 message = report(data)
                 if isinstance(message, Closed):
                     self._closed.set()
+                elif isinstance(message, Evaluated):
+                    self.metrics_queue.put(message.values)
+                    self._evaluating.discard(message.id)
+                    self._evaluated.set()
                 elif isinstance(message, Metrics):
                     self.metrics_queue.put(message.values)
                 elif isinstance(message, Failed):
                     self._failure = message
 
     def _pump(self) -> None:
-        """Move closed groups from the journal into the buffer."""
-        after = -1
+        """Move closed groups from the journal into the buffer, and end it after the last one."""
+        after, last = -1, self._options.groups
         while True:
             self._closed.clear()  # clear before the check: `stop` sets `_stopping` before `_closed`
             if self._stopping.is_set():
                 return
-            for group in self._journal.ready(after):
+            over = last is not None and self._journal.all_closed(last)
+            groups = self._journal.ready(after)
+            for group in groups:
                 after = group.closed
                 self._hand_over(group)
                 self._closed.set()  # more groups may be ready
+            if over and not groups:
+                self.rollout_buffer.end()
+                return
             self._closed.wait()
 
     def _hand_over(self, group: ReadyGroup) -> None:
@@ -308,7 +346,7 @@ class TRLRolloutWorker:
             enqueued_at=time.time(),
         )
         part = Part(row.rollout_id, count(row.completion_mask), whole)
-        return Item(row_id, group, part, row.update, sample, row.chain, row.advantage)
+        return Item(row_id, group, part, row.update, sample, row.chain, row.cause, row.advantage)
 
     # --- messages to the rollouts' process ---
 
@@ -318,6 +356,15 @@ class TRLRolloutWorker:
 
     def _taken(self, group: int) -> None:
         self._say(Taken(group=group))
+
+    def _servers(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the servers that the rollouts' process begins with, and those of them that are dead.
+
+        It begins without the dead ones, which its check would refuse, unless all are dead.
+        """
+        urls = server_urls(self._settings.run.engine_url or "")
+        there = [url for url in urls if url not in self._lost]
+        return (there, ()) if there else (urls, urls)
 
     def _say(self, message: Command) -> None:
         with self._writing:
@@ -329,6 +376,14 @@ class TRLRolloutWorker:
                 data = line(message)
                 while data:
                     data = data[os.write(self._commands, data) :]
+
+
+def _asking(settings: Settings, urls: Sequence[str]) -> Settings:
+    """Return settings whose engine asks these servers."""
+    if not urls:  # the engine has a URL of its own
+        return settings
+    run = settings.run.model_copy(update={"engine_url": ",".join(urls)})
+    return settings.model_copy(update={"run": run})
 
 
 def _nothing() -> None:

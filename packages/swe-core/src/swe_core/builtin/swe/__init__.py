@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 class SweGraderConfig(Config):
     """`[grader.swe]`."""
 
+    reward: Literal["binary", "fraction"] = Field(
+        default="binary",
+        description="binary: 1 resolved, else 0; fraction: an unresolved patch that breaks nothing earns the "
+        "share of FAIL_TO_PASS tests that it fixes",
+    )
+
     log_mb: int = Field(
         default=16, gt=0, description="MiB of the test log to keep: its start and mostly its end"
     )
@@ -29,7 +35,11 @@ class SweGraderConfig(Config):
 def _create(config: SweGraderConfig) -> Grader:
     from swe_core.builtin.swe.grader import SweGrader
 
-    return SweGrader(config.log_mb * 1024 * 1024, refuses=config.suspicious == "unresolved")
+    return SweGrader(
+        config.log_mb * 1024 * 1024,
+        refuses=config.suspicious == "unresolved",
+        pays_parts=config.reward == "fraction",
+    )
 
 
 @hookimpl

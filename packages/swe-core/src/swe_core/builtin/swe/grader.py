@@ -20,7 +20,7 @@ from swe_core.builtin.swe.graded_tree import (
 )
 from swe_core.builtin.swe.reference import as_patch
 from swe_core.builtin.swe.run_tests import TestRun, run_tests
-from swe_core.builtin.swe.verdict import Discrepancy, TestOutcome, read
+from swe_core.builtin.swe.verdict import PASSED, Discrepancy, TestOutcome, read
 from swe_core.errors import GraderError
 from swe_core.sandboxing.repository.patch import check_alive
 from swe_core.sandboxing.repository.prepare import prepare_repository
@@ -50,19 +50,30 @@ class _ReferenceRun:
     errors: list[str] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _BaseRun:
+    """The FAIL_TO_PASS tests that do not pass at the base of a task, asked for once; None until then."""
+
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    failing: frozenset[str] | None = None
+
+
 class SweGrader:
     """Grades by the task's own tests, each time in a fresh sandbox.
 
     Args:
         log_bytes: How much of a test log is kept and parsed.
         refuses: Whether a patch that adds something suspicious is unresolved.
+        pays_parts: Whether a patch that fixes some FAIL_TO_PASS tests, and breaks nothing, earns their share.
     """
 
-    def __init__(self, log_bytes: int, *, refuses: bool = False) -> None:
+    def __init__(self, log_bytes: int, *, refuses: bool = False, pays_parts: bool = False) -> None:
         self._log_bytes = log_bytes
         self._refuses = refuses
+        self._pays_parts = pays_parts
         self._references = References()
         self._reference_runs: dict[tuple[str, str | None], _ReferenceRun] = {}
+        self._base_runs: dict[tuple[str, str | None], _BaseRun] = {}
 
     async def grade(
         self, task: Task, patch: bytes, provider: SandboxProvider, spec: SandboxSpec, timeout: float
@@ -95,12 +106,13 @@ class SweGrader:
             return Graded(grade=grade)
         run, reading = tested.done
         discrepancies: list[Discrepancy] = []
+        reward = 0.0
         if run.exit_code is None:
             reasons = [f"the tests did not end within {timeout:g} s and were killed"]
         else:
             asked = (
                 reading.silent
-                or not reading.problems
+                or self._may_earn(reading)
                 or any(discrepancy.forged for discrepancy in reading.discrepancies)
             )
             if reading.discrepancies and asked:
@@ -112,15 +124,21 @@ class SweGrader:
                 reasons = [
                     f"the tests gave no results with this patch (exit code {run.exit_code}): {run.last_line}"
                 ]
-        if self._refuses and not reasons and tree.suspicious:
+        refused = self._refuses and bool(tree.suspicious)
+        if refused and not reasons:
             one = tree.suspicious[0]
             reasons = [
                 f"the patch adds {one.name} ({one.kind}) at line {one.line} of {one.path}: "
                 "grader.swe.suspicious = mark counts such patches"
             ]
+        if not reasons:
+            reward = 1.0
+        elif self._may_earn(reading) and run.exit_code is not None and not (discrepancies or refused):
+            reward = await self._share(task, reading, tested.image_id, provider, spec, timeout)
         log_hash = hashlib.sha256(run.log).hexdigest()
         grade = Grade(
             resolved=not reasons,
+            reward=reward,
             reason="; ".join(reasons[:_SHOWN]),
             fail_to_pass=reading.fail_to_pass,
             pass_to_pass=reading.pass_to_pass,
@@ -138,6 +156,46 @@ class SweGrader:
             image_id=tested.image_id,
         )
         return Graded(grade=grade, log=run.log)
+
+    def _may_earn(self, reading: TestOutcome) -> bool:
+        """Return whether a run may earn a reward, so that nothing may contradict it."""
+        return not reading.problems or (self._pays_parts and bool(reading.fixed))
+
+    async def _share(
+        self,
+        task: Task,
+        reading: TestOutcome,
+        image_id: str | None,
+        provider: SandboxProvider,
+        spec: SandboxSpec,
+        timeout: float,
+    ) -> float:
+        """Return the share of the FAIL_TO_PASS tests that an unresolved patch fixes, in [0, 1).
+
+        Tests of the list that pass at the base do not count, or a patch that does nothing would be paid. One
+        that such a patch breaks costs all.
+
+        Raises:
+            GraderError: The base cannot be prepared.
+        """
+        known = self._base_runs.setdefault((task.digest, image_id), _BaseRun())
+        async with known.lock:
+            if known.failing is None:
+                known.failing = await self._failing(task, provider, spec, timeout)
+        if not reading.fixed.union(known.failing).issuperset(task.fail_to_pass):
+            return 0.0
+        return len(known.failing & reading.fixed) / len(known.failing)
+
+    async def _failing(
+        self, task: Task, provider: SandboxProvider, spec: SandboxSpec, timeout: float
+    ) -> frozenset[str]:
+        """Return the FAIL_TO_PASS tests that do not pass without a patch."""
+        try:
+            tested = await self._test(task, b"", provider, spec, timeout, may_be_base=True)
+        except PatchDoesNotApply as error:
+            raise GraderError(f"the task {task.instance_id!r} cannot be graded: {error}") from error
+        ended = {} if tested.done is None else tested.done[1].fail_to_pass
+        return frozenset(test for test in task.fail_to_pass if ended.get(test) not in PASSED)
 
     async def _test(
         self,
@@ -163,7 +221,9 @@ class SweGrader:
             reading = await anyio.to_thread.run_sync(read, task, run)
             if run.exit_code is None:
                 await check_alive(sandbox)
-            elif may_be_base or not reading.problems:  # else it may have broken what this needs, to no avail
+            elif may_be_base or self._may_earn(
+                reading
+            ):  # else it may have broken what this needs, to no avail
                 changed = await changed_files(sandbox, tree.own, timeout=HASH_TIMEOUT)
                 reading = reading.with_changed(changed)
             return _Tested(tree, base.unchecked, sandbox.image_id, (run, reading))

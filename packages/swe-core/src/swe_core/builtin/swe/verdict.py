@@ -1,5 +1,7 @@
 """The rule: every FAIL_TO_PASS test passes, every PASS_TO_PASS test is kept, and nothing contradicts it.
 
+A part of the reward is for a patch whose only problem is that some FAIL_TO_PASS tests do not pass.
+
 A run has two sources: the reporter (`swe_core.builtin.swe.report`) and the log. The reporter decides; the log
 fills in what the reporter does not know. Evidence against an honest run is a `Discrepancy`. Some projects
 give discrepancies by themselves, so one counts only if a run with the reference, the task's gold patch, does
@@ -20,8 +22,8 @@ from swe_core.builtin.swe.parsers import log_reader, shortened, statuses
 from swe_core.builtin.swe.run_tests import TestRun
 from swe_core.system.plural import counted
 
-_PASSED: frozenset[TestStatus] = frozenset(("PASSED", "XFAIL", "XPASS"))
-_KEPT: frozenset[TestStatus] = frozenset((*_PASSED, "SKIPPED"))
+PASSED: frozenset[TestStatus] = frozenset(("PASSED", "XFAIL", "XPASS"))
+_KEPT: frozenset[TestStatus] = frozenset((*PASSED, "SKIPPED"))
 _FAILED: frozenset[TestStatus] = frozenset(("FAILED", "ERROR"))
 _SIGNALLED = 128
 _SHOWN = 3
@@ -56,6 +58,7 @@ class TestOutcome:
         fail_to_pass: How each of these tests ended.
         channel: Where the statuses come from; the log if the reporter reports none of the tests.
         problems: Why the task is not solved, one sentence each; empty if it is solved.
+        fixed: The FAIL_TO_PASS tests that end as they should; empty if the patch breaks anything else.
         discrepancies: Evidence against the run.
         silent: Whether it gave no result at all.
     """
@@ -64,6 +67,7 @@ class TestOutcome:
     pass_to_pass: dict[str, TestStatus]
     channel: Literal["reporter", "log"]
     problems: tuple[str, ...]
+    fixed: frozenset[str]
     discrepancies: tuple[Discrepancy, ...]
     silent: bool
 
@@ -116,6 +120,7 @@ def read(task: Task, run: TestRun) -> TestOutcome:
         pass_to_pass,
         channel="reporter" if any(status != "MISSING" for status in by_reporter.values()) else "log",
         problems=tuple(_problems(task, fail_to_pass, pass_to_pass, ended, found)),
+        fixed=frozenset(_fixed(task, pass_to_pass, ended, found)),
         discrepancies=tuple(discrepancies),
         silent=not found and not report.statuses,
     )
@@ -128,13 +133,35 @@ def _problems(
     ended: Mapping[str, TestStatus],
     found: Found,
 ) -> Iterator[str]:
-    yield from _problem("FAIL_TO_PASS tests do not pass", fail_to_pass, _PASSED)
+    yield from _problem("FAIL_TO_PASS tests do not pass", fail_to_pass, PASSED)
     yield from _problem("PASS_TO_PASS tests no longer pass", pass_to_pass, _KEPT)
     if task.expected is not None:
-        wrong = {test: ended[test] for test, status in task.expected.items() if ended[test] != status}
-        yield from _listed("expected results are others", wrong, len(task.expected))
-        extra = {test: status for test, status in found.items() if test not in task.expected}
-        yield from _listed("results were not expected", extra, len(found))
+        yield from _listed("expected results are others", _unlike(task, ended), len(task.expected))
+        yield from _listed("results were not expected", _unexpected(task, found), len(found))
+
+
+def _fixed(
+    task: Task, pass_to_pass: Mapping[str, TestStatus], ended: Mapping[str, TestStatus], found: Found
+) -> Iterator[str]:
+    unlike = _unlike(task, ended)
+    others = unlike.keys() - set(task.fail_to_pass)
+    if others or _unexpected(task, found) or not _KEPT.issuperset(pass_to_pass.values()):
+        return
+    for test in task.fail_to_pass:
+        if ended[test] in PASSED and test not in unlike:
+            yield test
+
+
+def _unlike(task: Task, ended: Mapping[str, TestStatus]) -> dict[str, TestStatus]:
+    """Return the tests that end in another way than the task expects."""
+    return {test: ended[test] for test, status in (task.expected or {}).items() if ended[test] != status}
+
+
+def _unexpected(task: Task, found: Found) -> dict[str, TestStatus]:
+    """Return the results that a task with a list of all results does not have."""
+    if task.expected is None:
+        return {}
+    return {test: status for test, status in found.items() if test not in task.expected}
 
 
 def _problem(what: str, ended: Mapping[str, TestStatus], good: frozenset[TestStatus]) -> Iterable[str]:
@@ -222,7 +249,7 @@ def _about_log(
         if by_log[test] in _FAILED:
             sentence = f"the log says {by_log[test]} and the reporter {status}"
             yield Discrepancy(f"log {by_log[test]}: {test}", sentence, forged=True, test=test)
-        elif names is None or by_log[test] != "MISSING" or status not in _PASSED:
+        elif names is None or by_log[test] != "MISSING" or status not in PASSED:
             continue
         elif test.encode(errors="replace") not in names:
             sentence = f"the log does not name it and the reporter says {status}"

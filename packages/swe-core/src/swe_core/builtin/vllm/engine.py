@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -87,6 +87,7 @@ class _Model:
 class _Rollout:
     """The state of an open rollout."""
 
+    id: str
     conversation: Conversation
     server: Server
     calls: int = 0
@@ -144,11 +145,7 @@ class VLLMEngine(Engine):
     async def __aenter__(self) -> VLLMEngine:
         key = self._key
         self._session = open_session(self._config.timeout, key.get_secret_value() if key else None)
-        variable = self._config.api_key_env
-        self._clients = [
-            Client(self._session, url, ErrorTranslator("vLLM server", url, _BASE, self.model, variable, key))
-            for url in self.urls
-        ]
+        self._clients = [self._client(self._session, url) for url in self.urls]
         self._servers = Servers(self._clients)
         return self
 
@@ -182,6 +179,18 @@ class VLLMEngine(Engine):
         """See `Engine.set_policy_version`. Tokens carry the oldest version that may have sampled them
         (`Client.sample`). With an adapter a request keeps the version that it named."""
         self._policy = replace(self._policy, version=version)
+
+    def take_out(self, url: str) -> Collection[str]:
+        """See `Engine.take_out`."""
+        self._servers.take_out(url)
+        return [
+            rollout_id for rollout_id, rollout in self._rollouts.items() if rollout.server.client.url == url
+        ]
+
+    def put_in(self, url: str) -> None:
+        """See `Engine.put_in`. It may be a server that `check` did not see."""
+        if self._session is not None:
+            self._servers.put_in(self._client(self._session, url))
 
     def constraint(self, request: ChatRequest, session: EngineSession, call: int) -> Mapping[str, Any] | None:
         """Return what is added to the request so that its reply is forced, such as `structured_outputs`; None
@@ -271,6 +280,11 @@ class VLLMEngine(Engine):
             stopped_by=first_stop((parsed.reasoning or "") + parsed.content, stops),
         )
 
+    def _client(self, session: aiohttp.ClientSession, url: str) -> Client:
+        variable = self._config.api_key_env
+        errors = ErrorTranslator("vLLM server", url, _BASE, self.model, variable, self._key)
+        return Client(session, url, errors)
+
     async def _ready(self) -> _Model:
         """Return the model; the first call asks all servers, and loads the tokenizer."""
         if self._model is not None:
@@ -321,7 +335,10 @@ class VLLMEngine(Engine):
     def _rollout(self, session: EngineSession, renderer: Renderer) -> _Rollout:
         rollout = self._rollouts.get(session.rollout_id)
         if rollout is None:
-            rollout = _Rollout(Conversation(renderer, self._huge), self._servers.join())
+            server = self._servers.join(session.rollout_id)
+            if server is None:
+                raise EngineUnavailable(f"all servers of the model {self.model!r} are dead: start them again")
+            rollout = _Rollout(session.rollout_id, Conversation(renderer, self._huge), server)
             self._rollouts[session.rollout_id] = rollout
         return rollout
 
@@ -339,7 +356,7 @@ class VLLMEngine(Engine):
             except Transient as error:
                 failed.append(server)
                 if rollout.server is server:  # else another call of the rollout has moved it already
-                    other = self._servers.move(server, failed)
+                    other = self._servers.move(rollout.id, server, failed)
                     if other is None:
                         raise as_final_error(error, self._attempts) from None
                     rollout.server = other

@@ -25,7 +25,7 @@ VERDICTS: tuple[Verdict, ...] = (
     "broken_gold",  # the gold patch does not resolve it
     "unbroken",  # it is resolved without a change
     "flaky",  # the same patch ended in two ways
-    "cheatable",  # a patch that fixes nothing resolves it
+    "cheatable",  # a patch that fixes nothing earns a reward
     "missing_image",  # its image is absent and cannot be pulled
     "error",  # no verdict could be reached
 )
@@ -40,10 +40,11 @@ class Check(Record):
     resolved: bool | None = Field(
         description="null where the recipe does not fit the task: nothing was graded"
     )
+    reward: float = Field(default=0.0, description="what it earned")
     reason: str = Field(default="", description="one sentence where it is not resolved")
     tampering: tuple[str, ...] = Field(default=(), description="kinds of tampering that the grade lists")
     patch_bytes: int = Field(default=0, ge=0)
-    patch: str | None = Field(default=None, description="the patch of a cheat that resolved the task")
+    patch: str | None = Field(default=None, description="the patch of a cheat that earned a reward")
     seconds: float = Field(default=0.0, ge=0, description="wall time, opening of the sandboxes included")
     test_seconds: float = Field(default=0.0, ge=0, description="the bare test run")
 

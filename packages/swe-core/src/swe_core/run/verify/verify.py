@@ -230,10 +230,13 @@ class _OneTask:
             return "flaky", contradiction
         if empty.resolved or unrelated[0].grade.resolved:
             return "unbroken", "it is resolved without a fix: its tests pass at the base"
+        if empty.reward or unrelated[0].grade.reward:
+            return "unbroken", "a change that has nothing to do with it earns a reward"
         tried = await _all_of([partial(self._try, cheat) for cheat in self._methods.cheats])
         self._checks += tried
-        if paid := [check.name for check in tried if check.resolved]:
-            return "cheatable", f"patches that fix nothing resolve it: {', '.join(paid)}"
+        if paid := [check.name for check in tried if check.reward]:
+            earn = "resolve it" if all(check.resolved for check in tried if check.reward) else "earn a reward"
+            return "cheatable", f"patches that fix nothing {earn}: {', '.join(paid)}"
         return "usable", ""
 
     async def _repeated(self, name: str, patch: bytes) -> list[Graded]:
@@ -287,10 +290,11 @@ class _OneTask:
                     limits.grade,
                 )
         grade = graded.grade
-        stolen = grade.resolved and name not in ("gold", "empty", "unrelated")
+        stolen = grade.reward > 0 and name not in ("gold", "empty", "unrelated")
         check = Check(
             name=name,
             resolved=grade.resolved,
+            reward=grade.reward,
             reason=grade.reason,
             tampering=tuple(sorted({found.kind for found in grade.tampering})),
             patch_bytes=len(patch),

@@ -43,7 +43,7 @@
     const cause = data.causes.indexOf(byId("cause").value);
     const fate = data.fates.indexOf(byId("fate")?.value);
     const grouped = byId("by").value === "group";
-    const rows = data.rows.map(([id, group, outcome, sampled, trained, dropped, forks, fate]) => ({ id, group, outcome, sampled, trained, dropped, forks, fates: [fate] }));
+    const rows = data.rows.map(([id, group, outcome, sampled, trainable, dropped, forks, fate]) => ({ id, group, outcome, sampled, trainable, dropped, forks, fates: [fate] }));
     const all = grouped ? sums(rows) : rows;
     found = all.filter(
       (row) =>
@@ -53,7 +53,7 @@
         (fate < 0 || row.fates.includes(fate)) &&
         (cause < 0 || row.forks.some(([at]) => at === cause)),
     );
-    const dropped = (row) => (reason < 0 ? row.sampled - row.trained : row.dropped.find(([at]) => at === reason)[1]);
+    const dropped = (row) => (reason < 0 ? row.sampled - row.trainable : row.dropped.find(([at]) => at === reason)[1]);
     const order = byId("order").value;
     if (order === "dropped") found.sort((a, b) => dropped(b) - dropped(a));
     if (order === "sampled") found.sort((a, b) => b.sampled - a.sampled);
@@ -67,10 +67,10 @@
     const groups = new Map();
     for (const row of rows) {
       let one = groups.get(row.group);
-      if (!one) groups.set(row.group, (one = { group: row.group, rollouts: 0, sampled: 0, trained: 0, dropped: new Map(), forks: new Map(), fates: [] }));
+      if (!one) groups.set(row.group, (one = { group: row.group, rollouts: 0, sampled: 0, trainable: 0, dropped: new Map(), forks: new Map(), fates: [] }));
       one.rollouts += 1;
       one.sampled += row.sampled;
-      one.trained += row.trained;
+      one.trainable += row.trainable;
       one.fates.push(...row.fates);
       for (const name of ["dropped", "forks"]) for (const [at, number] of row[name]) one[name].set(at, (one[name].get(at) ?? 0) + number);
     }
@@ -93,7 +93,7 @@
     const outcome = make("td", single ? row.outcome : "dim", line);
     outcome.textContent = single ? row.outcome : `${row.rollouts} rollouts`;
     link(make("td", "n", line), single ? page("rollout", row.id, "ledger/") : tokens({}), number(row.sampled));
-    link(make("td", "n", line), tokens({}), number(row.trained));
+    link(make("td", "n", line), tokens({}), number(row.trainable));
     list(make("td", "", line), row.dropped, data.reasons, (name) => tokens(single ? { drop: name } : { reason: name }));
     list(make("td", "", line), row.forks, data.causes, (name) => (single ? page("rollout", row.id, "chains/") : tokens({ cause: name })));
     return line;

@@ -8,6 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from swe_core.report.facts import without_evaluations
 from swe_core.report.statistics import (
     PairedDifference,
     TaskResult,
@@ -176,6 +177,7 @@ def _said(difference: PairedDifference | None) -> str:
 
 def _side(heads: Sequence[Head]) -> dict[str, object]:
     """Return a run in numbers. Means are over its rollouts."""
+    heads = without_evaluations(heads)
     number = len(heads) or 1
     passes = estimates(task_results(heads))
     return {

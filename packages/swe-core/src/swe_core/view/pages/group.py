@@ -27,13 +27,18 @@ MAX_TESTS = 300
 _OPEN_LINES = 40
 _SKIPPED: Mapping[str, str] = {
     "too_few_scored": "too few of its attempts have a verdict",
+    "overlong": "too few of its attempts with a verdict were not cut short",
     "stale": "too few of its attempts with a verdict were sampled by a policy that is fresh enough",
-    "no_tokens": "none of its attempts has a token that may be trained",
+    "no_tokens": "none of its attempts has a trainable token",
 }
 _LEFT_OUT: Mapping[str, str] = {
     "no_reward": "it has no reward",
+    "overlong": "a budget or the limit of a reply cut it",
     "stale": "the policy that sampled it was too old",
 }
+
+
+_EVALUATED = "These attempts evaluate the policy on a held-out task: none of them is trained."
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +98,12 @@ def _values(run: ShownRun, groups: Mapping[str, Sequence[Head]], key: str) -> di
         "attempts": attempts,
         "left_out": len(heads) - len(attempts),
         "closed": closed,
+        "shaped": any(head.unshaped_reward != head.reward for head in heads),
+        "zeroed": _zeroed(heads, closed),
         "computed": closed is None,
-        "said": why_advantages(heads, closed, training=bool(run.training)),
+        "said": _EVALUATED
+        if heads[0].evaluation is not None
+        else why_advantages(heads, closed, training=bool(run.training)),
         "flips": flips[:MAX_TESTS],
         "more_flips": max(0, len(flips) - MAX_TESTS),
         "steady": steady,
@@ -104,6 +113,13 @@ def _values(run: ShownRun, groups: Mapping[str, Sequence[Head]], key: str) -> di
         "open_lines": _OPEN_LINES,
         "passed": PASSED,
     }
+
+
+def _zeroed(heads: Sequence[Head], closed: ClosedGroup | None) -> Mapping[str, float | None]:
+    """Return rollout → reward as the group compared it; empty where that is each rollout's own."""
+    compared = {} if closed is None else {one.rollout_id: one.reward for one in closed.members}
+    own = {head.id: head.reward for head in heads}
+    return compared if any(own.get(name, reward) != reward for name, reward in compared.items()) else {}
 
 
 def paths(site: Site) -> Iterator[tuple[str, ...]]:
@@ -137,7 +153,7 @@ def why_advantages(heads: Sequence[Head], closed: ClosedGroup | None, *, trainin
         parts.append("No attempt has a reward, so there is no advantage")
     elif equal:
         alike = f"All {len(rewards)} rewards are equal" if len(rewards) > 1 else "There is one reward"
-        parts.append(f"{alike} ({rewards[0]:.1f}): the group has no spread, so every advantage is 0")
+        parts.append(f"{alike} ({round(rewards[0], 4)}): the group has no spread, so every advantage is 0")
         if closed is not None:
             parts.append(
                 "The trainer skipped it (no_spread): none of its rows was trained"
@@ -218,6 +234,8 @@ def _advantage(
     """Return the advantage that the trainer recorded, or else the computed one."""
     if rows:
         return rows[-1].advantage
+    if head.evaluation is not None:
+        return None
     if closed is None:
         return computed.get(head.id)
     member = next((one for one in closed.members if one.rollout_id == head.id), None)

@@ -10,6 +10,7 @@ from typing import Any
 
 from swe_core.api.records import Turn
 from swe_core.report.facts import CAUSES
+from swe_core.rollout.training_account import training_account
 from swe_core.system.natural_order import natural_key
 from swe_core.system.printable import printable
 from swe_core.tokens.ledger import NO_LOGPROBS
@@ -38,11 +39,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TurnLine:
-    """The tokens of one call: `sampled` are `trained` and those that are `dropped` for reasons."""
+    """The tokens of one call: `sampled` are `trainable` and those that are `dropped` for reasons."""
 
     turn: Turn
     sampled: int
-    trained: int
+    trainable: int
     dropped: Mapping[str, int]
 
 
@@ -68,7 +69,7 @@ def page(site: Site, query: Mapping[str, str], name: str) -> Page:
 
 
 def _values(run: ShownRun, heads: Sequence[Head]) -> dict[str, Any]:
-    sampled = trained = chains = 0
+    sampled = trainable = chains = 0
     dropped: Counter[str] = Counter()
     forks: Counter[str] = Counter()
     with_reason: Counter[str] = Counter()
@@ -77,7 +78,7 @@ def _values(run: ShownRun, heads: Sequence[Head]) -> dict[str, Any]:
         ledger = head.ledger
         if ledger is not None:
             sampled += ledger.sampled
-            trained += ledger.trained
+            trainable += ledger.trainable
             chains += ledger.chains
             dropped.update(ledger.dropped)
             forks.update(ledger.forks)
@@ -91,17 +92,19 @@ def _values(run: ShownRun, heads: Sequence[Head]) -> dict[str, Any]:
         "title": f"Token ledger of {run.name}",
         "run": run,
         "sampled": sampled,
-        "trained": trained,
+        "trainable": trainable,
         "dropped": sum(dropped.values()),
-        "missing": sampled - trained - sum(dropped.values()),
+        "missing": sampled - trainable - sum(dropped.values()),
         "rollouts": len(heads),
-        "trainable": sum(head.ledger.trained > 0 for head in heads if head.ledger is not None),
+        "with_trainable": sum(head.ledger.trainable > 0 for head in heads if head.ledger is not None),
         "without": len(run.heads) - len(heads),
         "chains": chains,
         "reasons": reasons,
         "causes": causes,
         "fates": fates,
-        "summary": run.training.tokens(),
+        "account": training_account(
+            run.directory.path, [head.ledger for head in heads if head.ledger is not None]
+        ),
         "data": {
             "reasons": [printable(one.name) for one in reasons],
             "causes": [printable(one.name) for one in causes],
@@ -137,7 +140,7 @@ def page_of_rollout(site: Site, query: Mapping[str, str], name: str, rollout_id:
         "here": "ledger",
         "tries": tries,
         "sampled": sum(line.sampled for one in tries for line in one.lines),
-        "trained": sum(line.trained for one in tries for line in one.lines),
+        "trainable": sum(line.trainable for one in tries for line in one.lines),
         "reasons": [Part(one, reason_sentence(one), n) for one, n in dropped.most_common()],
         "proof": _proof(run, head),
         "rows": rows,
@@ -171,11 +174,11 @@ def _line(turn: Turn, no_reward: str | None) -> TurnLine:
     if tokens.dropped is not None:
         return TurnLine(turn, sampled, 0, {tokens.dropped: sampled} if sampled else {})
     unknown = sum(logprob is None for logprob in tokens.logprobs)
-    trained = sampled - unknown
+    trainable = sampled - unknown
     dropped = {NO_LOGPROBS: unknown} if unknown else {}
-    if no_reward is not None and trained:
-        return TurnLine(turn, sampled, 0, {**dropped, no_reward: trained})
-    return TurnLine(turn, sampled, trained, dropped)
+    if no_reward is not None and trainable:
+        return TurnLine(turn, sampled, 0, {**dropped, no_reward: trainable})
+    return TurnLine(turn, sampled, trainable, dropped)
 
 
 def _proof(run: ShownRun, head: Head | None) -> tuple[bool | None, str]:
@@ -216,10 +219,10 @@ def _summed(run: ShownRun, heads: Sequence[Head], fate_of: Mapping[str, str]) ->
     for (rollout_id, _), size in {(row.rollout_id, row.row): row.tokens for row in run.training.rows}.items():
         in_steps[rollout_id] += size
     for head in heads:
-        if fate_of and head.ledger is not None and head.ledger.trained:
+        if fate_of and head.ledger is not None and head.ledger.trainable:
             fate = fate_of[head.id]
-            rest = head.ledger.trained - in_steps[head.id] if fate == TRAINED else 0
-            tokens[fate] += head.ledger.trained - rest
+            rest = head.ledger.trainable - in_steps[head.id] if fate == TRAINED else 0
+            tokens[fate] += head.ledger.trainable - rest
             rollouts[fate] += 1
             if rest:
                 tokens[PARTLY] += rest
@@ -237,8 +240,9 @@ _FATES: Mapping[str, str] = {
     PARTLY: "other rows of the rollout were trained, these were not, or not yet",
     "no_spread": "all rewards of the group are equal, so all advantages are 0",
     "too_few_scored": "too few attempts of the group have a verdict",
+    "overlong": "a budget or the limit of a reply cut the rollout, or too many of its group",
     "stale": "the policy that sampled them was too old",
-    "no_tokens": "the group has no token that may be trained",
+    "no_tokens": "the group has no trainable token",
 }
 
 
@@ -249,7 +253,7 @@ def _rows(
     fate_at: Mapping[str, int],
     fate_of: Mapping[str, str],
 ) -> list[tuple[object, ...]]:
-    """Return what `ledger.js` draws: id, group, outcome, sampled, trained, dropped, forks, fate."""
+    """Return what `ledger.js` draws: id, group, outcome, sampled, trainable, dropped, forks, fate."""
     reason_at = {part.name: number for number, part in enumerate(reasons)}
     cause_at = {part.name: number for number, part in enumerate(causes)}
     return [
@@ -258,10 +262,10 @@ def _rows(
             head.group,
             head.outcome,
             head.ledger.sampled,
-            head.ledger.trained,
+            head.ledger.trainable,
             [(reason_at[reason], tokens) for reason, tokens in head.ledger.dropped.items()],
             [(cause_at[cause], chains) for cause, chains in head.ledger.forks.items()],
-            fate_at.get(fate_of.get(head.id, ""), -1) if head.ledger.trained else -1,
+            fate_at.get(fate_of.get(head.id, ""), -1) if head.ledger.trainable else -1,
         )
         for head in sorted(heads, key=lambda head: natural_key(head.id))
         if head.ledger is not None

@@ -1,0 +1,156 @@
+"""`grader.swe.reward = fraction`: what a part of the FAIL_TO_PASS tests earns, and what earns nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swe_core.api.grader import Grade
+from swe_core.api.sandbox import SandboxProvider
+from swe_core.api.task import Task, TestStatus
+from swe_core.builtin.swe import SweGraderConfig
+from swe_core.builtin.swe.report import Report
+from swe_core.builtin.swe.run_tests import TestRun
+from swe_core.builtin.swe.verdict import read
+from swe_testing.records import make_task
+
+from ...repositories import Repo, swe_grader
+from .helpers import calc_task
+
+pytestmark = pytest.mark.anyio
+
+BUGGY = "def add(a, b):\n    return a - b\ndef sub(a, b):\n    return a + b\ndef same(a):\n    return a\n"
+OLD_TEST = "import calc\n\ndef test_zero():\n    assert calc.add(0, 0) == 0\n"
+HIDDEN = """
+def test_add():
+    assert calc.add(1, 2) == 3
+def test_sub():
+    assert calc.sub(3, 2) == 1
+def test_same():
+    assert calc.same(1) == 1
+"""
+FIX_ADD = "sed -i 's/a - b/a + b/; t' calc.py"
+FIX = "sed -i 's/a - b/A/; s/a + b/a - b/; s/A/a + b/' calc.py"
+IDS = [f"tests/test_calc.py::test_{name}" for name in ("add", "sub", "same")]
+
+
+@pytest.fixture
+def task(repo: Repo) -> Task:
+    """Of three FAIL_TO_PASS tests, the last one passes at the base, whatever the row says."""
+    repo.commit(calc_py=BUGGY, tests__test_calc_py=OLD_TEST, conftest_py="")
+    return calc_task(repo, FIX, HIDDEN, fail_to_pass=tuple(IDS))
+
+
+class Fractions:
+    """Grades what scripts change, with one grader."""
+
+    def __init__(self, repo: Repo, provider: SandboxProvider, task: Task, **settings: Any) -> None:
+        self.repo, self.provider, self.task = repo, provider, task
+        self.grader = swe_grader(**{"reward": "fraction", **settings})
+
+    async def grade(self, script: str) -> Grade:
+        patch = await self.repo.patch_by(script, self.provider)
+        return (await self.grader.grade(self.task, patch, self.provider, self.repo.spec, 120)).grade
+
+
+@pytest.fixture
+def fractions(repo: Repo, provider: SandboxProvider, task: Task) -> Fractions:
+    return Fractions(repo, provider, task)
+
+
+async def test_part_of_the_failing_tests_earns_its_share(fractions: Fractions) -> None:
+    """A test that passes at the base anyway is no part of it."""
+    grade = await fractions.grade(FIX_ADD)
+    assert (grade.resolved, grade.reward) == (False, 0.5)
+    assert grade.fail_to_pass == dict(zip(IDS, ("PASSED", "FAILED", "PASSED"), strict=True))
+
+
+async def test_only_a_resolved_task_earns_1(fractions: Fractions) -> None:
+    grade = await fractions.grade(FIX)
+    assert (grade.resolved, grade.reward) == (True, 1.0)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo '# nothing' >>calc.py",  # the test that passes at the base pays nothing
+        f"{FIX_ADD}; echo 'def same(a): return 2' >>calc.py",  # and breaking it costs all
+        "echo 'def add(a, b): return 3' >>calc.py",
+    ],
+    ids=["nothing", "breaks FAIL_TO_PASS", "breaks PASS_TO_PASS"],
+)
+async def test_patch_that_does_nothing_or_breaks_something_earns_nothing(
+    fractions: Fractions, script: str
+) -> None:
+    grade = await fractions.grade(script)
+    assert (grade.resolved, grade.reward) == (False, 0.0)
+
+
+async def test_suspicious_part_earns_nothing_where_it_does_not_count(
+    repo: Repo, provider: SandboxProvider, task: Task
+) -> None:
+    script = f"{FIX_ADD}; echo 'import sys; sys._getframe()' >>calc.py"
+    assert (await Fractions(repo, provider, task).grade(script)).reward == 0.5
+    strict = await Fractions(repo, provider, task, suspicious="unresolved").grade(script)
+    assert strict.suspicious
+    assert (strict.resolved, strict.reward) == (False, 0.0)
+
+
+async def test_part_of_a_run_that_the_reference_contradicts_earns_nothing(fractions: Fractions) -> None:
+    """A skipped PASS_TO_PASS test is kept, unless code under test skips it: the rule of a resolved task."""
+    code = 'def add(a, b): return a + b if a else __import__("pytest").skip()'
+    grade = await fractions.grade(f"echo '{code}' >>calc.py")
+    assert grade.fail_to_pass[IDS[0]] == "PASSED"
+    assert list(grade.pass_to_pass.values()) == ["SKIPPED"]
+    assert (grade.resolved, grade.reward) == (False, 0.0)
+    assert "ends as SKIPPED with this patch alone" in grade.reason
+
+
+async def test_binary_pays_no_part(repo: Repo, provider: SandboxProvider, task: Task) -> None:
+    grade = await Fractions(repo, provider, task, reward="binary").grade(FIX_ADD)
+    assert (grade.resolved, grade.reward) == (False, 0.0)
+
+
+def fixed(ended: dict[str, TestStatus], **fields: Any) -> set[str]:
+    """The fixed tests of a run that ended in this way; of a task with two FAIL_TO_PASS tests."""
+    task = make_task(**{"fail_to_pass": ("a", "b"), "pass_to_pass": ("p",), **fields})
+    report = Report(sessions=1, complete=True, exit_status=1, statuses=dict(ended))
+    log = "=== short test summary info ===\n" + "".join(f"{end} {test}\n" for test, end in ended.items())
+    return set(read(task, TestRun(1, log.encode(), 1.0, report)).fixed)
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected", "found"),
+    [
+        ({"a": "PASSED", "b": "FAILED", "p": "PASSED"}, None, {"a"}),
+        ({"a": "PASSED", "b": "FAILED", "p": "SKIPPED"}, None, {"a"}),
+        ({"a": "PASSED", "b": "FAILED", "p": "FAILED"}, None, set()),
+        ({"a": "PASSED", "b": "FAILED"}, None, set()),  # p is missing
+        ({"a": "SKIPPED", "b": "FAILED", "p": "PASSED"}, None, set()),
+        ({"a": "PASSED", "b": "FAILED", "p": "PASSED"}, {"a": "PASSED", "b": "PASSED", "p": "PASSED"}, {"a"}),
+        ({"a": "PASSED", "b": "FAILED", "p": "PASSED"}, {"a": "XFAIL", "b": "PASSED", "p": "PASSED"}, set()),
+        ({"a": "PASSED", "b": "FAILED", "p": "PASSED", "x": "FAILED"},
+         {"a": "PASSED", "b": "PASSED", "p": "PASSED"}, set()),
+        ({"a": "PASSED", "b": "FAILED", "p": "PASSED", "x": "FAILED"},
+         {"a": "PASSED", "b": "PASSED", "p": "PASSED", "x": "PASSED"}, set()),
+    ],
+)  # fmt: skip
+def test_tests_are_fixed_only_if_all_else_is_as_it_should_be(
+    ended: dict[str, TestStatus], expected: dict[str, TestStatus] | None, found: set[str]
+) -> None:
+    assert fixed(ended, expected=expected) == found
+
+
+def test_unknown_kind_of_reward_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'binary' or 'fraction'"):
+        SweGraderConfig(reward="share")  # type: ignore[arg-type]
+
+
+def test_grade_has_the_reward_of_its_verdict_unless_it_says_another() -> None:
+    assert [Grade(resolved=resolved).reward for resolved in (True, False)] == [1.0, 0.0]
+    assert Grade.model_validate_json('{"resolved": true}').reward == 1.0  # a record of an earlier version
+    assert Grade(resolved=False, reward=0.5).reward == 0.5
+    for wrong in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="reward"):
+            Grade(resolved=False, reward=wrong)

@@ -1,0 +1,118 @@
+"""Rewards that plugins shape: their order, and what they may not return."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swe_core.errors import PluginError
+from swe_core.plugins.manager import PluginSet
+from swe_core.plugins.reward_shaper import RewardShaper
+from swe_testing.records import make_rollout
+
+HEAD = "from swe_core import hookimpl\n\n"
+
+
+@pytest.fixture(autouse=True)
+def _no_installed_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWE_PLUGINS", "")
+
+
+def shaper(folder: Path, **code: str) -> RewardShaper:
+    """The shaper of plugins from files, loaded in the order of the arguments."""
+    for name, text in code.items():
+        (folder / f"{name}.py").write_text(HEAD + text)
+    return RewardShaper(PluginSet(extra=[str(folder / f"{name}.py") for name in code], allow=[]))
+
+
+def hook(expression: str, mark: str = "@hookimpl", arguments: str = "rollout, reward") -> str:
+    return f"{mark}\ndef swe_shape_reward({arguments}):\n    return {expression}\n"
+
+
+def test_without_a_plugin_a_reward_stays(tmp_path: Path) -> None:
+    shape = shaper(tmp_path)
+    assert (shape.names, shape(make_rollout(), 0.25)) == ([], 0.25)
+
+
+def test_plugins_shape_in_the_order_of_loading(tmp_path: Path) -> None:
+    shape = shaper(
+        tmp_path,
+        last=hook("reward * 10", "@hookimpl(trylast=True)"),
+        second=hook("reward + 1"),
+        third=hook("reward * 2", arguments="reward"),
+        first=hook("rollout.turns", "@hookimpl(tryfirst=True)"),
+    )
+    assert shape.names == ["first", "second", "third", "last"]
+    assert shape(make_rollout(turns=3), 1.0) == (3 + 1) * 2 * 10
+
+
+@pytest.mark.parametrize("value", ["2", "True + 1", "__import__('numpy').float32(2)", "2.0"])
+def test_any_real_number_is_a_reward(tmp_path: Path, value: str) -> None:
+    shaped = shaper(tmp_path, one=hook(value))(make_rollout(), 1.0)
+    assert (type(shaped), shaped) == (float, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("float('nan')", "returned nan from"),
+        ("-float('inf')", "returned -inf from"),
+        ("10 ** 400", "returned 1000"),
+        ("None", "returned None from"),
+        ("'1.0'", "returned '1.0' from"),
+        ("reward > 0", "returned True from"),
+        ("(each for each in [reward])", "returned a generator from"),
+        ("[reward]", "returned [1.0] from"),
+    ],
+)
+def test_other_values_are_one_sentence(tmp_path: Path, value: str, said: str) -> None:
+    shape = shaper(tmp_path, bad=hook(value))
+    with pytest.raises(PluginError, match=r"expected a finite number: return the reward") as raised:
+        shape(make_rollout(), 1.0)
+    text = str(raised.value)
+    assert text.startswith("the plugin 'bad' " + said)
+    assert "swe_shape_reward() at 't-0'" in text
+
+
+def test_error_of_a_plugin_names_its_line(tmp_path: Path) -> None:
+    shape = shaper(tmp_path, bad=hook("rollout.tokens"))
+    with pytest.raises(
+        PluginError, match=r"the plugin 'bad' failed in swe_shape_reward\(\) at 't-0': "
+    ) as raised:
+        shape(make_rollout(), 1.0)
+    assert "bad.py, line 5" in str(raised.value)
+
+
+def test_exit_of_a_plugin_ends_no_process(tmp_path: Path) -> None:
+    shape = shaper(tmp_path, bad=hook("exit(3)"))
+    with pytest.raises(PluginError, match="SystemExit: 3"):
+        shape(make_rollout(), 1.0)
+
+
+def test_record_of_a_plugin_has_the_unshaped_reward(tmp_path: Path) -> None:
+    """Also behind another plugin, so that it cannot take a shaped reward for a verdict."""
+    shape = shaper(tmp_path, one=hook("0.0"), two=hook("rollout.reward"))
+    assert shape(make_rollout(), 1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (hook("reward", mark=""), "its function swe_shape_reward lacks @hookimpl"),
+        (hook("reward").replace("shape_reward", "shape_rewards"), "did you mean 'swe_shape_reward'"),
+        (hook("reward").replace("def", "async def"), "'swe_shape_reward' is 'async def'"),
+        (hook("reward", arguments="rollout, score"), "score"),
+    ],
+)
+def test_wrong_hook_is_an_error_at_loading(tmp_path: Path, code: str, said: str) -> None:
+    with pytest.raises(PluginError, match=said):
+        shaper(tmp_path, bad=code)
+
+
+def test_numpy_not_a_number_is_refused(tmp_path: Path) -> None:
+    assert not np.isfinite(np.float32("nan"))
+    shape = shaper(tmp_path, bad=hook("__import__('numpy').float32('nan')"))
+    with pytest.raises(PluginError, match="returned an object of the class float32"):
+        shape(make_rollout(), 1.0)

@@ -1,0 +1,133 @@
+"""Evaluations while training in the report, the page and the lists: apart from the training."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from swe_core.api.records import Rollout
+from swe_core.cli.report import report
+from swe_core.hub.card import card
+from swe_core.hub.pushed_run import PushedRun
+from swe_core.rollout.run_directory import RunDirectory
+from swe_core.rollout.run_list import summary_of
+from swe_core.rollout.training_records import EVALUATIONS_FILE, Evaluation
+from swe_core.run.regrade import chosen
+from swe_core.view.heads import Heads
+from swe_core.view.run_lines import RunLine
+from swe_testing.records import make_rollout, make_run
+
+from .test_summary import rollout
+
+
+def attempt(task: str, step: int, outcome: str) -> Rollout:
+    name = f"{task}-eval{step}-0"
+    return make_rollout(task, 0, outcome, seconds=1.0).model_copy(update={"id": name, "evaluation": step})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """One task is trained and never resolved; two are held out, and resolved better and better."""
+    run = make_run(tmp_path / "run")
+    trained = [rollout(0, number, "unresolved") for number in range(3)]
+    held_out = [
+        attempt("held-1", 0, "unresolved"),
+        attempt("held-2", 0, "error"),
+        attempt("held-1", 10, "resolved"),
+        attempt("held-2", 10, "resolved"),
+    ]
+    for one in (*trained, *held_out):
+        run.append(one)
+    lines = [
+        Evaluation(
+            step=step,
+            version=step + 1,
+            oldest=step + 1,
+            newest=step + 3,
+            rollouts=2,
+            verdicts=2 - errors,
+            resolved=resolved,
+            errors=errors,
+            reward=resolved / (2 - errors),
+            finished_at=datetime(2026, 1, 1, tzinfo=UTC),
+        )
+        for step, resolved, errors in ((0, 0, 1), (10, 2, 0))
+    ]
+    text = "".join(line.model_dump_json() + "\n" for line in lines)
+    (run.path / EVALUATIONS_FILE).write_text(text)
+    return run
+
+
+def reported(run: RunDirectory, *options: str) -> str:
+    done = CliRunner().invoke(report, [str(run.path), *options], env={"COLUMNS": "160"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_text_has_a_table_of_evaluations_and_rates_of_the_training_alone(run: RunDirectory) -> None:
+    lines = [" ".join(line.split()) for line in reported(run).splitlines()]
+    for line in (
+        "evaluation at step policy versions resolved of rate errors mean reward",
+        "0 1 to 3 0 1 0.0% 1 0",
+        "10 11 to 13 2 2 100.0% 0 1",
+        "pass@1 0.0% 0.0% to 79.3% 1 3",
+    ):
+        assert line in lines
+    assert [line for line in lines if line.startswith("resolved ")] == ["resolved 0 of 3"]
+
+
+def test_json_has_both_apart(run: RunDirectory) -> None:
+    said = json.loads(reported(run, "--json"))
+    assert (said["finished"], said["resolved"], said["error"], said["resolved_rate"]) == (3, 0, 0, 0.0)
+    assert [task["task_id"] for task in said["tasks"]] == ["task-0000"]
+    assert [(one["step"], one["resolved_rate"]) for one in said["evaluations"]] == [(0, 0.0), (10, 1.0)]
+    assert sorted(str(one["evaluation"]) for one in said["rollouts"]) == ["0", "0", "10", "10", *["None"] * 3]
+
+
+def test_table_of_rollouts_names_the_evaluation(run: RunDirectory, tmp_path: Path) -> None:
+    reported(run, "--csv", str(tmp_path / "t.csv"))
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text())))
+    assert [row["evaluation"] for row in rows] == ["", "", "", "0", "0", "10", "10"]
+
+
+def test_page_has_a_curve_over_the_steps_of_the_evaluated_weights(run: RunDirectory, tmp_path: Path) -> None:
+    reported(run, "--html", str(tmp_path / "t.html"))
+    text = (tmp_path / "t.html").read_text()
+    assert "Evaluations on held-out tasks" in text
+    assert "First 0.0%, last 100.0%, best 100.0%." in text
+    assert "11 to 13" in text
+    assert "<dt>Resolved rate</dt><dd>0.0%</dd>" in text
+    assert '"x": [0, 10]' in text or '"x":[0,10]' in text
+
+
+def test_page_of_a_run_without_evaluations_has_no_section(run: RunDirectory, tmp_path: Path) -> None:
+    (run.path / EVALUATIONS_FILE).unlink()
+    reported(run, "--html", str(tmp_path / "t.html"))
+    assert "held-out" not in (tmp_path / "t.html").read_text()
+
+
+def test_lists_of_runs_count_the_training_alone(run: RunDirectory) -> None:
+    line = summary_of(run)
+    assert (line.finished, line.resolved, line.errors) == (3, 0, 0)
+    heads = Heads(run.path)
+    heads.refresh()
+    shown = RunLine.of(heads.all())
+    assert (shown.tasks, shown.finished, shown.outcomes) == (1, 3, {"unresolved": 3})
+
+
+def test_grades_of_evaluations_are_compared_only_if_they_are_named(run: RunDirectory) -> None:
+    assert [one.id for one in chosen(run, None)] == [f"task-0000-{number}" for number in range(3)]
+
+
+def test_card_of_a_data_set_counts_them_apart(run: RunDirectory) -> None:
+    pushed = PushedRun.of(run).with_shard(run.rollouts())
+    text = card("me/rollouts", [pushed], None)
+    assert text is not None
+    assert "7 rollouts of 3 tasks, 0 of 3 resolved (0.0%)" in text
+    assert "4 rollouts with `-eval<step>-` in the id are evaluations while training" in text

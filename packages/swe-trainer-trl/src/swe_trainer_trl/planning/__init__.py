@@ -1,0 +1,1 @@
+"""What a training needs, before anything is started: GPUs, memory, layout."""

@@ -1,0 +1,192 @@
+"""The guard of several servers: those that live go on, and one that is back gets its weights first."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from swe_core.errors import EngineUnavailable
+from swe_testing.serving.start import missing
+from swe_trainer_trl.config import ServerOptions
+from swe_trainer_trl.server.health import ServerLost
+
+if TYPE_CHECKING:  # imports torch, which takes seconds
+    from swe_trainer_trl.server.recovery import ServerRecovery
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+A, B = "http://a", "http://b"
+PATIENCE = 120.0
+
+
+class Own:
+    """A server that the guard restarts; `works` says whether a restart does."""
+
+    def __init__(self, world: World, url: str) -> None:
+        self._world = world
+        self._url = url
+        self.works = True
+
+    def died(self) -> str | None:
+        return f"{self._url} ended: out of memory" if self._url in self._world.dead else None
+
+    def start(self) -> None:
+        self._world.started.append(self._url)
+        if not self.works:
+            raise EngineUnavailable(f"{self._url} did not start")
+        self._world.dead.discard(self._url)
+
+    def close(self) -> None:
+        self._world.closed.append(self._url)
+
+
+@dataclass
+class World:
+    """Which servers are dead, and what the guard said and did."""
+
+    dead: set[str] = field(default_factory=set)
+    said: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def guarded(self, servers: dict[str, Any], **options: float) -> Iterator[ServerRecovery]:
+        from swe_trainer_trl.server.recovery import ServerRecovery
+
+        def told(what: str) -> Callable[[str], None]:
+            return lambda url: self.said.append(f"{what} {url}")
+
+        with ServerRecovery(servers, ServerOptions(**options), told("lost"), told("back")) as guard:
+            yield guard
+        assert [thread.name for thread in threading.enumerate() if thread.name == "swe-guard"] == []
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+    monkeypatch.setattr("swe_trainer_trl.server.recovery._EVERY", 0.002)
+    monkeypatch.setattr(
+        "swe_trainer_trl.server.recovery.dead", lambda url: "it is gone" if url in world.dead else None
+    )
+    return world
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+THEIRS: dict[str, Any] = {A: None, B: None}
+
+
+def test_weights_go_to_those_that_run_and_later_to_the_one_that_is_back(world: World) -> None:
+    with world.guarded(THEIRS) as guard:
+        first = guard.wait()
+        assert guard.urls == guard.all_urls == [A, B]
+        guard.has_weights(first, new=True)
+        world.dead.add(B)
+        until(lambda: world.said == [f"lost {B}"])
+        assert not guard.needs_weights  # the other one has them
+        second = guard.wait()
+        assert second != first
+        assert (guard.urls, guard.all_urls) == ([A], [A, B])
+        guard.has_weights(second, new=True)
+        world.dead.discard(B)
+        until(lambda: guard.needs_weights)
+        assert world.said == [f"lost {B}"]
+        third = guard.wait()
+        assert third not in (first, second)  # a group of processes must be formed anew
+        assert guard.urls == [A, B]
+        guard.has_weights(third, new=False)
+        assert not guard.needs_weights
+    assert world.said == [f"lost {B}", f"back {B}"]
+
+
+def test_server_that_dies_while_it_gets_weights_has_none(world: World) -> None:
+    with world.guarded(THEIRS) as guard:
+        changes = guard.wait()
+        world.dead.add(A)
+        assert guard.explains(ConnectionError("broken"))
+        world.dead.discard(A)
+        until(lambda: guard.needs_weights)
+        guard.has_weights(changes, new=True)
+        assert world.said == [f"lost {A}"]
+        assert guard.needs_weights
+
+
+def test_server_that_is_back_during_a_sync_is_not_part_of_it(world: World) -> None:
+    with world.guarded(THEIRS) as guard:
+        world.dead.add(B)
+        until(lambda: bool(world.said))
+        changes = guard.wait()
+        world.dead.discard(B)
+        until(lambda: guard.needs_weights)
+        guard.has_weights(changes, new=True)
+        assert (world.said, guard.urls) == ([f"lost {B}"], [A])
+        assert guard.needs_weights
+
+
+def test_error_is_explained_by_the_death_of_a_server_that_took_part(world: World) -> None:
+    with world.guarded(THEIRS) as guard:
+        world.dead.add(B)
+        until(lambda: bool(world.said))
+        guard.wait()
+        assert not guard.explains(ConnectionError("broken"))
+        world.dead.add(A)
+        assert guard.explains(ConnectionError("broken"))
+
+
+def test_server_that_is_not_restarted_any_more_ends_nothing_while_another_runs(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = {url: Own(world, url) for url in (A, B)}
+    own[B].works = False
+    with world.guarded(own, restarts=2) as guard:
+        world.dead.add(B)
+        until(lambda: "until then the training continues without it" in caplog.text)
+        assert world.started == [B, B]
+        guard.has_weights(guard.wait(), new=True)
+        assert guard.urls == [A]
+        world.dead.add(A)
+        until(lambda: guard.needs_weights)
+        assert guard.urls == [A]
+        guard.has_weights(guard.wait(), new=True)
+        own[A].works = False
+        world.dead.add(A)
+        with pytest.raises(ServerLost, match=r"after 2 of 2 restarts; resume with --resume$"):
+            until(lambda: guard.wait() > 99)
+    assert world.said == [f"lost {B}", f"lost {A}", f"back {A}", f"lost {A}"]
+    assert world.closed == [A, B]  # the guard ends no server that runs
+
+
+def test_server_of_the_user_may_stay_away_while_another_runs(world: World) -> None:
+    with world.guarded(THEIRS, away_timeout=0.01) as guard:
+        world.dead.add(B)
+        until(lambda: world.said == [f"lost {B}"])
+        time.sleep(0.05)  # longer than it may, were it the only one
+        guard.has_weights(guard.wait(), new=True)
+        world.dead.discard(B)
+        until(lambda: guard.needs_weights)
+        guard.has_weights(guard.wait(), new=False)
+        world.dead |= {A, B}
+        with pytest.raises(ServerLost, match=r"for 0 s \(worker\.trl\.server\.away_timeout\)"):
+            until(lambda: guard.wait() > 99)
+
+
+def test_all_die_and_the_first_that_is_back_is_enough(world: World) -> None:
+    with world.guarded(THEIRS) as guard:
+        world.dead |= {A, B}
+        until(lambda: sorted(world.said) == [f"lost {A}", f"lost {B}"])
+        world.dead.discard(B)
+        changes = guard.wait()
+        assert guard.urls == [B]
+        guard.has_weights(changes, new=False)
+        assert world.said[-1] == f"back {B}"

@@ -1,0 +1,96 @@
+"""An error of a weight sync waits until the trainer processes have met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from swe_core.errors import EngineError
+from swe_trainer_trl.trainer.deferred import Deferred
+
+
+class Transfer:
+    """Notes its calls, and fails in one of them."""
+
+    weights = 3
+
+    def __init__(self, failing: str | None = None) -> None:
+        self.calls: list[str] = []
+        self._failing = failing
+
+    def _note(self, name: str) -> None:
+        self.calls.append(name)
+        if name == self._failing:
+            raise EngineError(f"{name} failed")
+
+    def pause(self) -> None:
+        self._note("pause")
+
+    def send_weights(self, iterator: Iterator[Any]) -> None:
+        next(iterator)
+        self._note("send")
+        list(iterator)
+
+    def load_lora_adapter(self, name: str) -> None:
+        self._note(f"load {name}")
+
+    def resume(self) -> None:
+        self._note("resume")
+
+
+def sync(deferred: Deferred) -> list[int]:
+    """Do as TRL does, and return the weights that were gathered from all processes."""
+    gathered: list[int] = []
+
+    def gather() -> Iterator[tuple[str, Any]]:
+        for number in range(3):
+            gathered.append(number)
+            yield f"weight-{number}", number
+
+    deferred.pause()
+    deferred.send_weights(gather())
+    try:
+        deferred.resume()
+    finally:
+        assert gathered == [0, 1, 2]
+    return gathered
+
+
+def deferred(transfer: Transfer) -> Deferred:
+    return Deferred(transfer, lambda: ["http://127.0.0.1:9"])
+
+
+def test_sync_without_an_error_is_as_before():
+    transfer = Transfer()
+    sync(deferred(transfer))
+    assert transfer.calls == ["pause", "send", "resume"]
+    assert deferred(transfer).weights == 3
+
+
+@pytest.mark.parametrize(("failing", "calls"), [("pause", ["pause"]), ("send", ["pause", "send"])])
+def test_error_comes_after_all_weights_are_gathered(failing, calls):
+    transfer = Transfer(failing)
+    with pytest.raises(EngineError, match=f"{failing} failed"):
+        sync(deferred(transfer))
+    assert transfer.calls == calls
+
+
+def test_adapter_is_not_loaded_after_an_error():
+    transfer = Transfer("pause")
+    one = deferred(transfer)
+    one.pause()
+    with pytest.raises(EngineError, match="pause failed"):
+        one.load_lora_adapter("v2")
+    assert transfer.calls == ["pause"]
+
+
+def test_next_sync_begins_without_the_error():
+    transfer = Transfer("send")
+    one = deferred(transfer)
+    with pytest.raises(EngineError):
+        sync(one)
+    transfer._failing = None
+    sync(one)
+    assert transfer.calls[-3:] == ["pause", "send", "resume"]

@@ -1,0 +1,180 @@
+"""Several trainer processes compute what one computes, and end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from swe_testing.serving.start import FRUGAL
+from swe_testing.waiting import until
+
+SCRIPT = str(Path(__file__).with_name("rank_steps.py"))
+CLOSE = 1e-4
+"""Relative difference of gradients: processes add up in another order."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training of two steps: what its script says, and how far its weights went."""
+
+    said: dict[str, Any]
+    moved: dict[str, np.ndarray]
+
+
+def start(model: Path, out: Path, **options: Any) -> subprocess.Popen[str]:
+    out.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, str(model), str(out), json.dumps(options)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **FRUGAL},
+    )
+
+
+def steps(model: Path, out: Path, **options: Any) -> Trained:
+    """Train with these options."""
+    from safetensors.numpy import load_file
+
+    stdout, stderr = start(model, out, **options).communicate(timeout=600)
+    logs = "".join(log.read_text() for log in out.glob("trainer-*.log"))
+    assert stdout.splitlines(), f"{stderr}\n{logs}"
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, out / "model"))
+    moved = {name: after[name] - before[name] for name in before}
+    return Trained(json.loads(stdout.splitlines()[-1]), moved)
+
+
+@pytest.fixture(scope="module", params=["rollout", pytest.param("token", marks=pytest.mark.slow)])
+def alone(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: Any) -> tuple[str, Trained]:
+    """What one process computes, for each way to weigh ids."""
+    out = tmp_path_factory.mktemp("alone")
+    return request.param, steps(tiny_model, out, processes=1, sharding="none", normalize=request.param)
+
+
+def check_equal(one: Trained, other: Trained) -> None:
+    """Both trained the same rows with the same weights, and went the same way."""
+    assert other.said["steps"] == one.said["steps"] == [1] * 4 + [2] * 4 + [None] * 4
+    assert other.said["calls"] == one.said["calls"]
+    assert other.said["names_sent"] == one.said["names_sent"]
+    assert other.moved.keys() == one.moved.keys()
+    for name, moved in one.moved.items():
+        size = np.linalg.norm(moved)
+        assert size > 0, name
+        assert np.linalg.norm(other.moved[name] - moved) < CLOSE * size, name
+    for given, expected in zip(other.said["logs"], one.said["logs"], strict=True):
+        for name in ("loss", "grad_norm", "ratio", "entropy", "clip_ratio/region_mean"):
+            assert given[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+        for name in ("batch/rollouts_per_step", "batch/rollout_weight_max", "batch/trained_tokens_per_step"):
+            assert given[name] == expected[name]
+    assert len(other.said["trained"]) == 8
+    for row, same in zip(other.said["trained"], one.said["trained"], strict=True):
+        logprobs, wanted = row.pop("logprobs"), same["logprobs"]
+        assert row == {name: value for name, value in same.items() if name != "logprobs"}
+        assert logprobs == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("sharding", ["none", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_gradient_of_two_processes_is_that_of_one(alone, sharding, tiny_model, tmp_path):
+    normalize, expected = alone
+    options = {"processes": 2, "sharding": sharding, "normalize": normalize}
+    check_equal(expected, steps(tiny_model, tmp_path / "two", **options))
+
+
+@pytest.mark.slow
+def test_rows_of_unequal_lengths_are_dealt_by_tokens(alone, tiny_model, tmp_path):
+    """With a token budget the number of rows differs between processes and steps."""
+    normalize, _ = alone
+    grpo = {"token_budget": 40, "gradient_accumulation_steps": 1}
+    made = {
+        processes: steps(
+            tiny_model,
+            tmp_path / str(processes),
+            processes=processes,
+            sharding="none",
+            normalize=normalize,
+            grpo={**grpo, "token_budget": grpo["token_budget"] * 2 // processes, "max_steps": 1},
+        )
+        for processes in (1, 2)
+    }
+    ranks = {processes: one.said["steps"].count(1) for processes, one in made.items()}
+    assert ranks[1] > 1
+    assert ranks[2] > 1
+    assert np.isfinite(made[2].said["logs"][0]["grad_norm"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_resumed_training_goes_on_where_it_was(alone, sharding, tiny_model, tmp_path):
+    """From the checkpoint of its first step, a training of two processes takes the second step again."""
+    normalize, expected = alone
+    options = {"processes": 2, "sharding": sharding, "normalize": normalize}
+    out = tmp_path / "two"
+    steps(tiny_model, out, **options)
+    (out / "train.sqlite").unlink()
+    again = steps(tiny_model, out, **options, resume=1)
+    for name, moved in expected.moved.items():
+        assert np.linalg.norm(again.moved[name] - moved) < 1e-3 * np.linalg.norm(moved), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_adapter_is_trained_by_two_processes(sharding, tiny_model, tmp_path):
+    """The merged weights of two processes are those of one."""
+    lora = {"r": 4, "init_lora_weights": True}
+    made = [
+        steps(
+            tiny_model,
+            tmp_path / str(processes),
+            processes=processes,
+            sharding=sharding if processes > 1 else "none",
+            normalize="rollout",
+            lora=lora,
+        )
+        for processes in (1, 2)
+    ]
+    for given, expected in zip(made[1].said["logs"], made[0].said["logs"], strict=True):
+        assert given["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
+
+
+def others(process: subprocess.Popen[str]) -> list[int]:
+    """The pids of the other trainer processes."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"trainer.follow" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.slow
+def test_death_of_another_process_ends_the_training(tiny_model, tmp_path):
+    out = tmp_path / "out"
+    process = start(tiny_model, out, processes=2, sharding="none", normalize="rollout", grpo={"max_steps": 9})
+    anyio.run(until, (out / "metrics.jsonl").exists, 300.0)  # the rows of two steps: it then waits for more
+    (other,) = others(process)
+    os.kill(other, signal.SIGKILL)
+    began = time.monotonic()
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert time.monotonic() - began < 60
+    assert "trainer process 1 was killed by signal 9" in stderr
+    assert not Path(f"/proc/{other}").exists()
+
+
+@pytest.mark.slow
+def test_other_processes_end_with_rank_0(tiny_model, tmp_path):
+    out = tmp_path / "out"
+    process = start(tiny_model, out, processes=2, sharding="none", normalize="rollout", grpo={"max_steps": 9})
+    anyio.run(until, (out / "metrics.jsonl").exists, 300.0)
+    (other,) = others(process)
+    process.kill()
+    process.communicate(timeout=60)
+    anyio.run(until, lambda: not Path(f"/proc/{other}").exists(), 60.0)

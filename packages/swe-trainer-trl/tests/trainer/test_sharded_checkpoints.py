@@ -1,0 +1,40 @@
+"""Checkpoints of sharded trainings, and of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swe_core.errors import ConfigError
+from swe_trainer_trl.trainer.sharded_checkpoints import check_sharding, unsharded
+
+PLAIN = ["config.json", "model.safetensors", "optimizer.pt"]
+SHARDED = [*PLAIN, "pytorch_model_fsdp.bin"]
+
+
+def checkpoint(path: Path, names: list[str]) -> Path:
+    for name in names:
+        (path / name).write_text(name)
+    return path
+
+
+@pytest.mark.parametrize(("names", "sharded"), [(PLAIN, False), (SHARDED, True)])
+def test_checkpoint_of_the_same_sharding_is_taken(names, sharded, tmp_path):
+    check_sharding(checkpoint(tmp_path, names), sharded)
+
+
+@pytest.mark.parametrize(("names", "sharded", "was"), [(PLAIN, True, "none"), (SHARDED, False, "fsdp")])
+def test_checkpoint_of_another_sharding_is_refused(names, sharded, was, tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        check_sharding(checkpoint(tmp_path, names), sharded)
+    assert str(refused.value) == (
+        f"the checkpoint '{tmp_path}' is of a training with worker.trl.sharding = '{was}', which a resume "
+        "cannot change: set it to that"
+    )
+
+
+def test_one_process_reads_the_whole_weights_of_a_sharded_checkpoint(tmp_path):
+    with unsharded(checkpoint(tmp_path, SHARDED)) as view:
+        assert sorted(path.name for path in view.iterdir()) == PLAIN
+        assert (view / "model.safetensors").read_text() == "model.safetensors"
