@@ -79,7 +79,7 @@ clean:
 
 .venv-gpu/.installed: BIN := .venv-gpu/bin
 .venv-gpu/.installed: .venv-gpu/bin/python $(PROJECTS)
-	@echo "installing builds of torch and vLLM for CUDA, and TRL, into .venv-gpu (SIZE GB)"
+	@echo "installing builds of torch and vLLM for CUDA, and TRL, into .venv-gpu (9 GB)"
 	@$(PIP) install --upgrade "pip>=25.1"
 	@$(PIP) install --group build
 	@$(PIP) install --group gpu --no-build-isolation -e "packages/swe-core[demo]" \

@@ -192,13 +192,8 @@ def test_rate_of_sampling_counts_time_in_which_calls_overlap_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begin = datetime(2026, 1, 1, tzinfo=UTC)
-    calls = [
-        (0, 4, 30),
-        (1, 2, 10),
-        (3, 3, 20),
-        (16, 4, 40),
-        (18, 1, 0),
-    ]  # start, seconds, ids; the last failed
+    # Start, seconds and ids of each; the last one failed.
+    calls = [(0, 4, 30), (1, 2, 10), (3, 3, 20), (16, 4, 40), (18, 1, 0)]
     turns = [
         SimpleNamespace(
             started_at=begin + timedelta(seconds=start),

@@ -16,7 +16,7 @@ from .warm import Warm
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("local_sandbox")]
 
 GROUP = 8
-STEPS = 20
+STEPS = 30
 RISE = 0.4
 """How much more the last third of the rollouts must earn on average than those of the policy as it was.
 
@@ -28,8 +28,9 @@ last: some runs have learned all there is to learn by then.)
 """
 
 
+@pytest.mark.parametrize("normalize", ["rollout", "token"])
 def test_reward_that_can_be_learned_rises(
-    tmp_path: Path, tiny_model: Path, lent_server: TokenServer, warm_trainer: Warm
+    normalize: str, tmp_path: Path, tiny_model: Path, lent_server: TokenServer, warm_trainer: Warm
 ) -> None:
     grpo = {
         "num_train_epochs": STEPS,  # of one task, whose group is a step
@@ -39,6 +40,7 @@ def test_reward_that_can_be_learned_rises(
         "save_strategy": "no",
     }
     options = toy_options(tiny_model, lent_server.url, grpo, tokens=32, letters=10)
+    options += ["--set", f"worker.trl.normalize={normalize}"]
     done = train(tmp_path / "run", *options, warm=warm_trainer)
     assert done.code == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from statistics import mean
 
@@ -44,13 +45,11 @@ class Busy:
             return
         import pynvml
 
-        try:
+        with suppress(pynvml.NVMLError):  # no driver, or a card that does not say
             pynvml.nvmlInit()
-        except pynvml.NVMLError:
-            return
-        cards = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        while not self._over.wait(_EVERY):
-            shares = [int(pynvml.nvmlDeviceGetUtilizationRates(card).gpu) for card in cards]
-            used = [int(pynvml.nvmlDeviceGetMemoryInfo(card).used) for card in cards]
-            self.samples.append((time.time(), shares, used))
-        pynvml.nvmlShutdown()
+            cards = [pynvml.nvmlDeviceGetHandleByIndex(card) for card in range(pynvml.nvmlDeviceGetCount())]
+            while not self._over.wait(_EVERY):
+                shares = [int(pynvml.nvmlDeviceGetUtilizationRates(card).gpu) for card in cards]
+                used = [int(pynvml.nvmlDeviceGetMemoryInfo(card).used) for card in cards]
+                self.samples.append((time.time(), shares, used))
+            pynvml.nvmlShutdown()

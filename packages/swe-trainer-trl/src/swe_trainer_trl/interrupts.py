@@ -21,7 +21,8 @@ class Interrupts:
     """A context manager that handles `ending_signals` like Ctrl-C: each raises KeyboardInterrupt.
 
     This includes SIGINT itself, which a process in the background of a shell ignores by default. After the
-    second signal nothing that hangs keeps the process: what it started ends with it or is killed.
+    second signal nothing that hangs keeps the process: what it started ends with it or is killed. A thread
+    counts the signals, because the main thread may be in a library that runs no Python.
 
     Attributes:
         count: Signals so far. A library that swallows the exception, as an import may, does not change it.
@@ -31,16 +32,24 @@ class Interrupts:
         self.count = 0
         self._end = threading.Timer(_HURRY, _exit_now)
         self._end.daemon = True
+        self._hurrying = threading.Lock()
         self._ignored = False
+        self._raised_again = 0
 
     def __enter__(self) -> Interrupts:
         self._signals = ending_signals()
         self._before = [signal.signal(number, self._handle) for number in self._signals]
         self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
+        read, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._woken = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(read,), name="swe-signals", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end.cancel()
+        signal.set_wakeup_fd(self._woken)
+        os.close(self._wake)  # which ends the thread
         sys.unraisablehook = self._hook
         for number, handler in zip(self._signals, self._before, strict=True):
             signal.signal(number, handler)
@@ -55,9 +64,22 @@ class Interrupts:
             self._ignored = False
         else:
             self.count += 1
-            if self.count == 2:
-                self._end.start()
+            if self.count >= 2:  # an event loop hides signals from the thread
+                self._hurry()
         raise KeyboardInterrupt
+
+    def _watch(self, read: int) -> None:
+        """Count the signals, whose numbers come as bytes."""
+        seen = 0
+        with os.fdopen(read, "rb", buffering=0) as numbers:
+            while data := numbers.read(64):
+                seen += sum(number in self._signals for number in data)
+                if seen - self._raised_again >= 2:
+                    self._hurry()
+
+    def _hurry(self) -> None:
+        if self._hurrying.acquire(blocking=False):
+            self._end.start()
 
     def _unraisable(self, unraisable: Any) -> None:
         """Raise a KeyboardInterrupt again that came where Python cannot raise it, such as in a destructor."""
@@ -65,6 +87,7 @@ class Interrupts:
             self._hook(unraisable)
             return
         self._ignored = True
+        self._raised_again += 1
         again = threading.Timer(_RAISE_AGAIN, os.kill, (os.getpid(), signal.SIGINT))
         again.daemon = True
         again.start()

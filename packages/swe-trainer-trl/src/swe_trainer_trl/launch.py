@@ -18,7 +18,7 @@ from swe_core.hub.push import push_run
 from swe_core.hub.pushed_run import run_name
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.run.components import PluginSet, ResolvedComponent, load_plugins
-from swe_core.run.execute import create_directory
+from swe_core.run.execute import create_directory, shaping_notes
 from swe_core.run.launcher import Launch, Launcher
 from swe_core.run.plan import Plan, plan_run
 from swe_core.run.resume import check_fixed, remember
@@ -79,9 +79,11 @@ class TRLLauncher(Launcher):
         config, run = with_trackers(self._config, launch.settings.track), launch.settings.run
         require(trackers(config))
         model, urls = _policy(config, run), server_urls(run.engine_url or "")
-        plan, _, _ = _planned(launch)
+        plan, plugins, _ = _planned(launch)
+        held_out(plan, config, lambda settings: selection(settings, plugins))
         if launch.resume:
             _require_journal(launch.directory)
+            check_fixed(RunDirectory.open(launch.directory), plan, _fixed(plan))
         from swe_trainer_trl.preview import preview
 
         url = next(iter(urls), None)
@@ -151,7 +153,8 @@ class TRLLauncher(Launcher):
                 run_in_loop(_check_engine, settings)
                 _check_servers(urls, settings, config, key, new=not launch.resume)
             if not launch.resume:
-                create_directory(plan, plugins, directory, Redactor(), planned=None)
+                notes = shaping_notes(plugins)
+                create_directory(plan, plugins, directory, Redactor(), planned=None, notes=notes)
                 stack.enter_context(locked(directory))
                 Journal(directory / JOURNAL).close()  # from now on the run can be resumed
             else:
@@ -237,8 +240,8 @@ def _require_one_process() -> None:
     count = os.environ.get("WORLD_SIZE", "1")
     if count != "1":
         raise ConfigError(
-            f"swe-core run was started as one of {count} processes (WORLD_SIZE), and trains in one: start it "
-            "without accelerate or torchrun, or train with TRLRolloutWorker in a script of your own"
+            f"swe-core run was started as one of {count} processes (WORLD_SIZE), and starts its trainer "
+            "processes itself: start it without accelerate or torchrun, and set worker.trl.processes"
         )
 
 

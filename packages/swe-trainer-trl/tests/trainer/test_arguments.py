@@ -77,7 +77,7 @@ def test_default_groups_ahead_follow_the_concurrency(
         arguments=made({**step, "num_generations": 8}),
         adapter=None,
     )
-    assert _feed_options(job).groups_ahead == ahead
+    assert _feed_options(job, None).groups_ahead == ahead
 
 
 def test_numbers_as_text_are_numbers() -> None:

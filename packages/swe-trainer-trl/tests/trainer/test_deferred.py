@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from swe_core.errors import EngineError
+from swe_trainer_trl.server.health import INTERRUPT
 from swe_trainer_trl.trainer.deferred import Deferred
 
 
@@ -56,6 +60,44 @@ def sync(deferred: Deferred) -> list[int]:
     finally:
         assert gathered == [0, 1, 2]
     return gathered
+
+
+@contextmanager
+def handling(*urls: str) -> Iterator[None]:
+    """In place of `watched`: an error at its signal."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise EngineError("the server died")
+
+    before = signal.signal(INTERRUPT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(INTERRUPT, before)
+
+
+def test_death_that_is_noticed_while_a_weight_is_gathered_loses_none(monkeypatch):
+    """The signal of the watch does not end the generator, whose other steps would be missing."""
+
+    class Receiving(Transfer):
+        def send_weights(self, iterator: Iterator[Any]) -> None:
+            list(iterator)
+
+    def gather() -> Iterator[tuple[str, Any]]:
+        for number in range(5):
+            if number == 2:
+                signal.pthread_kill(threading.get_ident(), INTERRUPT)
+            gathered.append(number)
+            yield f"weight-{number}", number
+
+    monkeypatch.setattr("swe_trainer_trl.trainer.deferred.watched", handling)
+    gathered: list[int] = []
+    one = deferred(Receiving())
+    one.pause()
+    one.send_weights(gather())
+    assert gathered == [0, 1, 2, 3, 4]
+    with pytest.raises(EngineError, match="the server died"):
+        one.resume()
 
 
 def deferred(transfer: Transfer) -> Deferred:

@@ -31,12 +31,23 @@ def source(count: int, *, ends: bool = True) -> Iterator[dict[str, Any]]:
     raise AssertionError("more rows were asked for than are needed")
 
 
-def cut(count: int, size: int, *, budget: int = 0, processes: int = 1, most: int = 99) -> list[list[int]]:
-    """The rows of each micro-batch, by their numbers: of `size` rows, or packed up to `budget` ids."""
+def cut(
+    count: int,
+    size: int,
+    *,
+    budget: int = 0,
+    processes: int = 1,
+    most: int = 99,
+    left: list[Any] | None = None,
+) -> list[list[int]]:
+    """The rows of each micro-batch, by their numbers: of `size` rows, or packed up to `budget` ids.
+
+    `left` gets those that are too few for all processes.
+    """
     from swe_trainer_trl import compat
     from swe_trainer_trl.trainer.end_of_rows import EndingBatches
 
-    module = compat.trainer_module
+    module, left = compat.trainer_module, [] if left is None else left
     rows = source(count, ends=most == 99)
     planner = (
         module.TokenBudgetBatcher(rows, processes, budget, {})
@@ -45,7 +56,7 @@ def cut(count: int, size: int, *, budget: int = 0, processes: int = 1, most: int
     )
     return [
         sorted(int(row["input_ids"][0]) for of_process in batch for row in of_process.samples)
-        for batch in EndingBatches(planner, lambda: most)
+        for batch in EndingBatches(planner, lambda: most, left.extend)
     ]
 
 
@@ -59,7 +70,15 @@ def test_last_micro_batch_has_the_rows_that_are_left() -> None:
 
 def test_each_process_has_a_row_or_the_last_micro_batch_is_left_out() -> None:
     assert cut(7, 4, processes=2) == [[0, 1, 2, 3], [4, 5, 6]]
-    assert cut(5, 4, processes=2) == [[0, 1, 2, 3]]
+    left: list[Any] = []
+    assert cut(5, 4, processes=2, left=left) == [[0, 1, 2, 3]]
+    assert [int(row["input_ids"][0]) for row in left] == [4]
+
+
+def test_last_micro_batch_keeps_the_token_budget() -> None:
+    """Groups stay together only where they fit."""
+    assert cut(5, 0, budget=9, processes=2) == [[0, 1, 2, 3, 4]]
+    assert cut(9, 0, budget=6, processes=2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_no_row_is_asked_for_beyond_the_last_step() -> None:

@@ -182,7 +182,7 @@ def test_each_row_has_its_own_values_in_any_packing(tmp_path: Path, layout: Call
     records = recorder(tmp_path, handed)
     packed = [[handed[2], handed[0], handed[1]]]
     trained(records, packed, layout(packed))
-    records.write(7)
+    records.write(7, records.take_seen())
     found = {one.rollout_id: one for one in read_trained(tmp_path)}
     assert set(found) == {"r1", "r2", "r3"}
     for item in handed:
@@ -204,7 +204,7 @@ def test_ids_are_clipped_as_in_trls_loss(
     ranks = [[row(1, 3, advantage)]]
     records = recorder(tmp_path, ranks[0])
     trained(records, ranks, layout(ranks), moved=moved)
-    records.write(1)
+    records.write(1, records.take_seen())
     assert [one.clipped for one in read_trained(tmp_path)] == [clipped]
 
 
@@ -222,7 +222,7 @@ def test_ids_are_clipped_as_in_a_variant(
     ranks = [[row(1, 3), row(2, 2, -1.0), row(3, 1, 0.0)]]
     records = recorder(tmp_path, ranks[0])
     trained(records, ranks, tree(ranks), loss=trls(**options), moved=0.5)
-    records.write(1)
+    records.write(1, records.take_seen())
     found = read_trained(tmp_path)
     assert [one.clipped for one in found] == clipped
     for one, item in zip(found, ranks[0], strict=True):
@@ -235,7 +235,7 @@ def test_rows_of_other_processes_are_not_known(tmp_path: Path, layout: Callable[
     ranks = [[row(1, 3)], [row(2, 1), row(3, 2)]]
     records = recorder(tmp_path, [item for rank in ranks for item in rank])
     trained(records, ranks, layout(ranks), rank=1)
-    records.write(1)
+    records.write(1, records.take_seen())
     found = read_trained(tmp_path)
     assert [one.logprobs is None for one in found] == [True, False, False]
     assert [one.clipped for one in found] == [None, 0, 0]
@@ -246,7 +246,7 @@ def test_log_probabilities_are_written_with_the_digits_of_float32(tmp_path: Path
     ranks[0][0].sample.old_log_probs[2] = np.float32(-0.1)
     records = recorder(tmp_path, ranks[0])
     trained(records, ranks, flat(ranks), moved=0.0)
-    records.write(1)
+    records.write(1, records.take_seen())
     line = (tmp_path / TRAINED_FILE).read_text()
     assert line.startswith('{"step":1,"version":4,"rollout_id":"r1","row":1,')
     assert json.loads(line)["logprobs"][0] == -0.1
@@ -257,7 +257,7 @@ def test_unknown_log_probability_is_null(tmp_path: Path) -> None:
     ranks = [[row(1, 2)]]
     records = recorder(tmp_path, ranks[0])
     trained(records, ranks, flat(ranks), moved=float("nan"))
-    records.write(1)
+    records.write(1, records.take_seen())
     assert read_trained(tmp_path)[0].logprobs == [None, None]
 
 
@@ -289,7 +289,7 @@ def test_failure_leaves_values_out_and_is_said_once(
     with caplog.at_level(logging.WARNING):
         for step in (1, 2):
             trained(records, ranks, flat(ranks))
-            records.write(step)
+            records.write(step, records.take_seen())
     assert [(one.step, one.tokens, one.logprobs, one.clipped) for one in read_trained(tmp_path)] == [
         (step, tokens, None, None) for step in (1, 2) for tokens in (3, 2)
     ]
@@ -302,7 +302,7 @@ def test_values_of_another_row_are_not_taken(tmp_path: Path, caplog: pytest.LogC
     ranks = [[row(1, 3), row(2, 3)]]
     records = recorder(tmp_path, ranks[0])
     trained(records, ranks, flat([[ranks[0][1], ranks[0][0]]]))
-    records.write(1)
+    records.write(1, records.take_seen())
     assert [one.logprobs for one in read_trained(tmp_path)] == [None, None]
     assert "TRL packs the rows of a micro-batch in an unknown way" in caplog.text
 
@@ -325,9 +325,9 @@ def test_file_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog: pytest
     (tmp_path / TRAINED_FILE).mkdir()
     for step in (1, 2):
         trained(records, ranks, flat(ranks))
-        records.write(step)
+        records.write(step, records.take_seen())
     assert len(caplog.records) == 1
     (tmp_path / TRAINED_FILE).rmdir()
     trained(records, ranks, flat(ranks))
-    records.write(3)
+    records.write(3, records.take_seen())
     assert [one.step for one in read_trained(tmp_path)] == [3]

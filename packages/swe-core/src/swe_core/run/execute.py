@@ -178,7 +178,7 @@ async def open_run(
             first = [
                 *contracts.notes_of(provider),
                 *_model_notes(gate, black_box, plan.settings.budget),
-                *_shaping_notes(shape),
+                *shaping_notes(plugins),
             ]
             notes = [redactor.text(note) for note in first]
             meaning = (
@@ -301,10 +301,12 @@ def _model_notes(
     )
 
 
-def _shaping_notes(shape: RewardShaper) -> Sequence[str]:
-    if not shape.names:
+def shaping_notes(plugins: PluginSet) -> Sequence[str]:
+    """Return the note of a run whose rewards plugins shape; none without such a plugin."""
+    shaping = RewardShaper(plugins).names
+    if not shaping:
         return ()
-    names = ", then ".join(repr(name) for name in shape.names)
+    names = ", then ".join(repr(name) for name in shaping)
     return (f"Plugins shape the rewards: {names}. Outcomes are the grader's.",)
 
 

@@ -22,6 +22,8 @@ ADJUSTABLE = (
     *("track.to", "track.project", "track.name", "track.space"),
 )
 """Settings that may change on resume, because no verdict depends on them."""
+_OF_VERDICTS = ("agent.", "grader.")
+"""Tables of components on whose settings verdicts depend."""
 
 
 @contextmanager
@@ -82,6 +84,14 @@ def check_same(run: RunDirectory, plan: Plan, adjustable: Collection[str] = ()) 
             raise UsageError(
                 f"{where}: the setting {key!r} was {before!r} when it was started and is {now.get(key)!r} "
                 f"now; only {', '.join(may_change)} may change"
+            )
+    recorded = dict(_flat(run.info.settings))
+    for key, value in now.items():  # a table of a component has only what is set
+        new = key not in recorded and key.startswith(_OF_VERDICTS) and value is not None
+        if new and key not in may_change:
+            raise UsageError(
+                f"{where}: the setting {key!r} was not set when it was started and is {value!r} now; only "
+                f"{', '.join(may_change)} may change"
             )
     check_tasks(run, plan)
 

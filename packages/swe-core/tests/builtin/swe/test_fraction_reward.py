@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -64,6 +65,29 @@ async def test_part_of_the_failing_tests_earns_its_share(fractions: Fractions) -
     grade = await fractions.grade(FIX_ADD)
     assert (grade.resolved, grade.reward) == (False, 0.5)
     assert grade.fail_to_pass == dict(zip(IDS, ("PASSED", "FAILED", "PASSED"), strict=True))
+
+
+@pytest.mark.parametrize("killed", [1, 2])
+async def test_base_that_was_killed_pays_nothing_and_runs_again_once(
+    fractions: Fractions, killed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed run reports no test that passes anyway."""
+    test, runs = fractions.grader._test, []
+
+    async def cut_short(task: Task, patch: bytes, *others: Any, **more: Any) -> Any:
+        tested = await test(task, patch, *others, **more)
+        if not patch:
+            runs.append(patch)
+            if len(runs) <= killed and tested.done is not None:
+                run, reading = tested.done
+                return dataclasses.replace(tested, done=(dataclasses.replace(run, exit_code=None), reading))
+        return tested
+
+    monkeypatch.setattr(fractions.grader, "_test", cut_short)
+    assert [(await fractions.grade(FIX_ADD)).reward for _ in range(3)] == (
+        [0.0, 0.5, 0.5] if killed == 1 else [0.0, 0.0, 0.0]
+    )
+    assert len(runs) == 2
 
 
 async def test_only_a_resolved_task_earns_1(fractions: Fractions) -> None:

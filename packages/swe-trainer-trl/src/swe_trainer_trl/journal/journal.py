@@ -40,8 +40,9 @@ _OF_MEMBER = attrgetter("rollout_id", "attempt", "reward", "oldest", "newest", "
 
 JOURNAL = JOURNAL_FILE
 """Name of the file in the run directory."""
-Dropped = Literal["stale", "too_long"]
-"""Why the trainer did not train a row: its policy was too old, or it exceeds the token budget."""
+Dropped = Literal["stale", "too_long", "left_over"]
+"""Why the trainer did not train a row: its policy was too old, it exceeds the token budget, or the last rows
+are fewer than the trainer processes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

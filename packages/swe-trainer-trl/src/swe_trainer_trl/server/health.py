@@ -28,7 +28,7 @@ _UNPAUSE = 60.0
 """Seconds for each step of a request to resume: connect, send, receive."""
 _PARTING = 5.0
 """The same after an interrupted sync. A busy server resumes later, even without a waiting client."""
-_INTERRUPT = signal.SIGURG
+INTERRUPT = signal.SIGURG
 """Ignored by default, so a late signal does no harm. A background job does not receive SIGINT."""
 
 
@@ -60,13 +60,13 @@ def watched(*urls: str) -> Iterator[None]:
                 with lock:  # no signal after the end of the block, or a second one
                     if not over.is_set() and not found:
                         found.append(f"the server {url!r} died while it was given new weights ({why})")
-                        signal.pthread_kill(main, _INTERRUPT)
+                        signal.pthread_kill(main, INTERRUPT)
                 return
 
     def interrupt(signum: int, frame: object) -> None:
         raise EngineUnavailable(f"{found[0]}: see the server's log, then resume with --resume")
 
-    before = signal.signal(_INTERRUPT, interrupt)
+    before = signal.signal(INTERRUPT, interrupt)
     for url in urls:
         threading.Thread(target=look, args=(url,), name="swe-watch", daemon=True).start()
     try:
@@ -74,7 +74,7 @@ def watched(*urls: str) -> Iterator[None]:
     finally:
         with lock:
             over.set()
-        signal.signal(_INTERRUPT, before)
+        signal.signal(INTERRUPT, before)
 
 
 @contextmanager

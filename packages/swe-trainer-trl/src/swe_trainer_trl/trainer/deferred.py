@@ -6,10 +6,12 @@ error of rank 0 in between would leave the others waiting, and the next operatio
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from swe_trainer_trl.server.health import watched
+from swe_trainer_trl.server.health import INTERRUPT, watched
 
 
 class Deferred:
@@ -35,9 +37,10 @@ class Deferred:
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
         """Send the weights, or keep the error. All are gathered in either case."""
+        gathered = _Gathered(iterator)
         if self._error is None:
-            self._keep(lambda: self._inner.send_weights(iterator))
-        for _ in iterator:
+            self._keep(lambda: self._inner.send_weights(gathered))
+        for _ in gathered:
             pass
 
     def load_lora_adapter(self, *arguments: Any, **more: Any) -> None:
@@ -47,7 +50,8 @@ class Deferred:
             Exception: The error that was kept.
         """
         self._raise()
-        self._inner.load_lora_adapter(*arguments, **more)
+        with watched(*self._urls()):
+            self._inner.load_lora_adapter(*arguments, **more)
 
     def resume(self, *arguments: Any, **more: Any) -> None:
         """Resume the server, after the processes have met.
@@ -56,7 +60,8 @@ class Deferred:
             Exception: The error that was kept.
         """
         self._raise()
-        self._inner.resume(*arguments, **more)
+        with watched(*self._urls()):
+            self._inner.resume(*arguments, **more)
 
     def _keep(self, act: Callable[[], None]) -> None:
         try:
@@ -69,3 +74,25 @@ class Deferred:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+class _Gathered:
+    """An iterator that can go on after an error of its consumer, also from another thread.
+
+    Each step is a collective operation. No signal of `watched` breaks it off, which would end the generator.
+    """
+
+    def __init__(self, inner: Iterator[Any]) -> None:
+        self._inner = inner
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with self._lock:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, [INTERRUPT])
+            try:
+                return next(self._inner)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -6,7 +6,7 @@ fetches a micro-batch ahead, so that the last step of a training would wait for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -25,12 +25,16 @@ class EndingBatches(IterableDataset):  # type: ignore[misc]  # torch is not type
         planner: TRL's `FixedCountBatcher` or `TokenBudgetBatcher`; before TRL 1.13 the source of rows, which
             torch's loader cuts into micro-batches.
         most: Returns the number of micro-batches that are needed.
+        left_over: Called with the last rows if they are fewer than the processes, so that none trains them.
     """
 
-    def __init__(self, planner: Any, most: Callable[[], int]) -> None:
+    def __init__(
+        self, planner: Any, most: Callable[[], int], left_over: Callable[[Sequence[Any]], None]
+    ) -> None:
         self.empty = False
         self._planner = planner
         self._most = most
+        self._left_over = left_over
 
     def __iter__(self) -> Iterator[Any]:
         most, count = self._most(), 0
@@ -62,19 +66,41 @@ class EndingBatches(IterableDataset):  # type: ignore[misc]  # torch is not type
                 yield batch
         finally:
             planner.dataset = source
-        if len(left) >= planner.num_processes:  # each process needs a row
-            rows, planned = list(left.values()), compat.trainer_module.FixedCountBatcher
-            yield from planned(rows, planner.num_processes, len(rows))
+        rows = list(left.values())
+        if len(rows) >= planner.num_processes:  # each process needs a row
+            yield _as_planned(planner, rows) or next(
+                iter(compat.trainer_module.FixedCountBatcher(rows, planner.num_processes, len(rows)))
+            )
+        elif rows:
+            self._left_over(rows)
 
 
-def ending(loader: Any, accelerator: Any, most: Callable[[], int]) -> tuple[Any, EndingBatches]:
+def _as_planned(planner: Any, rows: Sequence[Any]) -> Any:
+    """Return the micro-batch that a planner with a token budget has begun; None if a process has no row.
+
+    The fixed planner does not keep the budget.
+    """
+    if not (hasattr(planner, "_place") and hasattr(compat.trainer_module, "TreeRow")):  # since TRL 1.16
+        return None
+    parts = [compat.trainer_module.TreeRow() for _ in range(planner.num_processes)]
+    for row in rows:
+        placed = planner._place(parts, row)
+        if placed is None:
+            return None
+        placed.add(row)
+    return parts if all(part.samples for part in parts) else None
+
+
+def ending(
+    loader: Any, accelerator: Any, most: Callable[[], int], left_over: Callable[[Sequence[Any]], None]
+) -> tuple[Any, EndingBatches]:
     """Return TRL's data loader with `EndingBatches`, and these. Call it in the main process.
 
     Args:
-        most: See `EndingBatches`.
+        most, left_over: See `EndingBatches`.
     """
     inner = getattr(loader, "base_dataloader", loader)  # accelerate wraps torch's
-    batches = EndingBatches(inner.dataset, most)
+    batches = EndingBatches(inner.dataset, most, left_over)
     ended = DataLoader(batches, batch_size=inner.batch_size, collate_fn=inner.collate_fn, num_workers=0)
     return accelerator.prepare(ended), batches
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
+from torch.distributed import distributed_c10d
 
 from swe_core.errors import SweError
 from swe_core.system.ports import free_port
@@ -40,8 +41,11 @@ _START = 600.0
 """Seconds until the other processes are ready; an import of torch and TRL takes 20 s and more."""
 _END = 60.0
 """Seconds in which the other processes must end after the training."""
-_NOTICED = 15.0
-"""Seconds in which an operation that lacks a process must fail; NCCL may wait for ever."""
+_NOTICED = 5.0
+"""Seconds in which the end of a process that an error comes from is noticed."""
+_HANGS = 120.0
+"""Seconds after the end of another process until rank 0 must have ended. It stops its rollouts first, but
+NCCL may wait for the other process for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +101,30 @@ def joined(job: RankJob) -> Iterator[AsyncGRPOConfig]:
     try:
         others.start()
         with _in_group(0, job.processes, others.port):
-            yield job.arguments()
-            others.finish()
-    except Exception as error:
-        died = others.died(_NOTICED / 3)
-        if died is not None:
-            raise SweError(f"{died}; resume with --resume") from error
-        raise
+            try:
+                yield job.arguments()
+            except Exception as error:
+                died = others.died(_NOTICED)
+                if died is not None:
+                    raise SweError(f"{died}; resume with --resume") from error
+                raise
+        others.finish()
     finally:
         others.end()
 
 
 @contextmanager
-def joining(rank: int, processes: int, port: int) -> Iterator[None]:
+def joining(rank: int, processes: int, ready: int) -> Iterator[None]:
     """Join the group of rank 0 as another process. This process ends with rank 0.
 
-    The standard input holds the job, and then nothing until rank 0 ends.
+    The standard input holds the job, then the port of the group, and then nothing until rank 0 ends.
+
+    Args:
+        ready: Descriptor on which to say that this process can join.
     """
+    os.write(ready, READY)
+    port = int(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_rank_0, name="swe-rank-0", daemon=True).start()
-    os.write(sys.stdout.fileno(), READY)
     with _in_group(rank, processes, port):
         yield
 
@@ -124,7 +133,7 @@ class _Others:
     """The other processes, as rank 0 sees them."""
 
     def __init__(self, job: RankJob) -> None:
-        self.port = free_port()
+        self.port = 0
         self._job = job
         self._processes: list[subprocess.Popen[bytes]] = []
         self._over = threading.Event()
@@ -139,7 +148,7 @@ class _Others:
         """
         message = pickle.dumps(self._job)
         for rank in range(1, self._job.processes):
-            command = [sys.executable, "-m", "swe_trainer_trl.trainer.follow", str(rank), str(self.port)]
+            command = [sys.executable, "-m", "swe_trainer_trl.trainer.follow", str(rank)]
             with self._log(rank).open("ab") as log:
                 process = subprocess.Popen(
                     command,
@@ -149,14 +158,14 @@ class _Others:
                     start_new_session=True,  # a Ctrl-C in the terminal reaches rank 0 only
                 )
             self._processes.append(process)
-            with suppress(BrokenPipeError):
-                job = cast("IO[bytes]", process.stdin)
-                job.write(message)
-                job.flush()
+            _say(process, message)
         until = time.monotonic() + _START
         for rank, process in enumerate(self._processes, 1):
             if not _is_ready(process, until):
                 raise SweError(self._ended(rank) if process.poll() is not None else self._late(rank))
+        self.port = free_port()  # only now, because others may take it before it is used
+        for process in self._processes:
+            _say(process, b"%d\n" % self.port)
         threading.Thread(target=self._watch, name="swe-ranks", daemon=True).start()
 
     def died(self, within: float) -> str | None:
@@ -192,12 +201,13 @@ class _Others:
     def _watch(self) -> None:
         """Notice the end of a process. If this process then waits for it for ever, end the training."""
         while not self._over.wait(0.2):
-            ended = [rank for rank, process in enumerate(self._processes, 1) if process.poll() is not None]
+            # One that has ended well may be faster than rank 0, which saves the model.
+            ended = [rank for rank, one in enumerate(self._processes, 1) if one.poll() not in (None, 0)]
             if not ended:
                 continue
             self._dead = ended[0]
             self._death.set()
-            if not self._over.wait(_NOTICED):
+            if not self._over.wait(_HANGS):
                 logger.error("%s; resume with --resume", self._ended(ended[0]))
                 for process in self._processes:
                     process.kill()
@@ -230,6 +240,13 @@ def _is_ready(process: subprocess.Popen[bytes], until: float) -> bool:
     return ready
 
 
+def _say(process: subprocess.Popen[bytes], message: bytes) -> None:
+    with suppress(BrokenPipeError):  # its end is noticed elsewhere
+        given = cast("IO[bytes]", process.stdin)
+        given.write(message)
+        given.flush()
+
+
 def _end_with_rank_0() -> None:
     os.read(sys.stdin.fileno(), 1)  # not through a buffer, whose lock would disturb the end of this process
     os._exit(1)  # no exception reaches a thread that waits in a collective operation
@@ -255,8 +272,11 @@ def _in_group(rank: int, processes: int, port: int) -> Iterator[None]:
         torch.distributed.init_process_group("nccl" if cuda else "gloo", timeout=_WAIT)
         try:
             yield
-        finally:
-            torch.distributed.destroy_process_group()
+        except BaseException:
+            # Leaving NCCL waits for the others, which wait for this process.
+            (distributed_c10d._abort_process_group if cuda else torch.distributed.destroy_process_group)()
+            raise
+        torch.distributed.destroy_process_group()
     finally:
         for name, value in before.items():
             if value is None:

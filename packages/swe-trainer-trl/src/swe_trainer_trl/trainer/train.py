@@ -243,7 +243,7 @@ def _trainer(
     return Trainer(
         metrics=job.directory / METRICS_FILE,
         normalize=job.config.normalize,
-        loss=job.config.loss,
+        loss=None if job.over else job.config.loss,  # then nothing is trained
         model=job.model,
         args=arguments,
         train_dataset=Dataset.from_list([{"prompt": task} for task in job.tasks]),

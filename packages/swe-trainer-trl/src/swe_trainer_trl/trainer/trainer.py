@@ -49,8 +49,8 @@ from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 
 logger = logging.getLogger(__name__)
 
-_NO_BATCH = "does not contain any data"
-"""Part of accelerate's error where rank 0 has no batch."""
+_NO_BATCH = ("does not contain any data", "NoneType")
+"""Parts of accelerate's errors in a process to which rank 0 deals no batch."""
 _EPOCHS_OF_TRL = "_EpochStopCallback"
 """TRL's callback that ends the training. It counts a group when its first row is fetched, a batch before that
 row is trained, and starts at 0 after a resume. The journal counts correctly, so the callback is removed."""
@@ -96,7 +96,7 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
     ) -> None:
         cuda_attention.install()
         super().__init__(rollout_worker=worker, **others)
-        if groups is not None and self.args.token_budget != 0:
+        if self._by_epochs and self.args.token_budget != 0:
             # TRL limits the steps to those of full micro-batches, and a packed one may have a single row.
             self.args.max_steps *= self.args.per_device_train_batch_size
         self._worker = worker
@@ -137,11 +137,21 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         """See TRL. Its micro-batches name their rows, and for the KL term their weights, and they end."""
         loader = super().get_train_dataloader()
         if self._worker is not None:
-            loader, self._ending = ending(loader, self.accelerator, self._needed)
+            loader, self._ending = ending(loader, self.accelerator, self._needed, self._leave_over)
             self._records.mark(loader)
             if self._first is not None:
                 add_shares(loader, self._worker.rollout_buffer.share_of)
         return loader
+
+    def _leave_over(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record rows that are too few for a last step of all processes."""
+        if self._journal is not None:
+            self._journal.drop([self._row_of(row["input_ids"]) for row in rows], "left_over")
+
+    @property
+    def _by_epochs(self) -> bool:
+        """Return whether a number of groups ends the training; the same in all processes."""
+        return getattr(self, "_epoch_stop_groups", None) is not None
 
     def _needed(self) -> int:
         """Return the number of micro-batches to the end of the training."""
@@ -164,9 +174,9 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         """
         try:
             batches, items = super().get_batch_samples(epoch_iterator, num_batches, *others)
-        except ValueError as error:  # accelerate has no use for data without a batch
-            ended = _NO_BATCH in str(error) if self._ending is None else self._ending.empty
-            if not ended:
+        except (ValueError, TypeError) as error:  # accelerate has no use for data without a batch
+            empty = any(text in str(error) for text in _NO_BATCH)
+            if not (empty if self._ending is None else self._ending.empty):
                 raise
             batches, items = [], None
         if not batches:
@@ -259,7 +269,7 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         return loss
 
     def _measure(self, items: Sequence[Item]) -> None:
-        """Log rewards and staleness of rows that a step trains. TRL logs those of the rows it fetches."""
+        """Log rewards and staleness of the rows of a step. TRL logs those of the rows that it fetches."""
         metrics = self._metrics["train"]
         for item in items:
             metrics["batch/staleness_mean"].append(float(self.model_version - item.sample.model_version))
@@ -301,7 +311,8 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         changes = guard.wait()
         try:
             if changes != self._changes and self.weight_transfer is not None:
-                self.weight_transfer.init_weight_transfer()  # its state was lost with a server
+                with watched(*self._urls):
+                    self.weight_transfer.init_weight_transfer()  # its state was lost with a server
             self._changes = changes
             self._send_weights()
             if self._compare is not None and self._compared != changes:
@@ -321,7 +332,7 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
     def _send_weights(self) -> None:
         if self._together:
             broadcast_object_list([True])
-        with nullcontext() if self._together else watched(*self._urls):  # else in `Deferred`
+        with nullcontext() if isinstance(self.vllm_client, Deferred) else watched(*self._urls):  # in that
             super()._sync_weight()
 
     def _send_again(self) -> None:
@@ -379,7 +390,9 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
             return
         self._evaluations.finish(step, self.args.heartbeat_stale_after_s)
         self.model.train()  # TRL logs the metrics of rollouts as those of a training
+        logs = self.control.should_log
         self.log({})
+        self.control.should_log = logs  # the other processes still have it
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """See transformers. A full disk becomes one sentence."""

@@ -52,10 +52,11 @@ class _ReferenceRun:
 
 @dataclass(slots=True)
 class _BaseRun:
-    """The FAIL_TO_PASS tests that do not pass at the base of a task, asked for once; None until then."""
+    """The FAIL_TO_PASS tests that do not pass at the base of a task; None until a run of it has ended."""
 
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     failing: frozenset[str] | None = None
+    tries: int = 0
 
 
 class SweGrader:
@@ -173,28 +174,34 @@ class SweGrader:
         """Return the share of the FAIL_TO_PASS tests that an unresolved patch fixes, in [0, 1).
 
         Tests of the list that pass at the base do not count, or a patch that does nothing would be paid. One
-        that such a patch breaks costs all.
+        that such a patch breaks costs all. Where no run of the base ends, nothing is paid.
 
         Raises:
             GraderError: The base cannot be prepared.
         """
         known = self._base_runs.setdefault((task.digest, image_id), _BaseRun())
         async with known.lock:
-            if known.failing is None:
+            if known.failing is None and known.tries < _TRIES:
+                known.tries += 1
                 known.failing = await self._failing(task, provider, spec, timeout)
-        if not reading.fixed.union(known.failing).issuperset(task.fail_to_pass):
+        if not known.failing or not reading.fixed.union(known.failing).issuperset(task.fail_to_pass):
             return 0.0
         return len(known.failing & reading.fixed) / len(known.failing)
 
     async def _failing(
         self, task: Task, provider: SandboxProvider, spec: SandboxSpec, timeout: float
-    ) -> frozenset[str]:
-        """Return the FAIL_TO_PASS tests that do not pass without a patch."""
+    ) -> frozenset[str] | None:
+        """Return the FAIL_TO_PASS tests that do not pass without a patch; None if their run was killed.
+
+        A run that ends without some of them, because a module cannot be imported, counts them as failing.
+        """
         try:
             tested = await self._test(task, b"", provider, spec, timeout, may_be_base=True)
         except PatchDoesNotApply as error:
             raise GraderError(f"the task {task.instance_id!r} cannot be graded: {error}") from error
-        ended = {} if tested.done is None else tested.done[1].fail_to_pass
+        if tested.done is None or _was_killed(tested.done[0].exit_code):
+            return None
+        ended = tested.done[1].fail_to_pass
         return frozenset(test for test in task.fail_to_pass if ended.get(test) not in PASSED)
 
     async def _test(
@@ -280,7 +287,12 @@ class SweGrader:
 
 
 _SHOWN = 4
-_TRIES = 2  # of a reference without results: the machine may have been busy
+_TRIES = 2  # of a reference without results, and of a base that was killed: the machine may have been busy
+
+
+def _was_killed(exit_code: int | None) -> bool:
+    """Return whether a test run ended by a limit or a signal (above 128, as a shell reports it)."""
+    return exit_code is None or not 0 <= exit_code <= 128
 
 
 def _unresolved(reason: str, hashes: Hashes) -> Graded:
