@@ -189,7 +189,7 @@ def gradient(
     trainer.model.zero_grad()
     trainer.state.global_step += 1
     trainer.loss_of_step = sum(float(trainer.training_step(trainer.model, batch)) for batch in batches)
-    trainer._records.write(trainer.state.global_step)
+    trainer._records.write(trainer.state.global_step, trainer._records.take_seen())
     return torch.cat([one.grad.flatten() for one in trainer.model.parameters() if one.grad is not None])
 
 

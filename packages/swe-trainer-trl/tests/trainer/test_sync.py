@@ -92,6 +92,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     trainer.weight_transfer = world
     trainer._journal, trainer._guard, trainer._compare = journal, world, world.compare
     trainer._sent_at, trainer._changes, trainer._compared = None, 0, None
+    trainer._together, trainer._evaluations, trainer.vllm_client = False, None, None
     world.trainer = trainer
     monkeypatch.setattr(AsyncGRPOTrainer, "_sync_weight", lambda self: world.sync())
     monkeypatch.setattr(health, "unpause", lambda url, timeout: world.said.append(("unpause", url)))
