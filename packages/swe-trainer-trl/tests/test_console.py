@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from io import StringIO
@@ -29,8 +30,8 @@ def console(monkeypatch: pytest.MonkeyPatch) -> Iterator[StringIO]:
 def say() -> None:
     logging.getLogger("swe_core.run").info("ours")
     logging.getLogger("my_plugin.agent").warning("a plugin's")
-    logging.getLogger("torch.nn").warning("a library's, with s3cret-value")
-    logging.getLogger("torch").error("an error")
+    logging.getLogger("library.part").warning("a library's, with s3cret-value")
+    logging.getLogger("library").error("an error")
     warnings.warn("a warning of Python's", stacklevel=1)
 
 
@@ -42,22 +43,36 @@ def test_libraries_are_kept_from_the_console(console: StringIO, tmp_path: Path) 
         with LibraryMessages(["my_plugin"], redactor) as messages:
             say()  # the run directory does not exist yet
             messages.write_to(tmp_path)
-            logging.getLogger("vllm").warning("later")
-        logging.getLogger("vllm").warning("at the end")
+            logging.getLogger("another").warning("later")
+        logging.getLogger("another").warning("at the end")
     assert console.getvalue().splitlines() == ["ours", "a plugin's", "an error", "at the end"]
     text = (tmp_path / LIBRARIES_LOG).read_text()
-    assert "WARNING torch.nn: a library's, with " in text
-    for there in ("an error", "a warning of Python's", "WARNING vllm: later"):
+    assert "WARNING library.part: a library's, with " in text
+    for there in ("an error", "a warning of Python's", "WARNING another: later"):
         assert there in text
     for absent in ("s3cret-value", "ours", "plugin", "at the end"):
         assert absent not in text
+
+
+def test_handler_of_a_library_is_taken_from_it(console: StringIO, tmp_path: Path) -> None:
+    """As torch, transformers and vLLM have one."""
+    library = logging.getLogger("library")
+    library.addHandler(logging.StreamHandler(sys.stderr))
+    library.propagate = False
+    with LibraryMessages([], Redactor()) as messages:
+        messages.imported()
+        messages.write_to(tmp_path)
+        library.warning("a library's")
+    assert library.handlers == []
+    assert console.getvalue() == ""
+    assert "a library's" in (tmp_path / LIBRARIES_LOG).read_text()
 
 
 def test_verbose_console_has_everything(console: StringIO, tmp_path: Path) -> None:
     logging.getLogger("swe_core").setLevel(logging.DEBUG)
     with LibraryMessages(["my_plugin"], Redactor()) as messages:
         messages.write_to(tmp_path)
-        logging.getLogger("torch").warning("a library's")
+        logging.getLogger("library").warning("a library's")
     assert "a library's" in console.getvalue()
     assert not (tmp_path / LIBRARIES_LOG).exists()
 

@@ -91,7 +91,7 @@ def test_report_says_it_in_each_form(run: RunDirectory, journal: sqlite3.Connect
     def said(*args: str) -> str:
         return CliRunner().invoke(report, [str(run.path), *args]).output
 
-    assert f"Training: {sentence}" in said().replace("\n", " ")
+    assert f"Training: {sentence}" in " ".join(said().split())
     assert json.loads(said("--json"))["training"] == found(run).summary()
     said("--html", str(tmp_path / "page.html"))
     assert sentence in (tmp_path / "page.html").read_text()

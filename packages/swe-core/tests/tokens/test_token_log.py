@@ -143,7 +143,7 @@ def test_every_sampled_id_needs_logprob_and_version(short: str) -> None:
     book = TokenLog()
     with pytest.raises(LedgerError, match="turn 3 has 2 sampled ids"):
         book.add(3, make_sampled([1], [2, 3], **{short: [0]}))
-    with pytest.raises(LedgerError, match=r"2 sampled, but 0 trained and 0 dropped, \+2 unaccounted for"):
+    with pytest.raises(LedgerError, match=r"2 sampled, but 0 trainable and 0 dropped, \+2 unaccounted for"):
         book.ledger()
 
 
@@ -154,7 +154,7 @@ def test_rejected_turn_leaves_the_ledger_unbalanced() -> None:
     with pytest.raises(LedgerError, match="turn 0 is there twice"):
         book.add(0, make_sampled([1], [2, 3]))
     assert [chain.turns for chain in book.chains()] == [(0,)]
-    with pytest.raises(LedgerError, match=r"3 sampled, but 0 trained and 1 error dropped, \+2 unaccounted"):
+    with pytest.raises(LedgerError, match=r"3 sampled, but 0 trainable and 1 error dropped, \+2 unaccounted"):
         book.ledger("error")
 
 

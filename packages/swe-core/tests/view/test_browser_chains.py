@@ -92,7 +92,7 @@ def test_lanes_are_rows_and_dropped_calls(shown: Shown, page: Page, training: Pa
         "turn 0: 4 tokens sampled, title, auxiliary (title)"
     )
     expect(page.locator("#chains-forks")).to_be_hidden()
-    expect(page.locator("#chains-about")).to_contain_text(" trained + 4 dropped (title).")
+    expect(page.locator("#chains-about")).to_contain_text(" trainable + 4 dropped (title).")
     open_chains(page, url, DRIFT)
     expect(page.locator(".lane-fork")).to_have_count(1)
     expect(page.locator(".lane-cause")).to_have_text("retokenised")

@@ -68,7 +68,7 @@ def test_row_and_its_map_are_drawn(shown: Shown, page: Page, training: Path) -> 
     open_tokens(page, shown(Site([training])), query="?row=1")
     trained = int(row.completion_mask.sum())
     expect(page.locator("#token-about")).to_contain_text(
-        f"{len(row)} tokens: {len(row) - trained} context, {trained} trained · a fork (retokenised)"
+        f"{len(row)} tokens: {len(row) - trained} context, {trained} trainable · a fork (retokenised)"
     )
     page.evaluate("() => new Promise(requestAnimationFrame)")
     page.evaluate("() => new Promise(requestAnimationFrame)")
@@ -102,7 +102,7 @@ def test_keys_jump_and_the_url_follows(shown: Shown, page: Page, training: Path)
     page.keyboard.press("p")
     assert panel(page)["log-probability"] == least
     page.keyboard.press("s")
-    assert panel(page)["kind"] == "trained"
+    assert panel(page)["kind"] == "trainable"
     page.keyboard.press("d")
     assert panel(page)["position"] == f"{drift} of {len(row)}"
     page.wait_for_url(f"**/tokens/?row=1&at={drift}")
@@ -184,7 +184,7 @@ def test_ledger_leads_to_dropped_tokens(shown: Shown, page: Page, training: Path
     ledger = ledger_of(training, TITLE)
     open_tokens(page, shown(Site([training])), TITLE)
     expect(page.locator("#token-ledger")).to_have_text(
-        f"{ledger.sampled} tokens sampled = {ledger.trainable} trained + 4 dropped (title)"
+        f"{ledger.sampled} tokens sampled = {ledger.trainable} trainable + 4 dropped (title)"
     )
     page.get_by_role("button", name="4 dropped (title)").click()
     page.wait_for_url("**/tokens/?row=d0&at=15&to=18")
@@ -201,7 +201,7 @@ def test_undelivered_reply_is_dropped_with_its_reason(shown: Shown, page: Page, 
 
 def test_rollout_without_a_verdict_is_dropped_whole(shown: Shown, page: Page, training: Path) -> None:
     open_tokens(page, shown(Site([training])), "pydantic-8511-g2-2")
-    expect(page.locator("#token-ledger")).to_contain_text("= 0 trained")
+    expect(page.locator("#token-ledger")).to_contain_text("= 0 trainable")
     expect(page.locator("#token-ledger")).to_contain_text("dropped (stale)")
 
 
@@ -303,7 +303,7 @@ def test_reply_that_another_row_trains_is_context_with_a_link(
     assert panel(page)["kind"] == "context here; another row trains it"
     page.get_by_role("link", name="row 0").click()
     page.wait_for_url("**/tokens/?row=0&at=**")
-    assert panel(page)["kind"] == "trained"
+    assert panel(page)["kind"] == "trainable"
 
 
 def test_dropped_tokens_in_the_middle_of_a_row_are_named(shown: Shown, page: Page, tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_page_reports_an_unproven_ledger(run: Run) -> None:
     assert (done.exit_code, done.output) == (1, f"Page: {run.page}; its tokens are NOT BALANCED\n")
     text = parsed(run.page.read_text()).text
     for said in (
-        "0 sampled ≠ 7 trained + 3 dropped; NOT BALANCED",
+        "0 sampled ≠ 7 trainable + 3 dropped; NOT BALANCED",
         "task-0-0: its ledger is not what its turns on disk say",
         "forced 3 30.0%",
         "Chains: 2, of which 1 fork",
@@ -247,7 +247,7 @@ def test_page_reports_an_unproven_ledger(run: Run) -> None:
 def test_page_reports_a_balanced_ledger(run: Run) -> None:
     run.rollouts({"ledger": Ledger(sampled=0, trainable=0)})
     text = run.read().text
-    assert "0 sampled = 0 trained + 0 dropped; balanced, 100.0 % accounted for." in text
+    assert "0 sampled = 0 trainable + 0 dropped; balanced, 100.0 % accounted for." in text
     assert "Chains: 0, of which 0 forks" in text
 
 

@@ -14,6 +14,7 @@ from swe_core.system.redaction import RedactingFormatter, Redactor
 LIBRARIES_LOG = "libraries.log"
 """Name in the run directory."""
 
+
 _KEPT = 10_000
 """Messages that are kept until the run directory exists."""
 
@@ -48,13 +49,23 @@ class LibraryMessages:
         return self
 
     def imported(self) -> None:
-        """Do the rest, once transformers was imported: it has a handler, and bars, of its own."""
-        if self._shown:
-            from transformers.utils import logging as transformers_logging
+        """Do the rest, once libraries were imported, some of which have handlers and bars of their own."""
+        if not self._shown:
+            return
+        loggers = logging.getLogger().manager.loggerDict
+        for name, library in loggers.items():
+            if isinstance(library, logging.Logger) and name.partition(".")[0] not in self._ours:
+                for handler in list(library.handlers):
+                    if isinstance(handler, logging.StreamHandler) and handler.stream in (
+                        sys.stdout,
+                        sys.stderr,
+                    ):
+                        library.removeHandler(handler)
+                        library.propagate = True
+        if "transformers" in sys.modules:
+            from transformers.utils.logging import disable_progress_bar
 
-            transformers_logging.disable_default_handler()
-            transformers_logging.enable_propagation()
-            transformers_logging.disable_progress_bar()
+            disable_progress_bar()
 
     def write_to(self, directory: Path) -> None:
         """Append what was said so far, and what follows, to `LIBRARIES_LOG` in `directory`."""

@@ -76,7 +76,7 @@
     const lost = [...dropped].map(([reason, value]) => ` + ${number(value)} dropped (${reason})`).join("");
     element("about").textContent =
       `${count(turns.length, "turn")} in ${count(chains.length, "row")}: ${number(starts)} of them ${starts === 1 ? "begins a conversation" : "begin conversations, such as those of sub-agents"}` +
-      `, ${count(forks, "fork")}${alone ? `; ${count(alone, "dropped call")} in none` : ""}. ${count(totals.sampled, "token")} sampled = ${number(totals.trained)} trained${lost}.`;
+      `, ${count(forks, "fork")}${alone ? `; ${count(alone, "dropped call")} in none` : ""}. ${count(totals.sampled, "token")} sampled = ${number(totals.trained)} trainable${lost}.`;
   }
 
   function token(array, at) {
@@ -200,7 +200,7 @@
     const state = why === null ? "trained" : "dropped";
     const chosen = at === view.turn || at === view.other ? " chosen" : "";
     const link = svg("a", { href: url({ turn: keyOf(at), with: null }), class: `lane-turn item ${state}${chosen}`, "data-turn": at });
-    link.append(svg("title", {}, `${nameOf(at)}: ${count(turn.reply.length, "token")} sampled, ${why ?? "trained"}${turn.auxiliary ? `, auxiliary (${turn.auxiliary})` : ""}`));
+    link.append(svg("title", {}, `${nameOf(at)}: ${count(turn.reply.length, "token")} sampled, ${why ?? "trainable"}${turn.auxiliary ? `, auxiliary (${turn.auxiliary})` : ""}`));
     link.append(svg("rect", { x, y: middle - high / 2, width: wide, height: high, rx: 3 }));
     if (why !== null) link.append(svg("line", { x1: x - 2, x2: x + wide + 2, y1: middle, y2: middle }));
     if (turn.dropped !== null && turns[at - 1]?.dropped !== turn.dropped) {
@@ -214,7 +214,7 @@
   function laneName(row) {
     const made = make("div", "", { class: "lane-name" });
     const what = row.cause === null ? "dropped call" : row.cause === "start" ? (row.key === (row.try ? `${row.try}.0` : "0") ? "first conversation" : "another conversation") : `fork: ${row.cause}`;
-    made.append(tokensLink(row.key, 0, `row ${row.key}`), make("span", `${row.try ? "lost try, " : ""}${what}`), make("span", `${count(row.length, "token")}, ${number(row.trains)} trained`, { class: "dim" }));
+    made.append(tokensLink(row.key, 0, `row ${row.key}`), make("span", `${row.try ? "lost try, " : ""}${what}`), make("span", `${count(row.length, "token")}, ${number(row.trains)} trainable`, { class: "dim" }));
     return made;
   }
 
@@ -238,7 +238,7 @@
     const why = turn.dropped ?? noReward[turn.try];
     const facts = make("p");
     facts.append(
-      `${count(ids.promptSize(at), "token")} of prompt${turn.base === null ? "" : `, ${number(turn.prompt.length)} of them new`}; ${count(turn.reply.length, "token")} of reply, ${why === null ? "trained" : `dropped (${why}): ${data.reasons[why] ?? ""}`}` +
+      `${count(ids.promptSize(at), "token")} of prompt${turn.base === null ? "" : `, ${number(turn.prompt.length)} of them new`}; ${count(turn.reply.length, "token")} of reply, ${why === null ? "trainable" : `dropped (${why}): ${data.reasons[why] ?? ""}`}` +
         `${turn.versions.length ? `; policy version ${turn.versions.map(([version]) => version).join(", ")}` : ""}; ${turn.seconds.toFixed(1)} s; ${turn.error ?? turn.finish ?? ""}. `,
     );
     if (home) facts.append(tokensLink(rows[home.row].key, home.start, "Its tokens"), " · ");

@@ -24,7 +24,7 @@
       const message = messageOf(at);
       return `context: the prompt of turn ${turn.index}${message ? `, message ${message.message} (${message.role})` : ""}`;
     }
-    if (row.kind[at] === TRAINED) return "trained";
+    if (row.kind[at] === TRAINED) return "trainable";
     if (row.kind[at] === ELSEWHERE) return "context here; another row trains it";
     const why = reasonOf(turn, at - row.prompts[row.part[at]]);
     return `dropped (${why}): ${reasons[why] ?? ""}`;
@@ -112,7 +112,7 @@
     for (const kind of row.kind) kinds[kind]++;
     const lost = kinds[model.DROPPED] ? `, ${number(kinds[model.DROPPED])} dropped` : "";
     const names = row.parts.filter(([, isTrained]) => isTrained).map(([place]) => turns[place].index);
-    const parts = [`${count(row.n, "token")}: ${number(kinds[CONTEXT] + kinds[ELSEWHERE])} context, ${number(chosen.trains)} trained${lost}`];
+    const parts = [`${count(row.n, "token")}: ${number(kinds[CONTEXT] + kinds[ELSEWHERE])} context, ${number(chosen.trains)} trainable${lost}`];
     if (chosen.cause === null) parts.push("a dropped call, in no row of the training");
     else if (chosen.cause === "start") parts.push("starts a conversation");
     else parts.push(`a fork (${chosen.cause}): ${causes[chosen.cause]}`);
@@ -162,7 +162,7 @@
     } else if (view.color === "version") {
       const found = [...new Set(row.version)].filter((one) => one >= 0).sort((a, b) => a - b);
       found.forEach((one) => add(`version-${one % 6}`, String(one)));
-    } else add("heat-0", "trained");
+    } else add("heat-0", "trainable");
     legend.append(make("span", "grey text", { class: "token-flag" }), ": context");
     legend.append(make("s", "dropped", { class: "token-struck" }));
     if (row.clipped.includes(1)) legend.append(make("u", "clipped", { class: "token-clipped" }));
@@ -185,7 +185,7 @@
 
   function showLedger() {
     const ledger = element("ledger");
-    ledger.append(`${count(totals.sampled, "token")} sampled = `, jumper("trained", `${number(totals.trained)} trained`));
+    ledger.append(`${count(totals.sampled, "token")} sampled = `, jumper("trained", `${number(totals.trained)} trainable`));
     for (const [reason, value] of dropped) ledger.append(" + ", jumper(reason, `${number(value)} dropped (${reason})`));
     const list = element("dropped").querySelector("ul");
     for (const [reason, found] of spans) {
@@ -511,7 +511,7 @@
     const name = one.try ? `lost try ${one.try}` : one.cause === null ? "dropped calls" : "rows";
     if (!groups.has(name)) groups.set(name, make("optgroup", "", { label: name }));
     const what = one.cause === null ? `turn ${turns[one.parts.at(-1)[0]].index}, ${turns[one.parts.at(-1)[0]].dropped}` : one.cause === "start" ? "conversation" : `fork (${one.cause})`;
-    groups.get(name).append(make("option", `${one.key}: ${what}, ${count(rows[at].length, "token")}, ${number(one.trains)} trained`, { value: one.key }));
+    groups.get(name).append(make("option", `${one.key}: ${what}, ${count(rows[at].length, "token")}, ${number(one.trains)} trainable`, { value: one.key }));
   }
   element("row").append(...groups.values());
   surface.readColors();
