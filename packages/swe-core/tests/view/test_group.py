@@ -45,7 +45,7 @@ SKIPPED = "The trainer skipped this group, so none of its rows was trained"
         (closed([0.0] * 4, "no_spread"), "(no_spread): none of its rows was trained."),
         (closed([1.0, 1.0]), f"All 2 rewards are equal (1.0): {ALIKE}. The trainer trained it all the same"),
         (closed([1.0, None], "too_few_scored"), f"{SKIPPED}: too few of its attempts have a verdict"),
-        (closed([1.0, 0.0], "no_tokens"), f"{SKIPPED}: none of its attempts has a token that may be trained"),
+        (closed([1.0, 0.0], "no_tokens"), f"{SKIPPED}: none of its attempts has a trainable token"),
         (closed([1.0, 0.0], "overlong"), f"{SKIPPED}: too few of its attempts with a verdict were not cut"),
         (closed([1 / 3, 1 / 3], "no_spread"), f"All 2 rewards are equal (0.3333): {ALIKE}."),
         (closed([1.0, 0.0], "odd"), f"{SKIPPED}: odd (odd)"),
