@@ -42,7 +42,7 @@ def run(check: checks.Check, bench: Bench) -> Result:
         status, reason = "skipped", str(why)
     except Failed as why:
         status, reason = "failed", str(why)
-    except Exception as error:
+    except Exception as error:  # the other checks go on
         traceback.print_exc()
         place = traceback.extract_tb(error.__traceback__)[-1]
         said = " ".join(str(error).split())[:300] or place.line

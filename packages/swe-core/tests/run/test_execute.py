@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,6 +76,26 @@ def test_settings_that_a_caller_calls_adjustable_may_change(tmp_path: Path) -> N
     with pytest.raises(UsageError, match=r"'limits\.agent' was .* may change"):
         check_same(run, changed)
     check_same(run, changed, ["limits.agent"])
+
+
+@pytest.mark.parametrize(("setting", "value"), [("grader.swe.reward", "fraction"), ("agent.mini.turns", 9)])
+def test_setting_that_a_verdict_depends_on_cannot_be_added_on_resume(
+    setting: str, value: object, tmp_path: Path
+) -> None:
+    """Tables of components record only what was set."""
+    settings = load_settings(sets=SETS)
+    plugins = load_plugins(settings.run)
+    plan = plan_run(settings, plugins)
+    run = create_directory(plan, plugins, tmp_path / "run", Redactor(), 1)
+    table, component, key = setting.split(".")
+    added = {table: {**getattr(plan.settings, table), component: {key: value}}}
+    changed = dataclasses.replace(plan, settings=plan.settings.model_copy(update=added))
+    with pytest.raises(UsageError) as refused:
+        check_same(run, changed)
+    assert f"the setting '{setting}' was not set when it was started and is {value!r} now" in str(
+        refused.value
+    )
+    check_same(run, changed, [setting])
 
 
 def test_run_has_the_vocabulary_of_its_engine(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class TRLLauncher(Launcher):
                 self._launch(launch, interrupts)
             except KeyboardInterrupt:
                 pass
-            except Exception as error:
+            except Exception as error:  # an interrupt comes out of libraries as an error of any kind
                 if not interrupts.count:
                     raise
                 logger.warning("the interrupt met an error: %s", sentence(error))

@@ -224,7 +224,7 @@ def test_server_fills_its_share_of_a_gpu(tmp_path: Path) -> None:
 
 
 def test_size_is_found_without_asking_cuda(tmp_path: Path) -> None:
-    """Whoever asks CUDA fixes the GPUs of this process, and the layout is decided after this."""
+    """A question to CUDA would fix the GPUs of this process, before the layout is decided."""
     model = qwen3(tmp_path, "Qwen3-0.6B")
     script = HERE / "without_cuda.py"
     done = subprocess.run(

@@ -1,8 +1,9 @@
 """Train two steps on the CPU with several trainer processes: python rank_steps.py MODEL OUT OPTIONS
 
-OPTIONS is a JSON object: processes, sharding, normalize, lora, resume (the step of a checkpoint in OUT), and
-further keys of AsyncGRPOConfig in `grpo`. Prints one JSON object: what was logged, and which rows the journal
-says were trained. The trained model lies in OUT/model. After all rows it waits for more.
+OPTIONS is a JSON object: processes, sharding, normalize, lora, resume (the step of a checkpoint in OUT), ends
+(the number of rows after which an epoch ends), and further keys of AsyncGRPOConfig in `grpo`. Prints one JSON
+object: what was logged, and what the journal says of the rows. The trained model lies in OUT/model. Without
+`ends` it waits for more rows after all.
 """
 
 import json
@@ -52,8 +53,12 @@ def main(model: str, out: str, given: str) -> None:
     made = rows(model)
     for number, row in enumerate(made):  # sampled by another policy: ratios on both sides of the clip
         row["old_log_probs"] += row["completion_mask"] * (0.4 if number % 3 else -0.4)
+    ends = options.get("ends")
+    made = made[:ends]
     journal = Journal(Path(out) / "train.sqlite")
     worker, transfer = Patient(made, journal), Transfer(journal)
+    if ends is not None:
+        worker.rollout_buffer.end()
     grpo = {**GRPO, "per_device_train_batch_size": ROWS // 2 // processes, **options.get("grpo", {})}
     config = TRLConfig(
         grpo=grpo,
@@ -82,7 +87,7 @@ def main(model: str, out: str, given: str) -> None:
             arguments,
             worker=worker,
             journal=journal,
-            groups=None,
+            groups=None if ends is None else GROUPS,
             weight_transfer=transfer,
             adapter=lora_config(config),
         )
@@ -90,11 +95,12 @@ def main(model: str, out: str, given: str) -> None:
         trainer.save_model(str(Path(out) / "model"))
     journal.close()
     with closing(sqlite3.connect(Path(out) / "train.sqlite")) as database:
-        steps = [step for (step,) in database.execute("SELECT step FROM rows ORDER BY id")]
+        fates = database.execute("SELECT step, dropped FROM rows ORDER BY id").fetchall()
     answer = {
         "calls": transfer.calls,
         "logs": [line for line in trainer.state.log_history if "loss" in line],
-        "steps": steps,
+        "steps": [step for step, _ in fates],
+        "dropped": [dropped for _, dropped in fates],
         "trained": [row.model_dump() for row in read_trained(Path(out))],
         "names_sent": transfer.names,
     }

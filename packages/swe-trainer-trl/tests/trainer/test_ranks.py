@@ -148,6 +148,34 @@ def test_adapter_is_trained_by_two_processes(sharding, tiny_model, tmp_path):
         assert given["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
 
 
+ONCE = {
+    "max_steps": -1,
+    "num_train_epochs": 1,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_last_row_is_dropped_if_the_other_process_would_have_none(sharding, tiny_model, tmp_path):
+    done = steps(
+        tiny_model, tmp_path / "out", processes=2, sharding=sharding, normalize="rollout", ends=11, grpo=ONCE
+    )
+    assert done.said["steps"] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, None]
+    assert done.said["dropped"] == [None] * 10 + ["left_over"]
+    assert len(done.said["logs"]) == 5
+
+
+@pytest.mark.slow
+def test_processes_without_any_row_end_together(tiny_model, tmp_path):
+    done = steps(
+        tiny_model, tmp_path / "out", processes=2, sharding="none", normalize="rollout", ends=0, grpo=ONCE
+    )
+    assert done.said["steps"] == done.said["logs"] == []
+    assert not any(moved.any() for moved in done.moved.values())
+
+
 def others(process: subprocess.Popen[str]) -> list[int]:
     """The pids of the other trainer processes."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

@@ -10,7 +10,7 @@ import anyio
 
 
 class Slots:
-    """Slots of an event loop. A free one goes to whoever has waited longest, evaluations first."""
+    """Slots of an event loop. A free one goes to the task that has waited longest, evaluations first."""
 
     def __init__(self, total: int) -> None:
         self._free = total

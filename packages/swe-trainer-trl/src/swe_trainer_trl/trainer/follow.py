@@ -14,9 +14,9 @@ READY = os.dup(sys.stdout.fileno())
 """The pipe to rank 0. Nobody reads it later, so all other output goes to the log, also that of imports."""
 os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-from swe_core.errors import SweError, sentence  # noqa: E402
-from swe_trainer_trl.trainer.ranks import RankJob, joining  # noqa: E402
-from swe_trainer_trl.trainer.train import follow  # noqa: E402
+from swe_core.errors import SweError, sentence  # noqa: E402 (see `READY`)
+from swe_trainer_trl.trainer.ranks import RankJob, joining  # noqa: E402 (see `READY`)
+from swe_trainer_trl.trainer.train import follow  # noqa: E402 (see `READY`)
 
 
 def main() -> int:

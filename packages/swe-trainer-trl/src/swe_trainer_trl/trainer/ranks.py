@@ -103,7 +103,7 @@ def joined(job: RankJob) -> Iterator[AsyncGRPOConfig]:
         with _in_group(0, job.processes, others.port):
             try:
                 yield job.arguments()
-            except Exception as error:
+            except Exception as error:  # of any kind: the end of another process may be its cause
                 died = others.died(_NOTICED)
                 if died is not None:
                     raise SweError(f"{died}; resume with --resume") from error
@@ -272,7 +272,7 @@ def _in_group(rank: int, processes: int, port: int) -> Iterator[None]:
         torch.distributed.init_process_group("nccl" if cuda else "gloo", timeout=_WAIT)
         try:
             yield
-        except BaseException:
+        except BaseException:  # also Ctrl-C
             # Leaving NCCL waits for the others, which wait for this process.
             (distributed_c10d._abort_process_group if cuda else torch.distributed.destroy_process_group)()
             raise
