@@ -284,6 +284,8 @@ def test_dry_run_shows_who_uses_which_gpu(
         (("--hardware", "8x80GB", "--set", "worker.trl.sharding=some"), "should be 'none' or 'fsdp'"),
         (("--hardware", "8x80GB", "--agent", "oracle"), "makes no LLM calls"),
         (("--hardware", "8x80GB", "--model", "./nowhere"), "is not a model directory"),
+        (("--hardware", "8x80GB", "--eval-tasks", "demo"), "that the run trains on"),
+        (("--hardware", "8x80GB", "--eval-every", "5"), "needs --eval-tasks"),
         (("--hardware", "8x80GB", "--set", "worker.trl.lora.rr=8"), "no setting of PEFT's LoraConfig"),
     ],
 )
