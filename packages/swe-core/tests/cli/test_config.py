@@ -225,7 +225,7 @@ def test_every_option_of_run_that_sets_something_is_taken() -> None:
 
     own = {param.name for param in run_command.params if param.expose_value}  # without those of plugins
     missing = own - {param.name for param in show.params}
-    assert missing == {"out", "resume", "retry_errors", "verbose"}
+    assert missing == {"out", "resume", "retry_errors", "dry_run", "verbose"}
 
 
 def test_toml_of_any_value_is_valid() -> None:

@@ -25,7 +25,7 @@ from swe_core.system.redaction import MARK, environment_redactor
 if TYPE_CHECKING:
     from swe_core.run.effective import Effective, Entry
 
-_NO_SETTINGS = {"out", "resume", "retry_errors", "as_json", "verbose"}
+_NO_SETTINGS = {"out", "resume", "retry_errors", "dry_run", "as_json", "verbose"}
 """Parameters of `swe-core run` that set no setting."""
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _CREDENTIALS = re.compile(r"://[^/\s@]*@")
