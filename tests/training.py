@@ -201,15 +201,17 @@ def check_records(out: Path, models: Sequence[PreTrainedModel]) -> list[TrainedR
     return rows
 
 
-def toy_options(model: Path, url: str, grpo: Mapping[str, Any], tokens: int, letters: int) -> list[str]:
+def toy_options(
+    model: Path, url: str | None, grpo: Mapping[str, Any], tokens: int, letters: int
+) -> list[str]:
     """To train the policy `model` that is served at `url` with the agent and grader of `toy_reward.py`: so
     many letters e are wanted in replies of so many ids. All groups are trained, so that a step takes the same
-    number of rollouts however good the policy is."""
+    number of rollouts however good the policy is. Without `url` the command starts its server."""
+    served = ["--model", str(model)] if url is None else ["--model", MODEL, "--engine-url", url]
     return [
         *("--plugins", "trl", "-p", TOY, "--agent", "toy", "--grader", "letters"),
         *("--tasks", "demo", "--task", "demo__memofn-1", "--sandbox", "local", "--concurrency", "4"),
-        *("--model", MODEL, "--set", f"worker.trl.model={model}"),
-        *("--engine-url", url, "--weight-sync", "disk"),
+        *(*served, "--set", f"worker.trl.model={model}", "--weight-sync", "disk"),
         *("--set", f"engine.vllm.max_tokens={tokens}", "--set", f"grader.letters.enough={letters}"),
         *("--set", "worker.trl.no_spread=keep", "--set", "worker.trl.groups_ahead=2"),
         *("--set", f"worker.trl.grpo={json.dumps({**_GRPO, **grpo})}"),

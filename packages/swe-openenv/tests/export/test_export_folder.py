@@ -121,7 +121,7 @@ def test_manifest_says_what_a_server_of_a_model_needs(tmp_path: Path) -> None:
     assert manifest["network"]["mode"] == "public"
     assert manifest["execution"]["requires_credentials"] is True
     assert manifest["resources"]["memory_mb"] == 512
-    assert manifest["resources"]["episode_timeout_s"] == 1 + 1 + 10 + 2 * (1 + 1 + 20)
+    assert manifest["resources"]["episode_timeout_s"] == 1 + 1 + 10 + 3 * (1 + 1 + 20)
     assert manifest["capabilities"]["declared_task_count"] == {'a "split"': 6}
 
 

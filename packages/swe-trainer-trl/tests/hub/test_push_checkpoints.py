@@ -347,5 +347,5 @@ def test_rollouts_of_an_open_evaluation_run_again_after_a_restore(
     saved(callback)
     there = tmp_path / "new" / "run"
     assert restore(TO, there) == 3
-    assert [one.id for one in earlier(there)] == ["t-g0-0", "h-eval0-0", "h-eval0-1-2"]
+    assert earlier(there) == ["t-g0-0", "h-eval0-0", "h-eval0-1-2"]
     assert (there / "evaluations.jsonl").read_text() == '{"step":0}\n'

@@ -55,6 +55,15 @@ def test_first_error_is_raised_when_all_calls_have_ended() -> None:
     assert ended == [True, True]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, which it does not in a background job of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_signal_interrupts_the_wait(gate: threading.Event) -> None:
     """As of a server that never answers."""
     main = threading.get_ident()
