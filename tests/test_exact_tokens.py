@@ -200,8 +200,9 @@ async def test_reply_that_a_weight_update_cuts_in_two_is_one_turn_of_two_policie
     versions = chain.versions[chain.completion_mask].tolist()
     older = versions.count(0)
     assert versions == [0] * older + [1] * (len(versions) - older)
-    # The second request was under way when the version was announced, so its first ids carry the older one.
-    assert len(before.ids) < older <= len(before.ids) + 9 < len(versions)
+    # The second request was under way when the version was announced, so its first ids carry the older one:
+    # 9 of them on an idle machine, and more where one read brings several events.
+    assert len(before.ids) < older < len(versions)
     assert_a_forward_pass_agrees(talkative, [chain])
 
 

@@ -44,7 +44,8 @@ class _LazyGroup(click.Group):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they came
         self._plugins_asked: set[str | None] = set()
-        self._options_asked = False
+        self._options_asked: set[str | None] = set()
+        self._with_options: set[str] = set()
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         self._ask_plugins()
@@ -104,13 +105,17 @@ class _LazyGroup(click.Group):
             click.echo(f"swe-core: {printable(problem)}", err=True)
 
     def _ask_for_options(self, run: click.Command) -> None:
-        if self._options_asked:
+        allowed = os.environ.get("SWE_PLUGINS")
+        if allowed in self._options_asked:
             return
-        self._options_asked = True
+        self._options_asked.add(allowed)
         from swe_core.cli.run import add_options
         from swe_core.plugins.manager import PluginSet, allow_list
 
-        for problem in add_options(run, PluginSet(allow=allow_list(os.environ)).plugins.values()):
+        plugins = PluginSet(allow=allow_list(os.environ)).plugins
+        new = [plugin for name, plugin in plugins.items() if name not in self._with_options]
+        self._with_options.update(plugins)
+        for problem in add_options(run, new):
             click.echo(f"swe-core: {printable(problem)}", err=True)
 
 
