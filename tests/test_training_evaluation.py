@@ -63,7 +63,7 @@ def test_training_evaluates_its_first_and_its_last_weights_and_some_between(
     # The trainer's log and the report have them.
     lines_before = len(done.log())
     logged = [line["values"] for line in done.log() if "eval/resolved_rate" in line["values"]]
-    assert logged[-1]["eval/step"] == STEPS
+    assert [values["eval/step"] for values in logged] == [0, 2, 4, STEPS]
     assert logged[-1]["eval/rollouts"] == 4
     assert logged[-1]["eval/resolved_rate"] == pytest.approx(last.resolved / 4)
     report = done.report()

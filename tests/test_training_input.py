@@ -529,7 +529,7 @@ def test_dead_vllm_is_restarted(command: Command, tiny_model: Path) -> None:
     process = command.start(*options(None, tiny_model, *more, max_steps=100_000, save_steps=100_000))
     command.until(lambda: (command.out / "metrics.jsonl").exists())
     os.kill(_engine_core(command), signal.SIGKILL)
-    command.until(lambda: "the server has the policy's weights again" in command.said)
+    command.until(lambda: "has the policy's weights again" in command.said)
     steps = len(command.steps())
     command.until(lambda: len(command.steps()) > steps + 2)  # also of attempts that it has answered
     assert "skipped" not in command.said

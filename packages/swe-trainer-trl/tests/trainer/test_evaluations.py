@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import queue
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +22,8 @@ class Worker:
     def __init__(self, journal: Journal) -> None:
         self.version = 0
         self.begun: list[BegunEvaluation] = []
+        self.evaluations: deque[dict[str, Any]] = deque()
+        self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self._journal = journal
 
     def evaluate(self, evaluation: BegunEvaluation) -> None:
@@ -80,6 +84,18 @@ def test_last_weights_are_evaluated_once(journal: Journal) -> None:
     assert [one.step for one in worker.begun] == [0, 5, 7]
     assert evaluations.are_complete(7)
     assert not evaluations.are_complete(9)
+
+
+def test_two_evaluations_that_finish_together_have_a_log_each(journal: Journal) -> None:
+    worker, evaluations = started(journal, every=2)
+    worker.evaluations.extend([{"eval/step": 2.0}, {"eval/step": 4.0}])
+    for step, left in ((2.0, 1), (4.0, 0)):
+        evaluations.report()
+        assert worker.metrics_queue.get_nowait() == {"eval/step": step}
+        assert worker.metrics_queue.empty()
+        assert evaluations.unreported == left
+    evaluations.report()
+    assert worker.metrics_queue.empty()
 
 
 def test_resume_goes_on_from_the_evaluations_that_are_not_lost(journal: Journal) -> None:

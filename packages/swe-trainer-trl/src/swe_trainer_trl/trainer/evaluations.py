@@ -28,6 +28,16 @@ class Evaluations:
         if self._last is None or step // self._every > self._last // self._every:
             self._begin(step)
 
+    @property
+    def unreported(self) -> int:
+        """Return the number of finished evaluations that no log has."""
+        return len(self._worker.evaluations)
+
+    def report(self) -> None:
+        """Add the oldest unreported evaluation to the next log. TRL would average two of one log."""
+        if self._worker.evaluations:
+            self._worker.metrics_queue.put(self._worker.evaluations.popleft())
+
     def are_complete(self, step: int) -> bool:
         """Return whether the weights of `step` are evaluated, and no evaluation is open."""
         return self._last == step and not self._journal.open_evaluations()

@@ -392,7 +392,15 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
         self.model.train()  # TRL logs the metrics of rollouts as those of a training
         logs = self.control.should_log
         self.log({})
+        while self._evaluations.unreported:
+            self.log({})
         self.control.should_log = logs  # the other processes still have it
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """See TRL. Each evaluation has a log of its own."""
+        if self._evaluations is not None:
+            self._evaluations.report()
+        super().log(logs, start_time)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """See transformers. A full disk becomes one sentence."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -67,6 +67,7 @@ class TRLRolloutWorker:
     Attributes:
         rollout_buffer: Rows for the trainer.
         metrics_queue: Metrics of the rollouts, for the trainer's log.
+        evaluations: Metrics of each finished evaluation that is not in `metrics_queue` yet, oldest first.
         version: Version of the policy; 0 before the trainer's first weight sync.
         idle: Called in the trainer's thread while it waits for rows.
 
@@ -100,6 +101,7 @@ class TRLRolloutWorker:
             lambda: self._ahead,
         )
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.evaluations: deque[dict[str, Any]] = deque()
         self.version = journal.version
         self._ahead = 0
         self._lost: set[str] = set()
@@ -287,7 +289,7 @@ class TRLRolloutWorker:
                 if isinstance(message, Closed):
                     self._closed.set()
                 elif isinstance(message, Evaluated):
-                    self.metrics_queue.put(message.values)
+                    self.evaluations.append(message.values)
                     self._evaluating.discard(message.id)
                     self._evaluated.set()
                 elif isinstance(message, Metrics):
