@@ -53,7 +53,7 @@ def rows(number: int, tokens: int, vocabulary: int) -> tuple[Row, ...]:
         ids = np.concatenate([prompt, draw.integers(300, vocabulary - 50, tokens - len(prompt))])
         mask = (np.arange(tokens) >= tokens // 2).astype(np.int64)
         logprobs = np.where(mask, -6.0, 0.0).astype(np.float32)
-        made.append(Row(f"r{place}", ids, mask, logprobs, (-1.0) ** place, 1, 1.0, 0))
+        made.append(Row(f"r{place}", ids, mask, logprobs, (-1.0) ** place, 1, 1.0, 0, "start"))
     return tuple(made)
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("loc
 
 GROUP = 4
 _PATIENCE = 900
+_STALLED = 10.0
+"""Seconds in which a trainer comes to its next weight sync, if it has rows."""
 GRPO = {
     "num_generations": GROUP,
     "per_device_train_batch_size": GROUP,
@@ -135,6 +138,18 @@ class Trained:
     def more_steps(self, count: int) -> None:
         before = self.steps()
         self.until(lambda: self.steps() >= before + count)
+
+    def stalled_by(self, replica: Replica) -> bool:
+        """Let the server stand still until a weight sync waits for it; whether one did. One that began before
+        may, and where each group waits for a reply of this server, none begins."""
+        replica.signal(signal.SIGSTOP)
+        until = time.monotonic() + _STALLED
+        while self.training.announced_step() <= self.steps():
+            if time.monotonic() > until:
+                replica.signal(signal.SIGCONT)
+                return False
+            time.sleep(0.01)
+        return True
 
     def told(self, words: str, times: int = 1) -> None:
         self.until(lambda: self.log.read_text().count(words) >= times)
@@ -251,10 +266,8 @@ def test_server_that_is_killed_is_taken_out_and_put_back(
     trained.more_steps(2)
     assert dies.served() > alone
 
-    announced = trained.training.announced()
-    lives.signal(signal.SIGSTOP)  # a weight sync waits for it, and the other one is paused
-    trained.until(lambda: trained.training.announced() > announced)
-    lives.kill()
+    trained.until(lambda: trained.stalled_by(lives))
+    lives.kill()  # while a weight sync waits for it, and the other one is paused
     ended(trained, scratch)  # with the one that is back
     said = trained.log.read_text()
     assert said.count(" is dead (") == 2

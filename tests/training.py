@@ -113,6 +113,11 @@ class Training:
         """The highest policy version that was announced, as the journal has it."""
         return max(self.updates(), default=0)
 
+    def announced_step(self) -> int:
+        """The step of the newest announced weights."""
+        ((step,),) = self._journal("SELECT MAX(step) FROM policies")
+        return step or 0
+
     def updates(self) -> dict[int, int]:
         """Policy version → how many updates its weights had, as the journal has it."""
         return dict(self._journal("SELECT version, updates FROM policies"))
