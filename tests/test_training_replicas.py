@@ -223,6 +223,7 @@ def begun(
     tmp_path: Path, tiny_model: Path, warm_trainer: Warm, scratch: Path
 ) -> Iterator[Callable[..., Trained]]:
     """Begins a training on servers; in the end nothing of it may be left."""
+    begun: list[Program] = []
     with ExitStack() as stack:
 
         def begin(replicas: Sequence[Replica], steps: int, *more: str, **grpo: Any) -> Trained:
@@ -231,10 +232,12 @@ def begun(
             arguments = toy_options(tiny_model, urls, values, tokens=8, letters=3)
             command = ["run", *arguments, "--out", str(out), *more]
             program = warm_trainer.start(command, {**FRUGAL, "TMPDIR": str(scratch)}, stderr=log)
-            process = stack.enter_context(program)
-            return Trained(Training(0, "", "", out), process, log)
+            begun.append(stack.enter_context(program))
+            return Trained(Training(0, "", "", out), program, log)
 
         yield begin
+        for program in begun:
+            program.kill()  # where the test has failed
     wait_for_the_end(scratch)
 
 
