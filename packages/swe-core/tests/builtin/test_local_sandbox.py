@@ -23,6 +23,7 @@ from swe_core.builtin.local.unisolated import Paths
 from swe_core.errors import ConfigError, SandboxDied, SandboxError, SandboxTimeout
 from swe_core.run.plan import check_sandbox_supported
 from swe_core.run.settings import Settings
+from swe_core.system.event_loop import run
 from swe_core.system.process_owner import current_owner
 from swe_testing.sandbox import SandboxConformance
 from swe_testing.sandbox.base import PATIENCE, SandboxSuite, runs, unique_seconds, until_runs
@@ -136,21 +137,59 @@ class TestUnisolatedInShort(Unisolated):
 
 
 async def test_cancellation_during_launch_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = anyio.open_process
+    launch = subprocess.Popen
     launched = []
 
-    async def cancelled(*args: Any, **options: Any) -> anyio.abc.Process:
+    def cancelled(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
         scope.cancel()
-        launched.append(await launch(*args, **options))
+        launched.append(launch(*args, **options))
         return launched[0]
 
-    monkeypatch.setattr(anyio, "open_process", cancelled)
+    monkeypatch.setattr(subprocess, "Popen", cancelled)
     with anyio.CancelScope() as scope:
         async with LocalProvider(unisolated=True).open(SPEC):
             pass
     assert scope.cancelled_caught
     (process,) = launched
     assert process.returncode is not None
+
+
+HOOKED: list[int] = []
+"""Descriptors to which a new process writes in its fork hook. A hook can not be removed."""
+os.register_at_fork(after_in_child=lambda: [os.write(fd, b".") for fd in HOOKED])
+
+
+def test_no_fork_hook_of_a_library_runs() -> None:
+    """One that waits for a lock of another thread, as that of huggingface_hub may, would hang the run."""
+
+    async def opened() -> None:
+        async with LocalProvider(unisolated=True).open(SPEC):
+            pass
+
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    HOOKED.append(write)
+    try:
+        run(opened)
+        with pytest.raises(BlockingIOError):
+            os.read(read, 1)
+    finally:
+        HOOKED.clear()
+        os.close(read)
+        os.close(write)
+
+
+async def test_commands_have_the_usual_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the run is a background job of a shell, which ignores some."""
+    ignored = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
+    try:
+        async with LocalProvider(unisolated=True).open(SPEC) as sandbox:
+            done = await sandbox.exec(["grep", "SigIgn", "/proc/self/status"])
+    finally:
+        for number, handler in zip(ignored, before, strict=True):
+            signal.signal(number, handler)
+    assert done.stdout.split() == [b"SigIgn:", b"0000000000000000"]
 
 
 async def test_provider_rejects_machine_without_isolation(without_namespaces: None) -> None:

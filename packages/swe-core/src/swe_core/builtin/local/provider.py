@@ -8,12 +8,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from pathlib import Path
 
 import anyio
-from anyio.abc import Process as HostProcess
 
 from swe_core.api.sandbox import HOME_DIR, Sandbox, SandboxEntry, SandboxSpec
 from swe_core.builtin.local import bwrap, limits, seccomp, state
@@ -131,9 +130,7 @@ class LocalProvider:
                     self._plan, spec, directory, control, descriptor, rules, isolated
                 )
                 passed = [descriptor] if rules is None else [descriptor, rules]
-                # asyncio does not wait for the end of a process whose start was cancelled twice.
-                with anyio.CancelScope(shield=True):
-                    process = await _launch([*_enter(enter), *argv], passed, directory / _STDERR)
+                process = _launch([*_enter(enter), *argv], passed, directory / _STDERR)
             try:
                 await _set_up(control, settings, directory / _STDERR)
                 yield sandbox
@@ -239,11 +236,16 @@ def _filter(isolated: bool) -> Iterator[int | None]:
         os.close(rules)
 
 
-async def _launch(argv: Sequence[str], passed: Sequence[int], stderr: Path) -> HostProcess:
-    """Start the supervisor in a session of its own, so that Ctrl-C does not reach it."""
+def _launch(argv: Sequence[str], passed: Sequence[int], stderr: Path) -> subprocess.Popen[bytes]:
+    """Start the supervisor in a session of its own, so that Ctrl-C does not reach it.
+
+    The event loop must not start it: uvloop runs Python's fork hooks in the new process before the program,
+    and this process waits meanwhile. That of huggingface_hub never ends if another thread is in a request.
+    No other thread may start it either, because bubblewrap dies with the thread that has started it.
+    """
     file = os.open(stderr, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
-        return await anyio.open_process(
+        return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -274,11 +276,15 @@ async def _set_up(control: Control, settings: Mapping[str, object], stderr: Path
         ) from None
 
 
-async def _end(process: HostProcess) -> None:
+async def _end(process: subprocess.Popen[bytes]) -> None:
     """Wait until the supervisor and all processes inside have exited."""
-    with anyio.move_on_after(CLOSE_TIMEOUT):
-        await process.wait()
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
+    ended = os.pidfd_open(process.pid)
+    try:
+        with anyio.move_on_after(CLOSE_TIMEOUT) as patience:
+            await anyio.wait_readable(ended)
+        if patience.cancelled_caught:
             process.kill()
-        await process.wait()
+            await anyio.wait_readable(ended)
+    finally:
+        os.close(ended)
+    process.wait()

@@ -265,7 +265,8 @@ def become_command(
         close_all_but(0, 1, 2)
         os.setsid()
         os.umask(0o022)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; programs expect the default
+        # Python ignores some, and a shell's background job others; programs expect the default.
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         for name, value in settings["rlimits"].items():
             resource.setrlimit(getattr(resource, name), (value, value))
