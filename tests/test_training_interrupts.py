@@ -16,7 +16,8 @@ from .warm import Warm
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_sandbox")]
 
 HANGING_IMPORT = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 class Hangs:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:
@@ -33,6 +34,7 @@ sys.meta_path.insert(0, Hangs())
 HANGING_SERVER = """
 import pathlib, signal, sys, time
 import swe_core.system.server_guard as guard
+signal.signal(signal.SIGINT, signal.default_int_handler)
 guard.GRACE = 1e6
 arguments = set(sys.orig_argv)
 if "vllm.entrypoints.openai.api_server" in arguments and "swe_core.system.server_guard" not in arguments:
