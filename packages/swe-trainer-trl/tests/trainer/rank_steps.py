@@ -53,8 +53,8 @@ def main(model: str, out: str, given: str) -> None:
     made = rows(model)
     for number, row in enumerate(made):  # sampled by another policy: ratios on both sides of the clip
         row["old_log_probs"] += row["completion_mask"] * (0.4 if number % 3 else -0.4)
-    ends = options.get("ends")
-    made = made[:ends]
+    ends, step = options.get("ends"), options.get("resume", 0)
+    made = made[step * ROWS : ends]
     journal = Journal(Path(out) / "train.sqlite")
     worker, transfer = Patient(made, journal), Transfer(journal)
     if ends is not None:
@@ -68,7 +68,6 @@ def main(model: str, out: str, given: str) -> None:
         lora=options.get("lora"),
         weight_sync="disk",
     )
-    step = options.get("resume", 0)
     job = RankJob(
         config=config,
         directory=Path(out),

@@ -28,7 +28,7 @@ from swe_core.errors import SweError
 from swe_core.system.ports import free_port
 from swe_trainer_trl.compat import AsyncGRPOConfig
 from swe_trainer_trl.config import TRLConfig
-from swe_trainer_trl.trainer import cpu_sharding
+from swe_trainer_trl.trainer import cpu_processes
 from swe_trainer_trl.trainer.arguments import grpo_arguments
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class RankJob:
 
     def arguments(self) -> AsyncGRPOConfig:
         """Return TRL's arguments of this process."""
-        cpu_sharding.install()
+        cpu_processes.install()
         return grpo_arguments(
             self.config,
             output_dir=self.output_dir,

@@ -1,7 +1,7 @@
-"""FSDP2 without CUDA.
+"""Several trainer processes without CUDA, for tests and laptops.
 
-accelerate turns to FSDP only where its processes have accelerators, although FSDP2 of torch works with gloo.
-So tests, and laptops, shard weights in the same way as GPUs do.
+accelerate turns to FSDP only where its processes have accelerators, although FSDP2 of torch works with gloo. It
+also numbers the CPU as a device, and torch loads no checkpoint onto such a device.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from accelerate.state import AcceleratorState, DistributedType, PartialState
 
 
 def install() -> None:
-    """Let accelerate shard weights over processes on a CPU. With CUDA, change nothing."""
-    original = AcceleratorState.__init__
+    """Let accelerate's processes on a CPU shard weights and resume. With CUDA, change nothing."""
+    original, place = AcceleratorState.__init__, PartialState.set_device
     if torch.cuda.is_available() or hasattr(original, "__wrapped__"):
         return
 
@@ -27,4 +27,11 @@ def install() -> None:
             self.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
             self.fsdp_plugin = plugin
 
+    @wraps(place)
+    def set_device(self: Any) -> None:
+        place(self)
+        if self.device.type == "cpu":
+            self.device = torch.device("cpu")
+
     AcceleratorState.__init__ = init
+    PartialState.set_device = set_device
