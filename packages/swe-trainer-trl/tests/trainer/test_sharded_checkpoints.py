@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swe_core.errors import ConfigError
-from swe_trainer_trl.trainer.sharded_checkpoints import check_sharding, unsharded
+from swe_trainer_trl.trainer.sharded_checkpoints import check_sharding, refuse_stateless, unsharded
 
 PLAIN = ["config.json", "model.safetensors", "optimizer.pt"]
 SHARDED = [*PLAIN, "pytorch_model_fsdp.bin"]
@@ -38,3 +38,16 @@ def test_one_process_reads_the_whole_weights_of_a_sharded_checkpoint(tmp_path):
     with unsharded(checkpoint(tmp_path, SHARDED)) as view:
         assert sorted(path.name for path in view.iterdir()) == PLAIN
         assert (view / "model.safetensors").read_text() == "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("grpo", "sharded"),
+    [({}, True), ({"optim": "sgd"}, False), ({"optim": "sgd", "optim_args": "momentum=0.5"}, True)],
+)
+def test_optimizer_that_can_be_resumed_is_taken(grpo, sharded):
+    refuse_stateless(grpo, sharded)
+
+
+def test_optimizer_that_cannot_be_resumed_is_refused():
+    with pytest.raises(ConfigError, match=r"could not be resumed: set worker\.trl\.grpo\.optim_args to"):
+        refuse_stateless({"optim": "sgd"}, True)

@@ -1,7 +1,7 @@
 """Several trainer processes without CUDA, for tests and laptops.
 
-accelerate turns to FSDP only where its processes have accelerators, although FSDP2 of torch works with gloo. It
-also numbers the CPU as a device, and torch loads no checkpoint onto such a device.
+accelerate turns to FSDP only where its processes have accelerators, although FSDP2 of torch works with gloo.
+It also numbers the CPU as a device, and torch loads no checkpoint onto such a device.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@ A training resumes from that, so it must shard its weights as the checkpoint doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from swe_core.errors import ConfigError
 
@@ -28,6 +29,22 @@ def check_sharding(checkpoint: Path, sharded: bool) -> None:
         raise ConfigError(
             f"the checkpoint {str(checkpoint)!r} is of a training with worker.trl.sharding = "
             f"{'fsdp' if was else 'none'!r}, which a resume cannot change: set it to that"
+        )
+
+
+def refuse_stateless(grpo: Mapping[str, Any], sharded: bool) -> None:
+    """Refuse a sharded optimizer without a state: torch fails to load one, so no resume would be possible.
+
+    Args:
+        grpo: `[worker.trl.grpo]`.
+
+    Raises:
+        ConfigError: The training is sharded, and its optimizer is SGD without momentum.
+    """
+    if sharded and grpo.get("optim") == "sgd" and "momentum" not in str(grpo.get("optim_args")):
+        raise ConfigError(
+            "a training with worker.trl.sharding = 'fsdp' and worker.trl.grpo.optim = 'sgd' could not be "
+            "resumed: set worker.trl.grpo.optim_args to 'momentum=0.9', or choose another optimizer"
         )
 
 

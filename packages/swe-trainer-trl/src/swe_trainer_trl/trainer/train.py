@@ -37,7 +37,7 @@ from swe_trainer_trl.trainer.evaluations import Evaluations
 from swe_trainer_trl.trainer.experts import refuse_experts
 from swe_trainer_trl.trainer.ranks import RankJob, joined
 from swe_trainer_trl.trainer.replica_client import replica_client
-from swe_trainer_trl.trainer.sharded_checkpoints import check_sharding, unsharded
+from swe_trainer_trl.trainer.sharded_checkpoints import check_sharding, refuse_stateless, unsharded
 from swe_trainer_trl.trainer.trainer import Trainer, saving
 from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 
@@ -97,9 +97,11 @@ def check(config: TRLConfig, adapter: LoraConfig | None, model_config: PreTraine
     """Check the model and the weight sync before anything is started or written.
 
     Raises:
-        ConfigError: The model is a mixture of experts, or weights cannot be sent to the server as configured.
+        ConfigError: The model is a mixture of experts, the optimizer could not be resumed, or weights cannot
+            be sent to the server as configured.
     """
     refuse_experts(model_config)
+    refuse_stateless(config.grpo, config.sharding == "fsdp")
     if config.weight_sync == "disk":
         refuse_tied(model_config)
     if config.weight_sync == "trl" and adapter is None and not torch.cuda.is_available():
