@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from transformers import AutoModelForCausalLM
 
 from swe_testing.serving.start import obstacle
 
 from .training import check_records, toy_options, train
 from .warm import Warm
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("local_sandbox")]
 
@@ -39,7 +42,9 @@ def test_processes_and_replicas_of_one_command(
     assert done.code == 0, done.stderr
     assert "Traceback" not in done.stderr
 
-    def load(directory: Path) -> AutoModelForCausalLM:
+    def load(directory: Path) -> PreTrainedModel:
+        from transformers import AutoModelForCausalLM
+
         return AutoModelForCausalLM.from_pretrained(directory, dtype="float32")
 
     checkpoints = [done.out / "checkpoints" / f"checkpoint-{step}" for step in range(1, STEPS)]

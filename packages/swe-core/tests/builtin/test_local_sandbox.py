@@ -155,7 +155,7 @@ async def test_cancellation_during_launch_leaves_no_process(monkeypatch: pytest.
 
 
 HOOKED: list[int] = []
-"""Descriptors to which a new process writes in its fork hook. A hook can not be removed."""
+"""Descriptors to which a new process writes in its fork hook. A hook cannot be removed."""
 os.register_at_fork(after_in_child=lambda: [os.write(fd, b".") for fd in HOOKED])
 
 
@@ -179,7 +179,7 @@ def test_no_fork_hook_of_a_library_runs() -> None:
         os.close(write)
 
 
-async def test_commands_have_the_usual_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commands_have_the_usual_signals() -> None:
     """Also where the run is a background job of a shell, which ignores some."""
     ignored = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
     before = [signal.signal(number, signal.SIG_IGN) for number in ignored]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,6 +127,7 @@ def test_resumed_training_goes_on_where_it_was(sharding: str, tiny_model: Path, 
     options = {"processes": 2, "sharding": sharding, "normalize": "rollout", "grpo": grpo}
     whole = steps(tiny_model, tmp_path, **options)
     (tmp_path / "train.sqlite").unlink()
+    shutil.rmtree(tmp_path / "model")
     again = steps(tiny_model, tmp_path, **options, resume=1)
     for name, moved in whole.moved.items():
         assert np.linalg.norm(again.moved[name] - moved) < CLOSE * np.linalg.norm(moved), name
