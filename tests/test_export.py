@@ -65,7 +65,9 @@ async def test_run_of_pi_is_the_same_in_every_format(
     ]
 
     (log,) = exported("inspect").glob("*.eval")
-    samples = read_eval_log(str(log)).samples
+    # In a thread: beside a running event loop Inspect patches asyncio for the whole process, and then
+    # `asyncio.run` leaves its loops unclosed in every later test.
+    samples = (await anyio.to_thread.run_sync(read_eval_log, str(log))).samples
     assert samples is not None
     assert samples[0].scores is not None
     assert samples[0].scores["resolved"].answer == patch.decode()
