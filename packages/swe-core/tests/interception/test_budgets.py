@@ -177,6 +177,23 @@ async def test_overflow_has_the_openai_code_and_is_recoverable(
     assert "maximum context length is 8192 tokens" in error["message"]
 
 
+@pytest.mark.parametrize("overflowed", [True, False])
+async def test_auxiliary_call_does_not_decide_whether_the_context_ended_it(
+    overflowed: bool, server: InterceptionServer
+) -> None:
+    engine, overflow = Plugin(Completion({"role": "assistant", "content": ""})), ContextOverflow(9000, 8192)
+
+    def purpose(request: ChatRequest) -> str | None:
+        return "title" if "title" in request.body else None
+
+    async with server.session(engine, who(), lambda _: None, auxiliary=purpose) as gate:
+        async with by_hand(server, gate) as http:
+            for number, overflows in enumerate((overflowed, not overflowed)):
+                engine.reply = overflow if overflows else Completion({"role": "assistant", "content": ""})
+                await http.post("/chat/completions", json=_body(number, **({"title": 1} if number else {})))
+    assert gate.ended_by == ("context" if overflowed else None)
+
+
 async def test_limit_of_the_agent_does_not_end_the_rollout(server: InterceptionServer) -> None:
     async with server.session(Typist(), who(), lambda _: None, Budgets(turns=1, completion_tokens=9)) as gate:
         async with by_hand(server, gate) as http:

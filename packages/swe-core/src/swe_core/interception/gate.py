@@ -341,11 +341,11 @@ class Gate:
         if call.abandoned or self._closing is not None:  # even if the engine finished
             text = GONE if call.abandoned else OVER
             return _Ended(RolloutOver(text), sampled, "aborted", text)
+        if isinstance(outcome, Completion | RequestRefused) and request.auxiliary is None:
+            self._overflowed = isinstance(outcome, ContextOverflow)
         if isinstance(outcome, Completion):
-            self._overflowed = False
             return _Ended(outcome, sampled)
         if isinstance(outcome, RequestRefused):
-            self._overflowed = isinstance(outcome, ContextOverflow)
             return _Ended(outcome, sampled, "failed", sentence(outcome))
         if call.scope.cancel_called:
             self._run_out("wall")
