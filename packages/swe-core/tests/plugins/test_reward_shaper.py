@@ -60,6 +60,7 @@ def test_any_real_number_is_a_reward(tmp_path: Path, value: str) -> None:
         ("float('nan')", "returned nan from"),
         ("-float('inf')", "returned -inf from"),
         ("10 ** 400", "returned 1000"),
+        ("-1e308", "returned -1e+308 from"),
         ("None", "returned None from"),
         ("'1.0'", "returned '1.0' from"),
         ("reward > 0", "returned True from"),
@@ -69,7 +70,7 @@ def test_any_real_number_is_a_reward(tmp_path: Path, value: str) -> None:
 )
 def test_other_values_are_one_sentence(tmp_path: Path, value: str, said: str) -> None:
     shape = shaper(tmp_path, bad=hook(value))
-    with pytest.raises(PluginError, match=r"expected a finite number: return the reward") as raised:
+    with pytest.raises(PluginError, match=r"expected a number from -1e6 to 1e6: return the reward") as raised:
         shape(make_rollout(), 1.0)
     text = str(raised.value)
     assert text.startswith("the plugin 'bad' " + said)

@@ -44,8 +44,9 @@ def test_failing_plugin_loses_no_verdict_and_a_resume_runs_nothing_again(
     assert isinstance(done.exception, RunStopped)
     assert str(done.exception) == (
         "the plugin 'lengths' returned nan from swe_shape_reward() at 'demo__memofn-1-0', "
-        "expected a finite number: return the reward, changed or not; the run was stopped, and the verdict "
-        f"of this rollout is kept: correct the plugin and continue with `swe-core run --resume {out}`"
+        "expected a number from -1e6 to 1e6: return the reward, changed or not; the run was stopped, and "
+        "the verdict of this rollout is kept: correct the plugin and continue with "
+        f"`swe-core run --resume {out}`"
     )
     assert "0 of 1 finished" in done.stdout
     again = run("--resume", str(out))

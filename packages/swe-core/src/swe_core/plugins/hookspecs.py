@@ -92,7 +92,7 @@ def swe_turn_recorded(rollout_id: str, turn: Turn) -> None:
 
 @hookspec
 def swe_shape_reward(rollout: Rollout, reward: float) -> float:  # type: ignore[empty-body]
-    """Return the reward of a rollout with a verdict, changed or not: a finite number. Since 0.1.
+    """Return the reward of a rollout with a verdict, changed or not: from -1e6 to 1e6. Since 0.1.
 
     Called once per such rollout, in the event loop, before it is on disk: return quickly. Several plugins
     shape one after another, in the order in which they are loaded. An error stops the run.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from numbers import Real
 from typing import TypeGuard
@@ -15,6 +14,8 @@ from swe_core.errors import PluginError
 from swe_core.plugins.manager import PluginSet
 
 HOOK = "swe_shape_reward"
+_MOST = 1e6
+"""Beyond some 1e154 the deviation of a group of rewards is no number."""
 
 
 class RewardShaper:
@@ -41,7 +42,8 @@ class RewardShaper:
         """Return the shaped reward of a rollout whose unshaped one is `reward`.
 
         Raises:
-            PluginError: A plugin raised an exception, or returned something else than a finite number.
+            PluginError: A plugin raised an exception, or returned something else than a number between
+                -1e6 and 1e6.
         """
         for implementation in self._implementations:
             given = {"rollout": rollout, "reward": reward}
@@ -52,19 +54,20 @@ class RewardShaper:
                     f"the plugin {implementation.plugin_name!r} failed in {HOOK}() at {rollout.id!r}: "
                     f"{failed(error)}"
                 ) from error
-            if not _is_finite(value):
+            if not _is_reward(value):
                 raise PluginError(
                     f"the plugin {implementation.plugin_name!r} returned {shown(value)} from {HOOK}() at "
-                    f"{rollout.id!r}, expected a finite number: return the reward, changed or not"
+                    f"{rollout.id!r}, expected a number from -1e6 to 1e6: return the reward, changed or not"
                 )
             reward = float(value)
         return reward
 
 
-def _is_finite(value: object) -> TypeGuard[Real]:
+def _is_reward(value: object) -> TypeGuard[Real]:
+    """Return whether `value` is a number from which advantages can be computed; not NaN, nor a bool."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     try:
-        return math.isfinite(value)
+        return abs(float(value)) <= _MOST
     except OverflowError:  # an integer beyond the largest float
         return False
