@@ -111,6 +111,8 @@ def test_epochs_end_with_the_last_group_and_a_resume_remembers_more(
         assert check_books(command.out)["groups"] == 4
         said = command.refused(*resume, "--set", "worker.trl.grpo.seed=9", code=2)
         assert "the setting 'worker.trl.grpo.seed' was None when it was started and is 9 now" in said
+        said = command.refused(*resume, "--set", "worker.trl.preset=toy", code=2)
+        assert "the setting 'worker.trl.preset' was None when it was started and is 'toy' now" in said
 
 
 def test_training_without_a_row_says_why(command: Command, tiny_model: Path, scripted: Scripted) -> None:

@@ -25,7 +25,10 @@ class ServerOptions(Config):
         default=None, ge=1, description="servers of the whole model; unset: as many as the GPUs hold"
     )
     tensor_parallel: int | None = Field(
-        default=None, ge=1, description="GPUs of each replica; unset: the smallest power of two that holds it"
+        default=None,
+        ge=1,
+        description="GPUs of each replica; unset: the smallest power of two that holds the model, or with "
+        "`replicas` the largest for which there are GPUs",
     )
     max_model_len: int | None = Field(
         default=None, ge=1, description="tokens of its context; unset: the model's, on a CPU 16384 at most"

@@ -113,6 +113,7 @@ class TRLLauncher(Launcher):
                 check_fixed(RunDirectory.open(directory), plan, _fixed(plan))
             # Only now what is heavy: torch first, then TRL, whose import asks CUDA for its devices.
             from swe_trainer_trl.planning.cards import of_this_machine
+            from swe_trainer_trl.planning.plan_text import step_text
             from swe_trainer_trl.planning.training_plan import plan_training
             from swe_trainer_trl.server.gpus import devices, visible_gpus
 
@@ -141,6 +142,8 @@ class TRLLauncher(Launcher):
             described = model_config(model, arguments)
             check(config, adapter, described)
             needs.enforce(config.memory_check)
+            if needs.processes > 1:
+                logger.info("a step has %s", step_text(needs))
             for name, why in gpus.idle.items():
                 logger.info("GPU %s is idle: %s", name, why)
             push = prepared(launch.settings.push, directory)
@@ -200,7 +203,7 @@ def _fixed(plan: Plan) -> list[str]:
     """Return the settings that no resume may change: the rollouts and weights of before would not fit."""
     return [
         *("run.agent", "run.grader", "run.mode", "run.model", "worker.trl.model", "worker.trl.lora"),
-        *("worker.trl.shuffle", "worker.trl.grpo.seed"),
+        *("worker.trl.preset", "worker.trl.shuffle", "worker.trl.grpo.seed"),
         *(f"agent.{plan.agent.name}", f"grader.{plan.grader.name}"),
     ]
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 WHOLE = TrainerNeeds(
-    weights=4, compute=2, optimizer="adamw_torch_fused", checkpointing=True, row=8192, references=0,
-    processes=1, sharded=False, cpu=False,
+    weights=4, compute=2, optimizer="adamw_torch_fused", optimizer_args=None, checkpointing=True, row=8192,
+    references=0, processes=1, sharded=False, cpu=False,
 )  # fmt: skip
 SERVED = ServerNeeds(weights=2, context=40_960, adapters=0, tensor_parallel=1, memory=72 * GIB, card=80 * GIB)
 
@@ -104,8 +104,15 @@ def test_adapter_trains_in_float32_on_frozen_halves(tmp_path: Path) -> None:
     assert parts["copies"] == 0
 
 
-@pytest.mark.parametrize("name", ["adamw_torch", "adagrad", "sgd", "adafactor"])
-def test_states_of_optimizers_are_those_that_they_keep(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        *(("adamw_torch", {}), ("adagrad", {}), ("adafactor", {})),
+        *(("sgd", {}), ("sgd", {"momentum": 0.0}), ("sgd", {"momentum": 0.9, "nesterov": True})),
+        *(("rmsprop", {}), ("rmsprop", {"momentum": 0.9, "centered": True})),
+    ],
+)
+def test_states_of_optimizers_are_those_that_they_keep(name: str, arguments: dict[str, Any]) -> None:
     """One step of the real optimizer, whose tensors are counted."""
     import torch
     from transformers.optimization import Adafactor
@@ -115,9 +122,10 @@ def test_states_of_optimizers_are_those_that_they_keep(name: str) -> None:
         "adamw_torch": torch.optim.AdamW,
         "adagrad": torch.optim.Adagrad,
         "sgd": torch.optim.SGD,
-        "adafactor": lambda these: Adafactor(these, lr=1e-3, scale_parameter=False, relative_step=False),
+        "rmsprop": torch.optim.RMSprop,
+        "adafactor": lambda these, **_: Adafactor(these, lr=1e-3, scale_parameter=False, relative_step=False),
     }
-    optimizer = made[name](weights)
+    optimizer = made[name](weights, **arguments)
     for one in weights:
         one.grad = torch.ones_like(one)
     optimizer.step()
@@ -129,7 +137,8 @@ def test_states_of_optimizers_are_those_that_they_keep(name: str) -> None:
     )
     trained = sum(one.numel() for one in weights)
     size = replace(TINY, trained=trained, factored=64 + 48 + 100)
-    assert optimizer_bytes(size, name, 4) == kept
+    given = ", ".join(f"{key}={value}" for key, value in arguments.items())
+    assert optimizer_bytes(size, name, given or None, 4) == kept
 
 
 TINY = ModelSize(

@@ -18,6 +18,7 @@ from swe_core.errors import ConfigError
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.planning import cards, training_plan
 from swe_trainer_trl.planning.cards import GIB, Cards, of_hardware
+from swe_trainer_trl.planning.plan_text import plan_text
 from swe_trainer_trl.planning.training_plan import TrainerKeys, plan_training
 
 from .models import qwen3
@@ -137,15 +138,67 @@ def test_model_that_does_not_fit_is_refused_with_what_would_fit(
     assert caplog.messages == [plan.problem]
 
 
-def test_proposed_settings_fit(tmp_path: Path) -> None:
-    """The sentence is no promise unless following it helps."""
-    whole = {"grpo": {"token_budget": 200_000}}
-    assert planned(tmp_path, "Qwen3-8B", "4x80GB", {"processes": 3, "sharding": "fsdp"}).problem is None
-    said = planned(tmp_path, "Qwen3-1.7B", "2x80GB", whole).problem or ""
-    tokens = int(said.split("token_budget to ")[1].split(":")[0])
-    assert planned(tmp_path, "Qwen3-1.7B", "2x80GB", {"grpo": {"token_budget": tokens}}).problem is None
-    lora = {"preset": "lora", "server": {"max_model_len": 28_672}}
-    assert planned(tmp_path, "Qwen3-1.7B", "1x24GB", lora).problem is None
+BATCH = {"grpo": {"token_budget": 0, "per_device_train_batch_size": 8}}
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware", "settings", "more"),
+    [
+        ("Qwen3-1.7B", "2x80GB", {"grpo": {"token_budget": 200_000}}, {}),
+        ("Qwen3-1.7B", "2x80GB", BATCH, {}),
+        ("Qwen3-1.7B", "2x40GB", BATCH, {}),
+        ("Qwen3-1.7B", "2x80GB", BATCH, {"longest": 16_384}),
+        ("Qwen3-1.7B", "1x40GB", {}, {"url": NOWHERE}),
+        (
+            "Qwen3-1.7B",
+            "1x40GB",
+            {"grpo": {**BATCH["grpo"], "per_device_train_batch_size": 1}},
+            {"url": NOWHERE},
+        ),
+        ("Qwen3-1.7B", "1x24GB", {"preset": "lora"}, {}),
+        ("Qwen3-1.7B", "2x48GB", {"processes": 2, "weight_sync": "disk", "server": {"gpus": "0,1"}}, {}),
+        ("Qwen3-8B", "8x80GB", {"server": {"replicas": 7}}, {}),
+        ("Qwen3-8B", "4x80GB", {"processes": 1}, {}),
+    ],
+)
+def test_following_what_is_proposed_helps(
+    tmp_path: Path, name: str, hardware: str, settings: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """Each sentence proposes another value than the set one. In the end the model fits, or none helps."""
+    for _ in range(4):
+        problem = planned(tmp_path, name, hardware, settings, **more).problem
+        if problem is None or "no single setting" in problem or "train an adapter" in problem:
+            return
+        proposed = re.findall(r"(worker\.trl|budget)\.([\w.]+) to '?(\w+)", problem)
+        assert proposed, problem
+        for table, setting, value in proposed:
+            given: Any = int(value) if value.isdigit() else value
+            if table == "budget":
+                assert more.get("longest") != given
+                more = {**more, "longest": given}
+                continue
+            outer, _, inner = setting.rpartition(".")
+            held = settings.get(outer, {}) if outer else settings
+            assert held.get(inner) != given
+            settings = {**settings, outer: {**held, inner: given}} if outer else {**settings, inner: given}
+    raise AssertionError(problem)
+
+
+def test_arguments_of_the_optimizer_count(tmp_path: Path) -> None:
+    def optimizer(**grpo: Any) -> int:
+        return planned(tmp_path, "Qwen3-1.7B", "2x80GB", {"grpo": grpo}).trainer["optimizer"]
+
+    assert optimizer(optim="sgd") == 0
+    assert 2 * optimizer(optim="sgd", optim_args="momentum=0.9") == optimizer(optim="adamw_torch")
+
+
+def test_plan_says_how_many_rows_a_step_has(tmp_path: Path) -> None:
+    config = TRLConfig(preset="polar")
+    plan = planned(tmp_path, "Qwen3-8B", "8x80GB", {"preset": "polar"})
+    text = plan_text(plan, config, tasks=4, attempts=16, concurrency=8)
+    rows = 64 * plan.processes
+    assert plan.processes > 1
+    assert f"\nstep      {rows} rows, 1 in a forward pass, 64 passes in each of {plan.processes} proc" in text
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,33 @@ def names(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
+    ("heads", "kv_heads", "fitting"),
+    [(32, 8, [1, 2, 4, 8, 16]), (40, 10, [1, 2, 5, 10]), (24, 8, [1, 2, 4, 8]), (14, 2, [1, 2, 14])],
+)
+def test_heads_of_keys_and_values_are_divided_too(heads: int, kv_heads: int, fitting: list[int]) -> None:
+    """As vLLM asserts for Llama and Qwen3; 40 and 10 heads are those of Phi-4."""
+    from swe_trainer_trl.server.gpus import divides
+
+    assert [size for size in range(1, 17) if divides(size, heads, kv_heads)] == fitting
+    demand = {"tensor_parallel": 8, "heads": heads, "kv_heads": kv_heads}
+    got = split(names(9), demand=demand)
+    assert len(got.server) in fitting
+    said = f"is 3, but .* {heads} attention heads and {kv_heads} of keys and values"
+    with pytest.raises(ConfigError, match=f"{said}, .* use one of {', '.join(map(str, fitting))}$"):
+        split(names(4), tensor_parallel=3, demand=demand)
+
+
+@pytest.mark.parametrize(
+    ("processes", "trainers", "idle"), [(1, ("2",), ()), (2, ("2", "0"), ()), (3, ("2", "0", "1"), ())]
+)
+def test_trainer_on_gpus_of_replicas_takes_first_what_no_replica_uses(
+    processes: int, trainers: tuple[str, ...], idle: tuple[str, ...]
+) -> None:
+    got = split(names(3), gpus="0,1,2", processes=processes, demand={"tensor_parallel": 2})
+    assert (got.servers, got.trainers, tuple(got.idle)) == ((("0", "1"),), trainers, idle)
+
+
+@pytest.mark.parametrize(
     ("count", "demand", "servers", "trainers", "idle"),
     [
         (0, {}, ((),), (), ()),

@@ -6,7 +6,7 @@ estimates: `worker.trl.memory_check = "warn"` starts a training in spite of them
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from swe_trainer_trl.planning.cards import GIB
@@ -44,6 +44,9 @@ torch's AdamW keeps two moments in the parameter's type (torch.optim.AdamW). A f
 numbers of 8-bit states, and each 128 of 4-bit states, is an assumption about bitsandbytes and torchao. Paged
 states may move to the host's memory, and count as if they did not."""
 
+_MORE_STATES: Mapping[str, Sequence[str]] = {"sgd": ("momentum",), "rmsprop": ("momentum", "centered")}
+"""Optimizer → its arguments of which each adds a number for each parameter (torch.optim.SGD, RMSprop)."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainerNeeds:
@@ -53,6 +56,7 @@ class TrainerNeeds:
         weights: Bytes of a stored weight, from `grpo.dtype` or `grpo.model_init_kwargs.dtype`.
         compute: Bytes of a number in a forward pass: 2 under autocast (`grpo.bf16`, `grpo.fp16`).
         optimizer: `grpo.optim`.
+        optimizer_args: `grpo.optim_args`, such as "momentum=0.9"; None without any.
         checkpointing: `grpo.gradient_checkpointing`.
         row: Most tokens of a forward pass of one process.
         references: Frozen copies of the model, for the log-probabilities of a KL term.
@@ -64,6 +68,7 @@ class TrainerNeeds:
     weights: int
     compute: int
     optimizer: str
+    optimizer_args: str | None
     checkpointing: bool
     row: int
     references: int
@@ -97,7 +102,7 @@ def trainer_memory(size: ModelSize, needs: TrainerNeeds) -> dict[str, int]:
     return {
         "weights": weights // shards,
         "gradients": size.trained * each // shards,
-        "optimizer": optimizer_bytes(size, needs.optimizer, each) // shards,
+        "optimizer": optimizer_bytes(size, needs.optimizer, needs.optimizer_args, each) // shards,
         "copies": _copies(size, needs, each),
         "reference": needs.references * _reference(size, needs),
         "activations": activations(size, needs),
@@ -105,15 +110,19 @@ def trainer_memory(size: ModelSize, needs: TrainerNeeds) -> dict[str, int]:
     }
 
 
-def optimizer_bytes(size: ModelSize, optimizer: str, each: int) -> int:
+def optimizer_bytes(size: ModelSize, optimizer: str, arguments: str | None, each: int) -> int:
     """Return the bytes of the optimizer's states. An optimizer that is not listed counts as AdamW.
 
     Args:
+        arguments: As in `TrainerNeeds.optimizer_args`.
         each: Bytes of a trained weight.
     """
     if optimizer == "adafactor":
         return 4 * size.factored
     states, like_parameter = _STATES.get(optimizer, (2.0, True))
+    given = [part.partition("=") for part in (arguments or "").replace(" ", "").split(",")]
+    on = [name for name, _, value in given if value.strip("0.") and value != "False"]
+    states += sum(name in on for name in _MORE_STATES.get(optimizer, ()))
     return int(size.trained * states * (each if like_parameter else 1))
 
 

@@ -26,6 +26,7 @@ def plan_text(plan: TrainingPlan, config: TRLConfig, *, tasks: int, attempts: in
     """
     lines = [
         ("training", _amount(plan, tasks, attempts)),
+        ("step", step_text(plan)),
         ("policy", _policy(plan)),
         ("hardware", f"{plan.cards}" + (f" ({config.hardware})" if config.hardware else "")),
         *_trainers(plan),
@@ -44,6 +45,18 @@ def _amount(plan: TrainingPlan, tasks: int, attempts: int) -> str:
         groups = math.ceil(keys.num_train_epochs * tasks)
         end = f"{counted(groups, 'group')}, {keys.num_train_epochs:g} for each of {counted(tasks, 'task')}"
     return f"{end}, groups of {counted(attempts, 'attempt')}"
+
+
+def step_text(plan: TrainingPlan) -> str:
+    """Return how many rows a step has, or forward passes, over all trainer processes."""
+    keys, processes = plan.keys, plan.processes
+    passes = keys.gradient_accumulation_steps * processes
+    made = f"{counted(passes, 'forward pass', 'forward passes')} of packed rows"
+    if keys.token_budget == 0:
+        rows = keys.per_device_train_batch_size
+        made = f"{counted(rows * passes, 'row')}, {rows} in a forward pass"
+    each = f", {counted(keys.gradient_accumulation_steps, 'pass', 'passes')} in each of {processes} processes"
+    return made + (each if processes > 1 else "")
 
 
 def _policy(plan: TrainingPlan) -> str:

@@ -26,7 +26,7 @@ from swe_trainer_trl.planning.memory import (
     trainer_memory,
 )
 from swe_trainer_trl.planning.model_size import ModelSize, model_size, without_cuda
-from swe_trainer_trl.server.gpus import Demand, GPULayout, layout, without_server
+from swe_trainer_trl.server.gpus import Demand, GPULayout, divides, layout, without_server
 from swe_trainer_trl.server.vllm_server import (
     CPU_CACHE,
     CPU_CONTEXT,
@@ -67,9 +67,11 @@ class TrainerKeys(BaseModel):
     model_init_kwargs: dict[str, Any] | None = None
     trust_remote_code: bool = False
     optim: str = "adamw_torch_fused"
+    optim_args: str | None = None
     gradient_checkpointing: bool = True
     token_budget: int | None = None
     per_device_train_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
     bf16: bool | None = None
     fp16: bool = False
     max_staleness: int = 4
@@ -194,8 +196,8 @@ class _Planner:
         self.size = self._size(config.lora)
         self.context = self._context()
         budget, batch = keys.token_budget, keys.per_device_train_batch_size
-        conversation = min(self.context, longest or self.context)
-        self.row = (budget or self.context) if budget is None or budget > 0 else batch * conversation
+        self.conversation = min(self.context, longest or self.context)
+        self.row = (budget or self.context) if budget is None or budget > 0 else batch * self.conversation
         self.dtype = self._bytes(keys.initial["dtype"])
         self.parallel = _parallel()
 
@@ -251,21 +253,23 @@ class _Planner:
         processes = len(split.trainers) or wanted or 1
         sharded = config.sharding == "fsdp"
         if config.sharding is None and processes > 1:
-            sharded = not self.cpu and not self.fits_whole(processes)
+            sharded = not self.cpu and not self.fits_whole(processes, split)
         return processes, sharded, split
 
-    def fits_whole(self, processes: int) -> bool:
-        """Return whether each of so many processes can hold all weights."""
+    def fits_whole(self, processes: int, split: GPULayout) -> bool:
+        """Return whether each of so many processes can hold all weights, beside vLLM on a shared GPU."""
         if self.size is None or self.cards.smallest is None:
             return False
-        return self.trainer_bytes(self.size, processes, sharded=False) <= self.cards.smallest
+        serving = self.server_needs(self.size, len(split.server), split.shared)
+        taken = sum(server_memory(self.size, serving).values()) if split.shared else 0
+        return self.trainer_bytes(self.size, processes, sharded=False) <= self.cards.smallest - taken
 
     def _demand(self) -> Demand:
         size, card = self.size, self.cards.smallest
         if size is None:
             return Demand()
         if card is None:
-            return Demand(heads=size.heads)
+            return Demand(heads=size.heads, kv_heads=size.kv_heads)
         trainers = 1
         if self.config.sharding != "none" and self.parallel:
             trainers = self.fewest(size, card) or len(self.cards.names)
@@ -273,11 +277,11 @@ class _Planner:
             (
                 gpus
                 for gpus in (1, 2, 4, 8, 16)
-                if size.heads % gpus == 0 and self.holds_context(size, gpus, shared=False)
+                if divides(gpus, size.heads, size.kv_heads) and self.holds_context(size, gpus, shared=False)
             ),
             len(self.cards.names),
         )
-        return Demand(trainers, tensor_parallel, size.heads)
+        return Demand(trainers, tensor_parallel, size.heads, size.kv_heads)
 
     # -- memory --------------------------------------------------------------------------------------------
 
@@ -288,6 +292,7 @@ class _Planner:
             weights=self.dtype,
             compute=2 if half else self.dtype,
             optimizer=keys.optim,
+            optimizer_args=keys.optim_args,
             checkpointing=keys.gradient_checkpointing,
             row=self.row,
             references=self.config.loss.frozen_copies(lora=size.adapter),
@@ -362,7 +367,8 @@ class _Planner:
         if ram is not None and total > ram:
             return (
                 f"the training needs {_gib(total)} of memory, and this machine has {_gib(ram)}: use a "
-                f"smaller model, or lower {_TRL}.server.max_model_len, which is {self.context}"
+                f"smaller model, or lower {self._row_setting}, so that a forward pass has fewer than "
+                f"{self.row:,} tokens"
             )
         if cached is not None and cached < self.context and not self.config.server.args:
             return (
@@ -377,7 +383,10 @@ class _Planner:
             return remedy
         count = self.fewest(size, self.cards.smallest or 0)
         if count is None:
-            return "it does not fit GPUs of this size, however many: use a smaller model"
+            return (
+                f"with forward passes of {needs.row:,} tokens it does not fit GPUs of this size, however "
+                f"many: lower {self._row_setting}, or use a smaller model"
+            )
         return (
             f"no single setting makes it fit; with {_TRL}.processes = {count} and {_TRL}.sharding = 'fsdp' "
             "it fits, on as many GPUs beside those of vLLM"
@@ -395,8 +404,8 @@ class _Planner:
         while row >= _USEFUL_ROW and not fits(replace(needs, row=row)):
             row -= 1024
         if _USEFUL_ROW <= row < needs.row:
-            yield f"{self._row_setting(row)}: a forward pass then has {row:,} tokens, not {needs.row:,}"
-        count = self.fewest(size, room, len(self.cards.names) - max(1, len(split.server)))
+            yield self._shorter_row(row)
+        count = self.fewest(size, room, self._most_trainers(split))
         if count is not None and not split.shared:
             yield f"set {_TRL}.processes to {count} and {_TRL}.sharding to 'fsdp'"
         if not size.adapter:
@@ -405,15 +414,34 @@ class _Planner:
             if small is not None and fits(half, small):
                 yield f"train an adapter instead of all weights ({_TRL}.preset = 'lora')"
 
-    def _row_setting(self, row: int) -> str:
-        if (self.keys.token_budget or 0) > 0:
-            return f"set {_TRL}.grpo.token_budget to {row}"
-        batch = self.keys.per_device_train_batch_size
-        if self.keys.token_budget is not None and batch > 1:
-            return f"set {_TRL}.grpo.per_device_train_batch_size to {max(1, row // self.context)}"
+    def _most_trainers(self, split: GPULayout) -> int:
+        """Return the number of GPUs that the settings leave for trainer processes."""
+        options, names = self.config.server, self.cards.names
         if self.url is not None:
-            return f"set budget.context to {row}" if batch == 1 else f"set {_TRL}.grpo.token_budget to {row}"
-        return f"set {_TRL}.server.max_model_len to {row}"
+            return len(names)
+        if options.gpus is not None:
+            return len(names) - sum(map(len, split.servers))
+        return len(names) - (options.replicas or 1) * max(1, len(split.server))
+
+    def _shorter_row(self, row: int) -> str:
+        """Return what shortens a forward pass to `row` tokens, as the rest of a sentence."""
+        said = f"set {self._row_setting} to {row}"
+        if self.keys.token_budget == 0 and self.keys.per_device_train_batch_size > 1:
+            count = row // self.conversation
+            row = count * self.conversation or row
+            shorter = "" if count else f" and {self._row_setting} to {row}"
+            said = f"set {_TRL}.grpo.per_device_train_batch_size to {count or 1}{shorter}"
+        return f"{said}: a forward pass then has {row:,} tokens, not {self.row:,}"
+
+    @property
+    def _row_setting(self) -> str:
+        """Return the setting that limits the tokens of a forward pass."""
+        budget = self.keys.token_budget
+        if budget == 0:
+            return "budget.context" if self.url is not None else f"{_TRL}.server.max_model_len"
+        if budget is not None or self.url is not None:
+            return f"{_TRL}.grpo.token_budget"
+        return f"{_TRL}.server.max_model_len"
 
     def _server_problem(
         self, size: ModelSize, split: GPULayout, server: Mapping[str, int], cached: int
@@ -426,7 +454,8 @@ class _Planner:
         )
         free = len(self.cards.names) - len(split.trainers)
         for more in (2 * gpus, 4 * gpus, 8 * gpus):
-            if more <= free and size.heads % more == 0 and self.holds_context(size, more, shared=shared):
+            possible = more <= free and divides(more, size.heads, size.kv_heads)
+            if possible and self.holds_context(size, more, shared=shared):
                 return f"{said}set {_TRL}.server.tensor_parallel to {more}"
         if cached >= _USEFUL_ROW:
             return f"{said}set {_TRL}.server.max_model_len to {cached // 1024 * 1024}"

@@ -60,11 +60,13 @@ class Demand:
         trainers: GPUs that hold what is trained.
         tensor_parallel: GPUs that hold the weights and the KV cache of one context; a power of two.
         heads: Attention heads, which tensor parallelism divides; None if unknown.
+        kv_heads: Heads of keys and values; None if unknown.
     """
 
     trainers: int = 1
     tensor_parallel: int = 1
     heads: int | None = None
+    kv_heads: int | None = None
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -103,7 +105,7 @@ def layout(
             model's heads cannot be divided, or no GPU is left for the trainer with NCCL.
     """
     demand = demand or Demand()
-    _check_heads(options.tensor_parallel, demand.heads)
+    _check_heads(options.tensor_parallel, demand)
     wanted = _wanted(visible, options)
     others = [name for name in visible if wanted is None or name not in wanted]
     if nccl and (not others or len(visible) < 2):
@@ -161,10 +163,13 @@ def _check_room(visible: int, processes: int, replicas: int, size: int) -> None:
 
 
 def _shared(names: list[str], options: ServerOptions, processes: int | None, demand: Demand) -> GPULayout:
-    """Return the layout in which the trainer uses GPUs of the replicas."""
+    """Return the layout in which the trainer uses GPUs of the replicas, after those that no replica uses."""
     _check_processes(processes, names)
-    servers, idle = _replicas(names, options, demand)
-    return GPULayout(servers, tuple(names[: processes or 1]), idle)
+    servers, unused = _replicas(names, options, demand)
+    trainers = sorted(names, key=lambda name: name not in unused)[: processes or 1]
+    return GPULayout(
+        servers, tuple(trainers), {name: unused[name] for name in unused if name not in trainers}
+    )
 
 
 def _check_processes(processes: int | None, names: Sequence[str]) -> None:
@@ -224,10 +229,10 @@ def _replicas(
     if options.gpus is not None and ";" in options.gpus:
         count = options.gpus.count(";") + 1
         size = len(names) // count
-        _check_heads(size, demand.heads)
+        _check_heads(size, demand)
     if size is None:
         size = demand.tensor_parallel if count is None else max(1, len(names) // count)
-        size = _power_of_two(min(size, len(names)), demand.heads)
+        size = _power_of_two(min(size, len(names)), demand)
     if (count or 1) * size > len(names):
         raise ConfigError(
             f"{_SERVER}.replicas is {count or 1} and {_SERVER}.tensor_parallel is {size}, which takes "
@@ -242,19 +247,36 @@ def _replicas(
     return servers, dict.fromkeys(names[used:], why)
 
 
-def _check_heads(size: int | None, heads: int | None) -> None:
-    if size is not None and heads is not None and heads % size:
-        fitting = ", ".join(str(one) for one in range(1, min(heads, 16) + 1) if heads % one == 0)
-        raise ConfigError(
-            f"{_SERVER}.tensor_parallel is {size}, but the model has {heads} attention heads, which that "
-            f"does not divide: use one of {fitting}"
-        )
+def divides(size: int, heads: int, kv_heads: int | None) -> bool:
+    """Return whether vLLM can divide a model's heads among the GPUs of a replica.
+
+    Heads of keys and values are divided too, or each GPU has a copy of one of them; vLLM asserts that one of
+    the two is possible (vllm/model_executor/models/llama.py, `LlamaAttention`, 0.31).
+
+    Args:
+        size: GPUs of the replica.
+        heads: Attention heads.
+        kv_heads: Heads of keys and values; None if unknown.
+    """
+    return heads % size == 0 and (not kv_heads or kv_heads % size == 0 or size % kv_heads == 0)
 
 
-def _power_of_two(most: int, heads: int | None) -> int:
+def _check_heads(size: int | None, demand: Demand) -> None:
+    heads, kv_heads = demand.heads, demand.kv_heads
+    if size is None or heads is None or divides(size, heads, kv_heads):
+        return
+    fitting = ", ".join(str(one) for one in range(1, min(heads, 16) + 1) if divides(one, heads, kv_heads))
+    of_values = f" and {kv_heads} of keys and values" if kv_heads not in (None, heads) else ""
+    raise ConfigError(
+        f"{_SERVER}.tensor_parallel is {size}, but the model has {heads} attention heads{of_values}, which "
+        f"so many GPUs cannot divide: use one of {fitting}"
+    )
+
+
+def _power_of_two(most: int, demand: Demand) -> int:
     """Return the largest power of two that is at most `most` and divides the heads."""
     size = 1 << max(most, 1).bit_length() - 1
-    while heads is not None and heads % size:
+    while demand.heads is not None and not divides(size, demand.heads, demand.kv_heads):
         size //= 2
     return size
 
