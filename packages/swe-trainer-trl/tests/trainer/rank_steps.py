@@ -1,9 +1,9 @@
 """Train two steps on the CPU with several trainer processes: python rank_steps.py MODEL OUT OPTIONS
 
-OPTIONS is a JSON object: processes, sharding, normalize, lora, resume (the step of a checkpoint in OUT), ends
-(the number of rows after which an epoch ends), and further keys of AsyncGRPOConfig in `grpo`. Prints one JSON
-object: what was logged, and what the journal says of the rows. The trained model lies in OUT/model. Without
-`ends` it waits for more rows after all.
+OPTIONS is a JSON object: processes, sharding, normalize, lora, loss, resume (the step of a checkpoint in
+OUT), ends (the number of rows after which an epoch ends), and further keys of AsyncGRPOConfig in `grpo`.
+Prints one JSON object: what was logged, and what the journal says of the rows. The trained model lies in
+OUT/model. Without `ends` it waits for more rows after all.
 """
 
 import json
@@ -66,6 +66,7 @@ def main(model: str, out: str, given: str) -> None:
         sharding=options["sharding"],
         normalize=options["normalize"],
         lora=options.get("lora"),
+        loss=options.get("loss", {}),
         weight_sync="disk",
     )
     job = RankJob(
@@ -80,7 +81,7 @@ def main(model: str, out: str, given: str) -> None:
         over=False,
         processes=processes,
     )
-    with joined(job) as arguments:
+    with joined(job) as (arguments, _):
         trainer = train._trainer(
             job,
             arguments,

@@ -378,12 +378,17 @@ def test_live_server_that_does_not_resume_is_an_error(both, to_both):
         to_both.resume()
 
 
-def test_all_are_resumed_after_any_other_failure(both, to_both, tmp_path):
-    both[1].answers["/collective_rpc"] = (500, b"no such file")
+def test_all_stay_paused_if_one_of_several_fails(both, to_both):
+    """The engine of one may be dead, although its server answers. The other has unannounced weights."""
+    both[1].answers["/collective_rpc"] = (500, b"EngineDeadError")
     to_both.pause()
     with pytest.raises(EngineError, match=f"'{both[1].url}' failed at POST /collective_rpc"):
         to_both.send_weights(iter(weights().items()))
-    assert [server.asked[-1] for server in both] == ["/resume", "/resume"]
+    assert [server.asked[-1] for server in both] == ["/collective_rpc", "/collective_rpc"]
+
+
+def test_all_are_resumed_if_the_weights_cannot_be_written(both, to_both):
+    to_both.pause()
     with files_of_at_most(1500), pytest.raises(SweError, match="the weights cannot be written"):
         to_both.send_weights(iter(weights().items()))
     assert [server.asked[-1] for server in both] == ["/resume", "/resume"]

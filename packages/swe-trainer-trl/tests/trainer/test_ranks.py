@@ -145,6 +145,22 @@ def test_adapter_is_trained_by_two_processes(sharding: str, tiny_model: Path, tm
         assert np.linalg.norm(two.moved[name] - weights) < CLOSE * np.linalg.norm(weights), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_loss_against_the_first_policy_of_two_processes_is_that_of_one(
+    sharding: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The first policy is whole in each process, also beside a sharded one."""
+    options = {"normalize": "rollout", "loss": {"beta": 0.5}, "grpo": {"max_grad_norm": 1.0}}
+    one = steps(tiny_model, tmp_path / "1", processes=1, sharding="none", **options)
+    two = steps(tiny_model, tmp_path / "2", processes=2, sharding=sharding, **options)
+    for given, expected in zip(two.said["logs"], one.said["logs"], strict=True):
+        for name in ("loss", "grad_norm", "kl_ref"):
+            assert given[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+    for name, moved in one.moved.items():
+        assert np.linalg.norm(two.moved[name] - moved) < CLOSE * np.linalg.norm(moved), name
+
+
 ONCE = {
     "max_steps": -1,
     "num_train_epochs": 1,

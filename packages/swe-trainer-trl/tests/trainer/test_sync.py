@@ -108,6 +108,44 @@ def sync(world: World, step: int) -> list[Any]:
     return world.said
 
 
+def test_weights_have_the_types_that_were_announced(tiny_model: Path, tmp_path: Path) -> None:
+    """TRL announces them when the trainer is made. FSDP2 makes the weights float32 when a training begins."""
+    import torch
+    from datasets import Dataset
+
+    from swe_trainer_trl import compat
+    from swe_trainer_trl.trainer import cpu_attention
+    from swe_trainer_trl.trainer.trainer import Trainer
+
+    from ..two_steps import Transfer, Worker
+
+    cpu_attention.install()
+    journal = Journal(tmp_path / "train.sqlite")
+    trainer = Trainer(
+        worker=Worker([], journal),
+        journal=journal,
+        metrics=tmp_path / "metrics.jsonl",
+        groups=None,
+        model=str(tiny_model),
+        args=compat.AsyncGRPOConfig(
+            output_dir=str(tmp_path),
+            model_init_kwargs={"dtype": "bfloat16"},
+            max_steps=1,
+            bf16=False,
+            use_cpu=True,
+            report_to="none",
+            vllm_server_base_url="http://127.0.0.1:9",
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "?"}]),
+        weight_transfer=Transfer(journal),
+    )
+    trainer.model.float()
+    sent = dict(trainer._streaming_iter())
+    journal.close()
+    assert sent.keys() == {name for name, _ in trainer.model.named_parameters()}
+    assert {weight.dtype for weight in sent.values()} == {torch.bfloat16}
+
+
 def test_servers_are_compared_once_and_before_rollouts_ask_them(world: World) -> None:
     assert sync(world, 0) == [("version", 1), ("compare", A, B, 1), ("has", 0, False)]
     assert sync(world, 1) == [("version", 2), ("has", 0, True)]

@@ -429,6 +429,21 @@ def test_process_is_none_of_the_trainers(training: Training, monkeypatch: pytest
         assert int(flags[1], 8) & os.O_CLOEXEC  # no sandbox keeps the pipes open
 
 
+def test_end_of_another_trainer_process_ends_the_wait_for_rows(training: Training) -> None:
+    worker = training.worker()
+    ended: list[str] = []
+
+    def check() -> None:
+        if ended:
+            raise SweError(ended[0])
+
+    worker._check_others = check
+    worker.check_health(PATIENCE)
+    ended.append("trainer process 1 was killed by signal 9")
+    with pytest.raises(SweError, match="trainer process 1 was killed"):
+        worker.check_health(PATIENCE)
+
+
 # the end
 
 

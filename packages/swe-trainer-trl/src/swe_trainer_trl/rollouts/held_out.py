@@ -16,7 +16,7 @@ _OF_TRAINING = {
     **dict.fromkeys(("split", "verified", "image_map", "shuffle", "limit")),
     **dict.fromkeys(("only", "filter"), ()),
 }
-"""Options of `[run]` that select among the tasks to train on, and their defaults."""
+"""Options of `[run]` for the tasks to train on alone, and their defaults."""
 
 _NEED_TASKS = {"eval_every": "--eval-every", "eval_attempts": "worker.trl.eval_attempts"}
 """Settings that mean nothing without held-out tasks, as users write them."""
@@ -25,7 +25,7 @@ _NEED_TASKS = {"eval_every": "--eval-every", "eval_attempts": "worker.trl.eval_a
 def held_out(plan: Plan, config: TRLConfig, select: Callable[[Settings], TaskSelection]) -> list[Task]:
     """Return the tasks of `worker.trl.eval_tasks`, in the order of their source; none without evaluations.
 
-    The options that select from `--tasks` do not apply to them.
+    The options that select from `--tasks`, and `--image-map`, do not apply to them.
 
     Args:
         plan: The plan of the training.

@@ -34,8 +34,9 @@ class DiskWeightTransfer:
     before it.
 
     After an error the servers are resumed, because the trainer ends and would leave other clients waiting.
-    There is one exception: if one of several servers is dead, the others stay paused for the next sync,
-    since they may have weights that are not announced yet.
+    There is one exception: if one of several servers fails, all stay paused, since the others may have
+    weights that are not announced yet. The caller sends the weights again, or resumes the servers
+    (`not_left_paused`).
 
     Args:
         urls: The server's base URL, without `/v1`, or a function that returns those of all servers, which is
@@ -190,7 +191,7 @@ class DiskWeightTransfer:
         try:
             yield
         except Exception as error:  # of any kind: no server must stay paused
-            if not isinstance(error, EngineUnavailable) or len(self._urls()) == 1:
+            if not isinstance(error, EngineError) or len(self._urls()) == 1:
                 with contextlib.suppress(SweError):
                     self.resume()
             raise

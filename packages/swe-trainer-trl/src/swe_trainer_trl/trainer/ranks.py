@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -89,10 +89,13 @@ class RankJob:
 
 
 @contextmanager
-def joined(job: RankJob) -> Iterator[AsyncGRPOConfig]:
-    """Start the other trainer processes, join them as rank 0, and yield TRL's arguments for all of them.
+def joined(job: RankJob) -> Iterator[tuple[AsyncGRPOConfig, Callable[[], None]]]:
+    """Start the other trainer processes and join them as rank 0.
 
     The other processes end with the block, and with this process.
+
+    Yields:
+        TRL's arguments for all processes, and a function that raises an error once another process has ended.
 
     Raises:
         SweError: Another process ended; the sentence quotes its log.
@@ -102,7 +105,7 @@ def joined(job: RankJob) -> Iterator[AsyncGRPOConfig]:
         others.start()
         with _in_group(0, job.processes, others.port):
             try:
-                yield job.arguments()
+                yield job.arguments(), others.check
             except Exception as error:  # of any kind: the end of another process may be its cause
                 died = others.died(_NOTICED)
                 if died is not None:
@@ -177,6 +180,16 @@ class _Others:
         if self._dead is None and self._processes and not self._over.is_set():
             self._death.wait(within)
         return None if self._dead is None else self._ended(self._dead)
+
+    def check(self) -> None:
+        """Raise an error if one ended before its time. Nothing else tells a process that waits for rows.
+
+        Raises:
+            SweError: One did.
+        """
+        died = self.died(0.0)
+        if died is not None:
+            raise SweError(f"{died}; resume with --resume")
 
     def finish(self) -> None:
         """Wait until all have ended, as they do after the training."""

@@ -160,7 +160,7 @@ def train(job: TrainingJob) -> None:
                 arguments.lr_scheduler_type.value,
             )
         over = step >= arguments.max_steps if groups is None else journal.groups_done() >= groups
-        with _ranks(job, checkpoint, over and checkpoint is not None) as (ranks, arguments):
+        with _ranks(job, checkpoint, over and checkpoint is not None) as (ranks, arguments, check_others):
             worker = TRLRolloutWorker(
                 job.settings,
                 directory,
@@ -169,6 +169,7 @@ def train(job: TrainingJob) -> None:
                 _feed_options(job, groups),
                 queue_rows=arguments.queue_maxsize,
                 max_row=lambda: arguments.token_budget,
+                check_others=check_others,
             )
             evaluations = None
             if job.held_out:
@@ -266,8 +267,9 @@ def _run(trainer: Trainer, job: RankJob) -> None:
 @contextmanager
 def _ranks(
     job: TrainingJob, checkpoint: Path | None, over: bool
-) -> Iterator[tuple[RankJob, AsyncGRPOConfig]]:
-    """Start the other trainer processes; yield what all know, and TRL's arguments of this one."""
+) -> Iterator[tuple[RankJob, AsyncGRPOConfig, Callable[[], None]]]:
+    """Start the other trainer processes; yield what all know, TRL's arguments of this one, and a function
+    that raises an error once another process has ended."""
     ranks = RankJob(
         config=job.config,
         directory=job.directory,
@@ -283,11 +285,11 @@ def _ranks(
     if checkpoint is not None and not over:
         check_sharding(checkpoint, job.config.sharding == "fsdp")
     if over or (job.processes == 1 and job.config.sharding != "fsdp"):  # to read the weights, one is enough
-        yield ranks, job.arguments
+        yield ranks, job.arguments, lambda: None
         return
-    with joined(ranks) as arguments:
+    with joined(ranks) as (arguments, check_others):
         arguments.vllm_server_base_url = job.arguments.vllm_server_base_url
-        yield ranks, arguments
+        yield ranks, arguments, check_others
 
 
 def _transfer(job: TrainingJob, guard: ServerRecovery) -> Any:

@@ -96,6 +96,7 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
     ) -> None:
         cuda_attention.install()
         super().__init__(rollout_worker=worker, **others)
+        self._dtypes = {name: weight.dtype for name, weight in self.model.named_parameters()}
         if self._by_epochs and self.args.token_budget != 0:
             # TRL limits the steps to those of full micro-batches, and a packed one may have a single row.
             self.args.max_steps *= self.args.per_device_train_batch_size
@@ -328,6 +329,12 @@ class Trainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL is not typed
     @property
     def _urls(self) -> Sequence[str]:
         return [self.args.vllm_server_base_url] if self._guard is None else self._guard.urls
+
+    def _streaming_iter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See TRL. Weights have the types that TRL announced to the servers, although FSDP2 trains in float32
+        (accelerate's `fsdp2_prepare_model`)."""
+        for name, weight in super()._streaming_iter():
+            yield name, weight.to(self._dtypes.get(name, weight.dtype))
 
     def _send_weights(self) -> None:
         if self._together:

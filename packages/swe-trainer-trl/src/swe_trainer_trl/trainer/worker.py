@@ -80,6 +80,7 @@ class TRLRolloutWorker:
         queue_rows: Rows to hold for the trainer, besides those of one group.
         max_row: Returns the largest number of ids in a row for the trainer, None or 0 for no limit. It is
             called for each group.
+        check_others: Raises a `SweError` if another trainer process has ended.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class TRLRolloutWorker:
         options: FeedOptions,
         queue_rows: int,
         max_row: Callable[[], int | None],
+        check_others: Callable[[], None] = lambda: None,
     ) -> None:
         self.rollout_buffer = RowBuffer(
             queue_rows,
@@ -112,6 +114,7 @@ class TRLRolloutWorker:
         self._journal_path = journal_path
         self._options = options
         self._max_row = max_row
+        self._check_others = check_others
         self._process: subprocess.Popen[bytes] | None = None
         self._commands: int | None = None
         self._writing = threading.Lock()
@@ -241,8 +244,10 @@ class TRLRolloutWorker:
             stale_after_s: Seconds without a heartbeat after which the process counts as hung.
 
         Raises:
-            SweError: The rollouts' process has ended or hangs, or rows cannot be read.
+            SweError: The rollouts' process has ended or hangs, rows cannot be read, or another trainer
+                process has ended.
         """
+        self._check_others()
         self.idle()
         if self._problem is not None:
             raise SweError(
