@@ -180,7 +180,7 @@ def page(rows: Sequence[Row]) -> str:
     lines = [
         "# Agents",
         "",
-        "`make test-slow` writes this page. Each agent solves the demo task `demo__memofn-1` in the",
+        "`make test-slow` checks this page. Each agent solves the demo task `demo__memofn-1` in the",
         "sandbox `local`, with the engine `vllm` and a scripted server: its replies run two commands by",
         "the agent's own shell tool, and then end. Each ledger is balanced:",
         "`sampled == trainable + dropped`.",
