@@ -84,7 +84,8 @@ def main(model: str, number: int, tokens: int, part: str) -> None:
             seed=0,
             groups=1,
         )
-        worker = Worker(None, run, journal, run / JOURNAL, options, 0, lambda: None)  # type: ignore[arg-type]
+        settings: Any = None  # it starts no rollouts
+        worker = Worker(settings, run, journal, run / JOURNAL, options, 0, lambda: None, lambda: None)
         arguments = compat.AsyncGRPOConfig(
             output_dir=str(run / "checkpoints"),
             per_device_train_batch_size=number,

@@ -69,5 +69,12 @@ def light_worker(
         seed=0,
     )
     return TRLRolloutWorker(
-        settings, directory, journal, folder / JOURNAL, options, queue_rows, max_row=lambda: None
+        settings,
+        directory,
+        journal,
+        folder / JOURNAL,
+        options,
+        queue_rows,
+        max_row=lambda: None,
+        check_others=lambda: None,
     )

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from swe_testing.serving.start import obstacle
 
 from .gpu import __main__ as program
 from .gpu import busy, cards, checks
-from .gpu.report import Failed, Log, Result, Skipped
+from .gpu.report import Failed, Log, Result, Skipped, Status
 from .gpu.run import Bench
 
 ROOT = Path(__file__).parents[1]
@@ -42,11 +43,14 @@ def test_nothing_is_installed_for_a_gpu_that_is_not_there(tmp_path: Path) -> Non
     assert "installing" not in done.stdout
 
 
-def check(name: str, run: checks.Check | object, gpus: int = 0) -> checks.Check:
-    return checks.Check(name, "an example", 10, gpus, run)  # type: ignore[arg-type]
+Run = Callable[[Bench, float], checks.Figures]
 
 
-def raises(error: BaseException) -> object:
+def check(name: str, run: Run, gpus: int = 0) -> checks.Check:
+    return checks.Check(name, "an example", 10, gpus, run)
+
+
+def raises(error: BaseException) -> Run:
     def run(bench: Bench, seconds: float) -> checks.Figures:
         raise error
 
@@ -92,10 +96,10 @@ def test_every_check_runs_and_the_log_says_what_became_of_each(
         ([], True),
     ],
 )
-def test_skipped_checks_alone_prove_nothing(tmp_path: Path, states: list[str], failed: bool) -> None:
+def test_skipped_checks_alone_prove_nothing(tmp_path: Path, states: list[Status], failed: bool) -> None:
     log = Log(tmp_path, {})
     for state in states:
-        log.add(Result("x", state, None, 0.0, {}))  # type: ignore[arg-type]
+        log.add(Result("x", state, None, 0.0, {}))
     assert log.failed is failed
 
 
@@ -205,6 +209,7 @@ def test_rate_of_sampling_counts_time_in_which_calls_overlap_once(
     run = SimpleNamespace(turns=lambda rollout_id: turns)
     monkeypatch.setattr(checks, "RunDirectory", SimpleNamespace(open=lambda out: run))
     done = SimpleNamespace(out=None, rollouts=lambda: [SimpleNamespace(id="a")])
+    # A stand-in for a finished training, with what is read of it.
     assert checks.sampling(done) == {  # type: ignore[arg-type]
         "sampled tokens/s of wall time": 5.0,
         "sampled tokens/s while a call ran": 10.0,
@@ -245,6 +250,7 @@ def test_attention_that_looks_ahead_is_noticed() -> None:
 
     from .gpu.attention import error
 
+    # As in the kernel that it replaces, torch gives no types.
     def from_the_first(query, key, value, *others, **more):  # type: ignore[no-untyped-def]
         """The window is one too wide."""
         left, right = more.pop("window_size")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cards, checks
-from .report import Failed, Log, Result, Skipped
+from .report import Failed, Log, Result, Skipped, Status
 from .run import Bench
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,8 @@ def run(check: checks.Check, bench: Bench) -> Result:
     """Run one check. An error of any kind is a failed check."""
     begin = time.monotonic()
     figures: dict[str, Any] = {}
-    status, reason = "passed", None
+    status: Status = "passed"
+    reason: str | None = None
     try:
         if check.gpus > len(bench.gpus):
             raise Skipped(_LONE.format(check.gpus, len(bench.gpus)))
@@ -47,7 +48,7 @@ def run(check: checks.Check, bench: Bench) -> Result:
         place = traceback.extract_tb(error.__traceback__)[-1]
         said = " ".join(str(error).split())[:300] or place.line
         status, reason = "failed", f"{type(error).__name__} in {place.name}, line {place.lineno}: {said}"
-    return Result(check.name, status, reason, round(time.monotonic() - begin, 1), figures)  # type: ignore[arg-type]
+    return Result(check.name, status, reason, round(time.monotonic() - begin, 1), figures)
 
 
 def visible() -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 LINES, TEXT = "checks.jsonl", "checks.md"
 """Names of the logs in their directory."""
+Status = Literal["passed", "failed", "skipped"]
 
 
 class Failed(Exception):
@@ -31,7 +32,7 @@ class Result:
     """
 
     check: str
-    status: Literal["passed", "failed", "skipped"]
+    status: Status
     reason: str | None
     seconds: float
     figures: Mapping[str, Any]

@@ -35,6 +35,7 @@ def test_openhands_parses_its_own_output() -> None:
 
 def test_openhands_summary_is_told_apart_by_its_system_prompt() -> None:
     text = "You are maintaining a context-aware state summary for an interactive agent.\nYou will be given"
+    # The role comes from a tuple, so mypy sees no literal.
     asked = [ChatRequest({}, [{"role": role, "content": text}]) for role in ("system", "user")]  # type: ignore[list-item]
     assert [OpenHands().summary(request) for request in asked] == [True, False]
 

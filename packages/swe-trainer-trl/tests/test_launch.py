@@ -141,6 +141,7 @@ def test_death_of_one_of_several_servers_explains_no_error() -> None:
         ([ended, ended], "vLLM ended: out of memory; resume with --resume"),
         ([], "training failed: RuntimeError: a bug"),
     ):
+        # The servers are stand-ins that have `died` alone.
         with pytest.raises(SweError, match=f"^{says}$"), _errors_explained(servers):  # type: ignore[arg-type]
             raise RuntimeError("a bug")
 
@@ -150,7 +151,7 @@ def test_key_comes_from_the_variable_of_the_engine(monkeypatch: pytest.MonkeyPat
     assert _key(engine) is None
     monkeypatch.setenv("MY_KEY", " secret ")
     assert _key(engine) == "secret"
-    assert _key(SimpleNamespace(config=object())) is None  # type: ignore[arg-type]
+    assert _key(SimpleNamespace(config=object())) is None  # type: ignore[arg-type]  # no engine of ours
 
 
 def test_run_in_one_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

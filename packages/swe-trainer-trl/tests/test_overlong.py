@@ -35,4 +35,4 @@ def test_budgets_and_cut_replies_make_an_attempt_overlong(fields: dict[str, Any]
 def test_unknown_setting_is_refused() -> None:
     assert TRLConfig().overlong == "grade"
     with pytest.raises(ValidationError, match="'grade', 'exclude' or 'zero'"):
-        TRLConfig(overlong="mask")  # type: ignore[arg-type]
+        TRLConfig(overlong="mask")  # type: ignore[arg-type]  # wrong on purpose

@@ -31,6 +31,9 @@ NOWHERE = "http://127.0.0.1:9"
 ADAPTER = {"lora": {"r": 32}, "grpo": {"model_init_kwargs": {"dtype": "bfloat16"}}}
 
 
+SHARED = {"processes": 2, "weight_sync": "disk", "server": {"gpus": "0,1"}}
+
+
 def planned(
     directory: Path,
     name: str,
@@ -60,6 +63,7 @@ def planned(
         ("Qwen3-0.6B", "8x80GB", {"processes": 4}, 4, [1] * 4, "none"),
         ("Qwen3-0.6B", "8x80GB", {"processes": 2, "sharding": "fsdp"}, 2, [1] * 6, "fsdp"),
         ("Qwen3-32B", "8x80GB", {"preset": "lora"}, 2, [2] * 3, "fsdp"),
+        ("Qwen3-1.7B", "2x48GB", SHARED, 2, [1, 1], "fsdp"),  # whole they would fit, but not beside vLLM
     ],
 )
 def test_layouts_of_models_that_fit(
@@ -156,7 +160,6 @@ BATCH = {"grpo": {"token_budget": 0, "per_device_train_batch_size": 8}}
             {"url": NOWHERE},
         ),
         ("Qwen3-1.7B", "1x24GB", {"preset": "lora"}, {}),
-        ("Qwen3-1.7B", "2x48GB", {"processes": 2, "weight_sync": "disk", "server": {"gpus": "0,1"}}, {}),
         ("Qwen3-8B", "8x80GB", {"server": {"replicas": 7}}, {}),
         ("Qwen3-8B", "4x80GB", {"processes": 1}, {}),
     ],

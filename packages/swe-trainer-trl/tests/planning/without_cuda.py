@@ -23,6 +23,7 @@ def init() -> None:
 torch.cuda.is_available = available
 torch.cuda._lazy_init = init
 
+# Only now, when the functions that initialise CUDA are watched: hence "noqa".
 from swe_trainer_trl.config import TRLConfig  # noqa: E402
 from swe_trainer_trl.planning.cards import of_hardware  # noqa: E402
 from swe_trainer_trl.planning.training_plan import plan_training  # noqa: E402

@@ -89,6 +89,7 @@ async def test_evaluation_has_its_own_attempts_records_and_metrics(tmp_path: Pat
     said = summary(RunDirectory.open(run), list(feed.rollouts.values()), None)
     assert said["finished"] == len(trained)
     assert said["errors_by_boundary"] == {}
+    # A summary is JSON, a dict of objects: hence "type: ignore".
     assert [one["resolved_rate"] for one in said["evaluations"]] == [0.5]  # type: ignore[attr-defined]
 
 
@@ -142,6 +143,7 @@ async def test_interrupted_evaluation_is_completed_and_a_finished_one_is_not_rep
 async def test_kill_between_the_line_and_the_journal_keeps_one_line(tmp_path: Path) -> None:
     path = tmp_path / "run"
     async with feeding(path, {**STAYS, "*": ["done"]}, held_out=1) as feed:
+        # As a kill would, it leaves the journal without its entry; mypy forbids replaced methods.
         finish, Journal.finish_evaluation = Journal.finish_evaluation, lambda *_: None  # type: ignore[assignment]
         try:
             await feed.say(begin(feed, 0))

@@ -445,6 +445,7 @@ async def test_summaries_are_trained_or_context_and_their_tokens_are_booked(
     ]
     rates = [one.values["ledger/summary_frac"] for one in feed.reports
              if isinstance(one, Metrics) and "ledger/summary_frac" in one.values]  # fmt: skip
+    # A metric with a weight is a pair of numbers, which its type does not tell.
     in_summaries, all_trained = (sum(part) for part in zip(*rates, strict=True))  # type: ignore[arg-type]
     assert in_summaries / all_trained == (2 * summary / len(text) if trained else 0)
     assert feed.measured("ledger/dropped_summary_tokens_total") == (0 if trained else 4 * summary)

@@ -9,6 +9,7 @@ OUT/model. Without `ends` it waits for more rows after all.
 import json
 import sqlite3
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -40,10 +41,15 @@ GRPO = {
 
 
 class Patient(Worker):
-    """Has no more rows, and lets the trainer wait for them."""
+    """Has no more rows, and lets the trainer wait for them until another process has ended."""
+
+    check_others: Callable[[], None]
+    waits: Path
+    """File that is there once the trainer waits."""
 
     def check_health(self, stale_after_s: float) -> None:
-        pass
+        self.waits.touch()
+        self.check_others()
 
 
 def main(model: str, out: str, given: str) -> None:
@@ -57,6 +63,7 @@ def main(model: str, out: str, given: str) -> None:
     made = made[step * ROWS : ends]
     journal = Journal(Path(out) / "train.sqlite")
     worker, transfer = Patient(made, journal), Transfer(journal)
+    worker.waits = Path(out) / "waits"
     if ends is not None:
         worker.rollout_buffer.end()
     grpo = {**GRPO, "per_device_train_batch_size": ROWS // 2 // processes, **options.get("grpo", {})}
@@ -81,7 +88,7 @@ def main(model: str, out: str, given: str) -> None:
         over=False,
         processes=processes,
     )
-    with joined(job) as (arguments, _):
+    with joined(job) as (arguments, worker.check_others):
         trainer = train._trainer(
             job,
             arguments,

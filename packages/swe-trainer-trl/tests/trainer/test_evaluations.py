@@ -45,6 +45,7 @@ def started(journal: Journal, every: int) -> tuple[Worker, Evaluations]:
     from swe_trainer_trl.trainer.evaluations import Evaluations  # imports TRL, which takes seconds
 
     worker = Worker(journal)
+    # The worker is a stand-in that remembers what it is asked.
     return worker, Evaluations(worker, journal, every)  # type: ignore[arg-type]
 
 

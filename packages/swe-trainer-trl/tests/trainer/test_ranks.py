@@ -196,10 +196,12 @@ def others(process: subprocess.Popen[str]) -> list[int]:
 
 
 @pytest.mark.slow
-def test_death_of_another_process_ends_the_training(tiny_model, tmp_path):
+@pytest.mark.parametrize("there", ["metrics.jsonl", "waits"])
+def test_death_of_another_process_ends_the_training(there: str, tiny_model: Path, tmp_path: Path) -> None:
+    """While all train, and when rank 0 waits for more rows, so that it uses no other process."""
     out = tmp_path / "out"
     process = start(tiny_model, out, processes=2, sharding="none", normalize="rollout", grpo={"max_steps": 9})
-    anyio.run(until, (out / "metrics.jsonl").exists, 300.0)  # the rows of two steps: it then waits for more
+    anyio.run(until, (out / there).exists, 300.0)
     (other,) = others(process)
     os.kill(other, signal.SIGKILL)
     began = time.monotonic()

@@ -63,7 +63,7 @@ run = Path(given["run"])
 journal = Journal(run / "train.sqlite")
 worker = TRLRolloutWorker(
     Settings(**given["settings"]), run, journal, run / "train.sqlite",
-    FeedOptions(**given["options"]), 99, lambda: None,
+    FeedOptions(**given["options"]), 99, lambda: None, lambda: None,
 )
 worker.update_model_version(1)
 worker.start()
@@ -110,7 +110,11 @@ class Training:
         (self.folder / name).touch()
 
     def worker(
-        self, max_row: int | None = None, settings: Settings | None = None, **options: Any
+        self,
+        max_row: int | None = None,
+        settings: Settings | None = None,
+        check_others: Callable[[], None] = lambda: None,
+        **options: Any,
     ) -> TRLRolloutWorker:
         from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 
@@ -123,6 +127,7 @@ class Training:
             OPTIONS.model_copy(update={**ORDER, **options}),
             queue_rows=99,
             max_row=lambda: max_row,
+            check_others=check_others,
         )
         self.workers.append(worker)
         self.journals.append(journal)
@@ -430,14 +435,13 @@ def test_process_is_none_of_the_trainers(training: Training, monkeypatch: pytest
 
 
 def test_end_of_another_trainer_process_ends_the_wait_for_rows(training: Training) -> None:
-    worker = training.worker()
     ended: list[str] = []
 
     def check() -> None:
         if ended:
             raise SweError(ended[0])
 
-    worker._check_others = check
+    worker = training.worker(check_others=check)
     worker.check_health(PATIENCE)
     ended.append("trainer process 1 was killed by signal 9")
     with pytest.raises(SweError, match="trainer process 1 was killed"):

@@ -163,8 +163,8 @@ def _summary(run: Path) -> _Found | None:
             found = orjson.loads(file.read())
         tokens = found["tokens"]
         fates = {**tokens["dropped"], "trained": tokens["trained"], "waiting": tokens["waiting"]}
-        numbers = (int(found[name]) for name in ("steps", "policy_version", "groups"))
-        return *numbers, {str(fate): int(count) for fate, count in fates.items()}  # type: ignore[return-value]
+        steps, version, groups = (int(found[name]) for name in ("steps", "policy_version", "groups"))
+        return steps, version, groups, {str(fate): int(count) for fate, count in fates.items()}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -168,7 +168,7 @@ def test_tests_are_fixed_only_if_all_else_is_as_it_should_be(
 
 def test_unknown_kind_of_reward_is_an_error() -> None:
     with pytest.raises(ValueError, match="'binary' or 'fraction'"):
-        SweGraderConfig(reward="share")  # type: ignore[arg-type]
+        SweGraderConfig(reward="share")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_grade_has_the_reward_of_its_verdict_unless_it_says_another() -> None:

@@ -92,7 +92,7 @@ class TRLRolloutWorker:
         options: FeedOptions,
         queue_rows: int,
         max_row: Callable[[], int | None],
-        check_others: Callable[[], None] = lambda: None,
+        check_others: Callable[[], None],
     ) -> None:
         self.rollout_buffer = RowBuffer(
             queue_rows,
