@@ -108,7 +108,7 @@ def test_plugin_of_a_file_is_shown_with_its_options(file: str) -> None:
 @pytest.mark.parametrize("name", ["local", "mini", "openai", "swe"])
 def test_shown_ways_set_a_setting(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line.strip() for line in said(name).partition("Each of these sets one:\n")[2].splitlines()]
-    option, variable, table, assignment = lines
+    option, variable, table, assignment = lines[:4]
     config = tmp_path / "settings.toml"
     config.write_text(f"{table}\n{assignment}\n")
     ((role, tables),) = tomllib.loads(config.read_text()).items()

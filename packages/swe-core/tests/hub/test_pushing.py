@@ -12,12 +12,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from swe_core.api.executor import Executor
 from swe_core.errors import SweError, UsageError
 from swe_core.hub import push
 from swe_core.hub.extensions import hub_extensions
 from swe_core.hub.options import PushOptions
 from swe_core.hub.push import HubPush, push_run
-from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner
 from swe_testing.hf import LocalHF
@@ -61,7 +61,7 @@ async def pushing(runner: Runner, every: float) -> AsyncIterator[None]:
 
 
 def runner_of(run: RunDirectory) -> Runner:
-    return Runner([], cast(RunContext, None), run, [], 1)
+    return Runner([], cast(Executor, None), None, run, [], 1)
 
 
 async def test_rollouts_are_pushed_during_and_after_the_run(

@@ -33,6 +33,7 @@ from swe_core.rollout.runner import Runner
 from swe_testing.records import make_request, make_run, make_task
 
 from ..interception.helpers import sampled
+from .runner_bench import local_executor
 
 Kind = Literal["raises", "odd", "cancelled", "wrong", "hangs"]
 BROKEN = "the plugin is broken"
@@ -341,7 +342,8 @@ async def run_three(path: Path, faults: Faults, patch: pytest.MonkeyPatch) -> Ru
             parts = RunContext(
                 Agent(faults), provider, Approving(faults), (server, engine), None, run.redactor
             )
-            runner = Runner(requests, parts, run, [Onlooker(faults)], concurrency=3)
+            executor = local_executor(parts, run)
+            runner = Runner(requests, executor, engine, run, [Onlooker(faults)], concurrency=3)
             run_one: Callable[[RolloutRequest], Awaitable[Rollout]] = runner.run
 
             async def running(request: RolloutRequest) -> Rollout:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import anyio
 import anyio.lowlevel
@@ -19,14 +20,16 @@ from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.builtin.demo.source import DemoSource
+from swe_core.builtin.executors import LocalExecutor
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.cli.report import report
 from swe_core.errors import SandboxDied
 from swe_core.interception.server import InterceptionServer
 from swe_core.report.token_audit import audit
 from swe_core.rollout.run_context import RunContext
-from swe_core.rollout.run_directory import RunDirectory
+from swe_core.rollout.run_directory import FOLDERS, RunDirectory
 from swe_core.rollout.runner import Runner
+from swe_core.rollout.site import LocalSite
 from swe_core.run.plan import sandbox_spec
 from swe_core.run.settings import Settings
 from swe_testing.records import make_request, make_run
@@ -175,6 +178,14 @@ class Bench:
         assert "balanced, 100.0 % accounted for" in shown.output
 
 
+def local_executor(parts: RunContext, run: RunDirectory) -> LocalExecutor:
+    """An open executor of this process."""
+    executor = LocalExecutor()
+    executor._site = LocalSite(parts, run.path / FOLDERS)
+    executor._engine = parts.gate[1] if parts.gate is not None else None
+    return executor
+
+
 @asynccontextmanager
 async def open_bench(path: Path) -> AsyncIterator[Bench]:
     """A bench whose run directory is `path`. In the end nothing of it may run."""
@@ -192,9 +203,10 @@ async def open_bench(path: Path) -> AsyncIterator[Bench]:
         requests.append(make_request(task, spec=spec))
     async with engine, InterceptionServer() as server:
         parts = RunContext(agent, provider, grader, (server, engine), None, run.redactor)
-        runner = Runner(requests, parts, run, [], concurrency=2)
+        executor = local_executor(parts, run)
+        runner = Runner(requests, executor, engine, run, [], concurrency=2)
         runner.observe(witness)
         with anyio.fail_after(PATIENCE):
             yield Bench(runner, run, agent, engine, provider, grader, witness)
     assert provider.alive == []
-    assert runner._running == {}
+    assert cast(LocalSite, executor._site)._running == {}

@@ -20,7 +20,7 @@ from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner
 from swe_testing.records import make_request, make_rollout, make_run, make_task
 
-from .runner_bench import Approving
+from .runner_bench import Approving, local_executor
 
 
 def failed(task: str, message: str = "the key is wrong", attempt: int = 0, **fields: str) -> Rollout:
@@ -168,7 +168,8 @@ def runner_of(path: Path, provider: Failing, tasks: int, limit: int) -> tuple[Ru
         spec = SandboxSpec(image=f"image-{number}", labels={"rollout": f"t-{number}-0"})
         requests.append(make_request(make_task(f"t-{number}"), spec=spec))
     parts = RunContext(Agent(), provider, Approving(), None, None, run.redactor)
-    return Runner(requests, parts, run, [], concurrency=4, max_errors=limit), run
+    executor = local_executor(parts, run)
+    return Runner(requests, executor, None, run, [], concurrency=4, max_errors=limit), run
 
 
 @pytest.mark.anyio

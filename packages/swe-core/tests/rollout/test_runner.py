@@ -317,9 +317,9 @@ async def test_verdict_whose_reward_cannot_be_shaped_is_kept_and_ends_the_run(be
     (kept,) = bench.run.unshaped()
     assert (kept.id, kept.outcome, kept.reward) == (bench.first.id, "resolved", 1.0)
     with pytest.raises(RunStopped, match="'mine' returned nan"):
-        bench.runner.finish_set_aside()
+        await bench.runner.recover()
     bench.runner._shape = lambda rollout, reward: reward / 2
-    bench.runner.finish_set_aside()
+    await bench.runner.recover()
     assert bench.run.unshaped() == []
     assert [rollout.reward for rollout in bench.run.rollouts()] == [None, 0.5]
     assert (bench.first.id, "finished") in bench.witness.seen

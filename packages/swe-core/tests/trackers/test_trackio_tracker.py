@@ -15,8 +15,8 @@ import pytest
 from trackio import Api
 from trackio.sqlite_storage import SQLiteStorage
 
+from swe_core.api.executor import Executor
 from swe_core.errors import ConfigError, SweError, UsageError
-from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.runner import Runner
 from swe_core.trackers import trackio_tracker
@@ -32,7 +32,7 @@ PROJECT = "swe-core"
 
 
 def runner_of(run: RunDirectory) -> Runner:
-    return Runner([], cast(RunContext, None), run, [], 1)
+    return Runner([], cast(Executor, None), None, run, [], 1)
 
 
 def finish(runner: Runner, *records: Any, **more: Any) -> None:

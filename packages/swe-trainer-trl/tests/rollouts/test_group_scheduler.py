@@ -9,7 +9,7 @@ import re
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_core.api.engine import EngineSession
+from swe_core.api.executor import ExecutorRun
 from swe_core.api.grader import Graded
 from swe_core.api.limits import Budgets
 from swe_core.api.records import Rollout, Turn, TurnTokens
 from swe_core.api.rollout_request import RolloutRequest
 from swe_core.api.sandbox import Sandbox, SandboxSpec
 from swe_core.builtin.demo.source import DemoSource
+from swe_core.builtin.executors import LocalExecutor
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.builtin.vllm import VLLMConfig
@@ -37,8 +39,9 @@ from swe_core.errors import ConfigError, EngineUnavailable, PluginError, Sandbox
 from swe_core.interception.server import InterceptionServer
 from swe_core.report.token_audit import audit
 from swe_core.rollout.run_context import RunContext
-from swe_core.rollout.run_directory import RUN_FILE, RunDirectory, new_run_info
+from swe_core.rollout.run_directory import FOLDERS, RUN_FILE, RunDirectory, new_run_info
 from swe_core.rollout.runner import Runner
+from swe_core.rollout.site import LocalSite
 from swe_core.rollout.training_records import GROUPS_FILE, append_lines, read_groups
 from swe_core.run.plan import sandbox_spec
 from swe_core.run.settings import Settings
@@ -254,17 +257,19 @@ async def feeding(
     journal = Journal(path / "train.sqlite")
     prepare(journal)
     send, receive = anyio.create_memory_object_stream[Command](99)
-    async with scripted, InterceptionServer() as server, send, receive:
-        gate = (server, scripted) if engine else None
-        runner = Runner(
-            requests,
-            RunContext(agent, provider, ScriptedGrader(), gate, None, redactor),
-            run,
-            [],
-            concurrency,
-            shape=shape,
-        )
-        runner.finish_set_aside()
+    executor, answering = LocalExecutor(), scripted if engine else None
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(scripted)
+        server = await stack.enter_async_context(InterceptionServer())
+        gate = (server, answering) if answering is not None else None
+        context = RunContext(agent, provider, ScriptedGrader(), gate, None, redactor)
+        site = LocalSite(context, path / FOLDERS)
+        served = ExecutorRun({}, {}, path, concurrency, answering, lambda: nullcontext(site))
+        await stack.enter_async_context(executor.open(served))
+        await stack.enter_async_context(send)
+        await stack.enter_async_context(receive)
+        runner = Runner(requests, executor, answering, run, [], concurrency, shape=shape)
+        await runner.recover()
         feed = Feed(script, journal, runner, scripted, provider, mark, send)
         runner.observe(feed)
         feeder = RolloutFeeder(

@@ -19,6 +19,7 @@ from typing import Any, cast, get_args
 from swe_core.api.agent import AgentSpec, DialectName
 from swe_core.api.component import Component, Config
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession
+from swe_core.api.executor import Executor
 from swe_core.api.grader import Grade, Graded, Grader
 from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.api.task import Task, TaskSource
@@ -182,6 +183,8 @@ def unfit(created: object, role: str) -> str:
         return _no_instance(created, AgentSpec, "an AgentSpec") or _unfit_agent(cast(AgentSpec, created))
     if role == "engine":
         return _no_instance(created, Engine, "an Engine") or _unnamed(created, "model")
+    if role == "executor":
+        return _no_instance(created, Executor, "an Executor")
     if role == "worker":
         if _has(created, "run") or _has(created, "launch"):
             return ""

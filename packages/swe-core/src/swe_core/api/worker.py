@@ -115,6 +115,18 @@ class RolloutRunner(Protocol):
         """
         ...
 
+    def set_policy_version(self, version: int) -> None:
+        """Set the policy version of all ids from now on; see `Engine.set_policy_version`."""
+        ...
+
+    async def take_out(self, url: str) -> Collection[str]:
+        """Give no more rollouts to the server of `url`, wherever they run; see `Engine.take_out`."""
+        ...
+
+    def put_in(self, url: str) -> None:
+        """Give rollouts to the server of `url` again; see `Engine.put_in`."""
+        ...
+
     def observe(self, observer: Observer) -> None:
         """Add an observer of future events."""
         ...

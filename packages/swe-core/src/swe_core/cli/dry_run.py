@@ -58,6 +58,7 @@ def _lines(
     yield "engine", _engine(plan)
     yield "grader", plan.grader.name
     yield "worker", plan.worker.name
+    yield "executor", plan.executor.name
     yield "limits", ", ".join(f"{name} {value:g} s" for name, value in settings.limits.model_dump().items())
     budget = settings.budget.model_dump(exclude={"grace"}, exclude_none=True)
     yield "budget", ", ".join(f"{name} {value:,}" for name, value in budget.items()) or "none"

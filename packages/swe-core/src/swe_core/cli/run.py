@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 SECTIONS = {
     "Tasks": ("tasks", "split", "filter", "only", "verified", "image_map", "shuffle", "limit"),
     "Components": ("plugins", "extra_plugins", "agent", "sandbox", "engine", "grader", "worker"),
+    "Machines": ("executor", "workers", "address"),
     "Model": ("model", "engine_url", "recording", "record", "mode", "agent_key_env"),
     "Amounts and limits": ("attempts", "concurrency", "sandbox_retries", "max_errors", "network"),
     "Settings": ("config", "sets"),
@@ -85,6 +86,18 @@ SECTIONS = {
 @click.option("--record", type=click.Path(path_type=Path), help="File that records the replies of this run.")
 @click.option("--grader", metavar="NAME", help="Grader that scores the patch. [default: swe]")
 @click.option("--worker", metavar="NAME", help="Worker that consumes finished rollouts. [default: collect]")
+@click.option(
+    "--executor",
+    metavar="NAME",
+    help="Where rollouts run: local (in this process), processes, or ray. [default: local]",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Processes or nodes that the executor starts; 0 starts none and needs --address.",
+)
+@click.option("--address", metavar="ADDRESS", help="Cluster that the executor joins, such as auto for ray.")
 @click.option("--attempts", type=click.IntRange(min=1), metavar="K", help="Rollouts per task. [default: 1]")
 @click.option(
     "--concurrency",

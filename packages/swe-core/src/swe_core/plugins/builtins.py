@@ -15,6 +15,7 @@ BUILTINS: Mapping[str, str] = {
     "rows": "swe_core.builtin.rows",
     "demo": "swe_core.builtin.demo",
     "collect": "swe_core.builtin.collect",
+    "executors": "swe_core.builtin.executors",
 }
 """Plugin name → module."""
 
@@ -25,6 +26,7 @@ DEFAULTS: Mapping[str, str] = {
     "engine": "openai",
     "tasks": "rows",
     "worker": "collect",
+    "executor": "local",
 }
 """Role → default component. For `tasks`, the component that reads files and data sets."""
 

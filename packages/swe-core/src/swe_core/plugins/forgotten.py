@@ -12,13 +12,14 @@ import pluggy
 from swe_core.api.agent import AgentSpec
 from swe_core.api.component import Component
 from swe_core.api.engine import Engine
+from swe_core.api.executor import Executor
 from swe_core.plugins import hookspecs
 
 HOOKS = frozenset(name for name in dir(hookspecs) if name.startswith("swe_"))
 """Names of all hooks."""
 
 _ADD = "add it (from swe_core import hookimpl)"
-_CONTRACTS = {AgentSpec: "swe_agents", Engine: "swe_engines"}
+_CONTRACTS = {AgentSpec: "swe_agents", Engine: "swe_engines", Executor: "swe_executors"}
 _METHODS = {"open": "swe_sandboxes", "grade": "swe_graders", "tasks": "swe_tasks"}
 
 

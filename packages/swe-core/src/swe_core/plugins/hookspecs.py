@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from swe_core.api.agent import AgentSpec
     from swe_core.api.checks import Check
     from swe_core.api.engine import Engine
+    from swe_core.api.executor import Executor
     from swe_core.api.grader import Grader
     from swe_core.api.records import Rollout, Turn
     from swe_core.api.sandbox import SandboxProvider
@@ -60,6 +61,11 @@ def swe_tasks() -> Iterable[Component[TaskSource]]:  # type: ignore[empty-body]
 @hookspec
 def swe_workers() -> Iterable[Component[RolloutWorker]]:  # type: ignore[empty-body]
     """Return rollout workers. Called once per process, when plugins are loaded. Since 0.1."""
+
+
+@hookspec
+def swe_executors() -> Iterable[Component[Executor]]:  # type: ignore[empty-body]
+    """Return executors of rollouts. Called once per process, when plugins are loaded. Since 0.1."""
 
 
 @hookspec

@@ -31,7 +31,7 @@ T = TypeVar("T")
 GROUP = "swe_core"
 ALLOW_VARIABLE = "SWE_PLUGINS"
 
-Role = Literal["agent", "sandbox", "grader", "engine", "tasks", "worker"]
+Role = Literal["agent", "sandbox", "grader", "engine", "tasks", "worker", "executor"]
 HOOKS: Mapping[Role, str] = {
     "agent": "swe_agents",
     "sandbox": "swe_sandboxes",
@@ -39,6 +39,7 @@ HOOKS: Mapping[Role, str] = {
     "engine": "swe_engines",
     "tasks": "swe_tasks",
     "worker": "swe_workers",
+    "executor": "swe_executors",
 }
 
 

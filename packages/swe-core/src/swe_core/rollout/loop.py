@@ -41,7 +41,7 @@ async def run_rollout(
     context: RunContext,
     folder: RolloutFolder,
     observer: Observer,
-    done: Callable[[FinishedRollout], None],
+    done: Callable[[FinishedRollout], object],
     cancelled_as: Callable[[], str | None],
 ) -> None:
     """Run one rollout and call `done` with it exactly once, however it ends.

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import cast
 
 import anyio
 
 from swe_core.api.agent import AgentSpec
 from swe_core.api.engine import Engine
+from swe_core.api.executor import Executor
 from swe_core.api.records import Failure, Rollout, Turn
 from swe_core.api.rollout_request import Observer, Phase, RolloutRequest
 from swe_core.api.worker import FinishedRollout
 from swe_core.errors import RunStopped, SweError, sentence
 from swe_core.rollout.equal_errors import EqualErrors
-from swe_core.rollout.loop import run_rollout
-from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.plural import counted
 from swe_core.system.printable import one_line
-from swe_core.system.redaction import scoped_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -31,19 +29,12 @@ _MESSAGE = 300
 """Characters of a message that ends a run."""
 
 
-@dataclass(slots=True, eq=False)
-class _Running:
-    """A running rollout: its cancel scope, and the reason for its cancellation."""
-
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    why: str | None = None
-
-
 class Runner:
     """Runs the rollouts of one run; see `swe_core.api.worker.RolloutRunner`.
 
     Args:
-        context: The live objects that the rollouts share.
+        executor: Executes the rollouts; it is open.
+        engine: The run's engine; None where the host answers no LLM calls.
         observers: Notified of each event: the display, the plugins.
         max_errors: Number of equal errors without a verdict between them that ends `run_all`; 0 is no limit.
         shape: Returns the shaped reward of a rollout with a verdict, from the record and the grader's reward.
@@ -53,7 +44,8 @@ class Runner:
     def __init__(
         self,
         requests: Sequence[RolloutRequest],
-        context: RunContext,
+        executor: Executor,
+        engine: Engine | None,
         store: RunDirectory,
         observers: Sequence[Observer],
         concurrency: int,
@@ -65,13 +57,9 @@ class Runner:
         self.concurrency = concurrency
         self._max_errors = max_errors
         self._shape = shape
-        self._context = context
+        self.engine = engine
+        self._executor = executor
         self._observer = _Observers(observers)
-        self._running: dict[str, _Running] = {}
-
-    @property
-    def engine(self) -> Engine | None:
-        return self._context.gate[1] if self._context.gate else None
 
     def observe(self, observer: Observer) -> None:
         self._observer.add(observer)
@@ -99,35 +87,25 @@ class Runner:
             raise problems.exceptions[0] from None
 
     async def run(self, request: RolloutRequest, agent: AgentSpec | None = None) -> FinishedRollout:
-        context = replace(self._context, agent=agent) if agent is not None else self._context
-        if agent is not None and agent.dialect is None:
-            context = replace(context, gate=None)
-        with self._writing():
-            folder = self.store.folder(request.id)
         finished: list[FinishedRollout] = []
         stopped: list[RunStopped] = []
 
-        def done(rollout: FinishedRollout) -> None:
+        def commit(rollout: FinishedRollout) -> None:
             try:
                 finished.append(replace(rollout, rollout=self._finish(rollout.rollout)))
-            except RunStopped as error:  # raised once the loop has left everything in order
+            except RunStopped as error:  # raised once the executor has left everything in order
                 stopped.append(error)
 
-        running = self._running[request.id] = _Running()
-        try:
-            # An OSError that leaves the loop comes from the folder's files.
-            with scoped_secrets(), self._writing(), running.scope:
-                await run_rollout(request, context, folder, self._observer, done, lambda: running.why)
-        finally:
-            del self._running[request.id]
+        with self._writing():  # an OSError that leaves the executor comes from the folder's files
+            await self._executor.submit(request, self._observer, commit, agent)
         if self.engine is not None and self.engine.unfit is not None:
             raise SweError(self.engine.unfit)
         if stopped:
             raise stopped[0]
         return finished[0]
 
-    def finish_set_aside(self) -> None:
-        """Shape and record the rollouts that an earlier process set aside.
+    async def recover(self) -> None:
+        """Record the rollouts that an earlier process finished: those set aside, and those of the executor.
 
         Raises:
             RunStopped: A reward cannot be shaped; its rollout stays set aside.
@@ -137,13 +115,24 @@ class Runner:
             self._finish(rollout)
             with self._writing():
                 self.store.take_back(rollout.id)
+        with self._writing():
+            await self._executor.recover(lambda finished: self._finish(finished.rollout))
 
     def cancel(self, rollout_id: str, why: str) -> None:
-        """See `RolloutRunner.cancel`. A rollout that has its outcome keeps it."""
-        running = self._running.get(rollout_id)
-        if running is not None:
-            running.why = running.why or why
-            running.scope.cancel()
+        """See `RolloutRunner.cancel`."""
+        self._executor.cancel(rollout_id, why)
+
+    def set_policy_version(self, version: int) -> None:
+        """See `RolloutRunner.set_policy_version`."""
+        self._executor.set_version(version)
+
+    async def take_out(self, url: str) -> Collection[str]:
+        """See `RolloutRunner.take_out`."""
+        return await self._executor.take_out(url)
+
+    def put_in(self, url: str) -> None:
+        """See `RolloutRunner.put_in`."""
+        self._executor.put_in(url)
 
     def _stopped(self, rollout: Rollout, tasks: Sequence[str]) -> str:
         failure = cast(Failure, rollout.failure)
@@ -169,7 +158,7 @@ class Runner:
                     self.store.set_aside(rollout)
                     resume = shlex.join(["swe-core", "run", "--resume", str(self.store.path)])
                     raise RunStopped(
-                        f"{self._context.redactor.text(sentence(error))}; the run was stopped, and the "
+                        f"{self.store.redactor.text(sentence(error))}; the run was stopped, and the "
                         f"verdict of this rollout is kept: correct the plugin and continue with `{resume}`"
                     ) from error
                 rollout = rollout.model_copy(update={"reward": reward})

@@ -16,7 +16,7 @@ from swe_core.errors import UsageError, sentence
 from swe_core.plugins.builtins import RECORDED_ENGINE
 from swe_core.plugins.manager import HOOKS, PluginSet, Role
 from swe_core.run.components import ResolvedComponent, default_component, resolve_component
-from swe_core.run.plan import engine_of, grader_of, refuse_unknown_tables, with_filled_in
+from swe_core.run.plan import engine_of, executor_of, grader_of, refuse_unknown_tables, with_filled_in
 from swe_core.run.settings import NESTED, PREFIX, Settings, command_line_values, read_settings_file
 from swe_core.run.task_selection import TaskSelection, selection
 from swe_core.system.redaction import MARK, secret_settings
@@ -24,8 +24,11 @@ from swe_core.system.redaction import MARK, secret_settings
 T = TypeVar("T")
 
 _MISSING = object()
-_RUN_OPTIONS = {"url": "engine_url", "model": "model", "file": "recording"}
-"""Setting of an engine → the run option that sets it."""
+_RUN_OPTIONS: Mapping[Role, Mapping[str, str]] = {
+    "engine": {"url": "engine_url", "model": "model", "file": "recording"},
+    "executor": {"workers": "workers", "address": "address"},
+}
+"""Role → setting of a component → the run option that sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,8 @@ def effective_settings(settings: Settings, plugins: PluginSet, layers: Layers) -
     filled: Mapping[str, str] = {}
     if engine is not None:
         settings, filled = with_filled_in(settings, engine), engine.config.filled_in()
-    origin_of_option = {option: filled[key] for key, option in _RUN_OPTIONS.items() if key in filled}
+    options = _RUN_OPTIONS["engine"]
+    origin_of_option = {option: filled[key] for key, option in options.items() if key in filled}
     values = settings.model_dump(mode="json")
     for section, info in Settings.model_fields.items():
         if not (isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)):
@@ -193,6 +197,7 @@ def _used(settings: Settings, plugins: PluginSet, problems: list[str]) -> _Used:
         "grader": attempt(lambda: grader_of(settings, plugins)),
         "tasks": None if tasks is None else _source(settings, plugins, tasks.name),
         "worker": worker,
+        "executor": attempt(lambda: executor_of(settings, plugins, default_component("executor", worker))),
     }
     used.components = {role: one for role, one in found.items() if one is not None}
     return used
@@ -231,7 +236,7 @@ def _component(role: Role, used: _Used, values: Mapping[str, Any], layers: Layer
     table, filled = (role, component.name), component.config.filled_in()
     preset: Mapping[str, Any] = worker.registered.component.settings.get(role, {}) if worker else {}
     for key, value in component.config.model_dump(mode="json").items():
-        if role == "engine" and values["run"].get(_RUN_OPTIONS.get(key, "")) is not None:
+        if values["run"].get(_RUN_OPTIONS.get(role, {}).get(key, "")) is not None:
             continue
         default = DEFAULT
         if key in preset.get(component.name, {}):

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
-    ExitStack,
     asynccontextmanager,
     contextmanager,
 )
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -22,31 +22,25 @@ import anyio
 import anyio.to_thread
 import orjson
 
-from swe_core.api import agent_contract, contracts
-from swe_core.api.agent import AgentSpec
+from swe_core.api import contracts
 from swe_core.api.engine import Engine
-from swe_core.api.grader import Grader
-from swe_core.api.limits import Budgets
+from swe_core.api.executor import Executor, ExecutorRun, MetricsAddress
 from swe_core.api.records import Outcome
 from swe_core.api.rollout_request import Observer, RolloutRequest
-from swe_core.api.sandbox import Asset, SandboxProvider
 from swe_core.api.worker import RolloutWorker
-from swe_core.errors import ConfigError, RunStopped, SweError
-from swe_core.interception.server import InterceptionServer
+from swe_core.errors import RunStopped, SweError
 from swe_core.plugins.manager import PluginSet
 from swe_core.plugins.plugin_observer import PluginObserver
 from swe_core.plugins.reward_shaper import RewardShaper
-from swe_core.rollout.recording import RecordingEngine
-from swe_core.rollout.run_context import BlackBox, RunContext
-from swe_core.rollout.run_directory import RunDirectory, new_run_info
+from swe_core.rollout.run_directory import FOLDERS, RunDirectory, new_run_info
 from swe_core.rollout.runner import Runner
-from swe_core.run.plan import BlackBoxPlan, Plan, check_sandbox_supported, limits_of, sandbox_spec
+from swe_core.run.plan import BlackBoxPlan, Plan, limits_of, sandbox_spec
 from swe_core.run.resume import remember
+from swe_core.run.site import open_engine, open_site
 from swe_core.run.vocabulary import keep_vocabulary
 from swe_core.system.descriptors import raise_descriptor_limit
 from swe_core.system.event_loop import ending_signals, settled
 from swe_core.system.files import locked
-from swe_core.system.plural import counted
 from swe_core.system.redaction import Redactor, redaction_scope
 
 if TYPE_CHECKING:
@@ -156,59 +150,51 @@ async def open_run(
         SweError: The run cannot start or cannot continue.
     """
     raise_descriptor_limit()
-    agent = plan.agent
-    with ExitStack() as stack:
+    executor = cast(Executor, plan.executor.create())
+    async with AsyncExitStack() as stack:
         redactor = stack.enter_context(redaction_scope())
-        provider = cast(SandboxProvider, plan.sandbox.create())
-        grader = cast(Grader, plan.grader.create())
         if resume and lock:  # first of all: another process may use the directory
             stack.enter_context(locked(out))
         for extension in extensions:
             await extension.prepare()
-        reaped = await contracts.reap(provider)
-        if reaped:
-            logger.warning("removed %s of runs that have ended", counted(reaped, "sandbox", "sandboxes"))
-        check_sandbox_supported(provider, plan.settings)  # again: `reap` may have probed the service
-        async with _model_side(plan, redactor) as (gate, black_box, engine_name, model):
-            if gate is not None:
-                await contracts.check(gate[1])
-            # The first call may build a bundle, which blocks.
-            assets = await anyio.to_thread.run_sync(agent_contract.assets, agent)
-            shape = RewardShaper(plugins)
-            first = [
-                *contracts.notes_of(provider),
-                *_model_notes(gate, black_box, plan.settings.budget),
-                *shaping_notes(plugins),
-            ]
-            notes = [redactor.text(note) for note in first]
-            meaning = (
-                [redactor.text(note) for note in contracts.notes_of(gate[1])] if gate is not None else []
-            )
-            requests = _requests(plan, agent, assets, engine_name, model)
+        engine = await stack.enter_async_context(open_engine(plan, redactor))
+        if engine is not None:
+            await contracts.check(engine)
+        run = ExecutorRun(
+            settings=plan.settings.model_dump(mode="json"),
+            versions=_versions(plugins),
+            directory=out,
+            concurrency=plan.settings.run.concurrency,
+            engine=engine,
+            open_site=partial(open_site, plan, engine, out / FOLDERS, redactor),
+        )
+        await stack.enter_async_context(executor.open(run))
+        shape = RewardShaper(plugins)
+        notes = [redactor.text(note) for note in (*executor.notes, *shaping_notes(plugins))]
+        meaning = [redactor.text(note) for note in contracts.notes_of(engine)] if engine is not None else []
+        requests = _requests(plan, engine)
+        if resume:
+            directory = RunDirectory.resume(out, redactor, again)
+            if lock:  # otherwise another process did it, whose settings are the user's
+                remember(directory, plan.settings)
+        else:
+            directory = create_directory(plan, plugins, out, redactor, len(requests), [*notes, *meaning])
+            stack.enter_context(locked(out))
+        if engine is not None:
+            await keep_vocabulary(engine, out)
+        finished = directory.finished()
+        left = [request for request in requests if request.id not in finished]
+        observers = [observe(left, [*notes, *meaning] if resume else notes), PluginObserver(plugins)]
+        options = plan.settings.run
+        runner = Runner(
+            requests, executor, engine, directory, observers, options.concurrency, options.error_limit, shape
+        )
+        for extension in extensions:
+            await stack.enter_async_context(extension.running(runner))
+        with _announced(executor.metrics, out), settled():
             if resume:
-                directory = RunDirectory.resume(out, redactor, again)
-                if lock:  # otherwise another process did it, whose settings are the user's
-                    remember(directory, plan.settings)
-            else:
-                directory = create_directory(plan, plugins, out, redactor, len(requests), [*notes, *meaning])
-                stack.enter_context(locked(out))
-            if gate is not None:
-                await keep_vocabulary(gate[1], out)
-            parts = RunContext(agent, provider, grader, gate, black_box, redactor)
-            finished = directory.finished()
-            left = [request for request in requests if request.id not in finished]
-            observers = [observe(left, [*notes, *meaning] if resume else notes), PluginObserver(plugins)]
-            options = plan.settings.run
-            runner = Runner(
-                requests, parts, directory, observers, options.concurrency, options.error_limit, shape
-            )
-            async with AsyncExitStack() as running:
-                for extension in extensions:
-                    await running.enter_async_context(extension.running(runner))
-                with _announced(gate, out), settled():
-                    if resume:
-                        runner.finish_set_aside()
-                    yield runner
+                await runner.recover()
+            yield runner
 
 
 def create_directory(
@@ -234,42 +220,14 @@ def create_directory(
     return RunDirectory.create(out, info, redactor)
 
 
-@asynccontextmanager
-async def _model_side(
-    plan: Plan, redactor: Redactor
-) -> AsyncIterator[tuple[tuple[InterceptionServer, Engine] | None, BlackBox | None, str, str]]:
-    """Open what answers LLM calls: (server and engine, black box, engine name, model name)."""
-    if plan.model_side is None:
-        yield None, None, NO_ENGINE, ""
-        return
-    if isinstance(plan.model_side, BlackBoxPlan):
-        key = plan.model_side.key.get_secret_value()
-        redactor.add(key)
-        yield None, BlackBox(plan.model_side.url, key), BLACK_BOX, plan.model_side.model
-        return
-    engine = cast(Engine, plan.model_side.create())
-    if plan.settings.budget.context is not None and not engine.limits_context:
-        raise ConfigError(
-            f"the engine {plan.model_side.name!r} does not count prompt tokens before it generates and "
-            "cannot keep budget.context: leave budget.context out, or choose --engine vllm"
-        )
-    if plan.settings.run.record is not None:
-        engine = RecordingEngine(engine, plan.settings.run.record, redactor)
-    settings = plan.settings.server
-    intercepted = InterceptionServer(port=settings.port, max_body=settings.max_body, redactor=redactor)
-    async with engine, intercepted as server:
-        redactor.add(server.token)
-        yield (server, engine), None, plan.model_side.name, engine.model
-
-
 @contextmanager
-def _announced(gate: tuple[InterceptionServer, Engine] | None, out: Path) -> Iterator[None]:
-    """Keep `SERVER_FILE` in `out` with the server's URL, its metrics token and this process id."""
-    if gate is None:
+def _announced(metrics: MetricsAddress | None, out: Path) -> Iterator[None]:
+    """Keep `SERVER_FILE` in `out` with the URL of the metrics, their token and this process id."""
+    if metrics is None:
         yield
         return
-    path, server = out / SERVER_FILE, gate[0]
-    content = {"url": server.url, "metrics_token": server.token, "pid": os.getpid()}
+    path = out / SERVER_FILE
+    content = {"url": metrics.url, "metrics_token": metrics.token, "pid": os.getpid()}
     try:
         path.unlink(missing_ok=True)  # a killed run may have left it
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -282,25 +240,6 @@ def _announced(gate: tuple[InterceptionServer, Engine] | None, out: Path) -> Ite
         path.unlink(missing_ok=True)
 
 
-def _model_notes(
-    gate: tuple[InterceptionServer, Engine] | None, black_box: BlackBox | None, budget: Budgets
-) -> Sequence[str]:
-    if black_box is not None:
-        return (
-            "Black-box mode: the agent calls the provider with a key of its own, its sandbox reaches every "
-            "address, and no LLM call is recorded.",
-        )
-    if gate is None:
-        return ()
-    engine, asked = gate[1], budget.context
-    if asked is None or engine.context is None or asked <= engine.context:
-        return ()
-    return (
-        f"budget.context is {asked}, but the model {engine.model!r} has a context of {engine.context} "
-        "tokens, which is the limit: lower budget.context, or serve the model with a longer context",
-    )
-
-
 def shaping_notes(plugins: PluginSet) -> Sequence[str]:
     """Return the note of a run whose rewards plugins shape; none without such a plugin."""
     shaping = RewardShaper(plugins).names
@@ -310,22 +249,26 @@ def shaping_notes(plugins: PluginSet) -> Sequence[str]:
     return (f"Plugins shape the rewards: {names}. Outcomes are the grader's.",)
 
 
-def _requests(
-    plan: Plan, agent: AgentSpec, assets: tuple[Asset, ...], engine: str, model: str
-) -> list[RolloutRequest]:
-    """Return a request for every attempt at every task, task by task."""
+def _requests(plan: Plan, engine: Engine | None) -> list[RolloutRequest]:
+    """Return a request for every attempt at every task, task by task, without the assets of the agent."""
     limits = limits_of(plan.settings)
+    if isinstance(plan.model_side, BlackBoxPlan):
+        engine_name, model = BLACK_BOX, plan.model_side.model
+    elif plan.model_side is None or engine is None:
+        engine_name, model = NO_ENGINE, ""
+    else:
+        engine_name, model = plan.model_side.name, engine.model
     return [
         RolloutRequest(
             id=f"{task.instance_id}-{attempt}",
             task=task,
             attempt=attempt,
-            agent=agent.name,
+            agent=plan.agent.name,
             sandbox=plan.sandbox.name,
-            engine=engine,
+            engine=engine_name,
             model=model,
             spec=sandbox_spec(task, plan.settings).model_copy(
-                update={"assets": assets, "labels": {"swe-core.rollout": f"{task.instance_id}-{attempt}"}}
+                update={"labels": {"swe-core.rollout": f"{task.instance_id}-{attempt}"}}
             ),
             limits=limits(task),
             budget=plan.settings.budget,

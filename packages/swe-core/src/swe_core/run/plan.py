@@ -42,6 +42,7 @@ class Plan:
     sandbox: ResolvedComponent
     grader: ResolvedComponent
     worker: ResolvedComponent
+    executor: ResolvedComponent
     model_side: ResolvedComponent | BlackBoxPlan | None
     """The engine behind the interception server, or black-box mode; None for an agent without LLM calls."""
 
@@ -93,6 +94,7 @@ def plan_run(settings: Settings, plugins: PluginSet) -> Plan:
         sandbox=sandbox,
         grader=grader_of(settings, plugins),
         worker=worker,
+        executor=executor_of(settings, plugins, default_component("executor", worker)),
         model_side=model_side,
     )
 
@@ -106,6 +108,17 @@ def grader_of(settings: Settings, plugins: PluginSet) -> ResolvedComponent:
     worker = resolve_component(settings, plugins, "worker", settings.run.worker).registered.component
     default, preset = worker.defaults.get("grader"), worker.settings.get("grader")
     return resolve_component(settings, plugins, "grader", settings.run.grader, default=default, preset=preset)
+
+
+def executor_of(settings: Settings, plugins: PluginSet, default: str) -> ResolvedComponent:
+    """Return the executor of a run.
+
+    Raises:
+        UsageError: The executor or a setting is wrong.
+    """
+    run = settings.run
+    shared = {"workers": ("--workers", run.workers), "address": ("--address", run.address)}
+    return resolve_component(settings, plugins, "executor", run.executor, shared, default)
 
 
 def sandbox_spec(task: Task, settings: Settings) -> SandboxSpec:

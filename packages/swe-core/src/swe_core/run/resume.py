@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
 ADJUSTABLE = (
     *("run.concurrency", "run.engine_url", "run.max_errors", "run.sandbox_retries", "server.port"),
+    *("run.executor", "run.workers", "run.address"),
     *("push.to", "push.private", "push.every"),
     *("track.to", "track.project", "track.name", "track.space"),
 )
 """Settings that may change on resume, because no verdict depends on them."""
+_OF_PLACES = "executor."
+"""Tables of components that may change on resume: they say where rollouts run."""
 _OF_VERDICTS = ("agent.", "grader.")
 """Tables of components on whose settings verdicts depend."""
 
@@ -80,7 +83,7 @@ def check_same(run: RunDirectory, plan: Plan, adjustable: Collection[str] = ()) 
     for key, before in _flat(run.info.settings):
         if key == "run.tasks" and before is None:  # the plan names the source; its tasks are compared below
             continue
-        if key not in may_change and now.get(key) != before:
+        if key not in may_change and not key.startswith(_OF_PLACES) and now.get(key) != before:
             raise UsageError(
                 f"{where}: the setting {key!r} was {before!r} when it was started and is {now.get(key)!r} "
                 f"now; only {', '.join(may_change)} may change"

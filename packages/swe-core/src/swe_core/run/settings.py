@@ -69,6 +69,9 @@ class RunOptions(Config):
     engine: str | None = Field(default=None, description="engine that answers LLM calls; unset: openai")
     grader: str | None = Field(default=None, description="grader that scores the patch; unset: swe")
     worker: str | None = Field(default=None, description="worker that consumes rollouts; unset: collect")
+    executor: str | None = Field(default=None, description="where rollouts are executed; unset: local")
+    workers: int | None = Field(default=None, ge=0, description="processes or nodes that the executor starts")
+    address: str | None = Field(default=None, description="cluster that the executor joins")
     engine_url: str | None = Field(default=None, description="base URL of the engine; unset: openai finds it")
     model: str | None = Field(default=None, description="model that the engine serves, or PROVIDER/NAME")
     recording: Path | None = Field(default=None, description="file of recorded replies to answer from")
@@ -133,6 +136,7 @@ class Settings(BaseSettings):
     grader: ComponentOptions = Field(default_factory=dict)
     tasks: ComponentOptions = Field(default_factory=dict)
     worker: ComponentOptions = Field(default_factory=dict)
+    executor: ComponentOptions = Field(default_factory=dict)
 
     @classmethod
     def settings_customise_sources(

@@ -80,13 +80,12 @@ class RolloutFeeder:
         Raises:
             SweError: The journal or the run directory cannot be written, or no rollout gets a verdict.
         """
-        engine = runner.engine
-        if engine is None:
+        if runner.engine is None:
             raise ConfigError(
                 "a policy is trained on the LLM calls that this host answers, and here it answers none: "
                 "choose an agent that makes some, and leave out --mode black-box"
             )
-        engine.set_policy_version(self._version)
+        runner.set_policy_version(self._version)
         limit = self._options.max_staleness
         freshness = StalenessCheck(runner, self._version, self._updates, limit, self._tally)
         runner.observe(freshness)
@@ -132,13 +131,13 @@ class RolloutFeeder:
                     elif isinstance(command, Finish):
                         groups.cancel()
                     elif isinstance(command, Lost):
-                        on_it = engine.take_out(command.url)
+                        on_it = await runner.take_out(command.url)
                         freshness.server_lost(on_it if attempts.server_lost(command.url) else None)
                     elif isinstance(command, Back):
-                        engine.put_in(command.url)
+                        runner.put_in(command.url)
                         attempts.server_back(command.url)
                     elif isinstance(command, Version):
-                        engine.set_policy_version(command.version)
+                        runner.set_policy_version(command.version)
                         freshness.advance(command.version, command.updates)
                 tasks.cancel_scope.cancel()
         except ExceptionGroup as errors:  # the first error cancelled the other tasks
