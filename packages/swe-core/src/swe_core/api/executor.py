@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from swe_core.api.agent import AgentSpec
 from swe_core.api.engine import Engine
+from swe_core.api.records import Outcome
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.worker import FinishedRollout
 
@@ -122,10 +123,16 @@ class Executor(ABC):
             SweError: No rollout can be executed any more.
         """
 
-    async def recover(self, commit: Commit) -> None:  # noqa: B027 (most executors keep nothing)
+    async def recover(  # noqa: B027 (most executors keep nothing)
+        self, commit: Commit, finished: Collection[str], again: Collection[Outcome]
+    ) -> None:
         """Commit the rollouts that finished for this run directory and were never committed.
 
         Called once, before any `submit`.
+
+        Args:
+            finished: Ids of the rollouts that were committed.
+            again: Outcomes of rollouts to forget instead, so that they run again.
         """
 
     @abstractmethod

@@ -188,6 +188,11 @@ class InterceptionServer:
                 connection.transport.abort()
 
     @property
+    def metrics(self) -> bytes:
+        """Return the metrics in Prometheus' text format."""
+        return self._metrics.text()
+
+    @property
     def url(self) -> str:
         """Return `http://HOST:PORT`."""
         self._running()
@@ -381,7 +386,7 @@ class InterceptionServer:
     async def _show_metrics(self, request: web.Request) -> web.StreamResponse:
         if not _is_same(bearer(request.headers), self.token):
             raise web.HTTPUnauthorized(text="not the token of this server's metrics")
-        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self.metrics, headers={"Content-Type": CONTENT_TYPE})
 
     def _authorised(self, request: web.Request, dialect: Dialect | None = None) -> Gate:
         """Return the gate of the request's id and key; the error does not say which of both is wrong.

@@ -10,16 +10,19 @@ from dataclasses import replace
 from typing import cast
 
 import anyio
+from anyio.to_thread import run_sync
 
 from swe_core.api.agent import AgentSpec
 from swe_core.api.engine import Engine
 from swe_core.api.executor import Executor
-from swe_core.api.records import Failure, Rollout, Turn
-from swe_core.api.rollout_request import Observer, Phase, RolloutRequest
+from swe_core.api.records import Failure, Outcome, Rollout
+from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.worker import FinishedRollout
 from swe_core.errors import RunStopped, SweError, sentence
 from swe_core.rollout.equal_errors import EqualErrors
-from swe_core.rollout.run_directory import RunDirectory
+from swe_core.rollout.nodes.spool import Spool, spool_of
+from swe_core.rollout.observers import Observers
+from swe_core.rollout.run_directory import FOLDERS, RunDirectory
 from swe_core.system.plural import counted
 from swe_core.system.printable import one_line
 
@@ -59,7 +62,7 @@ class Runner:
         self._shape = shape
         self.engine = engine
         self._executor = executor
-        self._observer = _Observers(observers)
+        self._observer = Observers(observers)
 
     def observe(self, observer: Observer) -> None:
         self._observer.add(observer)
@@ -104,8 +107,11 @@ class Runner:
             raise stopped[0]
         return finished[0]
 
-    async def recover(self) -> None:
-        """Record the rollouts that an earlier process finished: those set aside, and those of the executor.
+    async def recover(self, again: Collection[Outcome] = ()) -> None:
+        """Record the rollouts that earlier processes finished: those set aside, and those that nodes kept.
+
+        Args:
+            again: Outcomes of rollouts that are to run again, so they are not recorded.
 
         Raises:
             RunStopped: A reward cannot be shaped; its rollout stays set aside.
@@ -116,7 +122,16 @@ class Runner:
             with self._writing():
                 self.store.take_back(rollout.id)
         with self._writing():
-            await self._executor.recover(lambda finished: self._finish(finished.rollout))
+            kept = Spool(spool_of(self.store.path))
+            for rollout_id in kept.ids():
+                if rollout_id not in self.store.finished():
+                    found = await run_sync(kept.take, rollout_id, self.store.path / FOLDERS)
+                    if found.rollout.cancelled_as is not None or found.rollout.outcome not in again:
+                        self._finish(found.rollout)
+                kept.remove(rollout_id)
+            await self._executor.recover(
+                lambda finished: self._finish(finished.rollout), self.store.finished(), again
+            )
 
     def cancel(self, rollout_id: str, why: str) -> None:
         """See `RolloutRunner.cancel`."""
@@ -175,32 +190,3 @@ class Runner:
                 f"cannot write to the run directory {str(self.store.path)!r}: "
                 f"{error.strerror or error}; finished rollouts are kept, and --resume continues the run"
             ) from error
-
-
-class _Observers:
-    """Several observers as one. It logs what they raise, so that no observer harms a rollout."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._all = list(observers)
-
-    def add(self, observer: Observer) -> None:
-        self._all.append(observer)
-
-    def started(self, request: RolloutRequest) -> None:
-        self._notify(lambda observer: observer.started(request))
-
-    def phase(self, rollout_id: str, phase: Phase) -> None:
-        self._notify(lambda observer: observer.phase(rollout_id, phase))
-
-    def turn(self, rollout_id: str, turn: Turn) -> None:
-        self._notify(lambda observer: observer.turn(rollout_id, turn))
-
-    def finished(self, rollout: Rollout) -> None:
-        self._notify(lambda observer: observer.finished(rollout))
-
-    def _notify(self, call: Callable[[Observer], None]) -> None:
-        for observer in self._all:
-            try:
-                call(observer)
-            except Exception as error:  # the boundary to observers
-                logger.error("an observer of the run failed: %s", sentence(error), exc_info=error)

@@ -13,6 +13,7 @@ from swe_core.api.executor import Commit, MetricsAddress
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.sandbox import Asset
 from swe_core.rollout.loop import run_rollout
+from swe_core.rollout.observers import Observers
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RolloutFolder
 from swe_core.system.redaction import scoped_secrets
@@ -34,6 +35,7 @@ class LocalSite:
         folders: The directory of the rollouts' folders.
         assets: What each sandbox of an agent gets from this host.
         notes: Sentences for the user.
+        observers: Notified of each event, beside the observer of a call.
     """
 
     def __init__(
@@ -42,8 +44,10 @@ class LocalSite:
         folders: Path,
         assets: tuple[Asset, ...] = (),
         notes: Sequence[str] = (),
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.notes = notes
+        self._observers = observers
         self._context = context
         self._folders = folders
         self._assets = assets
@@ -53,6 +57,11 @@ class LocalSite:
     def metrics(self) -> MetricsAddress | None:
         gate = self._context.gate
         return MetricsAddress(gate[0].url, gate[0].token) if gate is not None else None
+
+    @property
+    def counters(self) -> bytes:
+        """Return the metrics of the interception server, in Prometheus' text format; empty without one."""
+        return self._context.gate[0].metrics if self._context.gate is not None else b""
 
     async def run(
         self, request: RolloutRequest, observer: Observer, commit: Commit, agent: AgentSpec | None = None
@@ -67,7 +76,8 @@ class LocalSite:
         running = self._running[request.id] = _Running()
         try:
             with scoped_secrets(), running.scope:
-                await run_rollout(request, context, folder, observer, commit, lambda: running.why)
+                observers = Observers([observer, *self._observers])
+                await run_rollout(request, context, folder, observers, commit, lambda: running.why)
         finally:
             del self._running[request.id]
 

@@ -30,7 +30,7 @@ from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.worker import RolloutWorker
 from swe_core.errors import RunStopped, SweError
 from swe_core.plugins.manager import PluginSet
-from swe_core.plugins.plugin_observer import PluginObserver
+from swe_core.plugins.plugin_observer import FinishedHook
 from swe_core.plugins.reward_shaper import RewardShaper
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory, new_run_info
 from swe_core.rollout.runner import Runner
@@ -166,7 +166,7 @@ async def open_run(
             directory=out,
             concurrency=plan.settings.run.concurrency,
             engine=engine,
-            open_site=partial(open_site, plan, engine, out / FOLDERS, redactor),
+            open_site=partial(open_site, plan, plugins, engine, out / FOLDERS, redactor),
         )
         await stack.enter_async_context(executor.open(run))
         shape = RewardShaper(plugins)
@@ -184,7 +184,7 @@ async def open_run(
             await keep_vocabulary(engine, out)
         finished = directory.finished()
         left = [request for request in requests if request.id not in finished]
-        observers = [observe(left, [*notes, *meaning] if resume else notes), PluginObserver(plugins)]
+        observers = [observe(left, [*notes, *meaning] if resume else notes), FinishedHook(plugins)]
         options = plan.settings.run
         runner = Runner(
             requests, executor, engine, directory, observers, options.concurrency, options.error_limit, shape
@@ -193,7 +193,7 @@ async def open_run(
             await stack.enter_async_context(extension.running(runner))
         with _announced(executor.metrics, out), settled():
             if resume:
-                await runner.recover()
+                await runner.recover(again)
             yield runner
 
 

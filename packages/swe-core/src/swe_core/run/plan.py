@@ -47,8 +47,11 @@ class Plan:
     """The engine behind the interception server, or black-box mode; None for an agent without LLM calls."""
 
 
-def plan_run(settings: Settings, plugins: PluginSet) -> Plan:
+def plan_run(settings: Settings, plugins: PluginSet, *, read_tasks: bool = True) -> Plan:
     """Choose the components and read the tasks.
+
+    Args:
+        read_tasks: Whether to read the tasks. A node gets each task with its rollout.
 
     Raises:
         UsageError: A choice, a setting or a task row is wrong, or the provider would refuse every sandbox.
@@ -89,7 +92,7 @@ def plan_run(settings: Settings, plugins: PluginSet) -> Plan:
     check_sandbox_supported(cast(SandboxProvider, sandbox.create()), settings)
     return Plan(
         settings=settings,
-        tasks=wanted.tasks(),
+        tasks=wanted.tasks() if read_tasks else (),
         agent=agent,
         sandbox=sandbox,
         grader=grader_of(settings, plugins),

@@ -17,6 +17,8 @@ from swe_core.api.limits import Budgets
 from swe_core.api.sandbox import SandboxProvider
 from swe_core.errors import ConfigError
 from swe_core.interception.server import InterceptionServer
+from swe_core.plugins.manager import PluginSet
+from swe_core.plugins.plugin_observer import TurnHooks
 from swe_core.rollout.recording import RecordingEngine
 from swe_core.rollout.run_context import BlackBox, RunContext
 from swe_core.rollout.site import LocalSite
@@ -52,7 +54,7 @@ async def open_engine(plan: Plan, redactor: Redactor) -> AsyncIterator[Engine | 
 
 @asynccontextmanager
 async def open_site(
-    plan: Plan, engine: Engine | None, folders: Path, redactor: Redactor
+    plan: Plan, plugins: PluginSet, engine: Engine | None, folders: Path, redactor: Redactor
 ) -> AsyncIterator[LocalSite]:
     """Open all that the rollouts of `plan` share in this process, and yield what runs them.
 
@@ -88,7 +90,7 @@ async def open_site(
         assets = await anyio.to_thread.run_sync(agent_contract.assets, plan.agent)
         notes = [*contracts.notes_of(provider), *_model_notes(engine, black_box, plan.settings.budget)]
         context = RunContext(plan.agent, provider, grader, gate, black_box, redactor)
-        yield LocalSite(context, folders, assets, notes)
+        yield LocalSite(context, folders, assets, notes, [TurnHooks(plugins)])
 
 
 def _model_notes(engine: Engine | None, black_box: BlackBox | None, budget: Budgets) -> Sequence[str]:

@@ -1,0 +1,134 @@
+"""Order: a submitted rollout, until it is settled."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import anyio
+
+from swe_core.api.engine import Usage
+from swe_core.api.records import Failure, Ledger, Outcome, Retried, Rollout, Turn
+from swe_core.api.rollout_request import Observer, RolloutRequest
+from swe_core.api.worker import FinishedRollout
+from swe_core.errors import SweError
+from swe_core.tokens.ledger import add_ledgers
+
+LOST_NODE = "lost_node"
+"""Reason to drop the ids of a try whose node was lost."""
+MAX_LOST = 3
+"""Number of nodes that one rollout may lose. It may be what ends them."""
+
+
+@dataclass(slots=True, eq=False)
+class Order:
+    """A submitted rollout.
+
+    Attributes:
+        node: Name of the node that has it; None while it waits for one.
+        ending: Whether it is to end early.
+        why: The reason for that in its record.
+        receiving: Whether its file is under way.
+        lost: Tries whose node was lost.
+        settled: Set once there is a `result` or a `failure`.
+    """
+
+    request: RolloutRequest
+    observer: Observer
+    node: str | None = None
+    ending: bool = False
+    why: str | None = None
+    receiving: bool = False
+    lost: list[Retried] = field(default_factory=list)
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    result: FinishedRollout | None = None
+    failure: Exception | None = None
+    _began: datetime = field(default_factory=lambda: datetime.now(UTC))
+    _tried: float = field(default_factory=time.monotonic)
+    _turns: list[Turn] = field(default_factory=list)
+    _dropped: int = 0
+
+    @property
+    def id(self) -> str:
+        """Return the rollout's id."""
+        return self.request.id
+
+    def assign(self, node: str) -> None:
+        """Begin a try on a node."""
+        self.node, self._tried = node, time.monotonic()
+        self._turns.clear()
+
+    def turn(self, turn: Turn) -> None:
+        """Count a turn of this try, whose ids are lost with its node."""
+        self._turns.append(turn)
+
+    def lose(self, why: str) -> None:
+        """Book the current try as lost with its node."""
+        self._dropped += sum(_sampled(turn) for turn in self._turns)
+        usage = Usage(
+            prompt_tokens=sum(turn.usage.prompt_tokens for turn in self._turns),
+            completion_tokens=sum(turn.usage.completion_tokens for turn in self._turns),
+        )
+        self.lost.append(
+            Retried(
+                failure=Failure(boundary="sandbox", type="NodeLost", message=why),
+                folder=None,
+                turns=len(self._turns),
+                usage=usage,
+                seconds=round(time.monotonic() - self._tried, 4),
+            )
+        )
+        self.node = None
+
+    def settle(self, result: FinishedRollout) -> None:
+        """End the order with a rollout, whose record gets the lost tries."""
+        if self.lost:
+            result = FinishedRollout(self._with_lost(result.rollout), result.chains)
+        self.result = result
+        self.settled.set()
+
+    def settle_here(self) -> None:
+        """End the order without a node: it was to end, or has lost too many nodes."""
+        if self.ending:
+            self.settle(FinishedRollout(self._record("cancelled", None)))
+        else:
+            self.settle(FinishedRollout(self._record("error", self.lost[-1].failure)))
+
+    def fail(self, failure: SweError | OSError) -> None:
+        """End the order without a rollout: none can run any more, or this one cannot be written."""
+        self.failure = failure
+        self.settled.set()
+
+    def _with_lost(self, rollout: Rollout) -> Rollout:
+        ledger = rollout.ledger
+        if self._dropped:
+            dropped = Ledger(sampled=self._dropped, trainable=0, dropped={LOST_NODE: self._dropped})
+            ledger = add_ledgers([dropped] if ledger is None else [dropped, ledger])
+        seconds = rollout.seconds + sum(lost.seconds for lost in self.lost)
+        retried = (*self.lost, *rollout.retried)
+        return rollout.model_copy(update={"ledger": ledger, "retried": retried, "seconds": round(seconds, 4)})
+
+    def _record(self, outcome: Outcome, failure: Failure | None) -> Rollout:
+        request = self.request
+        return Rollout(
+            id=request.id,
+            task_id=request.task.instance_id,
+            attempt=request.attempt,
+            agent=request.agent,
+            sandbox=request.sandbox,
+            engine=request.engine,
+            model=request.model,
+            outcome=outcome,
+            cancelled_as=self.why if outcome == "cancelled" else None,
+            evaluation=request.evaluation,
+            reward=None,
+            failure=failure,
+            started_at=self._began,
+            seconds=0,
+        )
+
+
+def _sampled(turn: Turn) -> int:
+    """Return the number of ids that a turn sampled."""
+    return sum(count for _, count in turn.tokens.versions) if turn.tokens is not None else 0

@@ -1,0 +1,186 @@
+"""Spool: finished rollouts on a node's disk, one file each, until the driver has them on its own disk."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+
+from swe_core.api.chain import Chain
+from swe_core.api.records import Rollout
+from swe_core.api.worker import FinishedRollout
+from swe_core.errors import SweError
+from swe_core.system.redaction import Redactor
+
+_SUFFIX = ".tar"
+_RECORD, _ROWS = "record.json", "rows.npz"
+"""The first files in the archive of a rollout. The others are those of its folder."""
+PART = 4 * 1024 * 1024
+"""Bytes that one read returns at most."""
+
+
+def spool_of(directory: Path) -> Path:
+    """Return the spool of nodes on this host, in a run directory."""
+    return directory / "nodes"
+
+
+class Spool:
+    """The finished rollouts of a node.
+
+    Several processes on a host may share the directory: ids are unique, and a file appears whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, finished: FinishedRollout, folder: Path, redactor: Redactor) -> None:
+        """Add a rollout with the files of its folder, and remove the folder. On return it is on disk.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        target = self._file(finished.rollout.id)
+        unfinished = target.with_suffix(f".{os.getpid()}.new")
+        try:
+            with unfinished.open("wb") as file:
+                with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+                    record = redactor.data(orjson.dumps(finished.rollout.model_dump(mode="json")))
+                    _put(archive, _RECORD, record)
+                    if finished.chains:
+                        _put(archive, _ROWS, _packed(finished.chains))
+                    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                        archive.add(path, str(path.relative_to(folder)), recursive=False)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(target)
+        except OSError:
+            unfinished.unlink(missing_ok=True)  # frees the space on a full disk
+            raise
+        _sync(self.path)
+        shutil.rmtree(folder)
+
+    def ids(self) -> list[str]:
+        """Return the ids of the rollouts here."""
+        return sorted(path.name.removesuffix(_SUFFIX) for path in self.path.glob(f"*{_SUFFIX}"))
+
+    def read(self, rollout_id: str, offset: int) -> bytes:
+        """Return up to `PART` bytes of a rollout's file; none at its end.
+
+        Raises:
+            OSError: It cannot be read, or is not here.
+        """
+        with self._file(rollout_id).open("rb") as file:
+            file.seek(offset)
+            return file.read(PART)
+
+    def remove(self, rollout_id: str) -> None:
+        """Remove a rollout, if it is here."""
+        self._file(rollout_id).unlink(missing_ok=True)
+
+    def take(self, rollout_id: str, folders: Path) -> FinishedRollout:
+        """Unpack a rollout of this disk; see `unpack`. It stays here."""
+        with self._file(rollout_id).open("rb") as file:
+            return unpack(file, folders)
+
+    def _file(self, rollout_id: str) -> Path:
+        return self.path / f"{rollout_id}{_SUFFIX}"
+
+
+def unpack(file: io.BufferedIOBase | io.IOBase, folders: Path) -> FinishedRollout:
+    """Unpack the file of a rollout into its folder below `folders`. On return it is on disk.
+
+    Raises:
+        SweError: The file is damaged.
+        OSError: The folder cannot be written.
+    """
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            members = iter(archive)
+            record = Rollout.model_validate_json(_content(archive, next(members)))
+            chains: Sequence[Chain] = ()
+            incoming, folder = folders / f".{record.id}.incoming", folders / record.id
+            for leftover in (incoming, folder):  # of a driver that was killed
+                shutil.rmtree(leftover, ignore_errors=True)
+            incoming.mkdir(parents=True)
+            for member in members:
+                content = _content(archive, member)
+                if member.name == _ROWS:
+                    chains = _unpacked(content)
+                    continue
+                path = incoming / member.name
+                if not path.resolve().is_relative_to(incoming.resolve()):
+                    raise ValueError(f"the name {member.name!r} leads out of the folder")
+                path.parent.mkdir(exist_ok=True)
+                _write(path, content)
+    except (tarfile.TarError, ValueError, StopIteration) as error:
+        raise SweError(f"the file of a finished rollout is damaged: {error}") from None
+    for path in {incoming, *(path for path in incoming.iterdir() if path.is_dir())}:
+        _sync(path)
+    incoming.replace(folder)
+    _sync(folders)
+    return FinishedRollout(record, chains)
+
+
+def _put(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    if file is None:
+        raise ValueError(f"{member.name!r} is no file")
+    return file.read()
+
+
+def _packed(chains: Sequence[Chain]) -> bytes:
+    """Return rows as one numpy file."""
+    import numpy as np  # only an engine with exact tokens makes rows
+
+    heads = orjson.dumps([{"turns": chain.turns, "cause": chain.cause} for chain in chains])
+    arrays = {"heads": np.frombuffer(heads, np.uint8)}
+    for number, chain in enumerate(chains):
+        for name in _ARRAYS:
+            arrays[f"{number}.{name}"] = getattr(chain, name)
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy types the names of its own options only
+    return file.getvalue()
+
+
+_ARRAYS = ("input_ids", "completion_mask", "old_log_probs", "versions")
+
+
+def _unpacked(content: bytes) -> Sequence[Chain]:
+    import numpy as np
+
+    with np.load(io.BytesIO(content)) as arrays:
+        return [
+            Chain(
+                turns=tuple(head["turns"]),
+                cause=head["cause"],
+                **{name: arrays[f"{number}.{name}"] for name in _ARRAYS},
+            )
+            for number, head in enumerate(orjson.loads(arrays["heads"].tobytes()))
+        ]
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
