@@ -25,6 +25,8 @@ SUMMARY = "summary"
 """Reason for dropping the ids of a summary at a compaction, if summaries are not trained."""
 EVALUATION = "evaluation"
 """Reason for dropping the ids of a rollout that evaluates the policy of a training."""
+NODE_LOST = "NodeLost"
+"""`Failure.type` of a try that was lost with its node."""
 Budget = Literal["turns", "completion_tokens", "context", "wall"]
 Outcome = Literal["resolved", "unresolved", "error", "cancelled"]
 Purpose = Literal["agent", "grade"]
@@ -193,13 +195,15 @@ class SandboxTime(Record):
 
 
 class Retried(Record):
-    """A try that failed because of its sandbox and was repeated.
+    """A try that failed because of its sandbox, or was lost with its node, and was repeated.
 
     If the patch was already exported, only the grading was repeated.
     """
 
     failure: Failure
-    folder: str | None = Field(description="subfolder with the files of this try; null for a grading")
+    folder: str | None = Field(
+        description="subfolder with the files of this try; null for a grading, and if a node lost them"
+    )
     turns: int = Field(default=0, ge=0, description="LLM calls that were lost")
     usage: Usage = Field(default_factory=Usage, description="tokens of these calls")
     seconds: float = Field(ge=0, description="wall time that was lost")

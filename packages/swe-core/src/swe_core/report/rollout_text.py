@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swe_core.api.agent import AgentEvent, EventKind
-from swe_core.api.records import Rollout, Turn
+from swe_core.api.records import NODE_LOST, Rollout, Turn
 from swe_core.api.task import TestStatus
 from swe_core.report.facts import why
 from swe_core.report.failing_tests import TestFailure, by_test, failures_of
@@ -106,7 +106,10 @@ class Shown:
             )
             yield Text(one_line(f"Sandboxes open: {used}"))
         for one in rollout.retried:
-            where = f"its files are in {one.folder}" if one.folder else "only its grading was run again"
+            if one.failure.type == NODE_LOST:
+                where = "with all its files"
+            else:
+                where = f"its files are in {one.folder}" if one.folder else "only its grading was run again"
             yield Text(
                 one_line(f"Lost a try of {one.seconds:.1f} s, {where}: {one.failure.message}"), "yellow"
             )

@@ -9,7 +9,7 @@ from swe_core.api.records import Ledger, Rollout, Turn
 from swe_core.errors import LedgerError, UsageError
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.tokens.chains import build_chains, step_of
-from swe_core.tokens.ledger import RETRIED, add_ledgers, prove
+from swe_core.tokens.ledger import LOST_NODE, RETRIED, add_ledgers, prove
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class TokenAudit:
 
     Args:
         ledger: The sum of the ledgers of its rollouts.
-        sampled: Tokens that were sampled, counted from the turns on disk.
+        sampled: Tokens that were sampled, counted from the turns on disk, and those of lost nodes.
         problems: One sentence for each rollout whose turns do not prove its ledger.
     """
 
@@ -43,8 +43,11 @@ def audit(run: RunDirectory, rollouts: Sequence[Rollout]) -> TokenAudit:
     sampled, ledgers, problems = 0, [], []
     for rollout in rollouts:
         ledgers.append(rollout.ledger or none)
+        # No turn of a lost node is on this disk: the driver counted the ids as it heard of them.
+        lost = ledgers[-1].dropped.get(LOST_NODE, 0)
+        sampled += lost
         try:
-            found = none
+            found = Ledger(sampled=lost, trainable=0, dropped={LOST_NODE: lost}) if lost else none
             for turns, no_reward in _tries(run, rollout):
                 sampled += sum(len(turn.tokens.completion) for turn in turns if turn.tokens is not None)
                 found = add_ledgers([found, recount(turns, no_reward) or none])

@@ -122,16 +122,18 @@ class Runner:
             with self._writing():
                 self.store.take_back(rollout.id)
         with self._writing():
-            kept = Spool(spool_of(self.store.path))
-            for rollout_id in kept.ids():
-                if rollout_id not in self.store.finished():
-                    found = await run_sync(kept.take, rollout_id, self.store.path / FOLDERS)
-                    if found.rollout.cancelled_as is not None or found.rollout.outcome not in again:
-                        self._finish(found.rollout)
-                kept.remove(rollout_id)
-            await self._executor.recover(
-                lambda finished: self._finish(finished.rollout), self.store.finished(), again
-            )
+            finished, spool = set(self.store.finished()), Spool(spool_of(self.store.path))
+            for rollout_id in spool.ids():
+                if rollout_id not in finished:
+                    found = await run_sync(spool.take, rollout_id, self.store.path / FOLDERS)
+                    rollout = found.finished.rollout
+                    if rollout.cancelled_as is not None or rollout.outcome not in again:
+                        self._finish(found.place().rollout)
+                        finished.add(rollout_id)
+                    else:
+                        found.discard()
+                spool.remove(rollout_id)
+            await self._executor.recover(lambda kept: self._finish(kept.rollout), finished, again)
 
     def cancel(self, rollout_id: str, why: str) -> None:
         """See `RolloutRunner.cancel`."""

@@ -140,7 +140,12 @@ class RolloutNode:
         self._closing.set()
 
     async def answer(self, method: str, message: bytes) -> bytes:
-        """Return the answer to a message of the driver: `+` and the content, or `-` and why it is refused."""
+        """Return the answer to a message of the driver: `+` and the content, or `-` and why it is refused.
+
+        It is `?` where the driver has to begin first, because the node has started again.
+        """
+        if method != "begin" and not self._opened.is_set():
+            return b"?"
         try:
             return b"+" + await self._methods[method](message)
         except SweError as error:

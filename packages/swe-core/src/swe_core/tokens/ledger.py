@@ -18,6 +18,9 @@ NO_LOGPROBS = "no_logprobs"
 RETRIED = "retried"
 """Reason to drop the ids of an attempt whose sandbox failed, so that the rollout ran again."""
 
+LOST_NODE = "lost_node"
+"""Reason to drop the ids of a try whose node was lost, so that the rollout ran again on another."""
+
 
 def prove(
     sampled: int, steps: Sequence[Step], chains: Sequence[Chain], no_reward: str | None = None

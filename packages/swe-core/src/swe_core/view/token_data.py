@@ -15,7 +15,7 @@ from swe_core.api.records import EVALUATION, SUMMARY, Turn, TurnTokens, requests
 from swe_core.errors import LedgerError, UsageError
 from swe_core.report.facts import CAUSES
 from swe_core.rollout.training_records import VOCABULARY_FILE, Vocabulary, read_vocabulary
-from swe_core.tokens.ledger import NO_LOGPROBS, RETRIED
+from swe_core.tokens.ledger import LOST_NODE, NO_LOGPROBS, RETRIED
 from swe_core.view.heads import Head
 from swe_core.view.site import NotShown, ShownRun
 
@@ -37,6 +37,7 @@ REASONS: Mapping[str, str] = {
     "cancelled": "the rollout was cancelled, so it has no reward",
     "stale": "the rollout was cancelled as too stale, so it has no reward",
     RETRIED: "the sandbox failed, and the rollout ran again",
+    LOST_NODE: "the node was lost, and the rollout ran again on another",
     SUMMARY: "it is the summary of a compaction, and this training leaves those out",
     EVALUATION: "the rollout evaluates the policy on a held-out task",
 }

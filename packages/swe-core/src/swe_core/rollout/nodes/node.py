@@ -11,16 +11,15 @@ import anyio
 from anyio.to_thread import run_sync
 
 from swe_core.api.records import Record
-from swe_core.api.worker import FinishedRollout
 from swe_core.errors import SweError
 from swe_core.rollout.nodes.handle import NodeHandle, NodeUnreachable
 from swe_core.rollout.nodes.messages import Read, to_bytes
 from swe_core.rollout.nodes.order import Order
-from swe_core.rollout.nodes.spool import PART, unpack
+from swe_core.rollout.nodes.spool import PART, Incoming, unpack
 
 ANSWERING = 60.0
 """Seconds that a node may take to answer a message; a poll waits for a part of it."""
-_REFUSED = b"-"
+_REFUSED, _NOT_BEGUN = b"-", b"?"
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +32,8 @@ class Node:
         orders: The rollouts that it has to deliver, by id.
         images: The images of the rollouts that it has had.
         scope: Encloses what keeps in touch with it.
+        missed: Whether a message to it was lost, so that both sides have to agree again.
+        polling: Encloses a poll.
         out: Why it gets no rollouts any more; "" for one that does.
         finished: Outcome → number of rollouts.
         lost: Number of rollouts that it began and did not deliver.
@@ -48,6 +49,8 @@ class Node:
     running: set[str] = field(default_factory=set)
     orders: dict[str, Order] = field(default_factory=dict)
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    missed: bool = False
+    polling: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     images: set[str | None] = field(default_factory=set)
     finished: Counter[str] = field(default_factory=Counter)
     lost: int = 0
@@ -61,6 +64,11 @@ class Node:
     def free(self) -> int:
         """Return how many more rollouts it can take now."""
         return self.handle.slots - len(self.running) if self.joined and not self.out else 0
+
+    def miss(self) -> None:
+        """Note that a message to it was lost."""
+        self.missed = True
+        self.polling.cancel()
 
     async def call(self, method: str, message: Record | None = None, seconds: float = ANSWERING) -> bytes:
         """Return what it answers.
@@ -78,12 +86,14 @@ class Node:
                 answer = await self.handle.call(method, content)
         except TimeoutError:
             raise NodeUnreachable(f"no answer within {seconds:g} s") from None
+        if answer[:1] == _NOT_BEGUN:
+            raise NodeUnreachable("it has started again")
         if answer[:1] == _REFUSED:
             raise SweError(answer[1:].decode())
         return answer[1:]
 
-    async def transfer(self, rollout_id: str, folders: Path) -> FinishedRollout:
-        """Copy a finished rollout into its folder below `folders`. On return it is on disk.
+    async def transfer(self, rollout_id: str, folders: Path) -> Incoming:
+        """Copy a finished rollout beside its folder below `folders`. On return it is on disk.
 
         Raises:
             NodeUnreachable: The node does not answer.

@@ -9,14 +9,12 @@ from datetime import UTC, datetime
 import anyio
 
 from swe_core.api.engine import Usage
-from swe_core.api.records import Failure, Ledger, Outcome, Retried, Rollout, Turn
+from swe_core.api.records import NODE_LOST, Failure, Ledger, Outcome, Retried, Rollout, Turn
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.worker import FinishedRollout
 from swe_core.errors import SweError
-from swe_core.tokens.ledger import add_ledgers
+from swe_core.tokens.ledger import LOST_NODE, add_ledgers
 
-LOST_NODE = "lost_node"
-"""Reason to drop the ids of a try whose node was lost."""
 MAX_LOST = 3
 """Number of nodes that one rollout may lose. It may be what ends them."""
 
@@ -72,7 +70,7 @@ class Order:
         )
         self.lost.append(
             Retried(
-                failure=Failure(boundary="sandbox", type="NodeLost", message=why),
+                failure=Failure(boundary="sandbox", type=NODE_LOST, message=why),
                 folder=None,
                 turns=len(self._turns),
                 usage=usage,

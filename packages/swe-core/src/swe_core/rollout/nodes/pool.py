@@ -23,7 +23,6 @@ from anyio.abc import TaskGroup
 from swe_core.api.executor import Commit, ExecutorRun
 from swe_core.api.records import Outcome, Record
 from swe_core.api.rollout_request import Observer, RolloutRequest
-from swe_core.api.worker import FinishedRollout
 from swe_core.errors import SweError, sentence
 from swe_core.rollout.nodes.handle import NodeHandle, NodeUnreachable
 from swe_core.rollout.nodes.messages import (
@@ -45,6 +44,7 @@ from swe_core.rollout.nodes.messages import (
 )
 from swe_core.rollout.nodes.node import Node
 from swe_core.rollout.nodes.order import MAX_LOST, Order
+from swe_core.rollout.nodes.spool import Incoming
 from swe_core.rollout.run_directory import FOLDERS
 
 logger = logging.getLogger(__name__)
@@ -218,7 +218,7 @@ class NodePool:
                 continue
             found = await self._received(rollout_id)
             if found is not None:
-                commit(found)
+                commit(found.place())
                 self._taken.add(rollout_id)
                 self._acknowledge(rollout_id)
 
@@ -311,16 +311,18 @@ class NodePool:
         return max(free, key=lambda node: (image in node.images, node.free), default=None)
 
     def _hopeless(self) -> SweError:
-        """Return the error of a run without nodes, once."""
-        reasons = {node.out: node.name for node in self.nodes.values() if node.out}
-        why = "; ".join(f"{name}: {reason}" for reason, name in reasons.items()) or "none has joined"
+        """Return the error of a run without nodes, with each reason once."""
+        names: dict[str, list[str]] = {}
+        for node in self.nodes.values():
+            names.setdefault(node.out, []).append(node.name)
+        why = "; ".join(f"{', '.join(of)}: {reason}" for reason, of in names.items()) or "there is none"
         return SweError(f"no node can run rollouts ({why})")
 
     async def _start(self, node: Node, order: Order, epoch: int) -> None:
         try:
             await node.call("start", Start(epoch=epoch, request=order.request))
         except NodeUnreachable:
-            return  # its next `begin` says whether it runs the rollout
+            node.miss()  # its answer to the next `begin` says whether it runs the rollout
         except SweError as error:
             self._failed(node, order.id, sentence(error))
 
@@ -360,7 +362,7 @@ class NodePool:
                 await self._begin(node)
                 failures = 0
                 while True:
-                    answer = await node.call("poll", Poll(after=node.after))
+                    answer = await self._poll(node)
                     for event in events.validate_json(answer):
                         node.after = event.number
                         self._handle(node, event)
@@ -369,7 +371,20 @@ class NodePool:
             await anyio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
             failures += 1
 
+    async def _poll(self, node: Node) -> bytes:
+        """Return the next events of a node.
+
+        Raises:
+            NodeUnreachable: It does not answer, or a message to it was lost meanwhile.
+            SweError: It refuses.
+        """
+        if not node.missed:
+            with anyio.CancelScope() as node.polling:
+                return await node.call("poll", Poll(after=node.after))
+        raise NodeUnreachable("a message to it was lost")
+
     async def _begin(self, node: Node) -> None:
+        node.missed = False
         node.epoch += 1
         begin = Begin(
             name=node.name,
@@ -453,6 +468,11 @@ class NodePool:
 
     def _run_again(self, order: Order, why: str) -> None:
         order.lose(why)
+        if not order.receiving:  # otherwise an earlier try is about to arrive
+            self._wait_again(order, why)
+
+    def _wait_again(self, order: Order, why: str) -> None:
+        """Let a rollout without a node wait for one, unless it is to end or has lost too many."""
         if order.ending or len(order.lost) >= MAX_LOST:
             order.settle_here()
             return
@@ -480,31 +500,28 @@ class NodePool:
 
     async def _receive(self, order: Order) -> None:
         """Take over the rollout of an order. If no node can deliver it, the order waits again."""
-        found = None
+        found = finished = None
         try:
             found = await self._received(order.id)
+            finished = found.place() if found is not None and not order.settled.is_set() else None
         except OSError as error:  # the run directory cannot be written; the node keeps the rollout
             order.fail(error)
         order.receiving = False
         if order.settled.is_set():
+            if found is not None:
+                found.discard()
             return
-        if found is not None:
+        if finished is not None:
             node = self.nodes.get(order.node or "")
-            if (
-                node is not None and order.id in node.running
-            ):  # it was run again, and an earlier try came back
+            if node is not None and order.id in node.running:  # an earlier try has come back
                 self._tell(node, "cancel", End(rollout=order.id, why=None))
             elif node is not None:
-                node.finished[found.rollout.outcome] += 1
-            order.settle(found)
+                node.finished[finished.rollout.outcome] += 1
+            order.settle(finished)
         elif order.node is None:
-            if order.ending:
-                order.settle_here()
-            else:
-                self._waiting.appendleft(order)
-                self._assign()
+            self._wait_again(order, "no node delivers an earlier try")
 
-    async def _received(self, rollout_id: str) -> FinishedRollout | None:
+    async def _received(self, rollout_id: str) -> Incoming | None:
         """Return a rollout that nodes offer; None if none can deliver it, or if it is to run again."""
         while offers := self._offers.get(rollout_id):
             node = self.nodes[next(iter(offers))]
@@ -513,18 +530,21 @@ class NodePool:
                     found = await node.transfer(rollout_id, self._folders)
             except NodeUnreachable:
                 offers.discard(node.name)
+                node.miss()  # it offers the rollout again
                 continue
             except SweError as error:
                 offers.discard(node.name)
                 self._undelivered(node, rollout_id, sentence(error))
                 continue
-            order, rollout = self._orders.get(rollout_id), found.rollout
+            order, rollout = self._orders.get(rollout_id), found.finished.rollout
             ending, interrupted = order is not None and order.ending, rollout.cancelled_as is None
             if rollout.outcome == "cancelled" and interrupted and not ending:
-                self._acknowledge(rollout_id)
+                found.discard()
+                self._forgo(node, rollout_id)
                 self._undelivered(node, rollout_id, "the node interrupted it")
             elif order is None and rollout.outcome in self._again and interrupted:
-                self._acknowledge(rollout_id)
+                found.discard()
+                self._forgo(node, rollout_id)
             else:
                 return found
         return None
@@ -534,8 +554,12 @@ class NodePool:
         logger.error("%s: the node %s cannot deliver it: %s", rollout_id, node.name, why)
         order = node.orders.get(rollout_id)
         if order is not None:
-            order.receiving = False
             self._lose_order(node, order, why)
+
+    def _forgo(self, node: Node, rollout_id: str) -> None:
+        """Let a node remove a rollout that is not wanted. Another may offer a better try of it."""
+        self._offers[rollout_id].discard(node.name)
+        self._tell(node, "acknowledge", Acknowledge(rollouts=(rollout_id,)))
 
     def _acknowledge(self, rollout_id: str) -> None:
         for name in self._offers.pop(rollout_id, ()):
@@ -544,13 +568,14 @@ class NodePool:
     # messages
 
     def _tell(self, node: Node, method: str, message: Record) -> None:
-        """Send a message in the background. One that is lost is made good when the node joins again."""
+        """Send a message in the background. If it is lost, the driver begins with the node again."""
 
         async def send() -> None:
             try:
                 await node.call(method, message)
             except (NodeUnreachable, SweError) as error:
                 logger.debug("%s to %s: %s", method, node.name, error)
+                node.miss()
 
         self._tasks.start_soon(send)
 

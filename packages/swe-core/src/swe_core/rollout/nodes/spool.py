@@ -7,7 +7,9 @@ import os
 import shutil
 import tarfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import orjson
 
@@ -83,7 +85,7 @@ class Spool:
         """Remove a rollout, if it is here."""
         self._file(rollout_id).unlink(missing_ok=True)
 
-    def take(self, rollout_id: str, folders: Path) -> FinishedRollout:
+    def take(self, rollout_id: str, folders: Path) -> Incoming:
         """Unpack a rollout of this disk; see `unpack`. It stays here."""
         with self._file(rollout_id).open("rb") as file:
             return unpack(file, folders)
@@ -92,8 +94,37 @@ class Spool:
         return self.path / f"{rollout_id}{_SUFFIX}"
 
 
-def unpack(file: io.BufferedIOBase | io.IOBase, folders: Path) -> FinishedRollout:
-    """Unpack the file of a rollout into its folder below `folders`. On return it is on disk.
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A rollout that was unpacked and is on disk, beside its place.
+
+    Args:
+        path: Where its files are.
+        folder: Where they belong.
+    """
+
+    finished: FinishedRollout
+    path: Path
+    folder: Path
+
+    def place(self) -> FinishedRollout:
+        """Put the files into the rollout's folder. On return this is on disk.
+
+        Raises:
+            OSError: They cannot be put there.
+        """
+        shutil.rmtree(self.folder, ignore_errors=True)  # of a driver that was killed
+        self.path.replace(self.folder)
+        _sync(self.folder.parent)
+        return self.finished
+
+    def discard(self) -> None:
+        """Remove the files."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def unpack(file: IO[bytes], folders: Path) -> Incoming:
+    """Unpack the file of a rollout beside its folder below `folders`. On return it is on disk.
 
     Raises:
         SweError: The file is damaged.
@@ -104,9 +135,8 @@ def unpack(file: io.BufferedIOBase | io.IOBase, folders: Path) -> FinishedRollou
             members = iter(archive)
             record = Rollout.model_validate_json(_content(archive, next(members)))
             chains: Sequence[Chain] = ()
-            incoming, folder = folders / f".{record.id}.incoming", folders / record.id
-            for leftover in (incoming, folder):  # of a driver that was killed
-                shutil.rmtree(leftover, ignore_errors=True)
+            incoming = folders / f".{record.id}.incoming"
+            shutil.rmtree(incoming, ignore_errors=True)  # of a driver that was killed
             incoming.mkdir(parents=True)
             for member in members:
                 content = _content(archive, member)
@@ -122,9 +152,7 @@ def unpack(file: io.BufferedIOBase | io.IOBase, folders: Path) -> FinishedRollou
         raise SweError(f"the file of a finished rollout is damaged: {error}") from None
     for path in {incoming, *(path for path in incoming.iterdir() if path.is_dir())}:
         _sync(path)
-    incoming.replace(folder)
-    _sync(folders)
-    return FinishedRollout(record, chains)
+    return Incoming(FinishedRollout(record, chains), incoming, folders / record.id)
 
 
 def _put(archive: tarfile.TarFile, name: str, content: bytes) -> None:
