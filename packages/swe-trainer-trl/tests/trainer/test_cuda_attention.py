@@ -96,6 +96,19 @@ def test_torchs_own_function_takes_what_is_passed(cuda):
         cuda.torch_attention()(*rows(torch.bfloat16))
 
 
+def test_torch_211_has_no_word_for_shared_key_heads(cuda, monkeypatch):
+    """Its kernel computes them all the same, as `make test-gpu` has shown."""
+    import torch
+
+    def varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):
+        return cuda.attention(q, k, v, cu_q, cu_k, max_q, max_k, softmax_scale=scale, window_size=window_size)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    given = rows(torch.bfloat16)
+    got = cuda.torch_attention()(*given, window_size=(2, 0))
+    torch.testing.assert_close(got, cuda.attention(*given, window_size=(2, 0)))
+
+
 def test_before_its_varlen_knew_windows_torch_computes_segment_by_segment(cuda, monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, key, value: None)
     assert cuda.torch_attention() is cuda.by_segments

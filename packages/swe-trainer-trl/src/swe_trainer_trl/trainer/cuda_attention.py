@@ -60,9 +60,13 @@ def torch_attention() -> Attention:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return by_segments
-    if not inspect.signature(varlen_attn).parameters.keys() >= {"scale", "window_size", "enable_gqa"}:
+    known = inspect.signature(varlen_attn).parameters
+    if not known.keys() >= {"scale", "window_size"}:
         return by_segments
-    return partial(_varlen, varlen_attn)
+    if "enable_gqa" in known:
+        return partial(_varlen, varlen_attn)
+    # torch 2.11 lets query heads share a key head without being told.
+    return partial(_varlen, lambda *given, enable_gqa, **more: varlen_attn(*given, **more))
 
 
 def by_segments(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **more: Any) -> Any:
