@@ -3,8 +3,8 @@
 python -m tests.gpu.attention [--cpu]
 
 Prints one JSON object: by kind, the largest relative error of outputs and gradients, and the time of a
-forward and backward pass over 8 rows of 2,048 ids (16 heads, 8 of keys, of width 128). On the CPU only the
-attention in 32 bits runs, without times.
+forward and backward pass over 8 rows of 2,048 ids, and over a tree of as many: 2,048 ids from which 4 rows
+branch off (16 heads, 8 of keys, of width 128). On the CPU only the attention in 32 bits runs, without times.
 """
 
 from __future__ import annotations
@@ -25,31 +25,35 @@ from swe_trainer_trl.trainer import cpu_attention, cuda_attention
 SEGMENTS = ((1, 0), (17, 0), (64, 0), (33, 50), (5, 128))
 """Queries, and keys before them, of the segments that are compared."""
 WINDOW = 40
-ROWS, LENGTH, TIMES = 8, 2048, 5
+APART, TREE = ((2048, 0),) * 8, ((2048, 0), *((3584, 2048),) * 4)
+"""The same of what is timed."""
+TIMES = 5
 
 Attention = Callable[..., Any]
 
 
 def error(attention: Attention, dtype: torch.dtype, device: str, window: int = -1) -> float:
     """Return the largest difference in an output or gradient, to the largest value of that tensor."""
-    inputs = _inputs(SEGMENTS, heads=(8, 2), width=64)
-    expected = _results(cpu_attention.attention, inputs, torch.float64, "cpu", SEGMENTS, window)
-    got = _results(attention, inputs, dtype, device, SEGMENTS, window)
+    # Rounded first, so that the reference has the same numbers.
+    inputs = [one.to(torch.bfloat16) for one in _inputs(SEGMENTS, heads=(8, 2), width=64)]
+    exact = [one.to(torch.float64) for one in inputs]
+    given = [one.to(device, dtype) for one in inputs]
+    expected = _results(cpu_attention.attention, exact, SEGMENTS, window)
+    got = _results(attention, given, SEGMENTS, window)
     return max(
         float((mine.cpu().double() - theirs).abs().max() / theirs.abs().max())
         for mine, theirs in zip(got, expected, strict=True)
     )
 
 
-def milliseconds(attention: Attention, dtype: torch.dtype) -> float:
+def milliseconds(attention: Attention, dtype: torch.dtype, segments: Sequence[tuple[int, int]]) -> float:
     """Return the time of one forward and backward pass on the GPU."""
-    segments = [(LENGTH, 0)] * ROWS
-    inputs = _inputs(segments, heads=(16, 8), width=128)
-    _results(attention, inputs, dtype, "cuda", segments, -1)
+    given = [one.to("cuda", dtype) for one in _inputs(segments, heads=(16, 8), width=128)]
+    _results(attention, given, segments, -1)
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(TIMES):
-        _results(attention, inputs, dtype, "cuda", segments, -1)
+        _results(attention, given, segments, -1)
     torch.cuda.synchronize()
     return 1000 * (time.perf_counter() - begin) / TIMES
 
@@ -62,19 +66,14 @@ def _inputs(segments: Sequence[tuple[int, int]], heads: tuple[int, int], width: 
 
 
 def _results(
-    attention: Attention,
-    inputs: Sequence[torch.Tensor],
-    dtype: torch.dtype,
-    device: str,
-    segments: Sequence[tuple[int, int]],
-    window: int,
+    attention: Attention, inputs: Sequence[torch.Tensor], segments: Sequence[tuple[int, int]], window: int
 ) -> list[torch.Tensor]:
     """Return the output and the gradients of query, key and value."""
-    # Rounded first, so that the reference has the same numbers.
-    given = [one.to(torch.bfloat16).to(device, dtype).requires_grad_() for one in inputs]
+    given = [one.detach().requires_grad_() for one in inputs]
     queries, keys = [own for own, _ in segments], [own + before for own, before in segments]
     ends = [
-        torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device) for sizes in (queries, keys)
+        torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=given[0].device)
+        for sizes in (queries, keys)
     ]
     out = attention(
         *given, *ends, max(queries), max(keys), softmax_scale=0.1, causal=True,
@@ -97,7 +96,8 @@ def main(cpu: bool) -> None:
         device = "cpu" if cpu else "cuda"
         found[f"{name}_error"] = max(error(attention, dtype, device, window) for window in (-1, WINDOW))
         if not cpu:
-            found[f"{name}_ms"] = milliseconds(attention, dtype)
+            found[f"{name}_ms"] = milliseconds(attention, dtype, APART)
+            found[f"{name}_tree_ms"] = milliseconds(attention, dtype, TREE)
     print(json.dumps(found))
 
 
