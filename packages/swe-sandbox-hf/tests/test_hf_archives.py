@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from swe_core.api.sandbox import Asset, SandboxSpec
+from swe_core.sandboxing.followed import archives
+from swe_core.sandboxing.followed.archives import FORMAT, Archives, parts_of, size_of
 from swe_core.system import seal
-from swe_sandbox_hf import archives
-from swe_sandbox_hf.archives import FORMAT, Archives, parts_of, size_of
 from swe_sandbox_hf.provider import HfProvider
 
 pytestmark = pytest.mark.anyio

@@ -29,7 +29,7 @@ async def test_base64_that_is_replaced(
     program: str,
 ) -> None:
     """What every command's output goes through: the code's own deed, and this host keeps nothing of it."""
-    monkeypatch.setattr("swe_sandbox_hf.sandbox.ATTEMPTS", 2)
+    monkeypatch.setattr("swe_core.sandboxing.followed.sandbox.ATTEMPTS", 2)
     async with provider.open(SandboxSpec(image=docker_image)) as sandbox:
         done = await sandbox.exec(["sh", "-c", "echo before"])
         assert (done.exit_code, done.text) == (0, "before\n")
@@ -47,7 +47,7 @@ async def test_shell_that_is_removed(
     local_hf: LocalHF, provider: HfProvider, docker_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server inside cannot run it any more."""
-    monkeypatch.setattr("swe_sandbox_hf.sandbox.ATTEMPTS", 2)
+    monkeypatch.setattr("swe_core.sandboxing.followed.sandbox.ATTEMPTS", 2)
     async with provider.open(SandboxSpec(image=docker_image)) as sandbox:
         assert (await sandbox.exec(["rm", "/bin/sh"])).exit_code == 0
         for use in (lambda: sandbox.exec(["true"]), sandbox.kill_all):

@@ -19,8 +19,8 @@ from huggingface_hub.errors import SandboxError as HubSandboxError
 
 from swe_core.api.sandbox import HOME_DIR, Asset, Process, Sandbox, SandboxSpec
 from swe_core.errors import PolicyRefused, SandboxBroken, SandboxDied, SandboxError, SandboxTimeout
+from swe_core.sandboxing.followed import sandbox as followed
 from swe_core.system.process_owner import LABEL, current_owner
-from swe_sandbox_hf import sandbox as hf_sandbox
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.labels import encoded
 from swe_sandbox_hf.provider import HfProvider
@@ -113,11 +113,11 @@ async def test_requests_that_break_off_while_their_command_starts(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked again, before there are its files: it runs once, and nobody is said to have removed them."""
-    slow = {name: getattr(hf_sandbox, name) for name in ("_LAUNCH", "_SUPERVISE")}
+    slow = {name: getattr(followed, name) for name in ("_LAUNCH", "_SUPERVISE")}
     for name, script in slow.items():
         slower = script.replace('mkdir "$d/run" 2>/dev/null', 'mkdir "$d/run" 2>/dev/null && sleep 0.4')
-        monkeypatch.setattr(hf_sandbox, name, slower)
-    assert "sleep 0.4" in hf_sandbox._LAUNCH + hf_sandbox._SUPERVISE
+        monkeypatch.setattr(followed, name, slower)
+    assert "sleep 0.4" in followed._LAUNCH + followed._SUPERVISE
     async with provider.open(spec) as sandbox:
         faults = local_hf.faults
         faults.routes, faults.dropping, faults.drop_after = ("server.exec",), 0.6, 0
@@ -141,9 +141,9 @@ async def test_shell_that_is_gone_or_is_none(
             for use in (lambda: sandbox.exec(["true"]), sandbox.kill_all):
                 with pytest.raises(SandboxBroken, match=r"its shell \(sh\) no longer runs"):
                     await use()
-            patched.setattr("swe_sandbox_hf.sandbox._SH", "/bin/true")
+            patched.setattr("swe_core.sandboxing.followed.sandbox._SH", "/bin/true")
             patched.undo()
-            patched.setattr("swe_sandbox_hf.sandbox._SH", "/bin/true")
+            patched.setattr("swe_core.sandboxing.followed.sandbox._SH", "/bin/true")
             with pytest.raises(SandboxBroken, match="exited with code 0 and no output"):
                 await sandbox.exec(["true"])
         await sh(sandbox, "true")
@@ -173,9 +173,9 @@ async def test_code_that_kills_every_shell(
 
     The code spares shells that start or hold a command: one whose supervisor is killed ends with 137.
     """
-    monkeypatch.setattr("swe_sandbox_hf.sandbox.ATTEMPTS", 2)
+    monkeypatch.setattr("swe_core.sandboxing.followed.sandbox.ATTEMPTS", 2)
     async with provider.open(spec) as sandbox:
-        await sandbox.start(["python3", "-c", _KILL_SHELLS, hf_sandbox._SUPERVISE.splitlines()[0]])
+        await sandbox.start(["python3", "-c", _KILL_SHELLS, followed._SUPERVISE.splitlines()[0]])
         # Only now, for the shell that starts the code must finish first.
         await sandbox._ask(sandbox._hub.files.write, "/tmp/go", b"")
         with anyio.fail_after(PATIENCE), pytest.raises(SandboxBroken, match="was killed"):
@@ -190,7 +190,7 @@ async def test_to_kill_everything_is_tried_again(
     provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the shell that does it is killed itself; and a sandbox in which it always is, is broken."""
-    monkeypatch.setattr("swe_sandbox_hf.sandbox.ATTEMPTS", 4)
+    monkeypatch.setattr("swe_core.sandboxing.followed.sandbox.ATTEMPTS", 4)
     async with provider.open(spec) as sandbox:
         inside = sandbox._inside
         codes = [137, 137]
@@ -220,12 +220,12 @@ async def test_shell_that_says_something_else(
     provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch, prints: str
 ) -> None:
     """As a replaced `base64` does: the code's own deed, and this host keeps nothing of what never ends."""
-    monkeypatch.setattr("swe_sandbox_hf.sandbox.ATTEMPTS", 2)
+    monkeypatch.setattr("swe_core.sandboxing.followed.sandbox.ATTEMPTS", 2)
     async with provider.open(spec) as sandbox:
         with monkeypatch.context() as patched:
-            patched.setattr("swe_sandbox_hf.sandbox._LAUNCH", f"echo .s; echo .o 0; {prints}")
-            patched.setattr("swe_sandbox_hf.sandbox._FOLLOW", f"echo .s; echo .o 0; {prints}")
-            patched.setattr("swe_sandbox_hf.sandbox._KILL_ALL", prints)
+            patched.setattr("swe_core.sandboxing.followed.sandbox._LAUNCH", f"echo .s; echo .o 0; {prints}")
+            patched.setattr("swe_core.sandboxing.followed.sandbox._FOLLOW", f"echo .s; echo .o 0; {prints}")
+            patched.setattr("swe_core.sandboxing.followed.sandbox._KILL_ALL", prints)
             with anyio.fail_after(PATIENCE), pytest.raises(SandboxBroken, match="broke the sandbox"):
                 await sandbox.exec(["true"])
             with anyio.fail_after(PATIENCE), pytest.raises(SandboxBroken, match="broke the sandbox"):
@@ -286,6 +286,13 @@ async def test_token_of_the_server_is_not_for_the_code_inside(
             assert token.encode() not in seen.stdout + seen.stderr
             assert token not in listed
             assert token not in spec_of_job
+
+
+async def test_servers_own_variables_are_not_the_commands(provider: HfProvider, spec: SandboxSpec) -> None:
+    async with provider.open(spec) as sandbox:
+        done = await sandbox.exec(["env"], env={"SBX_TOKEN": "a-token-of-the-server", "OTHER": "a-variable"})
+        assert "a-variable" in done.text
+        assert "a-token-of-the-server" not in done.text
 
 
 async def test_secrets_of_a_command_are_in_no_argument(provider: HfProvider, spec: SandboxSpec) -> None:

@@ -18,7 +18,7 @@ from huggingface_hub.utils import disable_progress_bars
 from swe_core.api.sandbox import ASSETS_DIR, Asset
 from swe_core.errors import ConfigError, SandboxError, SweError
 from swe_core.hub.errors import Advice, Kind, Problem
-from swe_sandbox_hf.archives import FORMAT, write
+from swe_core.sandboxing.followed.archives import FORMAT, write
 from swe_sandbox_hf.client import ATTEMPTS, Client
 
 FOLDER = "swe-core-assets"

@@ -21,8 +21,8 @@ from huggingface_hub.errors import SandboxError as HubSandboxError
 
 from swe_core.errors import SandboxError
 from swe_core.hub.errors import NO_TOKEN, Advice, Problem, one_line, problem_of, said_by
+from swe_core.sandboxing.followed.failures import BrokenOff, Tail
 from swe_core.system.redaction import Redactor, redact
-from swe_sandbox_hf.feed import Garbled
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +42,8 @@ _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NOT_FOUND = 404
 _MAX_REASON = 400
 _MAX_SAID = 64 * 1024
-_ENDLESS = 16 * 1024 * 1024
 _LOG_LINES = 5
 _LOG_SECONDS = 10.0
-
-
-class BrokenOff(Exception):
-    """The stream of a command ended before the command did."""
-
-
-class Killed(BrokenOff):
-    """A command was killed, but not by this program."""
 
 
 def status_of(error: BaseException) -> int | None:
@@ -67,32 +58,6 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, (HfHubHTTPError, HubSandboxError)):
         return status_of(error) in _TRANSIENT
     return isinstance(error, (TRANSPORT, BrokenOff))
-
-
-class Tail:
-    """The last characters of a text that arrives in pieces.
-
-    The text is bounded, because code inside may have replaced the program that prints it.
-
-    Args:
-        most: Number of characters to keep.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.text = ""
-        self._most = most
-        self._seen = 0
-
-    def add(self, piece: str) -> None:
-        """Add a piece.
-
-        Raises:
-            Garbled: The text exceeds 16 Mi characters.
-        """
-        self._seen += len(piece)
-        if self._seen > _ENDLESS:
-            raise Garbled(f"more than {_ENDLESS} characters of {piece[:100]!r}")
-        self.text = (self.text + piece)[-self._most :]
 
 
 class Client:

@@ -18,9 +18,9 @@ from huggingface_hub import Sandbox as HubSandbox
 from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxSpec
 from swe_core.errors import ImageNotFound, PolicyRefused, SandboxError, SweError
 from swe_core.sandboxing.background import background_task_group
+from swe_core.sandboxing.followed.archives import Archives
 from swe_core.sandboxing.relay.transport import http_client
 from swe_core.system.process_owner import current_owner, is_orphaned, process_state
-from swe_sandbox_hf.archives import Archives
 from swe_sandbox_hf.assets import AssetsRepo, Mounted
 from swe_sandbox_hf.client import ATTEMPTS, TERMINAL, Client, is_transient, status_of
 from swe_sandbox_hf.config import HfConfig
@@ -121,7 +121,7 @@ class HfProvider:
                     *(self._config.pool, tasks, http),
                 )
                 tasks.start_soon(sandbox.keep_alive, self._config.idle_timeout / 3)
-                await sandbox.prepare({**made, **mounted.contents})
+                await sandbox.fill({**made, **mounted.contents})
             yield sandbox
 
     def _image(self, spec: SandboxSpec) -> str:

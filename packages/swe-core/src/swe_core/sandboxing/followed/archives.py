@@ -75,7 +75,7 @@ class Archives:
         with ExitStack() as stack:
             made: dict[str, BinaryIO] = {}
             if spec.repository is not None:
-                directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="swe-hf-"))
+                directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="swe-archive-"))
                 path = Path(directory) / f"repository.{FORMAT}"
                 write(spec.repository, path, "repository")
                 made[spec.workdir] = stack.enter_context(path.open("rb"))

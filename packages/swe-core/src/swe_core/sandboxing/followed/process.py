@@ -1,4 +1,4 @@
-"""One command in a Hugging Face Sandbox."""
+"""One command that is followed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from swe_core.errors import SandboxError
+from swe_core.sandboxing.followed.feed import Feed
 from swe_core.sandboxing.process import FedProcess
-from swe_sandbox_hf.feed import Feed
 
 
-class HfProcess(FedProcess):
+class FollowedProcess(FedProcess):
     """A command that runs detached inside, with its output in files, and a task here that follows it.
 
     Back-pressure: while the buffer of output is full, the task fetches nothing. Output that has not been
@@ -28,7 +28,7 @@ class HfProcess(FedProcess):
     def __init__(
         self,
         sandbox: str,
-        follow: Callable[[HfProcess], Awaitable[None]],
+        follow: Callable[[FollowedProcess], Awaitable[None]],
         kill_tree: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(sandbox)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_core.api.sandbox import Stream
-from swe_sandbox_hf.feed import Feed, Garbled
+from swe_core.sandboxing.followed.feed import Feed, Garbled
 
 
 def follow(out: bytes, err: bytes, at: dict[Stream, int], chunk: int, code: int) -> str:

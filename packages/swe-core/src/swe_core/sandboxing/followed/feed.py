@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from swe_core.api.sandbox import Stream
+from swe_core.sandboxing.followed.failures import Garbled
 
 _STREAMS: dict[str, Stream] = {"o": "stdout", "e": "stderr"}
 
@@ -16,10 +17,6 @@ LONGEST = 2 * 1024 * 1024
 """Maximum characters of an unfinished line. follow.sh encodes 1 MiB at a time, with some base64 programs
 without newlines."""
 _NUMBER, _CODE = re.compile(r"[0-9]{1,15}"), re.compile(r"[0-9]{1,3}")
-
-
-class Garbled(Exception):
-    """The text is not from follow.sh: the connection corrupted it, or the sandbox's shell was replaced."""
 
 
 @dataclass(slots=True)

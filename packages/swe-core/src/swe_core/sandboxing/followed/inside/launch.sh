@@ -10,7 +10,6 @@ PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:$PATH
 base=$1 mark=$2 stdin=$3 cwd=$4 drop=$5 supervise=$6 follow=$7
 for over in $8; do rm -rf "$base/$over"; done
 shift 8
-unset SBX_TOKEN SBX_PORT SBX_IDLE_TIMEOUT SBX_HOST_MODE SBX_CAPACITY SBX_MAX_HOSTS
 d=$base/$mark
 mkdir -p "$d" || exit 73
 take() { # puts its standard input together, in a file of our own
