@@ -20,7 +20,7 @@ from swe_core.sandboxing.followed import FollowedSandbox
 from swe_core.sandboxing.relay.pull_relay import reach_by_pull
 from swe_core.sandboxing.relay.transport import HttpTransport
 from swe_sandbox_hf.client import TRANSPORT, Client, is_transient
-from swe_sandbox_hf.life import Life
+from swe_sandbox_hf.life import life
 
 FOLLOWERS = 14
 """Maximum number of concurrent commands per sandbox; more wait. The client opens at most 18 connections to a
@@ -60,7 +60,7 @@ class HfSandbox(FollowedSandbox):
         self.flavor = flavor
         self._client = client
         self._hub = hub
-        self._life = Life(client, hub.id, job, namespace)
+        self._life = life(client, hub.id, job, namespace)
         self._pooled = pooled
         self._http = http
 

@@ -66,6 +66,11 @@ def _sources(name: str) -> tuple[str, str]:
     return (package / f"{name}.py").read_text(), (package / f"{name}.mjs").read_text()
 
 
+def interpreted(name: str, *arguments: str) -> list[str]:
+    """Return the command that runs the program `name` with an interpreter that it finds inside."""
+    return ["sh", "-c", _SCRIPT, "sh", *_sources(name), *arguments]
+
+
 @asynccontextmanager
 async def running(
     sandbox: Sandbox, name: str, *arguments: str, stdin: bytes | None = None, ports: int = 1
@@ -82,8 +87,7 @@ async def running(
         ProtocolError: The program does not print what ours prints.
         SandboxDied: The sandbox has exited.
     """
-    argv = ["sh", "-c", _SCRIPT, "sh", *_sources(name), *arguments]
-    process = await sandbox.start(argv, cwd="/", stdin=stdin)
+    process = await sandbox.start(interpreted(name, *arguments), cwd="/", stdin=stdin)
     try:
         async with helper_task_group() as tasks:
             ended = anyio.Event()

@@ -58,7 +58,7 @@ class Transport(Protocol):
         ...
 
 
-def http_client() -> httpx.AsyncClient:
+def http_client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
     """Return a client for `HttpTransport`. The caller closes it; one serves all sandboxes of a provider.
 
     It has no time limits (the relay has), no limit on connections, and no cookies: those of one sandbox would
@@ -66,7 +66,7 @@ def http_client() -> httpx.AsyncClient:
     """
     none = CookieJar(DefaultCookiePolicy(allowed_domains=()))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(timeout=None, limits=limits, cookies=none)
+    return httpx.AsyncClient(timeout=None, limits=limits, cookies=none, transport=transport)
 
 
 class HttpTransport:
