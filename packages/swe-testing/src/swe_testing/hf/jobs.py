@@ -16,8 +16,8 @@ import orjson
 from aiohttp import web
 from anyio.abc import Process
 
+from swe_testing.boxes import SOCKET, Boxes, Command, Mount, NoBox
 from swe_testing.hf.accounts import USER, USER_ID, Accounts, Refused
-from swe_testing.hf.boxes import SOCKET, Boxes, Command, Mount, NoBox, Server
 from swe_testing.hf.faults import Faults
 from swe_testing.hf.hardware import HARDWARE
 from swe_testing.hf.hub import Hub
@@ -26,6 +26,8 @@ from swe_testing.hf.volumes import Volume, volumes_of
 Stage = Literal["SCHEDULING", "RUNNING", "COMPLETED", "ERROR", "CANCELED"]
 _KEEP_ALIVE = 30.0
 _LAST_WORDS = 2.0
+PING = 15.0
+"""Seconds between two pings of a silent command."""
 _DIED = "Job failed with exit code: 137. Reason: Error."
 
 
@@ -143,7 +145,14 @@ class Job:
             idle_timeout = float(env["SBX_IDLE_TIMEOUT"])
         capacity = int(env["SBX_CAPACITY"]) if env.get("SBX_HOST_MODE") == "1" else None
         env = {name: value for name, value in env.items() if not name.startswith("SBX_")}
-        return Command((), env, Server(token, idle_timeout, capacity))
+        server = {
+            "kind": "sandbox",
+            "token": token,
+            "idle_timeout": idle_timeout,
+            "capacity": capacity,
+            "ping": PING,
+        }
+        return Command((), env, server)
 
 
 class Jobs:

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from swe_testing.boxes import Mount
 from swe_testing.hf.accounts import Refused
-from swe_testing.hf.boxes import Mount
 from swe_testing.hf.hub import Hub
 from swe_testing.hf.repos import MAIN, Kind
 

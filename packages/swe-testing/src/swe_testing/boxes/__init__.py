@@ -1,4 +1,4 @@
-"""Boxes: the place where a local job executes, in bubblewrap or in Docker."""
+"""Boxes: the place where a local job or pod executes, in bubblewrap or in Docker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from swe_core.builtin.local import seccomp
 from swe_core.builtin.local.bwrap import Binds, default_path, find_bwrap, identity_files, why_not
 from swe_core.builtin.local.control import sealed
 
-SHARED = "/run/hf"
+SHARED = "/run/box"
 """Directory in a box that is shared with this process."""
 SOCKET = "server.sock"
 _CONFIG = "config.json"
@@ -41,35 +41,19 @@ class NoBox(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """Settings of the sandbox server inside.
-
-    Args:
-        token: The bearer token of requests.
-        idle_timeout: Seconds without activity after which it ends; None is never.
-        capacity: Number of sandboxes on a pool's host; None for a dedicated sandbox.
-        ping: Seconds between two pings of a silent command.
-    """
-
-    token: str
-    idle_timeout: float | None
-    capacity: int | None
-    ping: float = 15.0
-
-
-@dataclass(frozen=True, slots=True)
 class Command:
     """The command of a box.
 
     Args:
         argv: A plain job's command; unused for a sandbox.
         env: Its environment with secrets, passed through a file that is deleted as soon as it is read.
-        server: For a sandbox: run the sandbox server instead.
+        server: Run this server instead, which listens on the socket `SOCKET`: settings of
+            `program/main.py`.
     """
 
     argv: Sequence[str]
     env: dict[str, str]
-    server: Server | None = None
+    server: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,22 +136,13 @@ def _write(shared: Path, command: Command) -> None:
     """Write what the program inside reads first."""
     shared.mkdir(parents=True)
     shared.chmod(0o777)  # the image's user is unknown; the directory above is private
-    server = None
-    if command.server is not None:
-        given = command.server
-        server = {
-            "socket": f"{SHARED}/{SOCKET}",
-            "token": given.token,
-            "idle_timeout": given.idle_timeout,
-            "capacity": given.capacity,
-            "ping": given.ping,
-        }
+    server = None if command.server is None else {**command.server, "socket": f"{SHARED}/{SOCKET}"}
     config = {"command": list(command.argv), "env": command.env, "server": server}
     (shared / _CONFIG).write_text(json.dumps(config))
 
 
 def _bubblewrap(
-    directory: Path, server: Server | None, mounts: Sequence[Mount], rules: int | None
+    directory: Path, server: object | None, mounts: Sequence[Mount], rules: int | None
 ) -> list[str]:
     """Return the argv of a box in bubblewrap.
 
@@ -177,7 +152,7 @@ def _bubblewrap(
     program = find_bwrap()
     obstacle = why_not(program)
     if program is None or obstacle is not None:
-        raise NoBox(f"{obstacle}; the local HF needs it for images that are not Docker's")
+        raise NoBox(f"{obstacle}; local boxes need it for images that are not Docker's")
     files = directory / "etc"
     files.mkdir()
     identity: list[str] = []
@@ -206,7 +181,7 @@ def _bubblewrap(
     ]
 
 
-def _docker(name: str, image: str, shared: Path, server: Server | None, mounts: Sequence[Mount]) -> list[str]:
+def _docker(name: str, image: str, shared: Path, server: object | None, mounts: Sequence[Mount]) -> list[str]:
     """Return the argv of a box in Docker."""
     binds = [
         *(f"type=bind,source={mount.source},target={mount.target},readonly" for mount in mounts),

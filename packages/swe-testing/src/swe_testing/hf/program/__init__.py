@@ -1,4 +1,0 @@
-"""Programs inside a local job's box: the sandbox server, or a plain job's command.
-
-Standard library only, Python >= 3.8, nothing of swe_core: the box sees this directory alone.
-"""
