@@ -15,6 +15,7 @@ hypothesis.settings.load_profile("untimed")
 pytest_plugins = [
     "swe_testing.serving.fixtures",
     "swe_testing.hf.fixtures",
+    "swe_testing.k8s.fixtures",
     *(["swe_sandbox_docker.testing"] if find_spec("swe_sandbox_docker") else []),
 ]
 

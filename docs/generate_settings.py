@@ -17,7 +17,18 @@ from swe_core.run.described_settings import describe_settings
 
 PAGE = Path(__file__).with_name("settings.md")
 OURS = (
-    *("docker", "hf", "pi", "codex", "claude-code", "opencode", "qwen-code", "gemini-cli", "kimi-code"),
+    *(
+        "docker",
+        "hf",
+        "k8s",
+        "pi",
+        "codex",
+        "claude-code",
+        "opencode",
+        "qwen-code",
+        "gemini-cli",
+        "kimi-code",
+    ),
     *("mini-swe-agent", "aider", "openhands", "acp", "openenv", "openenv-play"),
 )
 """Plugins whose settings the page lists beside those of the built-ins; docs/training.md has those of trl."""

@@ -34,6 +34,7 @@ KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
     "pi": "swe-agents-pi",
     "docker": "swe-sandbox-docker",
     "hf": "swe-sandbox-hf",
+    "k8s": "swe-sandbox-k8s",
     "openenv": "swe-openenv",
     "openenv-play": "swe-openenv",
     "trl": "swe-trainer-trl",

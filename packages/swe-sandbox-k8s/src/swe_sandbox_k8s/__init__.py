@@ -1,0 +1,1 @@
+"""Kubernetes sandboxes for swe-core."""
