@@ -30,6 +30,8 @@ from .warm import PROGRAM, TRAINING, Program, Warm
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from .evaluations import Evaluation
+
 
 @dataclass(frozen=True)
 class Done:
@@ -120,6 +122,14 @@ def command(warm: Warm, scratch: Path) -> Command:
         return Done(program.wait(), stdout, stderr, Path())
 
     return run
+
+
+@pytest.fixture
+def make_evaluation(tmp_path: Path, scratch: Path, warm: Warm) -> Callable[..., Evaluation]:
+    """Make `Evaluation`s; the first argument is a name that is unique within the test."""
+    from .evaluations import make
+
+    return lambda name="one", *args, **more: make(tmp_path / name, scratch, warm, *args, **more)
 
 
 @pytest.fixture

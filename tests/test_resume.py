@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from secrets import randbelow
 
@@ -17,111 +14,14 @@ import pytest
 
 from swe_core.rollout.run_directory import RunDirectory
 
-from .conftest import leftovers, wait_for, wait_for_the_end
+from .conftest import wait_for
+from .evaluations import PATIENCE, Evaluation
 from .resumed_rollouts import FAILING, STAYING, TASKS
-from .warm import Program, Warm
 
-PLUGIN = str(Path(__file__).with_name("resumed_rollouts.py"))
 ATTEMPTS = 3
 OF_A_RUN = 10
-PATIENCE = 300.0
-"""Seconds until something that should happen has failed to."""
 
 pytestmark = pytest.mark.usefixtures("local_sandbox")
-
-
-@dataclass
-class Evaluation:
-    """One run directory, and the processes that wrote to it."""
-
-    path: Path
-    scratch: Path
-    warm: Warm
-    attempts: int = 1
-    env: dict[str, str] = field(default_factory=dict)
-    pids: list[int] = field(default_factory=list)
-
-    @property
-    def out(self) -> Path:
-        return self.path / "run"
-
-    @property
-    def ids(self) -> list[str]:
-        """The rollouts of the run."""
-        return sorted(f"small-{task}-{attempt}" for task in range(TASKS) for attempt in range(self.attempts))
-
-    @property
-    def whole(self) -> bytes:
-        """The lines of finished rollouts, without a torn one."""
-        file = self.out / "rollouts.jsonl"
-        data = file.read_bytes() if file.exists() else b""
-        return data[: data.rfind(b"\n") + 1]
-
-    def start(self, *args: str) -> Program:
-        """Begin the run, or resume it if it exists."""
-        argv = ["--resume", str(self.out)]
-        if not (self.out / "run.json").exists():
-            argv = [
-                "-p", PLUGIN, "--tasks", "small", "--agent", "once", "--grader", "digest", "--attempts",
-                str(self.attempts), "--engine", "replay", "--recording", str(self.path / "replies.jsonl"),
-                "--out", str(self.out),
-            ]  # fmt: skip
-        env = {"TMPDIR": str(self.scratch), "SWE_TEST_DIR": str(self.path), **self.env}
-        process = self.warm.start(["run", *argv, *args], env)
-        self.pids.append(process.pid)
-        return process
-
-    def run(self, *args: str, code: int = 0) -> str:
-        """Run to the end, which has this exit code; what it said."""
-        with self.start(*args) as process:
-            said = process.communicate(timeout=PATIENCE)[1]
-        assert process.returncode == code, said
-        assert "Traceback" not in said, said
-        return said
-
-    def nothing_is_left(self) -> None:
-        """No process, no sandbox, no file that only a living run has."""
-        wait_for_the_end(self.scratch)
-        for pid in self.pids:
-            assert leftovers(self.scratch, pid) == []
-        names = {path.name for path in self.out.iterdir()}
-        assert names == {"run.json", "rollouts.jsonl", "rollouts", "lock"}
-
-    def is_complete(self) -> None:
-        """Each rollout finished exactly once, with the verdict that it always has, and has its records."""
-        rollouts = RunDirectory.open(self.out).rollouts()
-        assert sorted(rollout.id for rollout in rollouts) == self.ids
-        for rollout in rollouts:
-            assert rollout.outcome == ("resolved" if rollout.task_id in RESOLVED else "unresolved")
-            assert rollout.turns == 1
-            folder = self.out / "rollouts" / rollout.id
-            assert {"turns.jsonl", "patch.diff", "grade.json", "test.log"} <= {
-                f.name for f in folder.iterdir()
-            }
-            assert len(RunDirectory.open(self.out).turns(rollout.id)) == 1
-        assert sorted(path.name for path in (self.out / "rollouts").iterdir()) == self.ids
-
-
-RESOLVED = {"small-7", "small-6", "small-4", "small-5"}
-
-
-@pytest.fixture
-def make(tmp_path: Path, scratch: Path, warm: Warm) -> Callable[..., Evaluation]:
-    """Makes evaluations that did not begin yet."""
-
-    def evaluation(name: str = "one", attempts: int = 1) -> Evaluation:
-        path = tmp_path / name
-        repo = path / "repo"
-        repo.mkdir(parents=True)
-        (repo / "a.txt").write_text("a\n")
-        script = "git init -q; git add .; git -c user.name=a -c user.email=a@example.org commit -q -m 1"
-        subprocess.run(["sh", "-euc", script], cwd=repo, check=True)
-        reply = {"message": {"role": "assistant", "content": "hello"}}
-        lines = [json.dumps({"task_id": f"small-{n}", "replies": [reply]}) for n in range(TASKS)]
-        (path / "replies.jsonl").write_text("".join(f"{line}\n" for line in lines))
-        return Evaluation(path, scratch, warm, attempts)
-
-    return evaluation
 
 
 def instants(evaluation: Evaluation, random: Random) -> tuple[str, Callable[[], bool]]:
@@ -132,7 +32,8 @@ def instants(evaluation: Evaluation, random: Random) -> tuple[str, Callable[[], 
     more = random.randint(1, 4)
 
     def new_file() -> bool:
-        return any(path.parent not in folders for path in out.glob(f"rollouts/*/{name}"))
+        found = *out.glob(f"rollouts/*/{name}"), *out.glob(f"nodes/*/*/{name}")
+        return any(path.parent not in folders for path in found)
 
     return random.choice([
         ("the run directory is there", lambda: out.exists()),
@@ -144,9 +45,20 @@ def instants(evaluation: Evaluation, random: Random) -> tuple[str, Callable[[], 
     ])  # fmt: skip
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kills", "options"),
+    [
+        (4, ()),
+        pytest.param(20, (), marks=pytest.mark.slow),
+        pytest.param(10, ("--executor", "processes", "--workers", "2"), marks=pytest.mark.slow),
+    ],
+    ids=["few", "many", "processes"],
+)
 def test_run_killed_at_any_instant_resumes_to_the_same_end(
-    make: Callable[..., Evaluation], capsys: pytest.CaptureFixture[str], kills: int
+    make_evaluation: Callable[..., Evaluation],
+    capsys: pytest.CaptureFixture[str],
+    kills: int,
+    options: tuple[str, ...],
 ) -> None:
     seed = int(os.environ.get("SWE_TEST_SEED", randbelow(10**6)))
     random = Random(seed)
@@ -154,7 +66,7 @@ def test_run_killed_at_any_instant_resumes_to_the_same_end(
         print(f"\nresume: seed {seed} (SWE_TEST_SEED)")
     killed, runs = 0, 0
     while killed < kills:
-        evaluation, runs = make(str(runs), ATTEMPTS), runs + 1
+        evaluation, runs = make_evaluation(str(runs), ATTEMPTS, options), runs + 1
         for _ in range(min(kills, OF_A_RUN)):
             before = evaluation.whole
             what, happened = instants(evaluation, random)
@@ -177,9 +89,9 @@ def test_run_killed_at_any_instant_resumes_to_the_same_end(
 
 
 def test_cancelled_rollouts_run_again_and_errors_only_on_request(
-    make: Callable[..., Evaluation],
+    make_evaluation: Callable[..., Evaluation],
 ) -> None:
-    evaluation = make()
+    evaluation = make_evaluation()
     evaluation.env = {FAILING: "small-2 small-9", STAYING: "small-5 small-6 small-7 small-8"}
     with evaluation.start() as process:
         wait_for(lambda: evaluation.whole.count(b"small-2") >= 1)
@@ -206,8 +118,8 @@ def test_cancelled_rollouts_run_again_and_errors_only_on_request(
     evaluation.nothing_is_left()
 
 
-def test_two_processes_do_not_write_to_one_run(make: Callable[..., Evaluation]) -> None:
-    evaluation = make()
+def test_two_processes_do_not_write_to_one_run(make_evaluation: Callable[..., Evaluation]) -> None:
+    evaluation = make_evaluation()
     with evaluation.start() as process:
         wait_for(lambda: evaluation.whole != b"")
         process.send_signal(signal.SIGSTOP)  # it does not end meanwhile
@@ -229,8 +141,8 @@ REFUSED: list[tuple[list[str], dict[str, str], str]] = [
 ]
 
 
-def test_run_stays_the_run_that_it_was(make: Callable[..., Evaluation]) -> None:
-    evaluation = make()
+def test_run_stays_the_run_that_it_was(make_evaluation: Callable[..., Evaluation]) -> None:
+    evaluation = make_evaluation()
     with evaluation.start() as process:
         wait_for(lambda: evaluation.whole != b"")
         process.kill()
@@ -242,16 +154,16 @@ def test_run_stays_the_run_that_it_was(make: Callable[..., Evaluation]) -> None:
         assert (sorted(evaluation.out.rglob("*")), evaluation.whole) == before
 
 
-def test_retry_errors_needs_a_run(make: Callable[..., Evaluation]) -> None:
-    assert "--retry-errors needs --resume RUN" in make().run("--retry-errors", code=2)
+def test_retry_errors_needs_a_run(make_evaluation: Callable[..., Evaluation]) -> None:
+    assert "--retry-errors needs --resume RUN" in make_evaluation().run("--retry-errors", code=2)
 
 
 @pytest.mark.slow
 def test_full_disk_ends_the_run_in_a_sentence_and_it_resumes(
-    make: Callable[..., Evaluation],
+    make_evaluation: Callable[..., Evaluation],
 ) -> None:
     """On a disk of its own that is too small for all records; the sandboxes are elsewhere."""
-    evaluation = make()
+    evaluation = make_evaluation()
     evaluation.out.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=150k", "swe-test", str(evaluation.out)]
     if subprocess.run(mount, stderr=subprocess.DEVNULL).returncode != 0:

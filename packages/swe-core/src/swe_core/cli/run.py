@@ -325,7 +325,10 @@ def _settings(
         return load_settings(config, sets, options, overrides=overrides)
     if config is not None:
         raise ConfigError("--resume and --config exclude each other: a resumed run keeps its settings")
-    return load_settings(None, sets, options, begun.info.settings, overrides)
+    recorded = begun.info.settings
+    if options["run"]["executor"] is not None:  # the others are those of the executor of before
+        recorded = {**recorded, "run": {**recorded["run"], "workers": None, "address": None}}
+    return load_settings(None, sets, options, recorded, overrides)
 
 
 def _execute(
