@@ -163,12 +163,13 @@ def _no_docker() -> str | None:
     try:
         import docker
 
-        from swe_sandbox_docker.client import Client, resolve_host
+        from swe_sandbox_docker.address import resolve
+        from swe_sandbox_docker.client import Client
     except ImportError:
         return "docker is skipped: the package swe-sandbox-docker is not installed"
     try:
-        host = resolve_host(None)
-        api = Client(host).api
+        (address,) = resolve()
+        api = Client(address).api
     except SweError as error:
         return f"docker is skipped: {sentence(error)}"
     try:
@@ -176,7 +177,7 @@ def _no_docker() -> str | None:
     except docker.errors.ImageNotFound:
         done = subprocess.run(
             [_BUILD_IMAGE, IMAGE],
-            env={**os.environ, "DOCKER_HOST": host},
+            env={**os.environ, "DOCKER_HOST": address.url},
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import docker
 import pytest
 
-from swe_core.system.process_owner import LABEL, current_owner
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
 from swe_testing.sandbox import SandboxConformance
+
+from .engines import SecondEngine, second_engine
+from .helpers import containers_of_this_process
 
 ESSENTIAL = {
     "test_assets", "test_cancellation", "test_cancellation_kills", "test_closing_leaves_nothing",
@@ -24,9 +26,14 @@ ESSENTIAL = {
 """Of what every sandbox must do. The rest is breadth: each test opens a container."""
 
 
+ESSENTIAL_BY_TLS = {"test_assets", "test_closing_leaves_nothing", "test_reach", "test_stdin"}
+"""The same of an engine on another machine: what differs there."""
+
+
 def pytest_itemcollected(item: pytest.Function) -> None:
     """Mark what is slow of a suite that is not written here."""
-    if issubclass(item.cls or object, SandboxConformance) and item.name not in ESSENTIAL:
+    essential = ESSENTIAL_BY_TLS if "test_docker_tls" in item.nodeid else ESSENTIAL
+    if issubclass(item.cls or object, SandboxConformance) and item.name not in essential:
         item.add_marker(pytest.mark.slow)
 
 
@@ -38,9 +45,15 @@ def engine(docker_engine: str) -> Iterator[docker.APIClient]:
     client.close()
 
 
+@pytest.fixture(scope="session")
+def tls_engine(docker_engine: str, docker_image: str) -> Iterator[SecondEngine]:
+    """A second engine, by TCP and TLS, which shares no files with this process."""
+    with second_engine(docker_image, docker_engine) as second:
+        yield second
+
+
 @pytest.fixture
 def provider(engine: docker.APIClient) -> Iterator[DockerProvider]:
     """A provider that must leave no container behind."""
     yield DockerProvider(DockerConfig())
-    mine = engine.containers(all=True, filters={"label": f"{LABEL}={current_owner()}"})
-    assert mine == [], "a sandbox was left behind"
+    assert containers_of_this_process(engine) == [], "a sandbox was left behind"

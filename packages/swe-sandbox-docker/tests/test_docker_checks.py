@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from swe_core.api.checks import Finding
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.errors import PolicyRefused
 from swe_core.plugins.manager import PluginSet
@@ -18,22 +19,29 @@ from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
 
 
+def look(number: int, **table: object) -> Finding:
+    """The finding of one of the checks, by its number."""
+    return list(checks.checks_of(table))[number].look()
+
+
 def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    found = checks.engine()
+    found = look(0)
     assert found.state == "missing"
     assert (
         found.text == f"no Docker Engine answers at 'unix://{tmp_path}/none.sock': No such file or directory"
     )
     assert found.remedy.startswith("Start one, or set DOCKER_HOST to unix:///PATH")
-    assert checks.disk().state == "info"
+    assert look(1).state == "info"
 
 
 def test_engine_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DOCKER_HOST", "tcp://example.com:2375")
-    found = checks.engine()
-    assert "is not reached by a socket of this host" in found.text
-    assert found.remedy.startswith("Set DOCKER_HOST")
+    found = look(0)
+    assert "without it everyone who reaches the port is root there" in found.text
+    assert found.remedy.startswith("Set sandbox.docker.tls")
 
 
 def test_hanging_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -44,7 +52,7 @@ def test_hanging_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         server.bind(str(path))
         server.listen()
         monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
-        assert checks.engine().state == "missing"
+        assert look(0).state == "missing"
 
 
 def test_temporary_directory_that_is_too_long_is_refused_before_an_engine_is_asked(
@@ -61,19 +69,19 @@ def test_temporary_directory_that_is_too_long_is_refused_before_an_engine_is_ask
 def test_plugin_is_asked() -> None:
     (impl,) = PluginSet(["docker"]).manager.hook.swe_checks.get_hookimpls()[-1:]
     assert impl.plugin_name == "docker"
-    assert [check.name for check in impl.function()] == ["Docker Engine", "disk for images"]
+    assert [check.name for check in impl.function({})] == ["Docker Engine", "disk for images"]
 
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("docker_image")
 def test_engine_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = checks.engine()
+    found = look(0)
     assert found.state == "ok"
     assert found.text.startswith("Engine ")
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: usage(2**40))
-    room = checks.disk()
+    room = look(1)
     if room.state != "info":  # the engine's files may be another machine's
         assert "1024.0 GiB free" in room.text
         monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: usage(2**20))
-        assert checks.disk().remedy == "Make room, such as with `docker image prune --all`."
+        assert look(1).remedy == "Make room, such as with `docker image prune --all`."

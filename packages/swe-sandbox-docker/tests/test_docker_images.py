@@ -257,9 +257,9 @@ async def test_pull_once_with_progress_for_all_who_wait(
         assert "its shell (sh) does not run on this machine: " in problem
         assert "No such file or directory" in problem
     lines = [record.message for record in caplog.records]
-    assert lines[0] == f"pulling the image {registry.name}"
+    assert lines[0] == f"pulling the image {registry.name} to this host"
     assert any("of 1 layers done, " in line and "of 2.0 MB downloaded" in line for line in lines[1:-1])
-    assert lines[-1].startswith(f"pulled the image {registry.name} in ")
+    assert lines[-1].startswith(f"pulled the image {registry.name} to this host in ")
 
 
 async def test_failed_pull_is_reported_to_all_and_retried_later(provider: DockerProvider) -> None:

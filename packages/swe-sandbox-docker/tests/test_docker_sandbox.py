@@ -9,26 +9,25 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import docker
 import pytest
-from anyio.abc import SocketStream
+from anyio.abc import ByteStream
 
 from swe_core.api.sandbox import Asset, SandboxProvider, SandboxSpec
 from swe_core.errors import PolicyRefused, SandboxBroken, SandboxDied, SandboxError, SandboxTimeout
-from swe_core.system.process_owner import LABEL, current_owner
-from swe_sandbox_docker.client import Client, EngineLimits, resolve_host
+from swe_core.system.process_owner import LABEL
+from swe_sandbox_docker.address import resolve
+from swe_sandbox_docker.client import EngineLimits
 from swe_sandbox_docker.config import DockerConfig
-from swe_sandbox_docker.container import check
-from swe_sandbox_docker.images import Images
+from swe_sandbox_docker.container import require_limits
 from swe_sandbox_docker.process import DockerProcess
 from swe_sandbox_docker.provider import DockerProvider
 from swe_testing.sandbox import SandboxConformance
 
-from .helpers import sh
+from .helpers import containers_of_this_process, sh
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -52,10 +51,9 @@ class TestDocker(SandboxConformance):
         return SandboxSpec(image=docker_image, memory_mb=512, pids=128)
 
     def leftovers(self, provider: SandboxProvider) -> Collection[str]:
-        engine = docker.APIClient(base_url=resolve_host(None), version="auto")
+        engine = docker.APIClient(base_url=resolve()[0].url, version="auto")
         with closing(engine):
-            found = engine.containers(all=True, filters={"label": f"{LABEL}={current_owner()}"})
-        return [entry["Id"] for entry in found] + socket_directories(os.getpid())
+            return containers_of_this_process(engine) + socket_directories(os.getpid())
 
 
 @pytest.fixture
@@ -120,10 +118,11 @@ async def test_promised_quota_that_is_refused_falls_back(
     provider: DockerProvider, spec: SandboxSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An engine whose storage may have quotas, such as xfs, and then has none."""
-    client, _ = provider._connect()
-    if client.limits.quota:
+    (host,) = provider._hosts.connect()
+    assert host.engine is not None
+    if host.engine.quota:
         pytest.skip("this engine's storage has quotas")
-    client.limits = replace(client.limits, quota=True)
+    host.engine.quota = True
     assert not any("disk_mb" in note for note in provider.notes())
     async with provider.open(spec) as sandbox:
         assert int(await sh(sandbox, "ulimit -f")) > 0
@@ -132,18 +131,16 @@ async def test_promised_quota_that_is_refused_falls_back(
 
 
 async def test_engine_without_limits_is_refused(docker_engine: str, spec: SandboxSpec) -> None:
-    client = Client(docker_engine)
-    client.limits = EngineLimits(
+    provider = DockerProvider(DockerConfig(hosts=(docker_engine,)))
+    provider.check_supported(spec)  # nobody has talked to it yet
+    (host,) = provider._hosts.connect()
+    assert host.engine is not None
+    host.engine.client.limits = EngineLimits(
         1, ("memory", "processor time"), swap=True, storage="vfs", quota=False, version="28.0.0", seccomp=True
     )
-    with pytest.raises(PolicyRefused, match="cannot limit memory or processor time"):
-        check(spec, client)
-    provider = DockerProvider(DockerConfig(host=docker_engine))
-    provider.check_supported(spec)  # nobody has talked to it yet
-    provider._connected = client, Images(client, "missing")
-    with pytest.raises(PolicyRefused, match="cannot limit memory or processor time"):
-        provider.check_supported(spec)
-    client.api.close()
+    for refused in (lambda: provider.check_supported(spec), lambda: require_limits(host.engine.client)):
+        with pytest.raises(PolicyRefused, match="cannot limit memory or processor time"):
+            refused()
 
 
 @pytest.fixture(
@@ -448,7 +445,7 @@ async def test_container_whose_connection_is_closed_says_so(
     """As when the engine restarts, or what stands between it and this program."""
     closing = anyio.Event()
 
-    async def hold(connection: SocketStream) -> None:
+    async def hold(connection: ByteStream) -> None:
         await closing.wait()
         await connection.aclose()
 
@@ -483,17 +480,9 @@ async def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     host = f"unix://{tmp_path}/none.sock"
     monkeypatch.setenv("DOCKER_HOST", host)
     provider = DockerProvider(DockerConfig())
-    assert provider.notes() == ()
+    assert list(provider.notes()) == []
     with pytest.raises(SandboxError, match=rf"no Docker Engine answers at '{host}': .*DOCKER_HOST"):
         async with provider.open(SandboxSpec(image="x")):
             pass
     with pytest.raises(SandboxError, match="no Docker Engine answers"):
         await provider.reap()
-
-
-@pytest.mark.parametrize("host", ["tcp://127.0.0.1:2375", "ssh://somebody@somewhere"])
-async def test_engine_on_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
-    monkeypatch.setenv("DOCKER_HOST", host)
-    with pytest.raises(SandboxError, match=rf"'{host}' is not reached by a socket of this host"):
-        async with DockerProvider(DockerConfig()).open(SandboxSpec(image="x")):
-            pass

@@ -18,6 +18,7 @@ from swe_core.api.sandbox import SandboxSpec
 from swe_core.builtin.local import seccomp as local
 from swe_core.errors import PolicyRefused
 from swe_sandbox_docker import checks, seccomp
+from swe_sandbox_docker.address import parse
 from swe_sandbox_docker.client import Client, _limits
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
@@ -246,7 +247,10 @@ async def test_engine_without_seccomp_is_refused(
     (note,) = [note for note in provider.notes() if "system calls" in note]
     assert "AF_VSOCK" in note
     monkeypatch.setattr("swe_sandbox_docker.client._limits", lambda info: client.limits)
-    assert "does not accept swe-core's seccomp profile (sandbox.docker.seccomp)" in checks.engine().text
+    assert (
+        "does not accept swe-core's seccomp profile (sandbox.docker.seccomp)"
+        in checks.engine(client.address).text
+    )
 
 
 @pytest.mark.docker
@@ -285,6 +289,6 @@ async def test_engines_own_on_request(
         await sh(sandbox, "true")
     assert any("AF_VSOCK" in note for note in provider.notes())
     assert not any("AF_VSOCK" in note for note in DockerProvider(DockerConfig()).notes())
-    client = Client(docker_engine)
+    client = Client(parse(docker_engine))
     assert client.limits.seccomp
-    client.api.close()
+    client.close()

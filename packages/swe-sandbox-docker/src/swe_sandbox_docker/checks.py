@@ -3,51 +3,75 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from swe_core.api.checks import Check, Finding
-from swe_core.errors import SandboxError
+from swe_core.errors import ConfigError, SandboxError
 from swe_core.system.plural import counted
+from swe_sandbox_docker.address import Address, resolve
+from swe_sandbox_docker.config import DockerConfig
+
+if TYPE_CHECKING:
+    from swe_sandbox_docker.client import Client
 
 _SECONDS = 10
 _LITTLE = 10 * 2**30
 """Minimum free bytes. Task images have 1 to 4 GB each."""
+_FOR = "--sandbox docker"
 
 
-def engine() -> Finding:
-    """Check that a Docker Engine answers, and report which limits it can enforce."""
-    from swe_sandbox_docker.client import Client, resolve_host
-
+def checks_of(table: Mapping[str, Any]) -> Iterator[Check]:
+    """Yield two checks for each host of the settings, `[sandbox.docker]` as the user gave them."""
     try:
-        client = Client(resolve_host(None), timeout=_SECONDS)
-    except SandboxError as error:
-        return Finding.missing(str(error))
-    client.api.close()
+        config = DockerConfig.model_validate(table)
+        hosts = resolve(config.hosts, config.tls)
+    except (ValidationError, ConfigError) as error:
+        wrong = Finding.missing(_sentence(error))
+        yield Check("Docker Engine", _FOR, lambda: wrong)
+        return
+    for number, address in enumerate(hosts, 1):
+        of = f" of host {number}" if len(hosts) > 1 else ""
+        yield Check(f"Docker Engine{of}", _FOR, partial(engine, address))
+        yield Check(f"disk{of}" if of else "disk for images", _FOR, partial(disk, address))
+
+
+def _sentence(error: ValidationError | ConfigError) -> str:
+    if isinstance(error, ConfigError):
+        return str(error)
+    first = error.errors()[0]
+    setting = ".".join(("sandbox.docker", *map(str, first["loc"])))
+    return f"{setting}: {first['msg'].removeprefix('Value error, ')}"
+
+
+def engine(address: Address) -> Finding:
+    """Check that a Docker Engine answers, and report which limits it can enforce."""
+    return _asked(address, _engine, lambda problem: Finding.missing(problem))
+
+
+def _engine(client: Client) -> Finding:
     limits = client.limits
     lacks = f"; it cannot limit {', '.join(limits.missing)}" if limits.missing else ""
     seccomp = (
         "" if limits.seccomp else "; it does not accept swe-core's seccomp profile (sandbox.docker.seccomp)"
     )
     about = f"{counted(limits.cpus, 'processor')}, {limits.storage}"
-    text = f"Engine {limits.version} at {client.host}, {about}{lacks}{seccomp}"
-    return Finding("ok", text)
+    return Finding("ok", f"Engine {limits.version} at {client.host}, {about}{lacks}{seccomp}")
 
 
-def disk() -> Finding:
+def disk(address: Address) -> Finding:
     """Check the free space for images, if this host can see the Engine's files."""
-    from swe_sandbox_docker.client import Client, resolve_host
+    return _asked(address, _disk, lambda _: Finding("info", "unknown without an Engine"))
 
-    try:
-        client = Client(resolve_host(None), timeout=_SECONDS)
-    except SandboxError:
-        return Finding("info", "unknown without an Engine")
-    try:
-        info: dict[str, Any] = client.api.info()
-    finally:
-        client.api.close()
+
+def _disk(client: Client) -> Finding:
+    info: dict[str, Any] = client.api.info()
     root = Path(info["DockerRootDir"])
-    if not root.is_dir():
+    if client.address.kind != "unix" or not root.is_dir():
         return Finding("info", f"unknown: {str(root)!r} is not on this host")
     free = shutil.disk_usage(root).free
     text = f"{free / 2**30:.1f} GiB free in {str(root)!r}, {counted(info['Images'], 'image')}"
@@ -56,7 +80,16 @@ def disk() -> Finding:
     return Finding("missing", text, "Make room, such as with `docker image prune --all`.")
 
 
-CHECKS = (
-    Check("Docker Engine", "--sandbox docker", engine),
-    Check("disk for images", "--sandbox docker", disk),
-)
+def _asked(
+    address: Address, look: Callable[[Client], Finding], otherwise: Callable[[str], Finding]
+) -> Finding:
+    from swe_sandbox_docker.client import Client
+
+    try:
+        client = Client(address, timeout=_SECONDS)
+    except SandboxError as error:
+        return otherwise(str(error))
+    try:
+        return look(client)
+    finally:
+        client.close()

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from swe_core import Config
+from swe_sandbox_docker.address import check_hosts, check_tls
+
+
+def _hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    check_hosts(hosts)
+    return hosts
+
+
+def _tls(folder: Path) -> Path:
+    check_tls(folder)
+    return folder
 
 
 class DockerConfig(Config):
     """`[sandbox.docker]`."""
 
-    host: str | None = Field(
+    hosts: Annotated[tuple[str, ...], AfterValidator(_hosts)] = Field(
+        default=(),
+        description="engines: unix:///PATH, tcp://HOST:PORT, ssh://[USER@]HOST; empty: DOCKER_HOST, else "
+        "/var/run/docker.sock",
+    )
+    tls: Annotated[Path, AfterValidator(_tls)] | None = Field(
         default=None,
-        pattern=r"^unix://",
-        description="socket, unix:///PATH; unset: DOCKER_HOST, else /var/run/docker.sock",
+        description="folder with ca.pem, cert.pem and key.pem for tcp:// hosts; unset: DOCKER_CERT_PATH",
     )
     pull: Literal["missing", "never"] = Field(default="missing", description="pull missing images, or never")
     seccomp: Literal["ours", "engine"] = Field(

@@ -6,6 +6,7 @@ import io
 import posixpath
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -47,11 +48,10 @@ class User:
     gid: int
 
 
-def check(spec: SandboxSpec, client: Client) -> str:
+def check(spec: SandboxSpec) -> str:
     """Check `spec`, and return its image.
 
     Raises:
-        PolicyRefused: The engine cannot enforce a limit.
         SandboxError: `spec` names no image, or a host directory does not exist.
     """
     if spec.image is None:
@@ -59,7 +59,6 @@ def check(spec: SandboxSpec, client: Client) -> str:
             "the docker sandbox needs an image and the task names none: give the task an 'image', or use "
             "another sandbox"
         )
-    require_limits(client)
     shared = {"repository": spec.repository} | {f"asset {asset.name}": asset.path for asset in spec.assets}
     for what, path in shared.items():
         if path is not None and not path.is_dir():
@@ -80,12 +79,19 @@ def require_limits(client: Client) -> None:
         )
 
 
+def shared_mounts(spec: SandboxSpec, sockets: Path) -> list[Mount]:
+    """Return the mounts of a container whose engine shares this host's files."""
+    shared = {SOCKET_DIR: sockets}
+    shared |= {f"{ASSETS_DIR}/{asset.name}": asset.path.resolve() for asset in spec.assets}
+    return [Mount(target, str(path), type="bind", read_only=True) for target, path in shared.items()]
+
+
 def create(
     client: Client,
     name: str,
     spec: SandboxSpec,
     image: str,
-    sockets: Path,
+    mounts: Sequence[Mount],
     *,
     quota: bool,
     seccomp: str | None,
@@ -93,6 +99,7 @@ def create(
     """Create the container without starting it, and return its id. Blocking.
 
     Args:
+        mounts: See `shared_mounts`.
         quota: Limit the sum of all written files; otherwise limit each file.
         seccomp: The seccomp profile; None for the engine's own.
 
@@ -100,10 +107,6 @@ def create(
         docker.errors.APIError: The engine refuses.
     """
     api = client.api
-    mounts = [Mount(SOCKET_DIR, str(sockets), type="bind", read_only=True)]
-    for asset in spec.assets:
-        target = f"{ASSETS_DIR}/{asset.name}"
-        mounts.append(Mount(target, str(asset.path.resolve()), type="bind", read_only=True))
     disk = spec.disk_mb * 1024 * 1024
     options: dict[str, Any] = (
         {"storage_opt": {"size": f"{spec.disk_mb}m"}}
@@ -119,7 +122,7 @@ def create(
         memswap_limit=f"{spec.memory_mb}m",
         nano_cpus=int(min(spec.cpus, client.limits.cpus) * 1e9),
         pids_limit=spec.pids + _OWN_PROCESSES,
-        mounts=mounts,
+        mounts=list(mounts),
         log_config=LogConfig(type=LogConfig.types.NONE),
         **options,
     )

@@ -1,4 +1,4 @@
-"""Images on this host. A missing image is pulled or built once for all sandboxes that wait for it."""
+"""Images on a host. A missing image is pulled or built once for all sandboxes that wait for it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,29 @@ class Images:
 
     Args:
         pull: With `never`, an image that is not on this host is an error.
+        place: The engine's host, for messages.
+
+    Attributes:
+        present: Image → whether the engine has it, of the images that were looked for.
+        unobtainable: Images that the engine could not get.
     """
 
-    def __init__(self, client: Client, pull: Literal["missing", "never"]) -> None:
+    def __init__(self, client: Client, pull: Literal["missing", "never"], place: str = "this host") -> None:
         self._client = client
         self._policy = pull
+        self._place = place
         self._pulls: dict[str, _Pull] = {}
+        self.present: dict[str, bool] = {}
+        self.unobtainable: set[str] = set()
+
+    async def look(self, image: str) -> None:
+        """Note in `present` whether the engine has `image`, unless that is known.
+
+        Raises:
+            SandboxError: The name is invalid, or the engine does not answer.
+        """
+        if image not in self.present:
+            await self._inspect(image)
 
     async def ensure(self, image: str) -> dict[str, Any]:
         """Return the engine's description of `image`, and pull or build the image if it is not on this host.
@@ -57,6 +74,15 @@ class Images:
             ImageNotFound: The image is missing and cannot be pulled or built.
             SandboxError: The name is invalid, or the engine does not answer.
         """
+        try:
+            found = await self._get(image)
+        except ImageNotFound:
+            self.unobtainable.add(image)
+            raise
+        self.unobtainable.discard(image)
+        return found
+
+    async def _get(self, image: str) -> dict[str, Any]:
         while True:
             found = await self._inspect(image)
             if found is not None:
@@ -64,7 +90,7 @@ class Images:
             if self._policy == "never":
                 remedy = f"build it: `{_by_hand(image)}`" if image in BUILT else "pull, build or load it"
                 raise ImageNotFound(
-                    f"the image {image!r} is not on this host and sandbox.docker.pull is 'never'; "
+                    f"the image {image!r} is not on {self._place} and sandbox.docker.pull is 'never'; "
                     f"{remedy}, or set sandbox.docker.pull to 'missing'"
                 )
             running = self._pulls.get(image)
@@ -79,9 +105,11 @@ class Images:
         try:
             found: dict[str, Any] = await self._client.call(self._client.api.inspect_image, image)
         except Absent:
+            self.present[image] = False
             return None
         except APIError as error:
             raise SandboxError(f"the image {image!r} cannot be used: {reason(error)}") from None
+        self.present[image] = True
         return found
 
     async def _get_for_all(self, image: str) -> None:
@@ -100,38 +128,38 @@ class Images:
         api = self._client.api
         repository, tag = parse_repository_tag(image)
         headers = await self._client.call(_credentials, api, repository)
-        logger.info("pulling the image %s", image)
+        logger.info("pulling the image %s to %s", image, self._place)
         started = reported = time.monotonic()
         layers: dict[str, dict[str, int]] = {}
         params = {"fromImage": repository, "tag": tag or "latest"}
-        pulled = self._events("/images/create", params, headers, f"pulled the image {image!r}")
+        pulled = self._events("/images/create", params, headers)
         async with aclosing(pulled) as events:
             async for event in events:
                 if problem := event.get("error"):
                     return (
-                        f"the image {image!r} is not on this host and cannot be pulled: "
+                        f"the image {image!r} is not on {self._place} and cannot be pulled: "
                         f"{' '.join(problem.split())}; check its name and the registry, or build or load "
-                        "it on this host"
+                        f"it on {self._place}"
                     )
                 _note(event, layers)
                 if time.monotonic() - reported >= REPORT_EVERY:
                     reported = time.monotonic()
                     logger.info("pulling the image %s: %s", image, _summary(layers))
-        logger.info("pulled the image %s in %.0f s", image, time.monotonic() - started)
+        logger.info("pulled the image %s to %s in %.0f s", image, self._place, time.monotonic() - started)
         return None
 
     async def _build(self, image: str) -> str | None:
         """Build an image of `BUILT`, and log its steps. Return an error message, or None."""
-        logger.info("building the image %s, once on this host", image)
+        logger.info("building the image %s, once on %s", image, self._place)
         started = time.monotonic()
         headers = {"Content-Type": "application/x-tar"}
         archive = _archive(BUILT[image])
-        built = self._events("/build", {"t": image}, headers, f"built the image {image!r}", archive)
+        built = self._events("/build", {"t": image}, headers, archive)
         async with aclosing(built) as events:
             async for event in events:
                 if problem := event.get("error"):
                     return (
-                        f"the image {image!r} is not on this host and cannot be built: "
+                        f"the image {image!r} is not on {self._place} and cannot be built: "
                         f"{' '.join(problem.split())}; where a registry, Debian's packages and PyPI can be "
                         f"reached, build it with `{_by_hand(image)}`, or choose --sandbox local"
                     )
@@ -145,7 +173,6 @@ class Images:
         path: str,
         params: Mapping[str, str],
         headers: Mapping[str, str],
-        what: str,
         content: bytes | None = None,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """POST, and yield the events of the reply. A refusal is an event with an `error`.
@@ -156,20 +183,17 @@ class Images:
         Raises:
             SandboxError: The engine does not answer.
         """
-        transport = httpx.AsyncHTTPTransport(uds=self._client.socket)
-        url = f"http://docker/v{self._client.api.api_version}{path}"
+        base, transport = self._client.http()
         try:
             async with (
                 httpx.AsyncClient(transport=transport, timeout=None) as http,
-                http.stream("POST", url, params=params, headers=headers, content=content) as reply,
+                http.stream("POST", base + path, params=params, headers=headers, content=content) as reply,
             ):
                 async for line in reply.aiter_lines():
                     event = json.loads(line)
                     yield {"error": event.get("message", line)} if reply.is_error else event
         except httpx.HTTPError as error:
-            raise SandboxError(
-                f"the Docker Engine at {self._client.host!r} failed while it {what}: {reason(error)}"
-            ) from error
+            raise self._client.lost(error) from error
 
 
 def _by_hand(image: str) -> str:

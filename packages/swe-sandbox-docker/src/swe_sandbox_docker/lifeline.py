@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import anyio
-from anyio.abc import SocketStream, TaskGroup
+from anyio.abc import ByteStream, TaskGroup
 
 from swe_core.errors import SandboxDied
 from swe_sandbox_docker.client import Client, reason
@@ -57,7 +57,7 @@ class Lifeline:
             # Hold it even if the shell prints nothing: the agent may have replaced it with a silent one.
             self._tasks.start_soon(_hold, connection)
 
-    async def _hear(self, connection: SocketStream, data: bytearray) -> bytes:
+    async def _hear(self, connection: ByteStream, data: bytearray) -> bytes:
         said = b""
         while READY not in said:
             try:
@@ -67,6 +67,7 @@ class Lifeline:
                 words = " ".join(said.decode(errors="replace").split()) or "it ended without output"
                 raise ShellEnded(words, ended["StatusCode"]) from None
             except anyio.BrokenResourceError as error:
+                await self._client.call(self._client.api.inspect_container, self._container)
                 raise SandboxDied(
                     f"the connection to the sandbox {self._container!r} broke: {reason(error)}"
                 ) from None
@@ -74,7 +75,7 @@ class Lifeline:
         return said
 
 
-async def _hold(connection: SocketStream) -> None:
+async def _hold(connection: ByteStream) -> None:
     """Keep the connection open until the container ends.
 
     The output of the first process is read and dropped. The agent may have replaced the shell with one that

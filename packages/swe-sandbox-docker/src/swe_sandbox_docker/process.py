@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
-from anyio.abc import SocketStream
+from anyio.abc import ByteStream
 from docker.errors import APIError, NotFound
 
 from swe_core.errors import SandboxDied, SandboxError
@@ -44,7 +44,7 @@ class DockerProcess(FedProcess):
         container: str,
         exec_id: str,
         mark: str,
-        connection: SocketStream,
+        connection: ByteStream,
         first: bytearray,
         death: Callable[[], Awaitable[str | None]],
         kill_tree: Callable[[str], Awaitable[None]],
@@ -100,9 +100,8 @@ class DockerProcess(FedProcess):
             except anyio.EndOfStream:
                 return held
             except (anyio.BrokenResourceError, OSError) as error:
-                raise SandboxDied(
-                    f"the connection to the sandbox {self._container!r} broke: {reason(error)}"
-                ) from None
+                why = await self._death() or reason(error)
+                raise SandboxDied(f"the connection to the sandbox {self._container!r} broke: {why}") from None
 
     async def _exit_code(self, refusal: bytes) -> tuple[bool, int]:
         """Return whether the runtime refused to run the command, and the exit code."""

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import logging
 import secrets
-import shutil
-import tempfile
-import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
-from docker.errors import APIError, NotFound
+from docker.errors import APIError
 from docker.errors import ImageNotFound as Absent
+from docker.types import Mount
 
 from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxSpec
-from swe_core.errors import ImageNotFound, PolicyRefused, SandboxError
+from swe_core.errors import HostDied, ImageNotFound, PolicyRefused, SandboxError
 from swe_core.sandboxing.background import background_task_group
-from swe_core.sandboxing.relay.unix_socket import require_room
-from swe_core.system.process_owner import LABEL, current_owner, is_orphaned, process_state
-from swe_sandbox_docker.client import Client, reason, resolve_host
+from swe_core.system.process_owner import LABEL, process_state
+from swe_sandbox_docker import directories
+from swe_sandbox_docker.address import resolve
+from swe_sandbox_docker.client import Client, reason
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.container import (
     FILTERED,
@@ -33,45 +32,37 @@ from swe_sandbox_docker.container import (
     fill,
     require_limits,
     resolve_user,
+    shared_mounts,
 )
-from swe_sandbox_docker.images import Images
+from swe_sandbox_docker.directories import require_short_path, shared_directory
+from swe_sandbox_docker.hosts import Engine, Host, Hosts
 from swe_sandbox_docker.lifeline import Lifeline, ShellEnded
 from swe_sandbox_docker.sandbox import DockerSandbox
 from swe_sandbox_docker.seccomp import MACHINES, profile
 
 logger = logging.getLogger(__name__)
 
-_DIRECTORY = "swe-docker-"
-_RANDOM = "00000000"  # as long as the random part of mkdtemp
-_SHARED = "s"
-_OWNER = "owner"
-_CONFLICT = 409
 _TRUST = "set sandbox.docker.seccomp to 'engine' to trust its own"
 
 
 class DockerProvider:
-    """One container per sandbox, on a Docker Engine of this host. It connects at the first use."""
+    """One container per sandbox, on the Docker Engines of the settings. It connects at the first use.
+
+    Raises:
+        ConfigError: The environment names an engine, and its address is wrong or its TLS files are missing.
+    """
 
     def __init__(self, config: DockerConfig) -> None:
         self._config = config
-        self._connecting = threading.Lock()
-        self._connected: tuple[Client, Images] | None = None
-        self._quota = True  # until the engine refuses one
-
-    def _connect(self) -> tuple[Client, Images]:
-        """Return the client and the images, after connecting once. Blocking."""
-        with self._connecting:
-            if self._connected is None:
-                client = Client(resolve_host(self._config.host))
-                self._connected = client, Images(client, self._config.pull)
-            return self._connected
+        self._hosts = Hosts(resolve(config.hosts, config.tls), config)
 
     def check_supported(self, spec: SandboxSpec) -> None:
-        """See `SelectiveProvider.check_supported`. The engine's limits are checked once it is connected."""
-        require_room(Path(tempfile.gettempdir(), f"{_DIRECTORY}{_RANDOM}", _SHARED))
-        if self._connected is not None:
-            require_limits(self._connected[0])
-            self._seccomp(self._connected[0], spec)
+        """See `SelectiveProvider.check_supported`. An engine's limits are checked once it is connected."""
+        require_short_path()
+        for host in self._hosts.all:
+            if host.engine is not None:
+                require_limits(host.engine.client)
+                self._seccomp(host.engine.client, spec)
 
     def _seccomp(self, client: Client, spec: SandboxSpec) -> str | None:
         """Return the seccomp profile for a container of `spec`, or None for the engine's own.
@@ -87,52 +78,88 @@ class DockerProvider:
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        """See `SandboxProvider.open`."""
-        client, images = await anyio.to_thread.run_sync(self._connect)
-        image = check(spec, client)
-        seccomp = self._seccomp(client, spec)
-        found = await images.ensure(image)
-        configured = found["Config"].get("User") or ""
-        name = f"swe-core-{secrets.token_hex(6)}"
-        with _socket_directory() as sockets:
-            try:
-                user = await client.call(self._make, client, name, spec, image, configured, sockets, seccomp)
-                async with background_task_group() as tasks:
-                    lifeline = Lifeline(client, name, tasks)
-                    said = await self._start(lifeline, image)
-                    if seccomp and FILTERED not in said and spec.network != "full":
-                        raise _unfiltered(client, spec)
-                    sandbox = DockerSandbox(client, name, spec, user, sockets, tasks, lifeline)
-                    sandbox.image_id = found["Id"]
-                    yield sandbox
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await self._remove(client, name)
+        """See `SandboxProvider.open`. What one host cannot do is tried on the next."""
+        image = check(spec)
+        failed: list[Host] = []
+        error: SandboxError | None = None
+        async with AsyncExitStack() as stack:
+            while (host := await self._hosts.choose(image, failed)) is not None:
+                try:
+                    sandbox = await stack.enter_async_context(self._open_on(host, spec, image))
+                    break
+                except (HostDied, ImageNotFound) as caught:
+                    failed.append(host)
+                    error = caught
+            else:
+                raise _nowhere(image, error, len(failed))
+            yield sandbox
+
+    @asynccontextmanager
+    async def _open_on(self, host: Host, spec: SandboxSpec, image: str) -> AsyncIterator[Sandbox]:
+        """Open a sandbox on a live host."""
+        engine = host.engine
+        assert engine is not None  # noqa: S101  # it is live
+        client = engine.client
+        host.opened += 1
+        try:
+            require_limits(client)
+            seccomp = self._seccomp(client, spec)
+            found = await engine.images.ensure(image)
+            configured = found["Config"].get("User") or ""
+            name = f"swe-core-{secrets.token_hex(6)}"
+            with ExitStack() as shared:
+                sockets: Path | None = None
+                if await engine.shares_files(image):
+                    sockets = shared.enter_context(shared_directory())
+                    mounts = shared_mounts(spec, sockets)
+                else:
+                    mounts = await engine.assets.mounts(spec.assets, image)
+                try:
+                    user = await client.call(
+                        self._make, engine, name, spec, image, configured, mounts, seccomp
+                    )
+                    async with background_task_group() as tasks:
+                        lifeline = Lifeline(client, name, tasks)
+                        said = await self._start(lifeline, image)
+                        if seccomp and FILTERED not in said and spec.network != "full":
+                            raise _unfiltered(client, spec)
+                        if len(self._hosts.all) > 1:
+                            tasks.start_soon(self._hosts.put_back)
+                            tasks.start_soon(self._hosts.pull_ahead, image)
+                        sandbox = DockerSandbox(client, name, spec, user, sockets, tasks, lifeline)
+                        sandbox.image_id = found["Id"]
+                        yield sandbox
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await host.remove(name)
+        finally:
+            host.opened -= 1
 
     def _make(
         self,
-        client: Client,
+        engine: Engine,
         name: str,
         spec: SandboxSpec,
         image: str,
         configured: str,
-        sockets: Path,
+        mounts: Sequence[Mount],
         seccomp: str | None,
     ) -> User:
         """Create and fill the container. After a failure, `open` removes what it leaves. Blocking."""
-        quota = self._quota and client.limits.quota
+        client = engine.client
         try:
             try:
-                create(client, name, spec, image, sockets, quota=quota, seccomp=seccomp)
+                create(client, name, spec, image, mounts, quota=engine.quota, seccomp=seccomp)
             except APIError as error:
-                if "storage-opt" not in reason(error) or not self._quota:
+                if "storage-opt" not in reason(error) or not engine.quota:
                     raise
-                self._quota = False
+                engine.quota = False
                 logger.warning(_no_quota(client))
-                create(client, name, spec, image, sockets, quota=False, seccomp=seccomp)
+                create(client, name, spec, image, mounts, quota=False, seccomp=seccomp)
             user = resolve_user(client, name, configured)
             fill(client, name, user, spec)
         except Absent:
+            engine.images.present.pop(image, None)
             raise ImageNotFound(f"the image {image!r} was removed while a sandbox of it was opened") from None
         except APIError as error:
             raise _cannot_open(image, error) from None
@@ -149,68 +176,74 @@ class DockerProvider:
                 f"machine: {ended}"
             ) from None
 
-    async def _remove(self, client: Client, name: str) -> None:
-        try:
-            await client.call(client.api.remove_container, name, force=True, v=True)
-        except NotFound:
-            return
-        except (APIError, SandboxError) as error:
-            if not (isinstance(error, APIError) and error.status_code == _CONFLICT):  # already being removed
-                logger.warning("the container %s is left for the next run to remove: %s", name, reason(error))
-
     def notes(self) -> Sequence[str]:
         """See `SandboxProvider.notes`."""
-        try:
-            client, _ = self._connect()
-        except SandboxError:
-            return ()  # `open` will raise it
-        found = []
-        if not (self._quota and client.limits.quota):
-            found.append(_no_quota(client))
-        if not client.limits.swap:
-            found.append(
-                "The kernel does not account for swap: a container may use swap beyond its memory_mb."
-            )
-        if self._config.seccomp == "engine" or not client.limits.seccomp:
-            found.append(
-                f"The Docker Engine ({client.limits.version}), not swe-core, filters the system calls of a "
+        self._hosts.connect()  # `open` will raise what is wrong
+        found: list[str] = []
+        for host in self._hosts.all:
+            if host.engine is not None:
+                found += self._notes_of(host.engine)
+            elif len(self._hosts.all) > 1:
+                found.append(f"A Docker host is left out until it answers: {host.problem}.")
+        return list(dict.fromkeys(found))
+
+    def _notes_of(self, engine: Engine) -> Iterator[str]:
+        limits = engine.client.limits
+        if not engine.quota:
+            yield _no_quota(engine.client)
+        if not limits.swap:
+            yield "The kernel does not account for swap: a container may use swap beyond its memory_mb."
+        if self._config.seccomp == "engine" or not limits.seccomp:
+            yield (
+                f"The Docker Engine ({limits.version}), not swe-core, filters the system calls of a "
                 "container: it may let code inside open AF_VSOCK sockets, which no network policy confines."
             )
-        return found
 
     async def list(self) -> Sequence[SandboxEntry]:
-        """See `SandboxProvider.list`."""
-        _, found = await self._containers()
-        return [_entry(container) for container in found]
+        """See `SandboxProvider.list`. Of several hosts, those that answer are listed."""
+        several = len(self._hosts.all) > 1
+        found = []
+        for host, engine in await self._engines():
+            for container in await engine.containers():
+                details = {"host": host.address.url} if several else {}
+                found.append(_entry(container, details))
+        return found
 
     async def reap(self) -> int:
-        """See `SandboxProvider.reap`."""
-        client, found = await self._containers()
-        abandoned = [container["Id"] for container in found if is_orphaned(container["Labels"][LABEL])]
-        async with anyio.create_task_group() as removals:
-            for container in abandoned:
-                removals.start_soon(self._remove, client, container)
-        await anyio.to_thread.run_sync(_reap_directories)
-        return len(abandoned)
+        """See `SandboxProvider.reap`. A host that does not answer is reaped when it does."""
+        count = 0
+        for _, engine in await self._engines():
+            count += await engine.reap()
+        await anyio.to_thread.run_sync(directories.reap)
+        return count
 
-    async def _containers(self) -> tuple[Client, Sequence[Mapping[str, Any]]]:
-        """Return the client, and the engine's containers that are sandboxes.
+    async def _engines(self) -> Sequence[tuple[Host, Engine]]:
+        """Return the hosts that answer, with their engines.
 
         Raises:
-            SandboxError: No engine answers.
+            SandboxError: None answers.
         """
-        client, _ = await anyio.to_thread.run_sync(self._connect)
-        return client, await client.call(client.api.containers, all=True, filters={"label": LABEL})
+        answering = await self._hosts.answering()
+        return [(host, host.engine) for host in answering if host.engine is not None]
 
 
-def _entry(container: Mapping[str, Any]) -> SandboxEntry:
+def _entry(container: Mapping[str, Any], details: Mapping[str, str]) -> SandboxEntry:
     return SandboxEntry(
         id=container["Names"][0].removeprefix("/"),
         owner=process_state(container["Labels"][LABEL]),
         image=container["Image"],
         created=datetime.fromtimestamp(container["Created"], UTC),
-        details={"status": container["Status"]},
+        details={"status": container["Status"], **details},
     )
+
+
+def _nowhere(image: str, error: SandboxError | None, tried: int) -> SandboxError:
+    """Return the error for a sandbox that no live host could open; `error` is the last host's."""
+    if isinstance(error, ImageNotFound):
+        return (
+            error if tried == 1 else ImageNotFound(f"no Docker host can provide the image {image!r}: {error}")
+        )
+    return SandboxError(f"no Docker host is left to open a sandbox of the image {image!r}: {error}")
 
 
 def _unfiltered(client: Client, spec: SandboxSpec) -> PolicyRefused:
@@ -233,27 +266,3 @@ def _no_quota(client: Client) -> str:
         f"The storage of the Docker Engine ({client.limits.storage}) has no quotas: disk_mb bounds each file "
         "that a sandbox writes, not their sum."
     )
-
-
-@contextmanager
-def _socket_directory() -> Iterator[Path]:
-    """Provide a directory for the container, inside a private one that names its owner process."""
-    private = Path(tempfile.mkdtemp(prefix=_DIRECTORY))
-    try:
-        (private / _OWNER).write_text(current_owner())
-        shared = private / _SHARED
-        shared.mkdir()
-        shared.chmod(0o755)  # despite the umask: the sandbox's user must reach the socket
-        yield shared
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
-
-
-def _reap_directories() -> None:
-    for private in Path(tempfile.gettempdir()).glob(f"{_DIRECTORY}*"):
-        try:
-            owner = (private / _OWNER).read_text()
-        except OSError:
-            continue  # another user's, or incomplete
-        if is_orphaned(owner):
-            shutil.rmtree(private, ignore_errors=True)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import posixpath
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from weakref import WeakSet
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskGroup
+from anyio.abc import ByteStream, TaskGroup
 from docker.errors import APIError
 
 from swe_core.api.sandbox import Process, Sandbox, SandboxSpec
 from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
 from swe_core.sandboxing.kill_tree import KILL_TREE, MARK
 from swe_core.sandboxing.relay import reach_by_socket
+from swe_core.sandboxing.relay.launcher import interpreted
+from swe_core.sandboxing.relay.pull_relay import HttpTransport, reach_by_pull
 from swe_sandbox_docker.client import Client, reason
 from swe_sandbox_docker.container import SOCKET_DIR, User, as_keepers
 from swe_sandbox_docker.lifeline import Lifeline, ShellEnded
+from swe_sandbox_docker.ports import port_client, url_of
 from swe_sandbox_docker.process import DockerProcess
 
 KILL_TIMEOUT = 10.0
@@ -39,7 +42,7 @@ class DockerSandbox(Sandbox):
     Args:
         container: The container's name.
         user: The user of commands.
-        sockets: The host directory that is mounted at `SOCKET_DIR`.
+        sockets: The host directory that is mounted at `SOCKET_DIR`; None if the engine shares no files.
         tasks: The task group that serves the sandbox's commands.
         lifeline: The connection that keeps the container running.
     """
@@ -50,7 +53,7 @@ class DockerSandbox(Sandbox):
         container: str,
         spec: SandboxSpec,
         user: User,
-        sockets: Path,
+        sockets: Path | None,
         tasks: TaskGroup,
         lifeline: Lifeline,
     ) -> None:
@@ -74,16 +77,34 @@ class DockerSandbox(Sandbox):
     ) -> Process:
         """See `Sandbox.start`."""
         mark = secrets.token_hex(8)
-        api = self._client.api
+        environment = {**(env or {}), MARK: mark}
+        exec_id, connection, first = await self._exec(
+            argv, cwd or self.spec.workdir, environment, stdin=stdin is not None
+        )
+        process = DockerProcess(
+            self._client, self.id, exec_id, mark, connection, first, self._death, self._kill_tree
+        )
+        self._processes.add(process)
+        self._tasks.start_soon(process.run)
+        if stdin is not None:
+            self._tasks.start_soon(process.feed, stdin)
+        return process
+
+    async def _exec(
+        self, argv: Sequence[str], cwd: str, env: Mapping[str, str], *, stdin: bool
+    ) -> tuple[str, ByteStream, bytearray]:
+        """Start a command. Return the engine's id of it, its connection, and the output that came at once."""
+        async with self._restarting:  # until then, the engine refuses
+            pass
         try:
             created = await self._client.call(
-                api.exec_create,
+                self._client.api.exec_create,
                 self.id,
                 list(argv),
-                stdin=stdin is not None,
+                stdin=stdin,
                 user=self._user.name,
-                environment={**(env or {}), MARK: mark},
-                workdir=cwd or self.spec.workdir,
+                environment=dict(env),
+                workdir=cwd,
             )
         except APIError as error:
             kind = SandboxDied if error.status_code in (404, 409) else SandboxError
@@ -91,14 +112,7 @@ class DockerSandbox(Sandbox):
             raise kind(f"cannot run {argv[0]!r} in the sandbox {self.id!r}: {why}") from None
         streams = {"Detach": False, "Tty": False}
         connection, first = await self._client.hijack(f"/exec/{created['Id']}/start", streams)
-        process = DockerProcess(
-            self._client, self.id, created["Id"], mark, connection, first, self._death, self._kill_tree
-        )
-        self._processes.add(process)
-        self._tasks.start_soon(process.run)
-        if stdin is not None:
-            self._tasks.start_soon(process.feed, stdin)
-        return process
+        return created["Id"], connection, first
 
     async def kill_all(self) -> None:
         """See `Sandbox.kill_all`. This restarts the container, which keeps its files.
@@ -132,7 +146,19 @@ class DockerSandbox(Sandbox):
 
     def reach(self, endpoint: str) -> AbstractAsyncContextManager[str]:
         """See `Sandbox.reach`."""
-        return reach_by_socket(self, endpoint, self._sockets, SOCKET_DIR)
+        if self._sockets is not None:
+            return reach_by_socket(self, endpoint, self._sockets, SOCKET_DIR)
+        return self._reach_by_pull(endpoint)
+
+    @asynccontextmanager
+    async def _reach_by_pull(self, endpoint: str) -> AsyncIterator[str]:
+        async def connect(port: int) -> tuple[ByteStream, bytearray]:
+            _, connection, first = await self._exec(interpreted("connect", str(port)), "/", {}, stdin=True)
+            return connection, first
+
+        async with port_client(connect) as http:
+            async with reach_by_pull(self, endpoint, lambda port: HttpTransport(http, url_of(port))) as url:
+                yield url
 
     async def protect(self, paths: Sequence[str]) -> bool:
         """See `Sandbox.protect`. The keeper becomes the owner of the files and of their directories.

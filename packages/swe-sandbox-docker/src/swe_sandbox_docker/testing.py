@@ -23,14 +23,15 @@ _BUILD = Path(__file__).with_name("demo_image") / "from-debs"
 def docker_engine() -> str:
     """Return the address of a running engine."""
     from swe_core.errors import SandboxError
-    from swe_sandbox_docker.client import Client, resolve_host
+    from swe_sandbox_docker.address import resolve
+    from swe_sandbox_docker.client import Client
 
+    (address,) = resolve()
     try:
-        host = resolve_host(None)
-        Client(host).api.close()
+        Client(address).close()
     except SandboxError as error:
         pytest.skip(str(error))
-    return host
+    return address.url
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 State = Literal["ok", "missing", "info"]
+Tables = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""Role → component → its settings, as the user gave them: not validated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import click
 
     from swe_core.api.agent import AgentSpec
-    from swe_core.api.checks import Check
+    from swe_core.api.checks import Check, Tables
     from swe_core.api.engine import Engine
     from swe_core.api.executor import Executor
     from swe_core.api.grader import Grader
@@ -82,8 +82,12 @@ def swe_options() -> Iterable[RunOption]:  # type: ignore[empty-body]
 
 
 @hookspec
-def swe_checks() -> Iterable[Check]:  # type: ignore[empty-body]
-    """Return checks of this machine. Called once, by `swe-core doctor` only. Since 0.1."""
+def swe_checks(tables: Tables) -> Iterable[Check]:  # type: ignore[empty-body]
+    """Return checks of this machine. Called once, by `swe-core doctor` only. Since 0.1.
+
+    Args:
+        tables: The settings of components. An implementation that needs none leaves the argument out.
+    """
 
 
 @hookspec

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from types import MappingProxyType
 from typing import cast, get_args
 
-from swe_core.api.checks import Check, Finding, State
+from swe_core.api.checks import Check, Finding, State, Tables
 from swe_core.cli.doctor.machine import machine_checks
 from swe_core.errors import PluginError, sentence
 from swe_core.plugins.builtins import DEFAULTS
@@ -74,9 +75,13 @@ def used_components(plugins: PluginSet) -> dict[str, RegisteredComponent]:
     return found
 
 
-def asked_of(plugins: PluginSet) -> list[PlannedCheck]:
+def asked_of(plugins: PluginSet, tables: Tables = MappingProxyType({})) -> list[PlannedCheck]:
     """The checks of the core, then those of every plugin. A plugin that is broken, or fails when it is asked,
-    is a check that finds it missing."""
+    is a check that finds it missing.
+
+    Args:
+        tables: The settings of components.
+    """
     used = {registered.plugin for registered in used_components(plugins).values()} | set(plugins.chosen)
     asked = [PlannedCheck(CORE, check, used=True) for check in machine_checks()]
     for plugin in plugins.plugins.values():
@@ -85,8 +90,9 @@ def asked_of(plugins: PluginSet) -> list[PlannedCheck]:
                 PlannedCheck(plugin.name, _broken(plugin.error), plugin.builtin or plugin.name in used)
             )
     for impl in plugins.manager.hook.swe_checks.get_hookimpls():
+        arguments = [tables] if "tables" in impl.argnames else []
         try:
-            checks = [_sound(check) for check in cast(Iterable[object], impl.function())]
+            checks = [_sound(check) for check in cast(Iterable[object], impl.function(*arguments))]
         except Exception as error:  # foreign code: one plugin must not keep the others from being looked at
             checks = [_broken(f"it failed in swe_checks: {sentence(error)}")]
         asked += [PlannedCheck(impl.plugin_name, check, impl.plugin_name in used) for check in checks]

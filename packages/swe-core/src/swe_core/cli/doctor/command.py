@@ -13,7 +13,7 @@ import click
 import orjson
 
 from swe_core.cli.options import plugin_options, settings_options
-from swe_core.plugins.manager import PluginSet, allow_list
+from swe_core.plugins.manager import HOOKS, PluginSet, allow_list
 from swe_core.run.settings import Settings, load_settings
 from swe_core.system.printable import one_line
 
@@ -58,7 +58,8 @@ def doctor(
     from swe_core.cli.doctor import checks as examination
 
     plugin_set = PluginSet(plugins, extra_plugins, allow_list(os.environ))
-    asked = examination.asked_of(plugin_set)
+    settings = load_settings(config, sets)
+    asked = examination.asked_of(plugin_set, {role: getattr(settings, role) for role in HOOKS})
     if engine_url is not None:
         asked.append(_engine(plugin_set, engine_url))
     results = examination.look(asked, examination.secrets_of(os.environ))
