@@ -118,11 +118,10 @@ async def test_promised_quota_that_is_refused_falls_back(
     provider: DockerProvider, spec: SandboxSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An engine whose storage may have quotas, such as xfs, and then has none."""
-    (host,) = provider._hosts.connect()
-    assert host.engine is not None
-    if host.engine.quota:
+    ((_, connected),) = await provider._hosts.answering()
+    if connected.quota:
         pytest.skip("this engine's storage has quotas")
-    host.engine.quota = True
+    connected.quota = True
     assert not any("disk_mb" in note for note in provider.notes())
     async with provider.open(spec) as sandbox:
         assert int(await sh(sandbox, "ulimit -f")) > 0
@@ -133,12 +132,11 @@ async def test_promised_quota_that_is_refused_falls_back(
 async def test_engine_without_limits_is_refused(docker_engine: str, spec: SandboxSpec) -> None:
     provider = DockerProvider(DockerConfig(hosts=(docker_engine,)))
     provider.check_supported(spec)  # nobody has talked to it yet
-    (host,) = provider._hosts.connect()
-    assert host.engine is not None
-    host.engine.client.limits = EngineLimits(
+    ((_, connected),) = await provider._hosts.answering()
+    connected.client.limits = EngineLimits(
         1, ("memory", "processor time"), swap=True, storage="vfs", quota=False, version="28.0.0", seccomp=True
     )
-    for refused in (lambda: provider.check_supported(spec), lambda: require_limits(host.engine.client)):
+    for refused in (lambda: provider.check_supported(spec), lambda: require_limits(connected.client)):
         with pytest.raises(PolicyRefused, match="cannot limit memory or processor time"):
             refused()
 

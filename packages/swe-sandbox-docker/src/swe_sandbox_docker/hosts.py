@@ -36,7 +36,6 @@ class Engine:
 
     Attributes:
         quota: Whether it may have quotas; False once it has refused one.
-        pulling: Held by the pull ahead that is under way.
     """
 
     def __init__(self, client: Client, config: DockerConfig, place: str) -> None:
@@ -44,7 +43,7 @@ class Engine:
         self.images = Images(client, config.pull, place)
         self.assets = AssetVolumes(client, place)
         self.quota = client.limits.quota
-        self.pulling = anyio.Lock()
+        self._pulling = anyio.Lock()
         self._shares: bool | None = None
         self._probing = anyio.Lock()
 
@@ -54,6 +53,21 @@ class Engine:
             if self._shares is None:
                 self._shares = await self.client.call(shares_files, self.client, image)
         return bool(self._shares)
+
+    async def look(self, image: str) -> None:
+        """Find whether it has `image`, if that is not known. Whoever opens there gets the error."""
+        with suppress(SandboxError):
+            await self.images.look(image)
+
+    async def pull_ahead(self, image: str) -> None:
+        """Get `image` if it lacks it and has not tried in vain; a failure is only logged."""
+        if self.images.present.get(image) or image in self.images.unobtainable:
+            return
+        async with self._pulling:
+            try:
+                await self.images.ensure(image)
+            except SandboxError as error:
+                logger.info("%s", error)
 
     async def remove(self, container: str) -> bool:
         """Remove a container. Return whether it no longer exists, or is being removed."""
@@ -114,6 +128,8 @@ class Host:
         self._config = config
         self._alone = alone
         self._left: set[str] = set()
+        local = alone and address.kind == "unix"
+        self._name = "this host" if local else f"the Docker host {address.url!r}"
         self._checked = float("-inf")
         self._connecting = threading.Lock()
 
@@ -132,39 +148,24 @@ class Host:
         with self._connecting:
             if self.is_due:
                 self._checked = time.monotonic()
-                place = "this host" if self._alone else f"the Docker host {self.address.url!r}"
                 try:
                     client = Client(self.address, lost=SandboxError if self._alone else self._lost)
                 except SandboxError as error:
                     if not (self._alone or self.problem):
-                        logger.warning("%s is left out until it answers: %s", place, error)
+                        logger.warning("%s is left out until it answers: %s", self._name, error)
                     self.problem = str(error)
                     return False
                 if self.problem and not self._alone:
-                    logger.warning("%s answers again", place)
-                self.engine, self.problem = Engine(client, self._config, place), ""
+                    logger.warning("%s answers again", self._name)
+                self.engine, self.problem = Engine(client, self._config, self._name), ""
         return self.live
 
     def _lost(self, problem: str) -> HostDied:
-        if not self.problem:
-            logger.warning("the Docker host %r is taken out until it answers: %s", self.address.url, problem)
-        self.problem, self._checked = problem, time.monotonic()
+        if not self.live:  # else a sandbox of before the host returned has noticed only now
+            if not self.problem:
+                logger.warning("%s is taken out until it answers: %s", self._name, problem)
+            self.problem, self._checked = problem, time.monotonic()
         return HostDied(problem)
-
-    def cannot_get(self, image: str) -> bool:
-        """Return whether it has tried in vain to get `image`."""
-        return self.engine is not None and image in self.engine.images.unobtainable
-
-    async def pull_ahead(self, image: str) -> None:
-        """Get `image` if it lacks it; a failure is only logged."""
-        engine = self.engine
-        if engine is None or engine.images.present.get(image):
-            return
-        async with engine.pulling:
-            try:
-                await engine.images.ensure(image)
-            except SandboxError as error:
-                logger.info("%s", error)
 
     async def put_back(self) -> None:
         """Connect, and remove what earlier sandboxes and runs left there."""
@@ -188,12 +189,14 @@ class Host:
         else:
             self._left.add(container)
 
-    def weight(self, image: str) -> tuple[float, bool]:
+    def weight(self, engine: Engine, image: str) -> tuple[float, bool]:
         """Return how little it suits a sandbox of `image`; the lowest is best."""
-        assert self.engine is not None  # noqa: S101  # only live hosts are asked
-        missing = not self.engine.images.present.get(image)
+        missing = not engine.images.present.get(image)
         opened = self.opened + (MISSING_WEIGHT if missing else 0)
-        return opened / self.engine.client.limits.cpus, missing
+        return opened / engine.client.limits.cpus, missing
+
+
+Live = tuple[Host, Engine]
 
 
 class Hosts:
@@ -205,41 +208,39 @@ class Hosts:
         self._pulls = config.pull == "missing"
 
     @property
-    def live(self) -> list[Host]:
-        """Return the hosts that answered last."""
-        return [host for host in self.all if host.live]
+    def live(self) -> list[Live]:
+        """Return the hosts that answered last, with their engines."""
+        return [(host, host.engine) for host in self.all if host.live and host.engine is not None]
 
-    def connect(self) -> list[Host]:
-        """Connect the hosts that may be checked, and return the live ones. Blocking."""
+    def connect(self) -> None:
+        """Connect the hosts that may be checked. Blocking."""
         threads = [threading.Thread(target=host.connect) for host in self.all if host.is_due]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return self.live
 
     async def put_back(self) -> None:
-        """Connect the hosts that may be checked."""
+        """Connect the hosts that may be checked, and clear what was left there."""
         async with anyio.create_task_group() as checks:
             for host in self.all:
                 checks.start_soon(host.put_back)
 
-    async def answering(self) -> list[Host]:
+    async def answering(self) -> list[Live]:
         """Return the live hosts, after the others were checked.
 
         Raises:
             SandboxError: None answers.
         """
         await self.put_back()
-        return self.live or self._refuse()
-
-    def _refuse(self) -> list[Host]:
+        if live := self.live:
+            return live
         if len(self.all) == 1:
             raise SandboxError(self.all[0].problem)
-        problems = "; ".join(f"{host.address.url!r}: {host.problem}" for host in self.all)
+        problems = "; ".join(host.problem for host in self.all)
         raise SandboxError(f"none of the {len(self.all)} Docker hosts answers: {problems}")
 
-    async def choose(self, image: str, failed: Collection[Host]) -> Host | None:
+    async def choose(self, image: str, failed: Collection[Host]) -> Live | None:
         """Return the host for the next sandbox of `image`: see `Host.weight`.
 
         A host that could not get the image is chosen only if no other is left. Hosts that do not answer are
@@ -254,26 +255,19 @@ class Hosts:
         Raises:
             SandboxError: No host answers.
         """
-        live = self.live or await self.answering()
-        left = [host for host in live if host not in failed]
+        left = [one for one in self.live or await self.answering() if one[0] not in failed]
         if len(left) > 1:
             async with anyio.create_task_group() as looks:
-                for host in left:
-                    looks.start_soon(self._look, host, image)
-            left = [host for host in left if host.live]
-        suited = [host for host in left if not host.cannot_get(image)] or left
-        return min(suited, key=lambda host: host.weight(image), default=None)
-
-    async def _look(self, host: Host, image: str) -> None:
-        if host.engine is not None:
-            with suppress(SandboxError):  # it is out now, or opening there says what is wrong
-                await host.engine.images.look(image)
+                for _, engine in left:
+                    looks.start_soon(engine.look, image)
+            left = [one for one in left if one[0].live]
+        suited = [one for one in left if image not in one[1].images.unobtainable] or left
+        return min(suited, key=lambda one: one[0].weight(one[1], image), default=None)
 
     async def pull_ahead(self, image: str) -> None:
         """Get `image` on all live hosts that lack it, one image at a time on each."""
         if not self._pulls:
             return
         async with anyio.create_task_group() as pulls:
-            for host in self.live:
-                if not host.cannot_get(image):
-                    pulls.start_soon(host.pull_ahead, image)
+            for _, engine in self.live:
+                pulls.start_soon(engine.pull_ahead, image)

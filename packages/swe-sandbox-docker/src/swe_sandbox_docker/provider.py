@@ -83,22 +83,22 @@ class DockerProvider:
         failed: list[Host] = []
         error: SandboxError | None = None
         async with AsyncExitStack() as stack:
-            while (host := await self._hosts.choose(image, failed)) is not None:
+            while (chosen := await self._hosts.choose(image, failed)) is not None:
                 try:
-                    sandbox = await stack.enter_async_context(self._open_on(host, spec, image))
+                    sandbox = await stack.enter_async_context(self._open_on(*chosen, spec, image))
                     break
                 except (HostDied, ImageNotFound) as caught:
-                    failed.append(host)
+                    failed.append(chosen[0])
                     error = caught
             else:
                 raise _nowhere(image, error, len(failed))
             yield sandbox
 
     @asynccontextmanager
-    async def _open_on(self, host: Host, spec: SandboxSpec, image: str) -> AsyncIterator[Sandbox]:
+    async def _open_on(
+        self, host: Host, engine: Engine, spec: SandboxSpec, image: str
+    ) -> AsyncIterator[Sandbox]:
         """Open a sandbox on a live host."""
-        engine = host.engine
-        assert engine is not None  # noqa: S101  # it is live
         client = engine.client
         host.opened += 1
         try:
@@ -178,7 +178,8 @@ class DockerProvider:
 
     def notes(self) -> Sequence[str]:
         """See `SandboxProvider.notes`."""
-        self._hosts.connect()  # `open` will raise what is wrong
+        if not self._hosts.live:
+            self._hosts.connect()  # `open` will raise what is wrong
         found: list[str] = []
         for host in self._hosts.all:
             if host.engine is not None:
@@ -203,28 +204,18 @@ class DockerProvider:
         """See `SandboxProvider.list`. Of several hosts, those that answer are listed."""
         several = len(self._hosts.all) > 1
         found = []
-        for host, engine in await self._engines():
-            for container in await engine.containers():
-                details = {"host": host.address.url} if several else {}
-                found.append(_entry(container, details))
+        for host, engine in await self._hosts.answering():
+            details = {"host": host.address.url} if several else {}
+            found += [_entry(container, details) for container in await engine.containers()]
         return found
 
     async def reap(self) -> int:
         """See `SandboxProvider.reap`. A host that does not answer is reaped when it does."""
         count = 0
-        for _, engine in await self._engines():
+        for _, engine in await self._hosts.answering():
             count += await engine.reap()
         await anyio.to_thread.run_sync(directories.reap)
         return count
-
-    async def _engines(self) -> Sequence[tuple[Host, Engine]]:
-        """Return the hosts that answer, with their engines.
-
-        Raises:
-            SandboxError: None answers.
-        """
-        answering = await self._hosts.answering()
-        return [(host, host.engine) for host in answering if host.engine is not None]
 
 
 def _entry(container: Mapping[str, Any], details: Mapping[str, str]) -> SandboxEntry:
