@@ -142,7 +142,7 @@ async def test_host_that_dies_is_taken_out_and_put_back(
     async with provider.open(spec), provider.open(spec):
         assert opened(provider) == [1, 1]
     said = [record.message for record in caplog.records]
-    assert sum("is taken out until it answers: " in line for line in said) == 1
+    assert sum("is taken out until it answers" in line for line in said) == 1
     assert sum("answers again" in line for line in said) == 1
 
 
@@ -259,7 +259,7 @@ def test_no_rollout_is_lost_with_a_host_that_is_shot(
 ) -> None:
     """In the middle of commands. All get verdicts, and nothing is left on either engine."""
     out = tmp_path / "run"
-    with run(config, out, "--attempts=2", "--concurrency=4") as process:
+    with run(config, out, "--concurrency=4") as process:
         with closing(tls_engine.client()) as client:
             begun = 0
             for event in client.events(decode=True, filters={"type": "container"}):
@@ -270,7 +270,7 @@ def test_no_rollout_is_lost_with_a_host_that_is_shot(
         said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
     rollouts = rollouts_of(out)
-    assert len(rollouts) >= 10
+    assert len(rollouts) == 6
     assert {rollout["outcome"] for rollout in rollouts} <= {"resolved", "unresolved"}
     assert any(given_up["failure"]["type"] == "HostDied" for one in rollouts for given_up in one["retried"])
     assert "is taken out until it answers" in said

@@ -163,7 +163,7 @@ class Host:
     def _lost(self, problem: str) -> HostDied:
         if not self.live:  # else a sandbox of before the host returned has noticed only now
             if not self.problem:
-                logger.warning("%s is taken out until it answers: %s", self._name, problem)
+                logger.warning("%s; the host is taken out until it answers", problem)
             self.problem, self._checked = problem, time.monotonic()
         return HostDied(problem)
 

@@ -10,4 +10,5 @@ const connection = net.createConnection({ host: "127.0.0.1", port, noDelay: true
 process.stdin.pipe(connection);
 connection.pipe(process.stdout);
 process.stdin.on("end", () => process.exit(0));
+connection.on("end", () => process.exit(0)); // pipes take what is written at once
 connection.on("error", () => process.exit(1));
