@@ -201,6 +201,11 @@ def test_wrong_hosts_are_refused(hosts: list[str], says: str) -> None:
         DockerConfig(hosts=tuple(hosts))
 
 
+def test_one_host_is_a_list_as_well() -> None:
+    with pytest.raises(ValidationError, match=r'expected a list, such as \["unix:///x"\]'):
+        DockerConfig.model_validate({"hosts": "unix:///x"})
+
+
 def test_folder_without_certificates_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ca.pem").touch()
     with pytest.raises(

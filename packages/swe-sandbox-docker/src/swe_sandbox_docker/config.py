@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from swe_core import Config
-from swe_sandbox_docker.address import check_hosts, check_tls
+from swe_sandbox_docker.address import DEFAULT_HOST, check_hosts, check_tls
+
+
+def _list(hosts: object) -> object:
+    if isinstance(hosts, str):
+        raise ValueError(f'expected a list, such as ["{hosts or DEFAULT_HOST}"]')
+    return hosts
 
 
 def _hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
@@ -24,7 +30,7 @@ def _tls(folder: Path) -> Path:
 class DockerConfig(Config):
     """`[sandbox.docker]`."""
 
-    hosts: Annotated[tuple[str, ...], AfterValidator(_hosts)] = Field(
+    hosts: Annotated[tuple[str, ...], BeforeValidator(_list), AfterValidator(_hosts)] = Field(
         default=(),
         description="engines: unix:///PATH, tcp://HOST:PORT, ssh://[USER@]HOST; empty: DOCKER_HOST, else "
         "/var/run/docker.sock",

@@ -75,7 +75,9 @@ class Tunnel:
             said = log.read_text(errors="replace").strip().splitlines()[-1:]
             self.close()
             raise SandboxError(
-                f"ssh: {said[0].rstrip('.')}" if said else f"ssh did not log in within {2 * _SECONDS} s"
+                f"ssh: {said[0].removeprefix('ssh: ').rstrip('.')}"
+                if said
+                else f"ssh did not log in within {2 * _SECONDS} s"
             )
 
 
