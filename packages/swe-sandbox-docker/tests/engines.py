@@ -1,4 +1,4 @@
-"""A second Docker Engine of this machine: own data, own address with TLS, no network of its own."""
+"""A second Docker Engine of this machine: own data, own address with TLS."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class SecondEngine:
         authority, certificate, key = (str(folder / "server" / name) for name in TLS_FILES)
         argv = ["unshare", "--mount", "sh", "-c", _OTHER_FILES, "sh", "dockerd"]
         argv += ["--data-root", folder / "data", "--exec-root", folder / "exec"]
-        argv += ["--pidfile", folder / "pid", "--bridge=none", "--iptables=false", "--ip6tables=false"]
+        argv += ["--pidfile", folder / "pid", "--iptables=false", "--ip6tables=false"]
+        # It shares docker0, which another setting would remove (`--bridge=none`), with addresses of its own.
+        argv += ["--fixed-cidr=172.17.128.0/17"]
         argv += ["--tlsverify", "--tlscacert", authority, "--tlscert", certificate, "--tlskey", key]
         argv += ["-H", self.url, "-H", self.socket]
         self._process = subprocess.Popen(

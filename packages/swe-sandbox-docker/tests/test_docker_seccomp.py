@@ -232,7 +232,8 @@ def test_which_engines_take_it(info: dict[str, object], takes: bool) -> None:
 async def test_engine_without_seccomp_is_refused(
     provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, _ = provider._connect()
+    ((_, connected),) = await provider._hosts.answering()
+    client = connected.client
     client.limits = replace(client.limits, seccomp=False)
     for network in ("llm", "none"):
         confined = spec.model_copy(update={"network": network})
