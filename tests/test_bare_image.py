@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
-import shutil
-import subprocess
-import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +14,7 @@ from swe_core.bundles import BundledAgent, File, Node, Part, Python, Recipe
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
 from swe_testing.agents import Run, ScriptedModel, Trial, run_once
+from swe_testing.registry import bare_layer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -34,43 +30,12 @@ exit 0
 """
 
 
-def static_busybox(folder: Path) -> Path:
-    """Debian's static busybox, unpacked into a folder: the host's own may be linked."""
-    in_ci = os.environ.get("CI") == "true"
-    if shutil.which("apt-get") is None and not in_ci:
-        pytest.skip("this machine is not Debian, whose busybox-static is the image")
-    download = ["apt-get", "download", "-q", "busybox-static"]
-    done = subprocess.run(download, cwd=folder, capture_output=True, text=True, check=False)
-    packages = list(folder.glob("*.deb"))
-    if not packages and not in_ci:
-        pytest.skip(f"busybox-static cannot be fetched: {done.stderr.strip()[-200:]}")
-    subprocess.run(["dpkg-deb", "-x", packages[0], folder], check=True)
-    return next(path for path in folder.rglob("bin/busybox"))
-
-
-@pytest.fixture(scope="module")
-def busybox(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return static_busybox(tmp_path_factory.mktemp("busybox"))
-
-
 @pytest.fixture(scope="module")
 def bare_image(docker_engine: str, busybox: Path) -> Iterator[str]:
     """An image of one program and links to it."""
-    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        archive.add(busybox.resolve(), "bin/busybox")
-        for applet in set(applets) - {"busybox"}:
-            link = tarfile.TarInfo(f"bin/{applet}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            archive.addfile(link)
-        for folder in ("tmp", "testbed"):
-            member = tarfile.TarInfo(folder)
-            member.type, member.mode = tarfile.DIRTYPE, 0o1777
-            archive.addfile(member)
     client = docker.APIClient(base_url=docker_engine, version="auto")
     name, tag = IMAGE.split(":")
-    client.import_image_from_data(packed.getvalue(), repository=name, tag=tag)
+    client.import_image_from_data(bare_layer(busybox), repository=name, tag=tag)
     yield IMAGE
     client.remove_image(IMAGE)
     client.close()

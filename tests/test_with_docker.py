@@ -33,13 +33,18 @@ def programs(folder: Path, **scripts: str) -> None:
 
 
 def tools_with_apt(folder: Path, apt_get: str, *more: str) -> None:
-    """Make a folder of programs, with an engine that answers, an apt-get of these lines, and neither busybox
-    nor chromium.
+    """Make a folder of programs, with an engine that answers and an apt-get of these lines, and without what
+    that installs.
     """
     folder.mkdir()
     for name in ("bash", "sh", "id", "flock", *more):
         (folder / name).symlink_to(shutil.which(name) or name)
     programs(folder, docker="exit 0", apt_get=apt_get)
+
+
+def install(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).symlink_to("/bin/sh")
 
 
 @pytest.mark.docker
@@ -100,7 +105,7 @@ def test_concurrent_installations_take_turns(tmp_path: Path) -> None:
     tools, asked, said = tmp_path / "tools", tmp_path / "asked", tmp_path / "said"
     both_have_begun = f'until [ "$(grep -c installing {said})" = 2 ]; do sleep 0.01; done'
     tools_with_apt(tools, f'echo "$1" >>{asked}; {both_have_begun}', "grep", "sleep")
-    (tools / "chromium").symlink_to("/bin/sh")
+    install(tools, "chromium", "skopeo", "umoci", "docker-registry")
     with said.open("a") as stderr:
         command, env = [str(SCRIPT), "sh", "-c", ":"], {"PATH": str(tools)}
         both = [subprocess.Popen(command, env=env, stderr=stderr) for _ in range(2)]
@@ -124,9 +129,9 @@ def test_missing_tools_are_installed_and_the_engine_does_not_depend_on_them(
 
     assert ran() == (7, "ran\n")
     installed = [line for line in asked.read_text().splitlines() if line.startswith("install")]
-    assert installed == [f"install -y -qq --no-install-recommends {tool}" for tool in ("busybox", "chromium")]
+    wanted = ("busybox", "chromium", "skopeo umoci docker-registry")
+    assert installed == [f"install -y -qq --no-install-recommends {packages}" for packages in wanted]
     asked.unlink()
-    for tool in ("busybox", "chromium"):
-        (tools / tool).symlink_to("/bin/sh")
+    install(tools, *" ".join(wanted).split())
     assert ran() == (7, "ran\n")
     assert not asked.exists()

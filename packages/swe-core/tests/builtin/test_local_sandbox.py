@@ -270,7 +270,6 @@ def test_why_not_ignores_transient_mounts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"image": "python:3.12"}, "'python:3.12'.*no images.*docker"),
         ({"repository": Path("/no/such/repository")}, "'/no/such/repository' is not a directory"),
         ({"assets": (Asset(name="a", path=Path("/no/asset"), digest=""),)}, "'a'.*'/no/asset'"),
         ({"workdir": "relative"}, "'relative' must be an absolute path"),

@@ -30,7 +30,6 @@ _PATIENCE = 10.0
 _PROGRAM = Path(__file__).with_name("program")
 _INSIDE = "/.swe/program"
 _START = "import sys; sys.path.insert(0, '/.swe'); from program.main import main; main()"
-_KEYS = "/proc/keys"
 _CAPABILITIES = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETPCAP")
 # /usr is the host's own and read-only; everything else is new.
 _NAMESPACES = ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv")
@@ -168,9 +167,7 @@ def _bubblewrap(
         # The server is process 1, as in a container, so that it reaps orphans and `kill -9 -1` spares it.
         *(("--as-pid-1",) if server is not None else ()),
         *(() if rules is None else ("--seccomp", str(rules))),
-        *("--dev", "/dev", "--proc", "/proc", "--dir", "/root", "--dir", "/home"),
-        # A separate machine would not show the names of this one's keys.
-        *(("--ro-bind", "/dev/null", _KEYS) if os.path.exists(_KEYS) else ()),
+        *("--dir", "/root", "--dir", "/home"),
         *("--perms", "1777", "--tmpfs", "/tmp", "--perms", "1777", "--tmpfs", "/var/tmp"),
         *(*binds.arguments, *late, *identity),
         *("--ro-bind", str(_PROGRAM), _INSIDE, "--bind", str(directory / "shared"), SHARED),

@@ -21,8 +21,11 @@ HIDDEN = "/.swe"
 PROBE_TIMEOUT = 10.0
 
 UID = 1000
-"""User id of code inside; the supervisor changes to it once the file system is complete."""
+"""User id of code inside, where no image has another; the supervisor changes to it at last."""
 _USER = "swe"
+_HELD = f"{HIDDEN}/late"
+IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""PATH inside where an image sets none, as container engines have it."""
 _ROOTS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 # What programs need of /etc. The rest may hold secrets (pip.conf, gitconfig, npmrc, shadow).
 _ETC = (
@@ -31,7 +34,7 @@ _ETC = (
     *("ssl/openssl.cnf", "terminfo", "timezone"),
 )
 _ETC_NETWORK = ("gai.conf", "host.conf", "hosts", "resolv.conf")
-_KEYS = "/proc/keys"
+_LOOPBACK_HOSTS = {"/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n"}
 _WRITABLE = ("/tmp", "/var/tmp", "/dev/shm")
 
 
@@ -57,7 +60,7 @@ def why_not(bwrap: str | None) -> str | None:
             "'bubblewrap' package"
         )
     # Not all of "/": bwrap fails where a mount below it goes away in that moment, as those of containers do.
-    argv = [bwrap, *_namespaces("none"), *_programs(), "--dev", "/dev", "--proc", "/proc", "true"]
+    argv = [bwrap, *_namespaces("none"), *programs(), "--dev", "/dev", "--proc", "/proc", "true"]
     try:
         tried = subprocess.run(argv, capture_output=True, timeout=PROBE_TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -89,8 +92,8 @@ def _namespaces(network: str) -> list[str]:
     return ["--unshare-all", "--unshare-user", *shared, "--die-with-parent", "--new-session"]
 
 
-def _programs() -> Iterator[str]:
-    """Yield the arguments that show the host's programs."""
+def programs() -> Iterator[str]:
+    """Yield bubblewrap's arguments that show the host's programs."""
     yield from ("--ro-bind", "/usr", "/usr")
     for root in _ROOTS:
         if os.path.islink(root):
@@ -131,46 +134,74 @@ def default_path() -> str:
 
 
 def identity_files(network: str) -> dict[str, str]:
-    """Return the small files of /etc that the sandbox has of its own."""
+    """Return the small files of /etc that a sandbox of the host's programs has of its own."""
     files = {
         "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\n{_USER}:x:{UID}:{UID}::/tmp/swe-home:/bin/sh\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
         "/etc/group": f"root:x:0:\n{_USER}:x:{UID}:\nnogroup:x:65534:\n",
     }
+    return files if network == "full" else files | _LOOPBACK_HOSTS
+
+
+def image_files(network: str) -> dict[str, str]:
+    """Return the files of /etc that a sandbox of an image has of its own, as containers have."""
     if network != "full":
-        files["/etc/hosts"] = "127.0.0.1 localhost\n::1 localhost\n"
-    return files
+        return _LOOPBACK_HOSTS
+    return {f"/etc/{name}": text for name in ("hosts", "resolv.conf") if (text := _etc(name))}
+
+
+def _etc(name: str) -> str:
+    with suppress(OSError):
+        return Path("/etc", name).read_text(errors="replace")
+    return ""
 
 
 class Binds:
     """The part of the host that a sandbox sees, read-only.
 
+    Where a sandbox has an image, the host's programs and Python are there for the start of the supervisor
+    only, and everything else is put into the image.
+
     Args:
         spec: Whose assets and repository to show.
         socket_dir: The host directory of relay sockets.
+        image: The root file system of an image; None for the host's programs.
     """
 
-    def __init__(self, spec: SandboxSpec, socket_dir: Path, program: Path) -> None:
+    def __init__(self, spec: SandboxSpec, socket_dir: Path, program: Path, image: Path | None = None) -> None:
+        self._image = image is not None
         self.late: list[tuple[str, str]] = []
         """Mounts that the supervisor puts in place: those below a directory that it mounts itself."""
-        self.arguments = list(_programs())
-        for name in _ETC + (_ETC_NETWORK if spec.network == "full" else ()):
-            self.arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        self.arguments = list(programs())
+        proc = self._target("/proc")
+        self.arguments += ["--dev", self._target("/dev"), "--proc", proc]
+        if os.path.exists("/proc/keys"):
+            # The names of the host user's keys; what they hold is behind system calls that a filter denies.
+            self.arguments += ["--ro-bind", "/dev/null", f"{proc}/keys"]
+        if image is None:
+            for name in _ETC + (_ETC_NETWORK if spec.network == "full" else ()):
+                self.arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        else:
+            self.arguments += ["--ro-bind", str(image), f"{HIDDEN}/image"]
         for home in _python_homes():
-            self._bind(home, home)
+            self.arguments += ["--ro-bind", home, home if self._image else self._target(home)]
         for asset in spec.assets:
             self._bind(str(asset.path), f"{ASSETS_DIR}/{asset.name}")
         self._bind(str(socket_dir), SOCKET_DIR)
-        self._bind(str(program), f"{HIDDEN}/supervisor.py")
+        self.arguments += ["--ro-bind", str(program), f"{HIDDEN}/supervisor.py"]
         if spec.repository is not None:
-            self._bind(str(spec.repository), f"{HIDDEN}/lower")
+            self.arguments += ["--ro-bind", str(spec.repository), f"{HIDDEN}/lower"]
 
     def _bind(self, source: str, target: str) -> None:
-        if any(target == place or target.startswith(f"{place}/") for place in _WRITABLE):
-            held = f"{HIDDEN}/late/{len(self.late)}"
-            self.late.append((held, target))
-            target = held
-        self.arguments += ["--ro-bind", source, target]
+        self.arguments += ["--ro-bind", source, self._target(target)]
+
+    def _target(self, path: str) -> str:
+        """Return where bubblewrap mounts what is to be at `path`."""
+        if not self._image and not any(path == place or path.startswith(f"{place}/") for place in _WRITABLE):
+            return path
+        held = f"{_HELD}/{len(self.late)}"
+        self.late.append((held, path))
+        return held
 
 
 def command_line(
@@ -189,9 +220,6 @@ def command_line(
         *("--hostname", "swe", "--cap-add", "ALL"),
         *(() if rules is None else ("--seccomp", str(rules))),
         *("--tmpfs", HIDDEN, "--size", str(spec.disk_mb * 2**20), "--tmpfs", f"{HIDDEN}/disk"),
-        *("--dev", "/dev", "--proc", "/proc"),
-        # The names of the host user's keys; what they hold is behind system calls that `rules` denies.
-        *(("--ro-bind", "/dev/null", _KEYS) if os.path.exists(_KEYS) else ()),
         *binds.arguments,
         *("--", os.path.realpath(sys.executable), "-I", "-S", f"{HIDDEN}/supervisor.py", str(control)),
     ]

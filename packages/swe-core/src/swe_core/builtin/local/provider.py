@@ -17,6 +17,7 @@ import anyio
 from swe_core.api.sandbox import HOME_DIR, Sandbox, SandboxEntry, SandboxSpec
 from swe_core.builtin.local import bwrap, limits, seccomp, state
 from swe_core.builtin.local.control import Control, sealed
+from swe_core.builtin.local.images import Image, Images
 from swe_core.builtin.local.sandbox import LocalSandbox
 from swe_core.builtin.local.unisolated import Paths, UnisolatedSandbox
 from swe_core.errors import PolicyRefused, SandboxDied, SandboxError
@@ -37,11 +38,15 @@ class LocalProvider:
     Args:
         unisolated: Where namespaces are missing, run on the bare host instead of refusing.
         overlay: Use an overlay for the repository where the kernel has it, instead of a copy.
+        images: The images of this host; None for those in the user's cache directory.
     """
 
-    def __init__(self, *, unisolated: bool = False, overlay: bool = True) -> None:
+    def __init__(
+        self, *, unisolated: bool = False, overlay: bool = True, images: Images | None = None
+    ) -> None:
         self._unisolated = unisolated
         self._overlay = overlay
+        self._images = images or Images()
 
     @cached_property
     def _bwrap(self) -> str | None:
@@ -102,24 +107,43 @@ class LocalProvider:
         _check(spec)
         self._refuse_machine()  # that a socket has no room is said where one is wanted
         isolated = self._obstacle is None
+        image = await self._image_of(spec)
         name = state.new_name()
         parents = self._parents if isolated else None
         files = parents.limits(f"swe-core-{name}", spec) if parents else {}
         groups = list(dict.fromkeys(file.parent for file in files))
-        directory = state.create(groups, name)
+        directory = state.create(groups, name, spec.image if image else None)
         try:
             enter = limits.make(files)
             state.sockets(name).mkdir(mode=0o755)
-            async with self._supervised(spec, directory, enter, isolated) as sandbox:
+            async with self._supervised(spec, image, directory, enter, isolated) as sandbox:
+                if image is not None:
+                    sandbox.image_id = image.id
                 yield sandbox
         finally:
             with anyio.CancelScope(shield=True):
                 await limits.remove(groups)
                 await anyio.to_thread.run_sync(state.remove, directory)
 
+    async def _image_of(self, spec: SandboxSpec) -> Image | None:
+        """Return the image that a sandbox of `spec` runs in; None for the host's programs."""
+        if spec.image is None or spec.repository is not None:
+            return None
+        if self._obstacle is not None:
+            raise PolicyRefused(
+                f"the image {spec.image!r} cannot be run without isolation, and {self._obstacle}; or use "
+                "containers (`--sandbox docker`)"
+            )
+        return await self._images.ensure(spec.image, self._bwrap or "")
+
     @asynccontextmanager
     async def _supervised(
-        self, spec: SandboxSpec, directory: Path, enter: Sequence[Path], isolated: bool
+        self,
+        spec: SandboxSpec,
+        image: Image | None,
+        directory: Path,
+        enter: Sequence[Path],
+        isolated: bool,
     ) -> AsyncIterator[LocalSandbox]:
         host_end, inner_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control = Control(host_end, directory.name)
@@ -127,7 +151,7 @@ class LocalProvider:
             with inner_end, _filter(isolated) as rules:
                 descriptor = inner_end.fileno()
                 settings, sandbox, argv = await anyio.to_thread.run_sync(
-                    self._plan, spec, directory, control, descriptor, rules, isolated
+                    self._plan, spec, image, directory, control, descriptor, rules, isolated
                 )
                 passed = [descriptor] if rules is None else [descriptor, rules]
                 process = _launch([*_enter(enter), *argv], passed, directory / _STDERR)
@@ -145,6 +169,7 @@ class LocalProvider:
     def _plan(
         self,
         spec: SandboxSpec,
+        image: Image | None,
         directory: Path,
         control: Control,
         descriptor: int,
@@ -153,21 +178,22 @@ class LocalProvider:
     ) -> tuple[Mapping[str, object], LocalSandbox, Sequence[str]]:
         """Return the settings of the supervisor, the sandbox, and the argv that starts it."""
         sockets = state.sockets(directory.name)
-        env = {"PATH": bwrap.default_path(), "HOME": HOME_DIR, "LANG": "C.UTF-8", **spec.env}
+        env = _environment(spec, image)
         settings: dict[str, object] = {"isolated": isolated}
         if not isolated:
             settings["rlimits"] = limits.rlimits(spec, memory=True, processes=False)
             paths = Paths.make(directory, spec)
             sandbox: LocalSandbox = UnisolatedSandbox(directory.name, spec, control, env, sockets, paths)
             return settings, sandbox, [sys.executable, "-I", "-S", str(_PROGRAM), str(descriptor)]
-        binds = bwrap.Binds(spec, sockets, _PROGRAM)
+        binds = bwrap.Binds(spec, sockets, _PROGRAM, image.root if image else None)
         loose = self._parents is None
         settings |= {
             "rlimits": limits.rlimits(spec, memory=loose, processes=loose),
-            "uid": bwrap.UID,
+            "image": image is not None,
+            "user": image.user if image else f"{bwrap.UID}:{bwrap.UID}",
             "home": HOME_DIR,
             "workdir": spec.workdir,
-            "files": bwrap.identity_files(spec.network),
+            "files": (bwrap.image_files if image else bwrap.identity_files)(spec.network),
             "late_binds": binds.late,
             "protects": spec.write_protect,
             # Files of another owner could not be changed through an overlay; a copy is ours.
@@ -181,6 +207,7 @@ class LocalProvider:
             SandboxEntry(
                 id=kept.name,
                 owner=kept.owner,
+                image=kept.image,
                 created=kept.created,
                 details={"directory": str(kept.path)},
             )
@@ -192,6 +219,7 @@ class LocalProvider:
         for kept in abandoned:
             await limits.remove(kept.cgroups)
             await anyio.to_thread.run_sync(state.remove, kept.path)
+        await self._images.reap()
         return len(abandoned)
 
 
@@ -201,10 +229,6 @@ def _check(spec: SandboxSpec) -> None:
     Raises:
         SandboxError: One sentence about it.
     """
-    if spec.image is not None and spec.repository is None:
-        raise SandboxError(
-            f"the image {spec.image!r} cannot be run: local sandboxes run no images; use `--sandbox docker`"
-        )
     if not spec.workdir.startswith("/") or spec.workdir == "/":
         raise SandboxError(f"the workdir {spec.workdir!r} must be an absolute path below '/'")
     if spec.repository is not None and not spec.repository.is_dir():
@@ -212,6 +236,13 @@ def _check(spec: SandboxSpec) -> None:
     for asset in spec.assets:
         if not asset.path.is_dir():
             raise SandboxError(f"the asset {asset.name!r} is not there: no directory {str(asset.path)!r}")
+
+
+def _environment(spec: SandboxSpec, image: Image | None) -> Mapping[str, str]:
+    """Return the variables of all commands."""
+    if image is not None:  # as in a container of it
+        return {"PATH": bwrap.IMAGE_PATH, **image.env, **spec.env, "HOME": HOME_DIR}
+    return {"PATH": bwrap.default_path(), "HOME": HOME_DIR, "LANG": "C.UTF-8", **spec.env}
 
 
 def _is_ours(repository: Path | None) -> bool:

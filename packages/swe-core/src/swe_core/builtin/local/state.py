@@ -48,11 +48,11 @@ def _root() -> Path:
     return Path(tempfile.gettempdir(), f"swe-core-{os.getuid()}")
 
 
-def create(cgroups: Sequence[Path], name: str) -> Path:
-    """Create the directory of the sandbox `name`, with its owner and its cgroups."""
+def create(cgroups: Sequence[Path], name: str, image: str | None = None) -> Path:
+    """Create the directory of the sandbox `name`, with its owner, its cgroups and the name of its image."""
     making = root() / _half(name)  # renamed when its owner is in it
     making.mkdir(mode=0o700)
-    owner = {"owner": current_owner(), "cgroups": [str(path) for path in cgroups]}
+    owner = {"owner": current_owner(), "cgroups": [str(path) for path in cgroups], "image": image}
     (making / _OWNER_FILE).write_text(json.dumps(owner))
     path = making.with_name(name)
     making.rename(path)
@@ -74,6 +74,13 @@ def _half(name: str) -> str:
 
 def remove(path: Path) -> None:
     """Remove a sandbox's directory, whatever modes its content has."""
+    going = path if path.name.startswith(_HALF) else path.with_name(_half(path.name))
+    path.rename(going)  # its owner file may go before the rest
+    remove_tree(going)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory, whatever modes its content has. One that is not there is no error."""
 
     def unlock(function: object, failed: str, error: object) -> None:
         os.chmod(Path(failed).parent, 0o700)
@@ -83,9 +90,8 @@ def remove(path: Path) -> None:
         else:
             os.unlink(failed)
 
-    going = path if path.name.startswith(_HALF) else path.with_name(_half(path.name))
-    path.rename(going)  # its owner file may go before the rest
-    shutil.rmtree(going, onerror=unlock)
+    if os.path.lexists(path):
+        shutil.rmtree(path, onerror=unlock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,7 @@ class SandboxState:
     Args:
         owner: Whether the process that made it lives.
         cgroups: Those that it remembers.
+        image: The name of its image; None without one.
     """
 
     name: str
@@ -102,6 +109,7 @@ class SandboxState:
     owner: OwnerState
     cgroups: list[Path]
     created: datetime
+    image: str | None
 
 
 def kept() -> list[SandboxState]:
@@ -114,12 +122,13 @@ def _read(path: Path) -> SandboxState | None:
     try:
         if path.name.startswith(_HALF):  # cgroups come after it was made, and go before it is removed
             name, _, made_by = path.name.removeprefix(_HALF).partition(_SEPARATOR)
-            owner, groups, made = made_by.replace(_SEPARATOR, "/"), [], path
+            owner, groups, image, made = made_by.replace(_SEPARATOR, "/"), [], None, path
         else:
             made = path / _OWNER_FILE
             record = json.loads(made.read_text())
             name, owner, groups = path.name, record["owner"], record["cgroups"]
+            image = record.get("image")
         created = datetime.fromtimestamp(made.stat().st_mtime, UTC)
     except (OSError, ValueError):
         return None
-    return SandboxState(name, path, process_state(owner), [Path(group) for group in groups], created)
+    return SandboxState(name, path, process_state(owner), [Path(group) for group in groups], created, image)

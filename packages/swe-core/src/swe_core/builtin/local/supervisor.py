@@ -32,6 +32,7 @@ import socket
 import stat
 import sys
 import time
+import warnings  # noqa: F401 (os.execvpe would import it, and in an image the library is out of sight)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing takes a noticeable part of the start
@@ -46,10 +47,13 @@ CAPABILITY_VERSION_3 = 0x20080522
 OOM_SCORE = 500  # of commands: they die before the host's own processes, and before process 1
 KILL_PATIENCE = 5.0
 MAX_FD = 65536
+MAX_ENTRIES = 1024 * 1024  # characters of /etc/passwd and /etc/group
 
 HIDDEN = "/.swe"  # what bwrap prepared for us; detached before the first command runs
 DISK = f"{HIDDEN}/disk"
 LOWER = f"{HIDDEN}/lower"
+IMAGE = f"{HIDDEN}/image"
+ROOT = f"{HIDDEN}/root"
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -76,22 +80,31 @@ def write(path: str, text: str) -> None:
 # the file system
 
 
-def layer(workdir: str, overlay: bool) -> None:
-    """Put a private, writable layer over the repository at `workdir`."""
-    mode = stat.S_IMODE(os.stat(LOWER).st_mode)
+def overlay(lower: str, target: str) -> bool:
+    """Mount a private, writable layer over `lower` at `target`; return whether the kernel can."""
+    try:
+        # Before Linux 6.6 a tmpfs has no user xattrs, and an overlay without them cannot replace a
+        # directory of the lower layer.
+        os.setxattr(f"{DISK}/probe", "user.overlay.opaque", b"y")
+        options = f"lowerdir={lower},upperdir={DISK}/upper,workdir={DISK}/work,userxattr"
+        mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, options)
+    except OSError:
+        return False
+    return True
+
+
+def make_layer(lower: str) -> None:
+    """Make the directories of an overlay over `lower`, or of a copy of it."""
     for name in ("upper", "work", "probe"):
         os.mkdir(f"{DISK}/{name}")
-    os.chmod(f"{DISK}/upper", mode)
-    if overlay:
-        try:
-            # Before Linux 6.6 a tmpfs has no user xattrs, and an overlay without them cannot replace a
-            # directory of the lower layer.
-            os.setxattr(f"{DISK}/probe", "user.overlay.opaque", b"y")
-            options = f"lowerdir={LOWER},upperdir={DISK}/upper,workdir={DISK}/work,userxattr"
-            mount("overlay", workdir, "overlay", 0, options)
-            return
-        except OSError:
-            pass  # no overlay for us on this kernel: a copy does the same, slower
+    os.chmod(f"{DISK}/upper", stat.S_IMODE(os.stat(lower).st_mode))
+
+
+def layer(workdir: str, wanted: bool) -> None:
+    """Put a private, writable layer over the repository at `workdir`; a copy where no overlay is wanted."""
+    make_layer(LOWER)
+    if wanted and overlay(LOWER, workdir):
+        return
     mount(f"{DISK}/upper", workdir, None, MS_BIND)
     argv = ["cp", "-a", "--no-preserve=ownership", "--", f"{LOWER}/.", workdir]
     pid = os.posix_spawnp("cp", argv, {"PATH": "/usr/bin:/bin"})
@@ -100,39 +113,76 @@ def layer(workdir: str, overlay: bool) -> None:
         raise OSError(f"copying the repository into the sandbox failed with exit code {code}")
 
 
-def finish_file_system(settings: dict[str, Any]) -> None:
-    """Mount what must be writable, in one limited place, and make the rest read-only."""
-    for name in ("tmp", "var-tmp", "shm"):
-        os.mkdir(f"{DISK}/{name}")
-        os.chmod(f"{DISK}/{name}", 0o1777)
-    for name, target in (("tmp", "/tmp"), ("var-tmp", "/var/tmp"), ("shm", "/dev/shm")):
-        os.makedirs(target, exist_ok=True)
-        mount(f"{DISK}/{name}", target, None, MS_BIND)
+def enter_image() -> None:
+    """Make the image the root, below a private, writable layer. Nothing of the host's root stays in sight.
+
+    What is mounted into the image comes after this, so that its links lead nowhere else. This process goes on
+    with what it has loaded: an image needs no Python.
+    """
+    os.mkdir(ROOT)
+    make_layer(IMAGE)
+    if not overlay(IMAGE, ROOT):
+        sys.exit("this kernel has no overlay for images without root: Linux 6.6 or newer is needed")
+    os.mkdir(f"{ROOT}{HIDDEN}")
+    mount(HIDDEN, f"{ROOT}{HIDDEN}", None, MS_BIND | MS_REC)
+    os.chdir(ROOT)
+    call("pivot_root", b".", b".")
+    call("umount2", b".", MNT_DETACH)
+    os.chdir("/")
+    for path in ("/dev", "/proc"):
+        if os.path.islink(path):  # code inside could replace it, and we read processes there
+            sys.exit(f"{path!r} is a link in the image; expected a directory or nothing")
+    if not os.path.exists("/tmp"):
+        os.mkdir("/tmp")
+        os.chmod("/tmp", 0o1777)
+
+
+def bind_late(settings: dict[str, Any]) -> None:
+    """Mount what has to be below something that was just mounted."""
     for held, target in settings["late_binds"]:
         os.makedirs(target, exist_ok=True)
         mount(held, target, None, MS_BIND | MS_REC)
-    os.makedirs(settings["home"], mode=0o700)
+
+
+def finish_file_system(settings: dict[str, Any]) -> None:
+    """Mount what must be writable, in one limited place, and make the rest read-only, but an image."""
+    image = settings["image"]
+    if image:
+        enter_image()
+        bind_late(settings)
+    writable = {"shm": "/dev/shm"} if image else {"tmp": "/tmp", "var-tmp": "/var/tmp", "shm": "/dev/shm"}
+    for name, target in writable.items():
+        os.mkdir(f"{DISK}/{name}")
+        os.chmod(f"{DISK}/{name}", 0o1777)
+        os.makedirs(target, exist_ok=True)
+        mount(f"{DISK}/{name}", target, None, MS_BIND)
+    if not image:
+        bind_late(settings)
+    os.makedirs(settings["home"], mode=0o700, exist_ok=image)
     workdir = settings["workdir"]
     os.makedirs(workdir, exist_ok=True)
     if os.path.isdir(LOWER):
         layer(workdir, settings["overlay"])
-    else:
+    elif not image:
         os.mkdir(f"{DISK}/upper")
         mount(f"{DISK}/upper", workdir, None, MS_BIND)
     for path, content in settings["files"].items():
         os.makedirs(os.path.dirname(path), exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # an image's may be a link
         write(path, content)
     limit_namespaces()
     os.chdir(workdir)
     call("umount2", HIDDEN.encode(), MNT_DETACH)
     os.rmdir(HIDDEN)
-    for target, flags in (("/dev", MS_NOSUID), ("/", MS_NOSUID | MS_NODEV)):
-        mount("", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
+    mount("", "/dev", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
+    if not image:
+        mount("", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
-def keep_mounter(workdir: str) -> socket.socket:
+def keep_mounter(top: str) -> socket.socket:
     """Fork a process that keeps the privilege to mount, for one message: files to make read-only. What has a
-    mount on it cannot be replaced or moved either, so the directories below `workdir` get one, too.
+    mount on it cannot be replaced or moved either, so the directories below `top` get one, too.
     Returns our end of the connection to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
@@ -143,8 +193,8 @@ def keep_mounter(workdir: str) -> socket.socket:
         close_all_but(theirs.fileno())
         _, fds, _, _ = socket.recv_fds(theirs, 1, 1)
         paths = load(fds[0])["paths"]
-        for directory in sorted({above for path in paths for above in directories(path, workdir)}):
-            mount(directory, directory, None, MS_BIND)
+        for directory in sorted({above for path in paths for above in directories(path, top)}):
+            mount(directory, directory, None, MS_BIND | MS_REC)
         for path in paths:
             mount(path, path, None, MS_BIND)
             mount("", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
@@ -155,7 +205,7 @@ def keep_mounter(workdir: str) -> socket.socket:
 
 def directories(path: str, top: str) -> Iterator[str]:
     """Yield those above `path` that are below `top`, none where it is elsewhere."""
-    while (path := os.path.dirname(path)).startswith(f"{top}/"):
+    while (path := os.path.dirname(path)) != "/" and path.startswith(f"{top.rstrip('/')}/"):
         yield path
 
 
@@ -168,12 +218,36 @@ def limit_namespaces() -> None:
     mount("", "/proc/sys", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
-def drop_privileges(uid: int) -> None:
+def look_up(file: str, name: str) -> tuple[int, int]:
+    """Return fields 3 and 4 of the entry with this name or number; a number needs no entry."""
+    text = ""
+    if os.path.isfile(file):  # an image's may be a device that never ends
+        with open(file, errors="replace") as entries:
+            text = entries.read(MAX_ENTRIES)
+    for line in text.splitlines():
+        fields = line.split(":")
+        if len(fields) > 3 and name in (fields[0], fields[2]) and fields[2].isdecimal():
+            return int(fields[2]), int(fields[3]) if fields[3].isdecimal() else 0
+    if name.isdecimal():
+        return int(name), 0
+    sys.exit(f"the image's user or group {name!r} is not in its {file}")
+
+
+def ids_of(user: str) -> tuple[int, int]:
+    """Return the numbers of `NAME`, `UID`, `NAME:GROUP` or `UID:GID`, as an image has them; "" is root."""
+    name, _, group = user.partition(":")
+    if name in ("", "0", "root") and not group:
+        return 0, 0
+    uid, gid = look_up("/etc/passwd", name or "root")
+    return uid, look_up("/etc/group", group)[0] if group else gid
+
+
+def drop_privileges(uid: int, gid: int) -> None:
     """Become the user `uid` of a user namespace that owns nothing, without capabilities, for good."""
     call("unshare", CLONE_NEWUSER)
     write("/proc/self/setgroups", "deny")
     write("/proc/self/uid_map", f"{uid} 0 1")
-    write("/proc/self/gid_map", f"{uid} 0 1")
+    write("/proc/self/gid_map", f"{gid} 0 1")
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last = int(file.read())
@@ -345,8 +419,8 @@ class Supervisor:
         if self.settings["isolated"]:
             finish_file_system(self.settings)
             if self.settings["protects"]:
-                self.mounter = keep_mounter(self.settings["workdir"])
-            drop_privileges(self.settings["uid"])
+                self.mounter = keep_mounter("/" if self.settings["image"] else self.settings["workdir"])
+            drop_privileges(*ids_of(self.settings["user"]))
         else:
             call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)

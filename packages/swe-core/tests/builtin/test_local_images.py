@@ -1,0 +1,498 @@
+"""Images in local sandboxes: pulled once, unpacked without root, and as in a container inside."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Asset, SandboxProvider, SandboxSpec
+from swe_core.builtin.local import bwrap, checks, image_tools
+from swe_core.builtin.local.images import Images
+from swe_core.builtin.local.provider import LocalProvider
+from swe_core.errors import ImageNotFound, PolicyRefused, SandboxError
+from swe_core.system.seal import contents_of
+from swe_testing.registry import Registry, bare_layer, make_image, require
+from swe_testing.sandbox.base import PATIENCE
+from swe_testing.waiting import until
+
+OBSTACLE = bwrap.why_not(bwrap.find_bwrap())
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
+
+MakeImage = Callable[..., str]
+Entry = tuple[str, bytes, str, int]
+"""Of a layer: name, type, content or target, mode."""
+PASSWD = "root:x:0:0:root:/root:/bin/sh\nworker:x:1234:1235::/:/bin/sh\n"
+GROUP = "root:x:0:\nstaff:x:50:\n"
+
+
+def layer(*entries: Entry) -> bytes:
+    """A layer of files, links and directories."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, kind, content, mode in entries:
+            member = tarfile.TarInfo(name)
+            member.type, member.mode = kind, mode
+            if kind == tarfile.REGTYPE:
+                member.size = len(content.encode())
+            else:
+                member.linkname = content
+            archive.addfile(member, io.BytesIO(content.encode()))
+    return packed.getvalue()
+
+
+def file(name: str, content: str = "", mode: int = 0o644) -> Entry:
+    return name, tarfile.REGTYPE, content, mode
+
+
+def link(name: str, target: str) -> Entry:
+    return name, tarfile.SYMTYPE, target, 0o777
+
+
+@pytest.fixture(scope="session")
+def bare(busybox: Path) -> bytes:
+    return bare_layer(busybox)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Images:
+    return Images(tmp_path / "images")
+
+
+@pytest.fixture
+def provider(images: Images) -> SandboxProvider:
+    return LocalProvider(images=images)
+
+
+@pytest.fixture
+def image(tmp_path: Path, bare: bytes) -> MakeImage:
+    """Makes an image of the bare layer and further ones."""
+
+    def make(*entries: Entry, config: Sequence[str] = (), more: Sequence[bytes] = ()) -> str:
+        layers = [bare, *([layer(*entries)] if entries else []), *more]
+        return make_image(tmp_path / f"layout-{len(os.listdir(tmp_path))}", layers, *config)
+
+    return make
+
+
+def digests(image: str) -> tuple[str, str]:
+    """Those of the manifest and of the configuration of a made image."""
+    layout = Path(image.removeprefix("oci:").removesuffix(":image"))
+    (manifest,) = json.loads((layout / "index.json").read_text())["manifests"]
+    blob = json.loads((layout / "blobs" / manifest["digest"].replace(":", "/")).read_text())
+    return manifest["digest"], blob["config"]["digest"]
+
+
+def root_of(cache: Path) -> Path:
+    """The root file system of the only image."""
+    (root,) = cache.glob("roots/*/rootfs")
+    return root
+
+
+def places(directory: Path, pattern: str) -> set[Path]:
+    """The files below a directory whose names match."""
+    return set(directory.rglob(pattern))
+
+
+def unfinished(cache: Path) -> list[Path]:
+    """What is being pulled."""
+    return [path for path in cache.glob("pulls/*") if path.is_dir()]
+
+
+async def said(provider: SandboxProvider, image: str, script: str, **more: object) -> str:
+    """What a script prints in a sandbox of an image; it must succeed."""
+    async with provider.open(SandboxSpec(image=image, disk_mb=64, **more)) as sandbox:
+        done = await sandbox.exec(["sh", "-euc", script])
+    assert done.exit_code == 0, done.stderr
+    return done.text
+
+
+async def refused(provider: SandboxProvider, image: str) -> SandboxError:
+    """The error with which an image cannot be opened."""
+    with pytest.raises(SandboxError) as caught:
+        async with provider.open(SandboxSpec(image=image, disk_mb=64)):
+            pass
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+async def test_sandbox_of_an_image_is_like_a_container_of_it(
+    provider: SandboxProvider, image: MakeImage
+) -> None:
+    """Its files, environment and user; HOME and workdir as in every sandbox; nothing of the host."""
+    made = image(
+        config=["--config.env=FOO=of=image", "--config.env=BOTH=image", "--config.env=HOME=/nowhere"]
+    )
+    spec = SandboxSpec(image=made, workdir="/not/there", env={"BOTH": "spec"}, disk_mb=64)
+    async with provider.open(spec) as sandbox:
+
+        async def run(*argv: str) -> str:
+            return (await sandbox.exec(argv)).text
+
+        assert sorted((await run("env")).splitlines()) == [
+            "BOTH=spec", "FOO=of=image", f"HOME={HOME_DIR}",
+            f"PATH={bwrap.IMAGE_PATH}",
+        ]  # fmt: skip
+        assert await run("pwd") == "/not/there\n"
+        assert await run("sh", "-c", "echo $(id -u) $(id -g)") == "0 0\n"
+        there = {"bin", "dev", "etc", "not", "proc", "run", "testbed", "tmp"}
+        assert set((await run("ls", "/")).split()) == there
+        assert await run("cat", "/etc/hosts") == "127.0.0.1 localhost\n::1 localhost\n"
+        status = await run("cat", "/proc/self/status")
+        assert "CapEff:\t0000000000000000" in status
+        assert "NoNewPrivs:\t1" in status
+        (root,) = [
+            line for line in (await run("cat", "/proc/self/mountinfo")).splitlines() if " / / " in line
+        ]
+        assert "nosuid,nodev" in root
+        script = (
+            "echo x >/new; rm /bin/vi; mkdir /bin/vi; echo y >/bin/vi/z; chmod 4755 /bin/busybox; cat /new"
+        )
+        assert await run("sh", "-euc", script) == "x\n"
+        assert await run("ls", "/.swe") == ""
+        assert sandbox.image_id == digests(made)[1]
+        assert [one.image for one in await provider.list() if one.id == sandbox.id] == [made]
+    assert (await said(provider, made, "ls -l /bin/vi /new 2>&1 || true")).count("No such file") == 1
+
+
+@pytest.mark.parametrize(
+    ("user", "ids"),
+    [
+        ("worker:staff", "1234 50"),
+        *(
+            pytest.param(user, ids, marks=pytest.mark.slow)
+            for user, ids in (
+                ("", "0 0"), ("root", "0 0"), ("0:0", "0 0"), ("worker", "1234 1235"),
+                ("1234", "1234 1235"), ("77", "77 0"), ("77:78", "77 78"), (":staff", "0 50"),
+            )
+        ),
+    ],
+)  # fmt: skip
+async def test_user_is_the_image_s(provider: SandboxProvider, image: MakeImage, user: str, ids: str) -> None:
+    """All files belong to it: without root there is one owner."""
+    made = image(file("etc/passwd", PASSWD), file("etc/group", GROUP), config=[f"--config.user={user}"])
+    script = "echo $(id -u) $(id -g) $(stat -c '%u %g' /bin/busybox) && touch /new"
+    assert await said(provider, made, script) == f"{ids} {ids}\n"
+
+
+async def test_unknown_user_is_an_error(provider: SandboxProvider, image: MakeImage) -> None:
+    error = await refused(provider, image(file("etc/passwd", PASSWD), config=["--config.user=ghost"]))
+    assert str(error).endswith("the image's user or group 'ghost' is not in its /etc/passwd")
+    endless = image(link("etc/passwd", "/dev/zero"), config=["--config.user=ghost"])
+    assert "'ghost' is not in its /etc/passwd" in str(await refused(provider, endless))
+
+
+async def test_links_of_an_image_lead_nowhere_else(
+    provider: SandboxProvider, image: MakeImage, tmp_path: Path
+) -> None:
+    """Neither what the host writes for a sandbox nor what it mounts in leaves the image."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "hosts").write_text("host's own\n")
+    made = image(
+        link("etc/hosts", f"{outside}/hosts"), link("var", str(outside)), link("opt", "/srv/deep"),
+        ("srv/deep", tarfile.DIRTYPE, "", 0o755), link("lib", "/bin"), link("testbed/out", str(outside)),
+    )  # fmt: skip
+    asset = tmp_path / "asset"
+    asset.mkdir()
+    (asset / "tool").write_text("tool\n")
+    assets = (Asset(name="one", path=asset, digest="1"),)
+    script = f"cat {ASSETS_DIR}/one/tool /srv/deep/swe/one/tool /etc/hosts; ls /testbed/out/ 2>&1 || true"
+    text = await said(provider, made, script, assets=assets)
+    assert text.startswith("tool\ntool\n127.0.0.1 localhost\n")
+    assert "No such file" in text
+    assert (outside / "hosts").read_text() == "host's own\n"
+    assert os.listdir(outside) == ["hosts"]
+    for name in ("proc", "dev"):
+        assert f"'/{name}' is a link in the image" in str(await refused(provider, image(link(name, "/tmp"))))
+
+
+async def test_hostile_layer_stays_inside(
+    provider: SandboxProvider, image: MakeImage, images: Images, tmp_path: Path
+) -> None:
+    """A path upwards, and a file through a link that an earlier layer made."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    up = "../" * 40
+    made = image(
+        file(f"{up}{outside}/a", "a"),
+        more=[layer(link("way", str(outside))), layer(file("way/b", "b"), file("way/../../../../c", "c"))],
+    )
+    await said(provider, made, "true")
+    assert os.listdir(outside) == []
+    assert places(tmp_path, "[abc]") == places(root_of(tmp_path / "images"), "[abc]")
+
+
+async def test_later_layers_remove_and_replace(provider: SandboxProvider, image: MakeImage) -> None:
+    first = layer(file("d/one", "1"), file("d/two", "2"), file("e/three", "3"), file("f", "old"))
+    later = layer(file("d/.wh.one"), file("e/.wh..wh..opq"), file("e/four", "4"), file("f", "new"))
+    script = "ls /d /e; cat /f; rm -r /e; mkdir /e; ls /e"
+    assert await said(provider, image(more=[first, later]), script) == "/d:\ntwo\n\n/e:\nfour\nnew"
+
+
+async def test_shared_files_never_change(provider: SandboxProvider, image: MakeImage, tmp_path: Path) -> None:
+    """Whatever root inside does to its own."""
+    made = image(file("etc/passwd", PASSWD), file("suid", "#!/bin/sh\nid -u\n", 0o4755))
+    await said(provider, made, "true")
+    root = root_of(tmp_path / "images")
+    before = contents_of(root)
+    script = "echo x >>/etc/passwd; rm /suid; chmod 000 /testbed; mv /etc /was; rm -rf /bin /tmp/* || true"
+    await said(provider, made, script)
+    assert contents_of(root) == before
+    assert (root / "suid").stat().st_mode & 0o7777 == 0o4755
+    assert (tmp_path / "images").stat().st_mode & 0o777 == 0o700  # so that no other user runs it
+
+
+async def test_protected_files_survive_moves_of_all_directories(
+    provider: SandboxProvider, image: MakeImage
+) -> None:
+    """Also of those above the repository: here they are writable."""
+    made = image(file("home/user/repo/tests/a", "a\n"))
+    spec = SandboxSpec(image=made, workdir="/home/user/repo", write_protect=True, disk_mb=64)
+    path = "/home/user/repo/tests/a"
+    async with provider.open(spec) as sandbox:
+        assert await sandbox.protect([path])
+        for moved in ("/home", "/home/user", "/home/user/repo", "/home/user/repo/tests"):
+            script = 'mv "$1" /away && mkdir -p "${2%/*}" && echo changed >"$2"'
+            await sandbox.exec(["sh", "-c", script, "sh", moved, path])
+            assert await sandbox.read(path) == b"a\n", moved
+        assert (await sandbox.exec(["sh", "-c", "echo b >b; cat b"])).text == "b\n"
+
+
+async def test_repository_of_a_task_needs_no_image(provider: SandboxProvider, tmp_path: Path) -> None:
+    """It runs with the host's programs, as the demo does, whatever image it names for other sandboxes."""
+    spec = SandboxSpec(image="nowhere.invalid/none:1", repository=tmp_path, disk_mb=64)
+    async with provider.open(spec) as sandbox:
+        assert sandbox.image_id is None
+        assert (await sandbox.exec(["python3", "-c", ""])).exit_code == 0
+
+
+async def test_registry_is_asked_once(registry: Registry, image: MakeImage, tmp_path: Path) -> None:
+    """A second process asks nothing, also where the tag has moved; the digest names what it says."""
+    first = registry.push(image(file("which", "first")), "moving:1")
+    cache = tmp_path / "images"
+
+    async def which(name: str, images: Images) -> str:
+        return await said(LocalProvider(images=images), name, "cat /which")
+
+    running = Images(cache)
+    assert await which(first, running) == "first"
+    requests = len(registry.log)
+    assert await which(first, Images(cache)) == "first"
+    assert len(registry.log) == requests
+    layout = image(file("which", "second"))
+    registry.push(layout, "moving:1")
+    assert await which(first, running) == await which(first, Images(cache)) == "first"
+    assert await which(f"{first}@{digests(layout)[0]}", Images(cache)) == "second"
+    assert await which(first, Images(tmp_path / "another")) == "second"
+    assert await which(f"docker://{first}", Images(cache)) == "first"  # the same name, written in full
+
+
+@pytest.mark.slow
+async def test_blobs_are_shared(registry: Registry, image: MakeImage, provider: SandboxProvider) -> None:
+    one = registry.push(image(file("one")), "shared:one")
+    two = registry.push(image(file("two")), "shared:two")
+    fetched = []
+    for name in (one, two):
+        await said(provider, name, "true")
+        fetched.append(sum('"GET /v2/shared/blobs/' in line for line in registry.log))
+    assert fetched[1] - fetched[0] < fetched[0]  # not the bare layer again
+
+
+_OPENS = """
+import sys, anyio
+from pathlib import Path
+from swe_core.builtin.local.images import Images
+from swe_core.builtin.local.provider import LocalProvider
+from swe_core.api.sandbox import SandboxSpec
+
+async def main():
+    provider = LocalProvider(images=Images(Path(sys.argv[1])))
+    async with provider.open(SandboxSpec(image=sys.argv[2], disk_mb=64)):
+        sys.stdout.write("open")
+
+anyio.run(main)
+"""
+
+
+def process(cache: Path, name: str, programs: Path | None = None) -> subprocess.Popen[bytes]:
+    """Start a process that opens a sandbox of an image."""
+    path = os.pathsep.join([*([str(programs)] if programs else []), os.environ["PATH"]])
+    argv = [sys.executable, "-c", _OPENS, str(cache), name]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PATH": path})
+
+
+async def ended(process: subprocess.Popen[bytes]) -> bytes:
+    with anyio.fail_after(PATIENCE):
+        out, _ = await anyio.to_thread.run_sync(process.communicate)
+    return bytes(out)
+
+
+async def test_processes_pull_an_image_once(registry: Registry, image: MakeImage, tmp_path: Path) -> None:
+    name = registry.push(image(), "at-once:1")
+    started = [process(tmp_path / "images", name) for _ in range(3)]
+    assert [await ended(one) for one in started] == [b"open"] * 3
+    assert sum('"GET /v2/at-once/blobs/' in line for line in registry.log) == 3  # configuration twice, layer
+
+
+@pytest.mark.parametrize("when", ["pull", pytest.param("unpack", marks=pytest.mark.slow)])
+async def test_killed_pull_leaves_nothing_that_counts(
+    registry: Registry, image: MakeImage, tmp_path: Path, when: str
+) -> None:
+    """The process that waits for it pulls anew; no tool outlives its process."""
+    name = registry.push(image(), f"killed:{when}")
+    programs, begun, cache = tmp_path / "programs", tmp_path / "begun", tmp_path / "images"
+    programs.mkdir()
+    tell = f'[ "$1" != copy ] && exec {shutil.which("skopeo")} "$@"; echo >{begun}'
+    scripts = {
+        "pull": ("skopeo", tell),
+        "unpack": ("umoci", "mkdir -p /new/rootfs/half; touch /new/rootfs/half/file"),
+    }
+    program, script = scripts[when]
+    (programs / program).write_text(f"#!/bin/sh\n{script}\nexec sleep 1000\n")
+    (programs / program).chmod(0o755)
+    first = process(cache, name, programs)
+    await until(lambda: begun.exists() or list(cache.glob("pulls/*/made/rootfs/half/file")))
+    second = process(cache, name)
+    hanging = tools_of(first.pid)
+    assert hanging
+    first.kill()
+    assert await ended(first) == b""
+    assert await ended(second) == b"open"
+    await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in hanging))
+    assert unfinished(cache) == []
+    assert list(cache.glob("roots/*/rootfs/half")) == []
+
+
+def tools_of(pid: int) -> list[int]:
+    """The processes below a process."""
+    found = [
+        int(child)
+        for children in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in children.read_text().split()
+    ]
+    return found + [below for child in found for below in tools_of(child)]
+
+
+async def test_reap_removes_what_killed_pulls_left(images: Images, tmp_path: Path) -> None:
+    left = tmp_path / "images" / "pulls" / ("0" * 32)
+    (left / "made").mkdir(parents=True)
+    (left / "made").chmod(0o500)
+    await LocalProvider(images=images).reap()
+    assert not left.exists()
+
+
+async def test_cancelled_pull_leaves_nothing(
+    registry: Registry, image: MakeImage, images: Images, tmp_path: Path
+) -> None:
+    name = registry.push(image(), "cancelled:1")
+    before = tools_of(os.getpid())
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+
+            async def cancel() -> None:
+                await until(lambda: unfinished(tmp_path / "images"))
+                scope.cancel()
+
+            tasks.start_soon(cancel)
+            await said(LocalProvider(images=images), name, "true")
+    assert scope.cancelled_caught
+    assert tools_of(os.getpid()) == before
+    assert unfinished(tmp_path / "images") == []
+    assert await said(LocalProvider(images=images), name, "echo fine") == "fine\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "expected"),
+    [
+        ("HERE/none:1", ImageNotFound, "the registry does not have it; check its name"),
+        ("127.0.0.1:9/x:1", SandboxError, "the registry does not answer; check its name and the network"),
+        (
+            "HERE/Upper:1",
+            ImageNotFound,
+            "no name of an image; expected one such as 'registry/repository:tag'",
+        ),
+        ("oci:/no/layout:1", ImageNotFound, "No such file or directory: '/no/layout/index.json'"),
+        ("docker-archive:/no/file.tar", ImageNotFound, "No such file or directory: '/no/file.tar'"),
+        ("docker-archive:/etc/passwd", SandboxError, "cannot be had: skopeo failed: "),
+    ],
+)
+async def test_image_that_cannot_be_had(
+    registry: Registry, provider: SandboxProvider, name: str, kind: type[SandboxError], expected: str
+) -> None:
+    name = name.replace("HERE", registry.address)
+    error = await refused(provider, name)
+    assert type(error) is kind
+    assert str(error).startswith(f"the image {name!r} cannot be had: ")
+    assert expected in str(error)
+
+
+async def test_image_of_another_architecture(
+    provider: SandboxProvider, image: MakeImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = image(config=["--architecture=s390x"])
+    error = str(await refused(provider, made))
+    assert f"the image {made!r} is for the architecture 's390x', and this machine has 'amd64'" in error
+
+
+async def test_missing_tools(
+    provider: SandboxProvider, image: MakeImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = image()
+    (tmp_path / "empty").mkdir()
+    provider.notes()  # looks whether this machine isolates
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    error = str(await refused(provider, made))
+    assert "this machine has no skopeo and no umoci: install them" in error
+    assert "`apt-get install skopeo umoci`" in error
+    assert checks.images().state == "info"
+    (tmp_path / "empty" / "skopeo").symlink_to("/bin/true")
+    assert "has no umoci: install it, on Debian with `apt-get install umoci`" in checks.images().text
+
+
+async def test_image_needs_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bwrap, "why_not", lambda path: "this machine forbids user namespaces")
+    error = await refused(LocalProvider(unisolated=True), "some:image")
+    assert isinstance(error, PolicyRefused)
+    assert "'some:image' cannot be run without isolation" in str(error)
+
+
+def test_full_disk(bare: bytes, tmp_path: Path) -> None:
+    """A file system of 512 KB, in a mount namespace of its own."""
+    made = make_image(tmp_path / "layout", [bare])
+    cache = tmp_path / "small"
+    cache.mkdir()
+    mounted = 'mount -t tmpfs -o size=512k tmpfs "$0" && exec "$@"'
+    program = [sys.executable, "-c", _OPENS, str(cache / "images"), made]
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", mounted, str(cache), *program], capture_output=True, text=True
+    )
+    assert "the disk is full; make room in " in done.stderr, done.stderr
+
+
+def test_doctor_opens_an_image() -> None:
+    require("skopeo", "umoci")
+    finding = checks.images()
+    assert finding.state == "ok", finding
+    assert "skopeo" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("localhost:5000/a:1", True), ("127.0.0.1:5000/a", True), ("127.3.2.1/a", True),
+        ("localhost/a", True), ("registry.example/a:1", False), ("a:1", False), ("10.0.0.1:5000/a", False),
+        ("localhost.example/a", False),
+    ],
+)  # fmt: skip
+def test_only_loopback_may_be_plain(name: str, expected: bool) -> None:
+    assert image_tools.is_loopback(name) is expected
