@@ -1,6 +1,7 @@
 """Shared by the tests of every package: what is slow, what runs in which worker, and the event loop."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -25,6 +26,16 @@ pytest_plugins = [
 def anyio_backend() -> str:
     """aiohttp's server needs asyncio, so asyncio is what everything is tested on."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def demo_layout(demo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The image of the demo and of the Docker tests, made without an engine."""
+    from swe_testing.registry import make_image  # not before pytest has loaded it as a plugin
+
+    directory = tmp_path_factory.mktemp("demo") / "layout"
+    config = ("--config.env=LANG=C.UTF-8", "--config.workingdir=/testbed")
+    return make_image(directory, [demo_root], *config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

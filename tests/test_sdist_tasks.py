@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from swe_testing.registry import Registry, make_image
+
 from .conftest import SweCore
 from .sdist_tasks import NoIndex, make_tasks
 
@@ -54,6 +56,25 @@ def image_rows(rows: Path, docker_engine: str, docker_image: str) -> Iterator[Pa
     client.close()
 
 
+@pytest.fixture(scope="module")
+def registry_rows(
+    rows: Path, registry: Registry, demo_layout: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The same as images of a registry, made without an engine."""
+    changed = []
+    for line in rows.read_text().splitlines():
+        row = json.loads(line)
+        name = row["instance_id"].lower()
+        layer = io.BytesIO()
+        with tarfile.open(fileobj=layer, mode="w") as archive:
+            archive.add(row.pop("repository"), "testbed", filter=_as_root)
+        layout = make_image(tmp_path_factory.mktemp(name) / "layout", [layer.getvalue()], base=demo_layout)
+        changed.append({**row, "image_name": registry.push(layout, f"{name}:1")})
+    path = rows.with_name("registry-rows.jsonl")
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in changed))
+    return path
+
+
 def _context(base: str, repository: Path) -> io.BytesIO:
     """A build context: the base image with the repository in /testbed."""
     made = io.BytesIO()
@@ -72,16 +93,15 @@ def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def verified_and_run(tasks: Path, sandbox: str, swe_core: SweCore, tmp_path: Path) -> None:
+def verified_and_run(
+    tasks: Path, sandbox: str, swe_core: SweCore, tmp_path: Path, *, images: bool = True
+) -> None:
+    own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state")}
     report = tmp_path / "report.jsonl"
     chosen = ["--tasks", str(tasks), "--sandbox", sandbox]
     done = subprocess.run(
         [PROGRAM, "tasks", "verify", *chosen, "--cheats", CHEATS, "--repeat", "2", "--out", str(report)],
-        env={
-            **os.environ,
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
-            "XDG_STATE_HOME": str(tmp_path / "state"),
-        },
+        env={**os.environ, **own},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -95,17 +115,17 @@ def verified_and_run(tasks: Path, sandbox: str, swe_core: SweCore, tmp_path: Pat
         checks = {check["name"]: check for check in line["checks"]}
         assert checks["history-at-work"]["patch_bytes"] == 0  # nothing was there to be taken
         assert checks["history-at-test"]["patch_bytes"] > 0
-    *others, last = lines  # as if a tag had moved; local sandboxes have no ids
+    *others, last = lines  # as if a tag had moved; sandboxes without an image have no ids
     moved = [*others, {**last, "image_id": last["image_id"] and "sha256:0"}]
     report.write_text("".join(json.dumps(line) + "\n" for line in moved))
     chosen += ["--verified", str(report)]
-    gold = swe_core(*chosen, "--agent", "oracle")
+    gold = swe_core(*chosen, "--agent", "oracle", env=own)
     assert [rollout["reward"] for rollout in gold.rollouts] == [1.0, 1.0], gold.stdout
     said = " ".join(gold.stderr.split())
-    assert said.count(" was verified in the image ") == (sandbox == "docker")
+    assert said.count(" was verified in the image ") == images
     told = f"{last['task_id']!r} was verified in the image 'sha256:0' and graded in {last['image_id']!r}"
-    assert (told in said) == (sandbox == "docker")
-    nothing = swe_core(*chosen, "--agent", "nop")
+    assert (told in said) == images
+    nothing = swe_core(*chosen, "--agent", "nop", env=own)
     assert [rollout["reward"] for rollout in nothing.rollouts] == [0.0, 0.0], nothing.stdout
 
 
@@ -121,7 +141,12 @@ def test_fix_is_in_the_history_that_the_sandboxes_are_given(rows: Path) -> None:
 
 @pytest.mark.usefixtures("local_sandbox")
 def test_in_the_local_sandbox(rows: Path, swe_core: SweCore, tmp_path: Path) -> None:
-    verified_and_run(rows, "local", swe_core, tmp_path)
+    verified_and_run(rows, "local", swe_core, tmp_path, images=False)
+
+
+@pytest.mark.usefixtures("local_sandbox")
+def test_in_the_local_sandbox_with_images(registry_rows: Path, swe_core: SweCore, tmp_path: Path) -> None:
+    verified_and_run(registry_rows, "local", swe_core, tmp_path)
 
 
 @pytest.mark.docker

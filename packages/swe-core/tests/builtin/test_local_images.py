@@ -21,7 +21,7 @@ from swe_core.builtin.local.images import Images
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import ImageNotFound, PolicyRefused, SandboxError
 from swe_core.system.seal import contents_of
-from swe_testing.registry import Registry, bare_layer, make_image, require
+from swe_testing.registry import Registry, bare_layer, make_image, require, run_tool
 from swe_testing.sandbox.base import PATIENCE
 from swe_testing.waiting import until
 
@@ -457,6 +457,19 @@ async def test_missing_tools(
     assert checks.images().state == "info"
     (tmp_path / "empty" / "skopeo").symlink_to("/bin/true")
     assert "has no umoci: install it, on Debian with `apt-get install umoci`" in checks.images().text
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+async def test_id_is_that_of_a_docker_engine(
+    docker_engine: str, docker_image: str, provider: SandboxProvider, tmp_path: Path
+) -> None:
+    """So a report of `tasks verify` holds for both sandboxes."""
+    docker = ["docker", "--host", docker_engine]
+    saved = tmp_path / "saved.tar"
+    run_tool(*docker, "save", "--output", str(saved), docker_image)
+    async with provider.open(SandboxSpec(image=f"docker-archive:{saved}")) as sandbox:
+        assert sandbox.image_id == run_tool(*docker, "inspect", "--format", "{{.Id}}", docker_image).strip()
 
 
 async def test_image_needs_isolation(monkeypatch: pytest.MonkeyPatch) -> None:

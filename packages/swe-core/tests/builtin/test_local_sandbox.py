@@ -18,6 +18,7 @@ import pytest
 
 from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Asset, SandboxProvider, SandboxSpec
 from swe_core.builtin.local import bwrap, limits, state
+from swe_core.builtin.local.images import Images
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.builtin.local.unisolated import Paths
 from swe_core.errors import ConfigError, SandboxDied, SandboxError, SandboxTimeout
@@ -25,6 +26,7 @@ from swe_core.run.plan import check_sandbox_supported
 from swe_core.run.settings import Settings
 from swe_core.system.event_loop import run
 from swe_core.system.process_owner import current_owner
+from swe_testing.registry import Registry
 from swe_testing.sandbox import SandboxConformance
 from swe_testing.sandbox.base import PATIENCE, SandboxSuite, runs, unique_seconds, until_runs
 from swe_testing.sandbox.commands import CommandTests
@@ -119,6 +121,26 @@ class Unisolated(Local):
 @needs_namespaces
 class TestLocal(Local, SandboxConformance):
     """The shared behaviour of isolated sandboxes."""
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
+    """A cache of this module's own."""
+    return Images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.mark.slow
+@needs_namespaces
+class TestImage(Local, SandboxConformance):
+    """The shared behaviour of sandboxes of an image from a registry."""
+
+    @pytest.fixture
+    def provider(self, images: Images) -> SandboxProvider:
+        return LocalProvider(images=images)
+
+    @pytest.fixture
+    def spec(self, registry: Registry, demo_layout: str) -> SandboxSpec:
+        return SPEC.model_copy(update={"image": registry.push(demo_layout, "demo:1")})
 
 
 @pytest.mark.slow

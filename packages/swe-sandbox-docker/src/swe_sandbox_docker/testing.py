@@ -35,6 +35,15 @@ def docker_engine() -> str:
 
 
 @pytest.fixture(scope="session")
+def demo_root() -> Path:
+    """Return the root of the test image as a tar, which root on Debian makes of Debian packages."""
+    done = subprocess.run([_BUILD, "--tar"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        pytest.skip(done.stderr.strip())
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="session")
 def docker_image(docker_engine: str) -> str:
     """Return the name of the test image. Where it is missing, root on Debian builds it of Debian packages."""
     import docker

@@ -88,23 +88,28 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     lines.close()
 
 
-def make_image(directory: Path, layers: Sequence[bytes], *config: str) -> str:
+def make_image(directory: Path, layers: Sequence[bytes | Path], *config: str, base: str | None = None) -> str:
     """Make an image in a new OCI layout, and return its name, `oci:DIRECTORY:image`.
 
     Args:
         layers: Tar archives, lowest first.
         config: Options of `umoci config`, such as "--config.env=NAME=VALUE".
+        base: Another such image, to which the layers are added.
     """
     require("skopeo", "umoci")
     image = f"{directory}:image"
-    run_tool("umoci", "init", "--layout", str(directory))
-    run_tool("umoci", "new", "--image", image)
+    if base is None:
+        run_tool("umoci", "init", "--layout", str(directory))
+        run_tool("umoci", "new", "--image", image)
+    else:
+        run_tool("skopeo", "copy", "--quiet", base, f"oci:{image}")
     for layer in layers:
-        archive = directory / "layer.tar"
-        archive.write_bytes(layer)
+        archive = layer if isinstance(layer, Path) else directory / "layer.tar"
+        if isinstance(layer, bytes):
+            archive.write_bytes(layer)
         run_tool("umoci", "raw", "add-layer", "--image", image, str(archive))
-        archive.unlink()
-    run_tool("umoci", "config", "--image", image, *config)
+    if config:
+        run_tool("umoci", "config", "--image", image, *config)
     return f"oci:{image}"
 
 
