@@ -38,7 +38,7 @@ IMAGE = "swe-core-demo:1"
 """The demo tasks' container image."""
 SANDBOXES = ("local", "docker")
 _DOCKER = Path(__file__).parents[1] / "packages" / "swe-sandbox-docker" / "src" / "swe_sandbox_docker"
-_BUILD_IMAGE = _DOCKER / "demo_image" / "from-debs"
+BUILD_IMAGE = _DOCKER / "demo_image" / "from-debs"
 _RUN_SECONDS = 900.0
 _WIDTH = 110
 _DIGITS = {"s": 3, "ms": 2, "x": 2, "MB": 0, "/s": 0}
@@ -176,7 +176,7 @@ def _no_docker() -> str | None:
         api.inspect_image(IMAGE)
     except docker.errors.ImageNotFound:
         done = subprocess.run(
-            [_BUILD_IMAGE, IMAGE],
+            [BUILD_IMAGE, IMAGE],
             env={**os.environ, "DOCKER_HOST": address.url},
             capture_output=True,
             text=True,

@@ -51,6 +51,13 @@ def test_startup() -> None:
 
 
 @pytest.mark.usefixtures("local_sandbox")
+def test_open_sandbox(demo_layout: str) -> None:
+    result = last_line("open_sandbox", "--runs", "1", "--image", demo_layout)
+    assert 0 < result["medians"]["image_open"] < result["medians"]["image_all"]
+    assert result["medians"]["host_open"] > 0
+
+
+@pytest.mark.usefixtures("local_sandbox")
 def test_overhead() -> None:
     args = ("--runs", "1", "--sandbox", "local", "--agent", "oracle", "--task", "demo__csvtidy-1")
     result = last_line("overhead", *args)

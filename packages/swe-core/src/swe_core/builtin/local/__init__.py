@@ -32,7 +32,7 @@ def _create(config: LocalConfig) -> SandboxProvider:
 
 @hookimpl
 def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:
-    return [Component("local", _create, LocalConfig, "bubblewrap on this machine; needs no root, no image")]
+    return [Component("local", _create, LocalConfig, "bubblewrap on this machine; needs no root")]
 
 
 @hookimpl
