@@ -15,6 +15,7 @@ from swe_core.api.sandbox import SandboxSpec
 from swe_core.errors import PolicyRefused
 from swe_core.plugins.manager import PluginSet
 from swe_sandbox_docker import checks
+from swe_sandbox_docker.client import _limits
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
 
@@ -42,6 +43,28 @@ def test_engine_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     found = look(0)
     assert "without it everyone who reaches the port is root there" in found.text
     assert found.remedy.startswith("Set sandbox.docker.tls")
+
+
+def test_podman_is_named_where_no_engine_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "podman").mkdir()
+    path = tmp_path / "podman" / "podman.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        assert checks.engine().remedy == f"Set DOCKER_HOST to unix://{path}, where Podman listens."
+
+
+def test_replies_of_podman_are_understood() -> None:
+    """As Podman 4.3.1 gave them: it names architectures as Go does."""
+    info = {
+        "NCPU": 2, "MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True, "Driver": "overlay",
+        "Architecture": "amd64", "SecurityOptions": ["name=seccomp,profile=default"],
+    }  # fmt: skip
+    limits = _limits(info, {"Components": [{"Name": "Podman Engine"}, {"Name": "Conmon"}]})
+    assert (limits.seccomp, limits.podman, limits.missing) == (True, True, ())
+    limits = _limits({**info, "Architecture": "x86_64"}, {"Components": [{"Name": "Engine"}]})
+    assert (limits.seccomp, limits.podman) == (True, False)
 
 
 def test_hanging_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -50,7 +51,9 @@ def _sentence(error: ValidationError | ConfigError) -> str:
 
 def engine(address: Address) -> Finding:
     """Check that a Docker Engine answers, and report which limits it can enforce."""
-    return _asked(address, _engine, lambda problem: Finding.missing(problem))
+    podman = next((path for path in _podman_sockets() if path.is_socket()), None)
+    remedy = f"; set DOCKER_HOST to unix://{podman}, where Podman listens" if podman else ""
+    return _asked(address, _engine, lambda problem: Finding.missing(f"{problem}{remedy}"))
 
 
 def _engine(client: Client) -> Finding:
@@ -60,7 +63,15 @@ def _engine(client: Client) -> Finding:
         "" if limits.seccomp else "; it does not accept swe-core's seccomp profile (sandbox.docker.seccomp)"
     )
     about = f"{counted(limits.cpus, 'processor')}, {limits.storage}"
-    return Finding("ok", f"Engine {limits.version} at {client.host}, {about}{lacks}{seccomp}")
+    kind = "Podman" if limits.podman else "Engine"
+    return Finding("ok", f"{kind} {limits.version} at {client.host}, {about}{lacks}{seccomp}")
+
+
+def _podman_sockets() -> Iterator[Path]:
+    """Yield where Podman's service listens, if it does: the user's, then root's."""
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        yield Path(runtime, "podman/podman.sock")
+    yield Path("/run/podman/podman.sock")
 
 
 def disk(address: Address) -> Finding:

@@ -50,6 +50,8 @@ _REMEDIES = {
     "tcp": "start one that listens there, and check its port, its certificate and yours",
     "ssh": "check that `ssh` logs in there without a question, and that the user may use the engine's socket",
 }
+_GO_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Podman's names of architectures → Docker's, which are the kernel's."""
 _MAX_HEAD = 65536
 _MAX_REASON = 500
 
@@ -66,6 +68,7 @@ class EngineLimits:
         quota: Whether it may support a quota for all that a container writes.
         version: Its version.
         seccomp: Whether it can apply swe-core's seccomp profile to a container.
+        podman: Whether it is Podman, which reads a profile from a file of this host.
     """
 
     cpus: int
@@ -75,6 +78,7 @@ class EngineLimits:
     quota: bool
     version: str
     seccomp: bool
+    podman: bool = False
 
 
 class Client:
@@ -106,7 +110,7 @@ class Client:
             self._socket = self._tunnel.socket if self._tunnel else address.path
             self._probe()  # if this fails, docker-py would leak its socket
             self.api = self._connect(timeout)
-            self.limits = _limits(self.api.info())
+            self.limits = _limits(self.api.info(), self.api.version())
         except (DockerException, SandboxError, OSError) as error:
             if self._tunnel is not None:
                 self._tunnel.close()
@@ -260,12 +264,13 @@ def _line(text: str) -> str:
     return textwrap.shorten(text, _MAX_REASON, placeholder=" …")
 
 
-def _limits(info: dict[str, Any]) -> EngineLimits:
+def _limits(info: dict[str, Any], version: dict[str, Any]) -> EngineLimits:
     named = {"MemoryLimit": "memory", "PidsLimit": "the number of processes", "CpuCfsQuota": "processor time"}
     status = dict(info.get("DriverStatus") or ())
     below = status.get("Backing Filesystem", "")
     driver = info.get("Driver", "")
     security = {option.partition(",")[0] for option in info.get("SecurityOptions") or ()}
+    machine = info.get("Architecture", "")
     return EngineLimits(
         cpus=info["NCPU"],
         missing=tuple(words for key, words in named.items() if not info.get(key)),
@@ -273,5 +278,6 @@ def _limits(info: dict[str, Any]) -> EngineLimits:
         storage=f"{driver} on {below}" if below else driver,
         quota=driver in ("btrfs", "zfs", "devicemapper") or (driver == "overlay2" and below == "xfs"),
         version=info.get("ServerVersion") or "of unknown version",
-        seccomp="name=seccomp" in security and info.get("Architecture") in MACHINES,
+        seccomp="name=seccomp" in security and _GO_NAMES.get(machine, machine) in MACHINES,
+        podman=any(part["Name"] == "Podman Engine" for part in version.get("Components") or ()),
     )

@@ -112,6 +112,10 @@ class DockerProvider:
                 if await engine.shares_files(image):
                     sockets = shared.enter_context(shared_directory())
                     mounts = shared_mounts(spec, sockets)
+                    if seccomp and client.limits.podman:
+                        file = sockets.with_name("seccomp.json")  # it takes a path, not the profile itself
+                        await anyio.Path(file).write_text(seccomp)
+                        seccomp = str(file)
                 else:
                     mounts = await engine.assets.mounts(spec.assets, image)
                 try:
