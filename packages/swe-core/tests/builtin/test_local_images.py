@@ -472,6 +472,25 @@ async def test_id_is_that_of_a_docker_engine(
         assert sandbox.image_id == run_tool(*docker, "inspect", "--format", "{{.Id}}", docker_image).strip()
 
 
+@pytest.mark.slow
+async def test_podman_unpacks_where_the_others_are_missing(
+    registry: Registry, image: MakeImage, provider: SandboxProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require("podman")
+    monkeypatch.setattr(image_tools, "_WAYS", (("podman",),))
+    made = image(file("etc/passwd", PASSWD), config=["--config.user=worker", "--config.env=FOO=bar"])
+    name = registry.push(made, "podman:1")
+    try:
+        async with provider.open(SandboxSpec(image=name, disk_mb=64)) as sandbox:
+            done = await sandbox.exec(["sh", "-c", "echo $FOO $(id -u) && rm /bin/vi"])
+            assert (done.text, done.stderr) == ("bar 1234\n", b"")
+            assert sandbox.image_id == digests(made)[1]
+    finally:
+        run_tool("podman", "rmi", "--force", name)
+    error = await refused(provider, f"{registry.address}/none:1")
+    assert "the registry does not have it; check its name (podman: " in str(error)
+
+
 async def test_image_needs_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bwrap, "why_not", lambda path: "this machine forbids user namespaces")
     error = await refused(LocalProvider(unisolated=True), "some:image")
