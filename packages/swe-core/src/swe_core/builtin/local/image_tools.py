@@ -30,6 +30,7 @@ _WAYS = (("skopeo", "umoci"), ("podman",))
 """The programs that do it, best first."""
 _POLICIES = ("/etc/containers/policy.json", "~/.config/containers/policy.json")
 _FATAL = re.compile(r'msg="((?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(r"\\(.)")
 _NAME = "image"
 # Becomes the program, which the kernel kills when this process exits in any way.
 _TIED = (
@@ -304,7 +305,8 @@ def _failed(source: Source, tool: str, code: int, said: str, cache: Path) -> San
     """Return the error for a program that failed: an `ImageNotFound` where the source lacks the image."""
     lines = said.strip().splitlines()
     messages = _FATAL.findall(said)
-    words = " ".join((messages or lines or [f"exit code {code}"])[-1].replace('\\"', '"').split())[-500:]
+    last = (messages or lines or [f"exit code {code}"])[-1]
+    words = " ".join(_ESCAPED.sub(lambda found: found[1] if found[1] == '"' else " ", last).split())[-500:]
     for pattern, kind, meaning in _KNOWN:
         if re.search(pattern, said, re.IGNORECASE):
             meant = meaning.format(cache=str(cache), tool=tool)
