@@ -331,8 +331,8 @@ def code(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_option_named_exists(page: Path, options: set[str]) -> None:
     of_others = re.compile(
-        r"^.*\b(pip|pytest|git|make|patch|bwrap|npm|docker|vllm|inspect view|openenv (validate|push)"
-        r"|trackio show|tensorboard|mlflow ui|benchmarks/\w+\.py|python -m) .*$",
+        r"^.*\b(pip|pytest|git|make|patch|bwrap|skopeo|umoci|npm|docker|vllm|inspect view"
+        r"|openenv (validate|push)|trackio show|tensorboard|mlflow ui|benchmarks/\w+\.py|python -m) .*$",
         re.M,
     )
     of_peers = re.search(r"^## Settings beside .*?(?=^## )", page.read_text(), re.S | re.M)
