@@ -15,6 +15,7 @@ from swe_sandbox_docker.streams import take_frames
 
 Connect = Callable[[int], Awaitable[tuple[ByteStream, bytearray]]]
 _HOST = "port-"
+_READY = b"ready\n"
 _KEEP = 60.0
 """Seconds that an idle connection is kept: each new one starts a command."""
 
@@ -50,9 +51,13 @@ class _Network(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         try:
-            return _Stream(*await self._connect(int(host.removeprefix(_HOST))))
+            stream = _Stream(*await self._connect(int(host.removeprefix(_HOST))))
+            if not await stream.opened():
+                await stream.aclose()
+                raise httpcore.ConnectError(f"nothing answers on port {port} inside")
         except SandboxError as error:
             raise httpcore.ConnectError(str(error)) from error
+        return stream
 
 
 class _Stream(httpcore.AsyncNetworkStream):
@@ -62,6 +67,16 @@ class _Stream(httpcore.AsyncNetworkStream):
         self._connection = connection
         self._framed = first
         self._data = bytearray()
+
+    async def opened(self) -> bool:
+        """Wait for the line that the program inside prints first. Return whether it came."""
+        found = b""
+        while len(found) < len(_READY):
+            data = await self.read(len(_READY) - len(found))
+            if not data:
+                return False
+            found += data
+        return True
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         while not self._data:

@@ -153,7 +153,7 @@ class DockerSandbox(Sandbox):
     @asynccontextmanager
     async def _reach_by_pull(self, endpoint: str) -> AsyncIterator[str]:
         async def connect(port: int) -> tuple[ByteStream, bytearray]:
-            _, connection, first = await self._exec(interpreted("connect", str(port)), "/", {}, stdin=True)
+            _, connection, first = await self._exec(interpreted("bridge", str(port)), "/", {}, stdin=True)
             return connection, first
 
         async with port_client(connect) as http:

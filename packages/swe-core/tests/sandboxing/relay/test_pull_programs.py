@@ -441,7 +441,7 @@ def what_processes_tell() -> list[bytes]:
     return seen
 
 
-@pytest.mark.parametrize("name", ["pull.py", "forward.py", "bridge.py", "connect.py"])
+@pytest.mark.parametrize("name", ["pull.py", "forward.py", "bridge.py"])
 def test_programs_are_written_in_an_old_python(name: str) -> None:
     ast.parse(
         (resources.files("swe_core.sandboxing.relay.inside") / name).read_text(), feature_version=(3, 6)
