@@ -24,6 +24,7 @@ _COMMANDS = {
     "runs": ("swe_core.cli.runs:runs", "List runs, the newest last."),
     "report": ("swe_core.cli.report:report", "Print the results of a run: pass@k, times, errors, tampering."),
     "show": ("swe_core.cli.show:show", "Print one rollout: transcript, patch, tests."),
+    "top": ("swe_core.cli.top:top", "Show the nodes of a run while it runs: slots, rollouts, tokens/s."),
     "view": ("swe_core.cli.view:view", "Open runs in a browser: rollouts, tokens, chains, groups."),
     "export": ("swe_core.cli.export:export", "Write the data of a run in a common format."),
     "regrade": ("swe_core.cli.regrade:regrade", "Grade the patches of a run again and compare the verdicts."),
