@@ -138,21 +138,39 @@ def difference(models: Sequence[PreTrainedModel], chains: Sequence[Chain]) -> fl
 
 
 @pytest.mark.usefixtures("local_sandbox", "needs_vllm")
+@pytest.mark.parametrize(
+    ("steps", "where"),
+    [
+        (3, ()),
+        pytest.param(4, ("--executor", "processes", "--workers", "2"), marks=pytest.mark.slow),
+        pytest.param(4, ("--executor", "ray", "--workers", "2"), marks=pytest.mark.slow),
+    ],
+    ids=["local", "processes", "ray"],
+)
 def test_pi_is_trained_with_weights_through_files(
-    tmp_path: Path, tiny_model: Path, lent_server: TokenServer, script: Path
+    tmp_path: Path,
+    tiny_model: Path,
+    lent_server: TokenServer,
+    script: Path,
+    steps: int,
+    where: tuple[str, ...],
 ) -> None:
-    """With a server that is there. Three steps, for some call of the third is sampled after the first."""
+    """With a server that is there. Three steps, for some call of the third is sampled after the first.
+
+    With two nodes, each runs one attempt of a group at a time, and hears of versions from the driver.
+    """
     done = train(
         tmp_path / "run",
-        *options("local", script, steps=3),
+        *options("local", script, steps=steps),
+        *where,
         *("--model", MODEL, "--set", f"worker.trl.model={tiny_model}"),
         *("--engine-url", lent_server.url, "--weight-sync", "disk"),
     )
-    chains = check(done, steps=3)
+    chains = check(done, steps=steps)
     # Version n is what step n - 1 left: an importance ratio of 1 where a policy is fresh, to 1e-4.
     later = later_version(chains)
     before = load(tiny_model)
-    trained = [load(done.out / "checkpoints" / f"checkpoint-{step}") for step in (1, 2, 3)]
+    trained = [load(done.out / "checkpoints" / f"checkpoint-{step}") for step in range(1, steps + 1)]
     # A token carries the oldest version that may have sampled it, and the server has new weights before they
     # are announced: on a busy machine the end of a row may come from the version after the one it carries.
     first = of_version(chains, 1)
@@ -161,7 +179,7 @@ def test_pi_is_trained_with_weights_through_files(
     assert difference(trained[later - 2 :], of_version(chains, later)) < 1e-4
     assert difference([before], of_version(chains, later)) > 1e-3  # so this can fail
     rows = check_records(done.out, [before, *trained[:-1]])
-    assert {(row.step, row.version) for row in rows} == {(1, 1), (2, 2), (3, 3)}
+    assert {(row.step, row.version) for row in rows} == {(step, step) for step in range(1, steps + 1)}
     # The server ends with the weights that were saved.
     saved = load(done.out / "model")
     (chain, *_) = chains
