@@ -52,7 +52,7 @@ def test_podman_is_named_where_no_engine_answers(monkeypatch: pytest.MonkeyPatch
     path = tmp_path / "podman" / "podman.sock"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
-        assert checks.engine().remedy == f"Set DOCKER_HOST to unix://{path}, where Podman listens."
+        assert look(0).remedy == f"Set DOCKER_HOST to unix://{path}, where Podman listens."
 
 
 def test_replies_of_podman_are_understood() -> None:

@@ -225,7 +225,7 @@ async def test_ordinary_work_continues(provider: DockerProvider, spec: SandboxSp
     ],
 )
 def test_which_engines_take_it(info: dict[str, object], takes: bool) -> None:
-    assert _limits({"NCPU": 1, **info}).seccomp is takes
+    assert _limits({"NCPU": 1, **info}, {}).seccomp is takes
 
 
 @pytest.mark.docker
@@ -247,7 +247,7 @@ async def test_engine_without_seccomp_is_refused(
     provider.check_supported(spec.model_copy(update={"network": "full"}))
     (note,) = [note for note in provider.notes() if "system calls" in note]
     assert "AF_VSOCK" in note
-    monkeypatch.setattr("swe_sandbox_docker.client._limits", lambda info: client.limits)
+    monkeypatch.setattr("swe_sandbox_docker.client._limits", lambda *_: client.limits)
     assert (
         "does not accept swe-core's seccomp profile (sandbox.docker.seccomp)"
         in checks.engine(client.address).text
