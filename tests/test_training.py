@@ -142,10 +142,9 @@ def difference(models: Sequence[PreTrainedModel], chains: Sequence[Chain]) -> fl
     ("steps", "where"),
     [
         (3, ()),
-        pytest.param(4, ("--executor", "processes", "--workers", "2"), marks=pytest.mark.slow),
         pytest.param(4, ("--executor", "ray", "--workers", "2"), marks=pytest.mark.slow),
     ],
-    ids=["local", "processes", "ray"],
+    ids=["local", "ray"],
 )
 def test_pi_is_trained_with_weights_through_files(
     tmp_path: Path,
