@@ -332,7 +332,8 @@ def code(page: Path) -> str:
 def test_every_option_named_exists(page: Path, options: set[str]) -> None:
     of_others = re.compile(
         r"^.*\b(pip|pytest|git|make|patch|bwrap|skopeo|umoci|npm|docker|vllm|inspect view"
-        r"|openenv (validate|push)|ray start|trackio show|tensorboard|mlflow ui|benchmarks/\w+\.py|python -m) .*$",
+        r"|openenv (validate|push)|trackio show|tensorboard|mlflow ui|ray start|benchmarks/\w+\.py"
+        r"|python -m) .*$",
         re.M,
     )
     of_peers = re.search(r"^## Settings beside .*?(?=^## )", page.read_text(), re.S | re.M)
