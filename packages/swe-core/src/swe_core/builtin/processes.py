@@ -127,7 +127,7 @@ class ProcessExecutor(NodeExecutor):
     async def nodes(self, pool: NodePool, run: ExecutorRun) -> AsyncIterator[None]:
         count = min(self._workers or os.cpu_count() or 1, run.concurrency)
         slots, spool = -(-run.concurrency // count), spool_of(run.directory).absolute()
-        with tempfile.TemporaryDirectory(prefix="swe-nodes-") as sockets:
+        with tempfile.TemporaryDirectory(prefix="swe-nodes-", ignore_cleanup_errors=True) as sockets:
             for number in range(1, count + 1):
                 pool.add(ProcessNode(f"process-{number}", slots, spool, Path(sockets)))
             pool.no_more_nodes()
