@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -32,6 +32,12 @@ class RolloutRequest(Record):
         default=True, description="whether the ids of summaries are trained, or dropped as `summary`"
     )
     evaluation: int | None = Field(default=None, ge=0, description="as in `swe_core.api.records.Rollout`")
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Return the fields of `Rollout` that say what was run."""
+        same = ("id", "attempt", "agent", "sandbox", "engine", "model", "evaluation")
+        return {"task_id": self.task.instance_id, **{name: getattr(self, name) for name in same}}
 
 
 class Observer(Protocol):

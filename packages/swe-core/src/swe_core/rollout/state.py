@@ -177,16 +177,9 @@ class RolloutState:
             self.fail(error, "engine")
         known: dict[str, Any] = {name: round(value, 4) for name, value in self.phases.items()}
         return Rollout(
-            id=request.id,
-            task_id=request.task.instance_id,
-            attempt=request.attempt,
-            agent=request.agent,
-            sandbox=request.sandbox,
-            engine=request.engine,
-            model=request.model,
+            **request.recorded,
             outcome=outcome,
             cancelled_as=self.cancelled_as if outcome == "cancelled" else None,
-            evaluation=request.evaluation,
             reward=self.grade.reward if self.grade is not None and outcome in _VERDICTS else None,
             failure=self.failure,
             grade=self.grade,

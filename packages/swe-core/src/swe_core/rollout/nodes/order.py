@@ -108,18 +108,10 @@ class Order:
         return rollout.model_copy(update={"ledger": ledger, "retried": retried, "seconds": round(seconds, 4)})
 
     def _record(self, outcome: Outcome, failure: Failure | None) -> Rollout:
-        request = self.request
         return Rollout(
-            id=request.id,
-            task_id=request.task.instance_id,
-            attempt=request.attempt,
-            agent=request.agent,
-            sandbox=request.sandbox,
-            engine=request.engine,
-            model=request.model,
+            **self.request.recorded,
             outcome=outcome,
             cancelled_as=self.why if outcome == "cancelled" else None,
-            evaluation=request.evaluation,
             reward=None,
             failure=failure,
             started_at=self._began,
