@@ -25,7 +25,7 @@ from swe_core.rollout.nodes.messages import (
     Read,
     SetVersion,
     Start,
-    events,
+    events_of,
     to_bytes,
 )
 from swe_core.rollout.nodes.spool import Spool
@@ -67,7 +67,7 @@ async def until(node: RolloutNode, kind: type[Event]) -> list[Event]:
     while not any(isinstance(event, kind) for event in seen):
         after = seen[-1].number if seen else 0
         answer = await node.answer("poll", to_bytes(Poll(after=after)))
-        seen += events.validate_json(answer[1:])
+        seen += events_of(answer[1:])
     return seen
 
 

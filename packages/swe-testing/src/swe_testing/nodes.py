@@ -14,7 +14,6 @@ import orjson
 
 from swe_core.api.records import Ledger, Rollout, Turn, TurnTokens
 from swe_core.api.rollout_request import RolloutRequest
-from swe_core.api.worker import FinishedRollout
 from swe_core.rollout.nodes.handle import NodeGone, NodeHandle, NodeUnreachable
 from swe_core.rollout.nodes.messages import (
     Acknowledge,
@@ -31,10 +30,11 @@ from swe_core.rollout.nodes.messages import (
     SetVersion,
     Start,
     TurnEvent,
+    events_to_bytes,
+    from_bytes,
     to_bytes,
 )
 from swe_core.rollout.nodes.spool import PART, Spool
-from swe_core.system.redaction import Redactor
 from swe_testing.records import make_rollout, make_turn
 
 _POLL = 5.0
@@ -115,7 +115,7 @@ class SimulatedNode(NodeHandle):
             raise NodeUnreachable("the connection is broken")
 
     async def _on_begin(self, message: bytes) -> bytes:
-        begin = Begin.model_validate_json(message)
+        begin = from_bytes(Begin, message)
         self._epoch, self.without = begin.epoch, set(begin.without)
         if begin.version is not None:
             self.versions.append(begin.version.version)
@@ -130,7 +130,7 @@ class SimulatedNode(NodeHandle):
         return to_bytes(joined)
 
     async def _on_start(self, message: bytes) -> bytes:
-        start = Start.model_validate_json(message)
+        start = from_bytes(Start, message)
         request = start.request
         if start.epoch != self._epoch or request.id in self._running:
             return b""
@@ -151,37 +151,37 @@ class SimulatedNode(NodeHandle):
         self._emit(FinishedEvent, rollout=rollout_id)
 
     async def _on_cancel(self, message: bytes) -> bytes:
-        end = End.model_validate_json(message)
+        end = from_bytes(End, message)
         if end.rollout in self._running:
             self._end(end.rollout, end.why, True)
         return b""
 
     async def _on_version(self, message: bytes) -> bytes:
-        self.versions.append(SetVersion.model_validate_json(message).version)
+        self.versions.append(from_bytes(SetVersion, message).version)
         return b""
 
     async def _on_take_out(self, message: bytes) -> bytes:
-        self.without.add(Server.model_validate_json(message).url)
+        self.without.add(from_bytes(Server, message).url)
         return to_bytes(Acknowledge(rollouts=tuple(self._running)))
 
     async def _on_put_in(self, message: bytes) -> bytes:
-        self.without.discard(Server.model_validate_json(message).url)
+        self.without.discard(from_bytes(Server, message).url)
         return b""
 
     async def _on_poll(self, message: bytes) -> bytes:
-        after = Poll.model_validate_json(message).after
+        after = from_bytes(Poll, message).after
         self._events = [event for event in self._events if event.number > after]
         if not self._events:
             with anyio.move_on_after(_POLL):
                 await self._news.wait()
-        return orjson.dumps([event.model_dump(mode="json") for event in self._events])
+        return events_to_bytes(self._events)
 
     async def _on_read(self, message: bytes) -> bytes:
-        read = Read.model_validate_json(message)
+        read = from_bytes(Read, message)
         return self.finished[read.rollout][read.offset : read.offset + PART]
 
     async def _on_acknowledge(self, message: bytes) -> bytes:
-        for rollout_id in Acknowledge.model_validate_json(message).rollouts:
+        for rollout_id in from_bytes(Acknowledge, message).rollouts:
             self.finished.pop(rollout_id, None)
         return b""
 
@@ -229,7 +229,7 @@ def packed(request: RolloutRequest, why: str | None = None, *, cancelled: bool =
         line = _turn().model_dump(mode="json")
         line["tokens"] |= {"prompt": [1], "completion": [1, 2, 3], "logprobs": [-0.5, -0.5, -0.5]}
         (folder / "turns.jsonl").write_bytes(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-        spool.add(FinishedRollout(rollout), folder, Redactor())
+        spool.add(request.id, orjson.dumps(rollout.model_dump(mode="json")), (), folder)
         return spool.read(request.id, 0)
 
 

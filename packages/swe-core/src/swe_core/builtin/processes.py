@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
@@ -11,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -23,12 +22,14 @@ from swe_core.api.executor import ExecutorRun
 from swe_core.rollout.nodes.executor import NodeExecutor
 from swe_core.rollout.nodes.handle import NodeGone, NodeHandle, NodeUnreachable
 from swe_core.rollout.nodes.pool import NodePool
-from swe_core.rollout.nodes.spool import Spool, spool_of
+from swe_core.rollout.nodes.spool import spools_of, tidy
+from swe_core.system.process_owner import current_owner, is_orphaned
 
 logger = logging.getLogger(__name__)
 
 _DEATHS = 3
 """Number of times that a process may end before it is ready."""
+_PREFIX, _OWNER = "swe-nodes-", "owner"
 _ENDING = 100.0
 """Seconds in which a process closes its sandboxes at the end."""
 
@@ -61,7 +62,7 @@ class ProcessNode(NodeHandle):
             said = f": {self._last}" if self._last else ""
             raise NodeGone(f"its process has ended {self._deaths} times before it was ready{said}")
         self._socket.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "swe_core.run.node_process", str(self._socket)]
+        command = [sys.executable, "-P", "-m", "swe_core.run.node_process", str(self._socket)]
         pipe = subprocess.PIPE
         # A session of its own: Ctrl-C is for the driver, which then ends the rollouts in order. Not by the
         # event loop, whose fork may run hooks of other libraries.
@@ -87,6 +88,7 @@ class ProcessNode(NodeHandle):
         try:
             async with self._session.post(f"http://node/{method}", data=message) as response:
                 answer = await response.read()
+                response.raise_for_status()
         except (aiohttp.ClientError, OSError) as error:
             raise NodeUnreachable(str(error)) from None
         if method == "begin":
@@ -103,7 +105,7 @@ class ProcessNode(NodeHandle):
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process that ends with its standard input, or kill it."""
     if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):
+        with suppress(BrokenPipeError):
             process.stdin.close()
     try:
         process.wait(_ENDING)
@@ -126,11 +128,23 @@ class ProcessExecutor(NodeExecutor):
     @asynccontextmanager
     async def nodes(self, pool: NodePool, run: ExecutorRun) -> AsyncIterator[None]:
         count = min(self._workers or os.cpu_count() or 1, run.concurrency)
-        slots, spool = -(-run.concurrency // count), spool_of(run.directory).absolute()
-        with tempfile.TemporaryDirectory(prefix="swe-nodes-", ignore_cleanup_errors=True) as sockets:
+        slots, spools = -(-run.concurrency // count), spools_of(run.directory).absolute()
+        with _sockets() as sockets:
             for number in range(1, count + 1):
-                pool.add(ProcessNode(f"process-{number}", slots, spool, Path(sockets)))
+                name = f"process-{number}"
+                pool.add(ProcessNode(name, slots, spools / name, sockets))
             pool.no_more_nodes()
             yield
-        if not Spool(spool).ids():  # else a resume takes them
-            shutil.rmtree(spool, ignore_errors=True)
+        await run_sync(tidy, spools)
+
+
+@contextmanager
+def _sockets() -> Iterator[Path]:
+    """Make a private directory for sockets, and remove those of killed drivers."""
+    for found in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # it is another user's, or was removed meanwhile
+            if is_orphaned((found / _OWNER).read_text()):
+                shutil.rmtree(found, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as path:
+        Path(path, _OWNER).write_text(current_owner())
+        yield Path(path)

@@ -74,7 +74,7 @@ def _look(directory: Path) -> _Look:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(request, timeout=_PATIENCE) as response:
             text = response.read().decode()
-    except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
         told = f" ({error})" if isinstance(error, urllib.error.URLError) else ""
         raise UsageError(
             f"the run {str(directory)!r} does not run here{told}: give one that is running on this host"

@@ -13,14 +13,15 @@ import anyio
 from anyio.to_thread import run_sync
 
 from swe_core.api.agent import AgentSpec
+from swe_core.api.contracts import class_of
 from swe_core.api.engine import Engine
 from swe_core.api.executor import Executor
 from swe_core.api.records import Failure, Outcome, Rollout
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.worker import FinishedRollout
-from swe_core.errors import RunStopped, SweError, sentence
+from swe_core.errors import PluginError, RunStopped, SweError, sentence
 from swe_core.rollout.equal_errors import EqualErrors
-from swe_core.rollout.nodes.spool import Spool, spool_of
+from swe_core.rollout.nodes.spool import Spool, spools_of, tidy
 from swe_core.rollout.observers import Observers
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
 from swe_core.system.plural import counted
@@ -94,6 +95,8 @@ class Runner:
         stopped: list[RunStopped] = []
 
         def commit(rollout: FinishedRollout) -> None:
+            if finished or stopped:
+                raise PluginError(f"the executor {class_of(self._executor)} committed {request.id!r} twice")
             try:
                 finished.append(replace(rollout, rollout=self._finish(rollout.rollout)))
             except RunStopped as error:  # raised once the executor has left everything in order
@@ -105,6 +108,10 @@ class Runner:
             raise SweError(self.engine.unfit)
         if stopped:
             raise stopped[0]
+        if not finished:
+            raise PluginError(
+                f"the executor {class_of(self._executor)} returned from submit() without a call of commit"
+            )
         return finished[0]
 
     async def recover(self, again: Collection[Outcome] = ()) -> None:
@@ -122,17 +129,21 @@ class Runner:
             with self._writing():
                 self.store.take_back(rollout.id)
         with self._writing():
-            finished, spool = set(self.store.finished()), Spool(spool_of(self.store.path))
-            for rollout_id in spool.ids():
-                if rollout_id not in finished:
-                    found = await run_sync(spool.take, rollout_id, self.store.path / FOLDERS)
-                    rollout = found.finished.rollout
-                    if rollout.cancelled_as is not None or rollout.outcome not in again:
-                        self._finish(found.place().rollout)
-                        finished.add(rollout_id)
-                    else:
-                        found.discard()
-                spool.remove(rollout_id)
+            finished, spools = set(self.store.finished()), spools_of(self.store.path)
+            for spool in map(Spool, sorted(spools.iterdir()) if spools.is_dir() else ()):
+                for rollout_id in spool.ids():
+                    if rollout_id not in finished:
+                        found = await run_sync(spool.take, rollout_id, self.store.path / FOLDERS)
+                        if found is None:
+                            continue
+                        rollout = found.finished.rollout
+                        if rollout.cancelled_as is not None or rollout.outcome not in again:
+                            self._finish(found.place().rollout)
+                            finished.add(rollout_id)
+                        else:
+                            found.discard()
+                    spool.remove(rollout_id)
+            tidy(spools)
             await self._executor.recover(lambda kept: self._finish(kept.rollout), finished, again)
 
     def cancel(self, rollout_id: str, why: str) -> None:

@@ -28,7 +28,7 @@ from swe_core.api.executor import Executor, ExecutorRun, MetricsAddress
 from swe_core.api.records import Outcome
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.worker import RolloutWorker
-from swe_core.errors import RunStopped, SweError
+from swe_core.errors import PluginError, RunStopped, SweError
 from swe_core.plugins.manager import PluginSet
 from swe_core.plugins.plugin_observer import FinishedHook
 from swe_core.plugins.reward_shaper import RewardShaper
@@ -168,7 +168,14 @@ async def open_run(
             engine=engine,
             open_site=partial(open_site, plan, plugins, engine, out / FOLDERS, redactor),
         )
-        await stack.enter_async_context(executor.open(run))
+        opened: object = executor.open(run)
+        if not isinstance(opened, AbstractAsyncContextManager):
+            shown = contracts.shown(opened)
+            raise PluginError(
+                f"the executor {plan.executor.name!r} returned {shown} from open(), expected an async "
+                "context manager: write @asynccontextmanager above 'async def open', and 'yield'"
+            )
+        await stack.enter_async_context(opened)
         shape = RewardShaper(plugins)
         notes = [redactor.text(note) for note in (*executor.notes, *shaping_notes(plugins))]
         meaning = [redactor.text(note) for note in contracts.notes_of(engine)] if engine is not None else []

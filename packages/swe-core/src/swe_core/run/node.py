@@ -6,6 +6,7 @@ accord: `swe_core.rollout.nodes.pool.NodePool` is the other side.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import logging
 import os
@@ -16,7 +17,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ from swe_core.rollout.nodes.messages import (
     Start,
     TurnEvent,
     UnfitEvent,
+    events_to_bytes,
+    from_bytes,
     light,
     to_bytes,
 )
@@ -59,6 +62,8 @@ from swe_core.run.settings import Settings
 from swe_core.run.site import open_engine, open_site
 from swe_core.system.descriptors import raise_descriptor_limit
 from swe_core.system.event_loop import settled
+from swe_core.system.files import is_locked, locked
+from swe_core.system.printable import printable
 from swe_core.system.redaction import Redactor
 
 logger = logging.getLogger(__name__)
@@ -84,6 +89,7 @@ class RolloutNode:
         self._began: Begin | None = None
         self._begun, self._opened, self._closing = anyio.Event(), anyio.Event(), anyio.Event()
         self._failure = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._epoch = 0
         self._version = 0
         self._running: set[str] = set()
@@ -111,9 +117,11 @@ class RolloutNode:
     _tasks: TaskGroup
     _spool: Spool
     _folders: Path
+    _held: ExitStack
 
     async def run(self) -> None:
         """Serve until `close` or `stop`. All sandboxes are closed then."""
+        self._loop = asyncio.get_running_loop()
         handler = _Log(self._log, self._redactor)
         logging.getLogger().addHandler(handler)
         try:
@@ -157,8 +165,9 @@ class RolloutNode:
     # opening
 
     async def _begin(self, message: bytes) -> bytes:
-        begin = Begin.model_validate_json(message)
-        self._epoch = begin.epoch
+        begin = from_bytes(Begin, message)
+        newest = begin.epoch > self._epoch
+        self._epoch = max(self._epoch, begin.epoch)
         if self._began is None:
             _check_clock(begin.clock)
             check_versions(begin.versions)
@@ -168,10 +177,11 @@ class RolloutNode:
         if self._failure:
             raise SweError(self._failure)
         self._apply(begin.version)
-        for url in self._without - set(begin.without):
-            self._engine_put_in(url)
-        for url in set(begin.without) - self._without:
-            self._engine_take_out(url)
+        if newest:  # else it is one that the driver has given up
+            for url in self._without - set(begin.without):
+                self._engine_put_in(url)
+            for url in set(begin.without) - self._without:
+                self._engine_take_out(url)
         return to_bytes(
             Joined(
                 incarnation=self._incarnation,
@@ -199,6 +209,7 @@ class RolloutNode:
         self._spool = await run_sync(_spool, begin)
         self._folders = self._spool.path / f".{begin.name}.{self._incarnation}"
         stack.callback(shutil.rmtree, self._folders, ignore_errors=True)
+        self._held = stack.enter_context(ExitStack())
         self._engine = await stack.enter_async_context(open_engine(plan, self._redactor))
         if self._engine is not None:
             await contracts.check(self._engine)
@@ -209,7 +220,7 @@ class RolloutNode:
     # rollouts
 
     async def _start(self, message: bytes) -> bytes:
-        start = Start.model_validate_json(message)
+        start = from_bytes(Start, message)
         known = start.request.id in self._running
         if start.epoch == self._epoch and not known and not self._closing.is_set():
             self._running.add(start.request.id)
@@ -217,17 +228,26 @@ class RolloutNode:
         return b""
 
     async def _rollout(self, request: RolloutRequest) -> None:
-        ended: list[FinishedRollout] = []
+        ended: list[tuple[FinishedRollout, bytes]] = []
         observer = _Events(self._emit, self._end_early)
+
+        def commit(finished: FinishedRollout) -> None:
+            # Now, while the redactor knows the tokens of the rollout.
+            record = self._redactor.data(orjson.dumps(finished.rollout.model_dump(mode="json")))
+            ended.append((finished, record))
+
         try:
+            if not self._folders.exists():
+                self._folders.mkdir(parents=True)
+                self._held.enter_context(locked(self._folders))  # another start of this node leaves it alone
             try:
-                await self._site.run(request, observer, ended.append)
+                await self._site.run(request, observer, commit)
             finally:
                 # What the end of the node has interrupted runs again.
-                if ended and not (ended[0].rollout.outcome == "cancelled" and self._closing.is_set()):
+                if ended and not (ended[0][0].rollout.outcome == "cancelled" and self._closing.is_set()):
                     with anyio.CancelScope(shield=True):
-                        folder = self._folders / request.id
-                        await run_sync(self._spool.add, ended[0], folder, self._redactor)
+                        (finished, record), folder = ended[0], self._folders / request.id
+                        await run_sync(self._spool.add, request.id, record, finished.chains, folder)
         except OSError as error:
             why = f"it cannot write {str(self._spool.path)!r}: {error.strerror or error}"
             self._emit(FailedEvent, rollout=request.id, why=why)
@@ -240,7 +260,7 @@ class RolloutNode:
             self._emit(UnfitEvent, why=self._redactor.text(self._engine.unfit))
 
     async def _cancel(self, message: bytes) -> bytes:
-        end = End.model_validate_json(message)
+        end = from_bytes(End, message)
         if end.rollout in self._running:
             self._early[end.rollout] = end.why
             self._site.cancel(end.rollout, end.why)
@@ -252,14 +272,14 @@ class RolloutNode:
             self._site.cancel(rollout_id, self._early[rollout_id])
 
     async def _read(self, message: bytes) -> bytes:
-        read = Read.model_validate_json(message)
+        read = from_bytes(Read, message)
         try:
             return await run_sync(self._spool.read, read.rollout, read.offset)
         except OSError as error:
             raise SweError(f"it cannot read the rollout {read.rollout!r}: {error.strerror}") from None
 
     async def _acknowledge(self, message: bytes) -> bytes:
-        for rollout_id in Acknowledge.model_validate_json(message).rollouts:
+        for rollout_id in from_bytes(Acknowledge, message).rollouts:
             await run_sync(self._spool.remove, rollout_id)
         return b""
 
@@ -270,7 +290,7 @@ class RolloutNode:
     # the engine
 
     async def _set_version(self, message: bytes) -> bytes:
-        self._apply(SetVersion.model_validate_json(message))
+        self._apply(from_bytes(SetVersion, message))
         return b""
 
     def _apply(self, news: SetVersion | None) -> None:
@@ -279,11 +299,11 @@ class RolloutNode:
             self._engine.set_policy_version(news.version)
 
     async def _take_out(self, message: bytes) -> bytes:
-        on_it = self._engine_take_out(Server.model_validate_json(message).url)
+        on_it = self._engine_take_out(from_bytes(Server, message).url)
         return to_bytes(Acknowledge(rollouts=tuple(on_it)))
 
     async def _put_in(self, message: bytes) -> bytes:
-        self._engine_put_in(Server.model_validate_json(message).url)
+        self._engine_put_in(from_bytes(Server, message).url)
         return b""
 
     def _engine_take_out(self, url: str) -> Sequence[str]:
@@ -301,14 +321,14 @@ class RolloutNode:
     # events
 
     async def _poll(self, message: bytes) -> bytes:
-        after = Poll.model_validate_json(message).after
+        after = from_bytes(Poll, message).after
         while self._events and self._events[0].number <= after:
             self._events.popleft()
         if not self._events:
             with anyio.move_on_after(_POLL):
                 await self._news.wait()
                 await anyio.sleep(_GATHER)
-        return orjson.dumps([event.model_dump(mode="json") for event in self._events])
+        return events_to_bytes(self._events)
 
     def _emit(self, kind: type[Event], **fields: Any) -> None:
         self._number += 1
@@ -317,7 +337,9 @@ class RolloutNode:
         self._news = anyio.Event()
 
     def _log(self, level: int, text: str) -> None:
-        self._emit(LogEvent, level=level, text=text)
+        """Make an event of a line, from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(lambda: self._emit(LogEvent, level=level, text=text))
 
 
 class _Events:
@@ -352,15 +374,19 @@ class _Log(logging.Handler):
         self._redactor = redactor
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand over one record."""
-        self._emit_line(record.levelno, self._redactor.text(self.format(record)))
+        """Hand over one record. An error of it harms nobody, as in any handler."""
+        try:
+            self._emit_line(record.levelno, printable(self._redactor.text(self.format(record))))
+        except Exception:  # a wrong call of the logger, or a loop that has ended
+            self.handleError(record)
 
 
 def _spool(begin: Begin) -> Spool:
     """Return the spool of a node, without what an earlier start of the node has left unfinished."""
     spool = Spool(Path(begin.spool).expanduser())
     for leftover in spool.path.glob(f".{begin.name}.*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        if not is_locked(leftover):
+            shutil.rmtree(leftover, ignore_errors=True)
     return spool
 
 

@@ -9,7 +9,6 @@ import asyncio
 import os
 import sys
 import threading
-from contextlib import suppress
 from typing import BinaryIO
 
 import anyio
@@ -45,9 +44,6 @@ async def serve(path: str, redactor: Redactor) -> None:
     finally:
         with anyio.CancelScope(shield=True):
             await runner.cleanup()
-        with suppress(OSError):  # the driver does, unless it was killed
-            os.unlink(path)
-            os.rmdir(os.path.dirname(path))
 
 
 def _at_the_end(file: BinaryIO, loop: asyncio.AbstractEventLoop, node: RolloutNode) -> None:

@@ -42,6 +42,11 @@ class NodeExecutor(Executor):
 
     @asynccontextmanager
     async def open(self, run: ExecutorRun) -> AsyncIterator[None]:
+        if run.settings.get("server", {}).get("port"):
+            raise ConfigError(
+                "server.port is one port, and each node has a server of its own: leave it out, or choose "
+                "--executor local"
+            )
         problem: Exception | None = None
         async with anyio.create_task_group() as tasks:
             pool = self._pool = NodePool(run, tasks, self._lost_after)
@@ -78,10 +83,10 @@ class NodeExecutor(Executor):
         self._pool.cancel(rollout_id, why)
 
     def set_version(self, version: int) -> None:
-        self._pool.set_version(version)
+        self._pool.engine.set_version(version)
 
     async def take_out(self, url: str) -> Collection[str]:
-        return await self._pool.take_out(url)
+        return await self._pool.engine.take_out(url)
 
     def put_in(self, url: str) -> None:
-        self._pool.put_in(url)
+        self._pool.engine.put_in(url)

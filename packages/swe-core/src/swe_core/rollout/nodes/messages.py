@@ -1,14 +1,18 @@
-"""What a driver and a node send each other."""
+"""What a driver and a node send each other: JSON of the standard library, which has infinity and any text."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
-import orjson
 from pydantic import Field, TypeAdapter
 
 from swe_core.api.records import Record, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
+from swe_core.errors import SweError
+
+M = TypeVar("M", bound=Record)
 
 
 class SetVersion(Record):
@@ -135,7 +139,7 @@ class LogEvent(_Event):
 Event = Annotated[
     PhaseEvent | TurnEvent | FinishedEvent | FailedEvent | UnfitEvent | LogEvent, Field(discriminator="kind")
 ]
-events = TypeAdapter[list[Event]](list[Event])
+_events = TypeAdapter[list[Event]](list[Event])
 
 
 def light(turn: Turn) -> Turn:
@@ -147,5 +151,34 @@ def light(turn: Turn) -> Turn:
 
 
 def to_bytes(message: Record) -> bytes:
-    """Return a message as JSON."""
-    return orjson.dumps(message.model_dump(mode="json"))
+    """Return a message as bytes."""
+    return json.dumps(message.model_dump(mode="json")).encode()
+
+
+def from_bytes(kind: type[M], data: bytes) -> M:
+    """Return the message that `data` is.
+
+    Raises:
+        SweError: It is none of this kind.
+    """
+    try:
+        return kind.model_validate(json.loads(data))
+    except ValueError as error:  # of both libraries
+        raise SweError(f"what came is no {kind.__name__}: {error}") from None
+
+
+def events_to_bytes(events: Sequence[Event]) -> bytes:
+    """Return events as bytes."""
+    return json.dumps([event.model_dump(mode="json") for event in events]).encode()
+
+
+def events_of(data: bytes) -> list[Event]:
+    """Return the events that `data` has.
+
+    Raises:
+        SweError: It has none.
+    """
+    try:
+        return _events.validate_python(json.loads(data))
+    except ValueError as error:  # of both libraries
+        raise SweError(f"what came are no events: {error}") from None

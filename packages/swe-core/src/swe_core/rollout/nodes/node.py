@@ -19,7 +19,7 @@ from swe_core.rollout.nodes.spool import PART, Incoming, unpack
 
 ANSWERING = 60.0
 """Seconds that a node may take to answer a message; a poll waits for a part of it."""
-_REFUSED, _NOT_BEGUN = b"-", b"?"
+_OK, _REFUSED, _NOT_BEGUN = b"+", b"-", b"?"
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +90,8 @@ class Node:
             raise NodeUnreachable("it has started again")
         if answer[:1] == _REFUSED:
             raise SweError(answer[1:].decode())
+        if answer[:1] != _OK:
+            raise NodeUnreachable(f"it answers {answer[:100]!r}")
         return answer[1:]
 
     async def transfer(self, rollout_id: str, folders: Path) -> Incoming:

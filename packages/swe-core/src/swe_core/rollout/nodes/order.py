@@ -19,6 +19,21 @@ MAX_LOST = 3
 """Number of nodes that one rollout may lose. It may be what ends them."""
 
 
+@dataclass(frozen=True, slots=True)
+class LostTry:
+    """A try that was lost with its node.
+
+    Args:
+        turns: What the driver heard of its calls.
+        began: When it began, of this process's monotonic clock.
+    """
+
+    node: str
+    retried: Retried
+    turns: tuple[Turn, ...]
+    began: float
+
+
 @dataclass(slots=True, eq=False)
 class Order:
     """A submitted rollout.
@@ -28,7 +43,7 @@ class Order:
         ending: Whether it is to end early.
         why: The reason for that in its record.
         receiving: Whether its file is under way.
-        lost: Tries whose node was lost.
+        lost: Tries that were lost, each with its node.
         settled: Set once there is a `result` or a `failure`.
     """
 
@@ -38,14 +53,13 @@ class Order:
     ending: bool = False
     why: str | None = None
     receiving: bool = False
-    lost: list[Retried] = field(default_factory=list)
+    lost: list[LostTry] = field(default_factory=list)
     settled: anyio.Event = field(default_factory=anyio.Event)
     result: FinishedRollout | None = None
     failure: Exception | None = None
     _began: datetime = field(default_factory=lambda: datetime.now(UTC))
     _tried: float = field(default_factory=time.monotonic)
     _turns: list[Turn] = field(default_factory=list)
-    _dropped: int = 0
 
     @property
     def id(self) -> str:
@@ -63,21 +77,30 @@ class Order:
 
     def lose(self, why: str) -> None:
         """Book the current try as lost with its node."""
-        self._dropped += sum(_sampled(turn) for turn in self._turns)
         usage = Usage(
             prompt_tokens=sum(turn.usage.prompt_tokens for turn in self._turns),
             completion_tokens=sum(turn.usage.completion_tokens for turn in self._turns),
         )
-        self.lost.append(
-            Retried(
-                failure=Failure(boundary="sandbox", type=NODE_LOST, message=why),
-                folder=None,
-                turns=len(self._turns),
-                usage=usage,
-                seconds=round(time.monotonic() - self._tried, 4),
-            )
+        retried = Retried(
+            failure=Failure(boundary="sandbox", type=NODE_LOST, message=why),
+            folder=None,
+            turns=len(self._turns),
+            usage=usage,
+            seconds=round(time.monotonic() - self._tried, 4),
         )
+        self.lost.append(LostTry(self.node or "", retried, tuple(self._turns), self._tried))
         self.node = None
+        self._turns.clear()
+
+    def adopt(self, node: str) -> None:
+        """Take back the last try of a node: it was not lost."""
+        place = max(number for number, lost in enumerate(self.lost) if lost.node == node)
+        found = self.lost.pop(place)
+        self.node, self._turns, self._tried = node, list(found.turns), found.began
+
+    def has_lost(self, node: str) -> bool:
+        """Return whether a try on this node counts as lost."""
+        return any(lost.node == node for lost in self.lost)
 
     def settle(self, result: FinishedRollout) -> None:
         """End the order with a rollout, whose record gets the lost tries."""
@@ -91,7 +114,7 @@ class Order:
         if self.ending:
             self.settle(FinishedRollout(self._record("cancelled", None)))
         else:
-            self.settle(FinishedRollout(self._record("error", self.lost[-1].failure)))
+            self.settle(FinishedRollout(self._record("error", self.lost[-1].retried.failure)))
 
     def fail(self, failure: SweError | OSError) -> None:
         """End the order without a rollout: none can run any more, or this one cannot be written."""
@@ -99,12 +122,12 @@ class Order:
         self.settled.set()
 
     def _with_lost(self, rollout: Rollout) -> Rollout:
-        ledger = rollout.ledger
-        if self._dropped:
-            dropped = Ledger(sampled=self._dropped, trainable=0, dropped={LOST_NODE: self._dropped})
+        ledger, lost = rollout.ledger, sum(_sampled(turn) for one in self.lost for turn in one.turns)
+        if lost:
+            dropped = Ledger(sampled=lost, trainable=0, dropped={LOST_NODE: lost})
             ledger = add_ledgers([dropped] if ledger is None else [dropped, ledger])
-        seconds = rollout.seconds + sum(lost.seconds for lost in self.lost)
-        retried = (*self.lost, *rollout.retried)
+        seconds = rollout.seconds + sum(one.retried.seconds for one in self.lost)
+        retried = (*(one.retried for one in self.lost), *rollout.retried)
         return rollout.model_copy(update={"ledger": ledger, "retried": retried, "seconds": round(seconds, 4)})
 
     def _record(self, outcome: Outcome, failure: Failure | None) -> Rollout:

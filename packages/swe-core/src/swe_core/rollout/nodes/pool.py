@@ -10,11 +10,13 @@ what the node runs and what it offers, so that after any interruption both sides
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -24,6 +26,7 @@ from swe_core.api.executor import Commit, ExecutorRun
 from swe_core.api.records import Outcome, Record
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.errors import SweError, sentence
+from swe_core.rollout.nodes.engine_state import EngineState
 from swe_core.rollout.nodes.handle import NodeHandle, NodeUnreachable
 from swe_core.rollout.nodes.messages import (
     Acknowledge,
@@ -36,11 +39,10 @@ from swe_core.rollout.nodes.messages import (
     LogEvent,
     PhaseEvent,
     Poll,
-    Server,
-    SetVersion,
     Start,
     TurnEvent,
-    events,
+    events_of,
+    from_bytes,
 )
 from swe_core.rollout.nodes.node import Node
 from swe_core.rollout.nodes.order import MAX_LOST, Order
@@ -61,6 +63,13 @@ _PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds before each new attempt to reach a node; the last one repeats."""
 
 
+class _Found(NamedTuple):
+    """A rollout that was copied from a node."""
+
+    node: str
+    incoming: Incoming
+
+
 class NodePool:
     """The nodes of a run, and the rollouts that they run.
 
@@ -71,6 +80,7 @@ class NodePool:
     Attributes:
         growing: Whether more nodes may come, so that a run without any waits.
         notes: Sentences for the user, from the first node that joins.
+        engine: What the nodes know of the engine.
     """
 
     def __init__(self, run: ExecutorRun, tasks: TaskGroup, lost_after: float = LOST_AFTER) -> None:
@@ -87,8 +97,7 @@ class NodePool:
         self._taken: set[str] = set()
         self._again: Collection[Outcome] = ()
         self._transfers = anyio.CapacityLimiter(_TRANSFERS)
-        self._version: SetVersion | None = None
-        self._without: set[str] = set()
+        self.engine = EngineState(self.nodes, self._tell)
         self._unfit: str | None = None
         self._changed = anyio.Event()
 
@@ -130,7 +139,11 @@ class NodePool:
                 return
             if settled and not self.growing:
                 raise self._hopeless()
-            await self._changed.wait()
+            changed = self._changed
+            with anyio.move_on_after(self._lost_after if some else math.inf) as patience:
+                await changed.wait()
+            if patience.cancelled_caught:  # what it offers later is taken then
+                return
 
     @asynccontextmanager
     async def closed_in_the_end(self) -> AsyncIterator[None]:
@@ -218,7 +231,7 @@ class NodePool:
                 continue
             found = await self._received(rollout_id)
             if found is not None:
-                commit(found.place())
+                commit(found.incoming.place())
                 self._taken.add(rollout_id)
                 self._acknowledge(rollout_id)
 
@@ -244,44 +257,6 @@ class NodePool:
             self._waiting.remove(order)
         if order.node is not None:
             self.nodes[order.node].orders.pop(order.id, None)
-
-    # the engine
-
-    def set_version(self, version: int) -> None:
-        """See `swe_core.api.executor.Executor.set_version`."""
-        number = 1 if self._version is None else self._version.number + 1
-        self._version = SetVersion(number=number, version=version)
-        for node in self.nodes.values():
-            if node.joined:
-                self._tell(node, "version", self._version)
-
-    async def take_out(self, url: str) -> Collection[str]:
-        """See `swe_core.api.executor.Executor.take_out`. An unreachable node is told when it joins again."""
-        self._without.add(url)
-        on_it: list[str] = []
-
-        async def ask(node: Node) -> None:
-            try:
-                answer = await node.call("take_out", Server(url=url))
-            except (NodeUnreachable, SweError):
-                on_it.extend(node.running)  # unknown, so all of them
-            else:
-                on_it.extend(Acknowledge.model_validate_json(answer).rollouts)
-
-        async with anyio.create_task_group() as tasks:
-            for node in self.nodes.values():
-                if node.joined:
-                    tasks.start_soon(ask, node)
-                else:
-                    on_it.extend(node.running)
-        return on_it
-
-    def put_in(self, url: str) -> None:
-        """See `swe_core.api.executor.Executor.put_in`."""
-        self._without.discard(url)
-        for node in self.nodes.values():
-            if node.joined:
-                self._tell(node, "put_in", Server(url=url))
 
     # choosing a node
 
@@ -323,7 +298,7 @@ class NodePool:
             await node.call("start", Start(epoch=epoch, request=order.request))
         except NodeUnreachable:
             node.miss()  # its answer to the next `begin` says whether it runs the rollout
-        except SweError as error:
+        except Exception as error:  # the boundary of a task: it is refused, or cannot travel
             self._failed(node, order.id, sentence(error))
 
     def _failed(self, node: Node, rollout_id: str, why: str) -> None:
@@ -341,7 +316,7 @@ class NodePool:
         try:
             with node.scope:
                 await self._follow(node)
-        except SweError as error:
+        except Exception as error:  # the boundary of a node: it is out, and the others go on
             node.joined = False
             why = sentence(error)
             if not node.out:
@@ -363,7 +338,7 @@ class NodePool:
                 failures = 0
                 while True:
                     answer = await self._poll(node)
-                    for event in events.validate_json(answer):
+                    for event in events_of(answer):
                         node.after = event.number
                         self._handle(node, event)
             except NodeUnreachable as error:
@@ -394,10 +369,17 @@ class NodePool:
             spool=node.handle.spool,
             clock=time.time(),
             epoch=node.epoch,
-            version=self._version,
-            without=tuple(self._without),
+            version=self.engine.version,
+            without=tuple(self.engine.without),
         )
-        joined = Joined.model_validate_json(await node.call("begin", begin, OPENING))
+        try:
+            with anyio.fail_after(OPENING):
+                answer = await node.call("begin", begin, math.inf)
+        except TimeoutError:
+            if node.incarnation:
+                raise NodeUnreachable(f"no answer within {OPENING:g} s") from None
+            raise SweError(f"it did not open within {OPENING:g} s") from None
+        joined = from_bytes(Joined, answer)
         if joined.incarnation != node.incarnation:
             if node.incarnation:
                 logger.warning("the node %s has started again", node.name)
@@ -411,11 +393,23 @@ class NodePool:
                 self._tell(node, "cancel", End(rollout=order.id, why=order.why))
         node.running = set(joined.running) | node.orders.keys() - set(joined.offered)
         for rollout_id in joined.running:
-            if rollout_id not in node.orders:  # it runs elsewhere by now, or has finished there
-                self._tell(node, "cancel", End(rollout=rollout_id, why=None))
+            if rollout_id not in node.orders and not self._adopted(node, rollout_id):
+                self._tell(node, "cancel", End(rollout=rollout_id, why=None))  # it is elsewhere by now
         for rollout_id in joined.offered:
             self._offered(node, rollout_id)
+        if begin.version != self.engine.version or set(begin.without) != self.engine.without:
+            node.miss()  # it was opening meanwhile, so nobody told it
         self._assign()
+
+    def _adopted(self, node: Node, rollout_id: str) -> bool:
+        """Leave a rollout to the node that runs it, if it counts as lost and runs nowhere else."""
+        order = self._orders.get(rollout_id)
+        if order is None or order not in self._waiting or not order.has_lost(node.name):
+            return False
+        self._waiting.remove(order)
+        order.adopt(node.name)
+        node.orders[rollout_id] = order
+        return True
 
     def _handle(self, node: Node, event: Event) -> None:
         if isinstance(event, LogEvent):
@@ -439,8 +433,9 @@ class NodePool:
             self._unfit = event.why
 
     def _unreachable(self, node: Node, error: NodeUnreachable) -> None:
-        if node.joined:
+        if node.joined or node.epoch == 1:
             logger.warning("the node %s does not answer: %s", node.name, error)
+        if node.joined:
             node.joined = False
             node.unreachable_since = since = anyio.current_time()
             self._tasks.start_soon(self._expire, node, since)
@@ -503,25 +498,35 @@ class NodePool:
         found = finished = None
         try:
             found = await self._received(order.id)
-            finished = found.place() if found is not None and not order.settled.is_set() else None
+            if found is not None and not order.settled.is_set():
+                finished = found.incoming.place()
         except OSError as error:  # the run directory cannot be written; the node keeps the rollout
             order.fail(error)
+        except Exception as error:  # the boundary of a task
+            order.fail(SweError(sentence(error)))
         order.receiving = False
         if order.settled.is_set():
             if found is not None:
-                found.discard()
+                found.incoming.discard()
             return
-        if finished is not None:
-            node = self.nodes.get(order.node or "")
-            if node is not None and order.id in node.running:  # an earlier try has come back
-                self._tell(node, "cancel", End(rollout=order.id, why=None))
-            elif node is not None:
-                node.finished[finished.rollout.outcome] += 1
+        if found is not None and finished is not None:
+            if order.node != found.node and order.has_lost(found.node):  # an earlier try has come back
+                self._give_up(order, found.node)
+            self.nodes[found.node].finished[finished.rollout.outcome] += 1
             order.settle(finished)
         elif order.node is None:
             self._wait_again(order, "no node delivers an earlier try")
 
-    async def _received(self, rollout_id: str) -> Incoming | None:
+    def _give_up(self, order: Order, node: str) -> None:
+        """Count the earlier try on a node, and give up the one that runs now."""
+        if order.node is not None:
+            running = self.nodes[order.node]
+            self._tell(running, "cancel", End(rollout=order.id, why=None))
+            running.orders.pop(order.id, None)
+            order.lose(f"an earlier try on the node {node} finished first")
+        order.adopt(node)
+
+    async def _received(self, rollout_id: str) -> _Found | None:
         """Return a rollout that nodes offer; None if none can deliver it, or if it is to run again."""
         while offers := self._offers.get(rollout_id):
             node = self.nodes[next(iter(offers))]
@@ -538,15 +543,17 @@ class NodePool:
                 continue
             order, rollout = self._orders.get(rollout_id), found.finished.rollout
             ending, interrupted = order is not None and order.ending, rollout.cancelled_as is None
+            # One that was there before this run asked for it.
+            before = order is None or (order.node is None and not order.lost)
             if rollout.outcome == "cancelled" and interrupted and not ending:
                 found.discard()
                 self._forgo(node, rollout_id)
                 self._undelivered(node, rollout_id, "the node interrupted it")
-            elif order is None and rollout.outcome in self._again and interrupted:
+            elif before and rollout.outcome in self._again and interrupted:
                 found.discard()
                 self._forgo(node, rollout_id)
             else:
-                return found
+                return _Found(node.name, found)
         return None
 
     def _undelivered(self, node: Node, rollout_id: str, why: str) -> None:
@@ -558,7 +565,7 @@ class NodePool:
 
     def _forgo(self, node: Node, rollout_id: str) -> None:
         """Let a node remove a rollout that is not wanted. Another may offer a better try of it."""
-        self._offers[rollout_id].discard(node.name)
+        self._offers.get(rollout_id, set()).discard(node.name)
         self._tell(node, "acknowledge", Acknowledge(rollouts=(rollout_id,)))
 
     def _acknowledge(self, rollout_id: str) -> None:
@@ -573,7 +580,7 @@ class NodePool:
         async def send() -> None:
             try:
                 await node.call(method, message)
-            except (NodeUnreachable, SweError) as error:
+            except Exception as error:  # the boundary of a task
                 logger.debug("%s to %s: %s", method, node.name, error)
                 node.miss()
 

@@ -3,61 +3,72 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import shutil
 import tarfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
+from zipfile import BadZipFile
 
 import orjson
 
 from swe_core.api.chain import Chain
 from swe_core.api.records import Rollout
 from swe_core.api.worker import FinishedRollout
-from swe_core.errors import SweError
-from swe_core.system.redaction import Redactor
+from swe_core.errors import SweError, sentence
+from swe_core.system.files import is_locked
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as HASH
+
+logger = logging.getLogger(__name__)
 
 _SUFFIX = ".tar"
-_RECORD, _ROWS = "record.json", "rows.npz"
-"""The first files in the archive of a rollout. The others are those of its folder."""
+_RECORD, _ROWS, _DIGEST = "record.json", "rows.npz", "sha256"
+"""The first files in the archive of a rollout, and the last. Those between are of its folder."""
+_NEW, _DAMAGED = ".new", ".damaged"
 PART = 4 * 1024 * 1024
 """Bytes that one read returns at most."""
 
 
-def spool_of(directory: Path) -> Path:
-    """Return the spool of nodes on this host, in a run directory."""
+def spools_of(directory: Path) -> Path:
+    """Return the directory in a run directory that has a spool for each node on this host."""
     return directory / "nodes"
 
 
 class Spool:
-    """The finished rollouts of a node.
-
-    Several processes on a host may share the directory: ids are unique, and a file appears whole.
-    """
+    """The finished rollouts of a node. A file appears whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def add(self, finished: FinishedRollout, folder: Path, redactor: Redactor) -> None:
+    def add(self, rollout_id: str, record: bytes, chains: Sequence[Chain], folder: Path) -> None:
         """Add a rollout with the files of its folder, and remove the folder. On return it is on disk.
+
+        Args:
+            record: Its record as JSON, without secrets.
 
         Raises:
             OSError: It cannot be written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        target = self._file(finished.rollout.id)
-        unfinished = target.with_suffix(f".{os.getpid()}.new")
+        target = self._file(rollout_id)
+        unfinished = target.with_suffix(_NEW)
         try:
             with unfinished.open("wb") as file:
                 with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
-                    record = redactor.data(orjson.dumps(finished.rollout.model_dump(mode="json")))
-                    _put(archive, _RECORD, record)
-                    if finished.chains:
-                        _put(archive, _ROWS, _packed(finished.chains))
+                    digest = sha256()
+                    _put(archive, _RECORD, record, digest)
+                    if chains:
+                        _put(archive, _ROWS, _packed(chains), digest)
                     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-                        archive.add(path, str(path.relative_to(folder)), recursive=False)
+                        _put(archive, str(path.relative_to(folder)), path.read_bytes(), digest)
+                    _put(archive, _DIGEST, digest.hexdigest().encode(), digest)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(target)
@@ -65,7 +76,7 @@ class Spool:
             unfinished.unlink(missing_ok=True)  # frees the space on a full disk
             raise
         _sync(self.path)
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # the rollout is kept, whatever becomes of its folder
 
     def ids(self) -> list[str]:
         """Return the ids of the rollouts here."""
@@ -85,10 +96,19 @@ class Spool:
         """Remove a rollout, if it is here."""
         self._file(rollout_id).unlink(missing_ok=True)
 
-    def take(self, rollout_id: str, folders: Path) -> Incoming:
-        """Unpack a rollout of this disk; see `unpack`. It stays here."""
-        with self._file(rollout_id).open("rb") as file:
-            return unpack(file, folders)
+    def take(self, rollout_id: str, folders: Path) -> Incoming | None:
+        """Unpack a rollout of this disk; see `unpack`. It stays here. None if it is damaged and set aside."""
+        path = self._file(rollout_id)
+        try:
+            with path.open("rb") as file:
+                return unpack(file, folders)
+        except SweError as error:
+            aside = path.with_suffix(_DAMAGED)
+            path.replace(aside)
+            logger.error(
+                "%s; it is set aside as %r, and %s runs again", sentence(error), str(aside), rollout_id
+            )
+            return None
 
     def _file(self, rollout_id: str) -> Path:
         return self.path / f"{rollout_id}{_SUFFIX}"
@@ -123,6 +143,27 @@ class Incoming:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
+def tidy(spools: Path) -> None:
+    """Remove what ended nodes have left unfinished in their spools. Finished rollouts stay."""
+    for spool in (path for path in spools.glob("*") if path.is_dir()):
+        folders = [path for path in spool.iterdir() if path.is_dir()]
+        if any(is_locked(folder) for folder in folders):  # it still ends
+            continue
+        for path in (*folders, *spool.glob(f"*{_NEW}")):
+            _remove(path)
+        with suppress(OSError):  # it has finished rollouts
+            spool.rmdir()
+    with suppress(OSError):
+        spools.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def unpack(file: IO[bytes], folders: Path) -> Incoming:
     """Unpack the file of a rollout beside its folder below `folders`. On return it is on disk.
 
@@ -132,40 +173,56 @@ def unpack(file: IO[bytes], folders: Path) -> Incoming:
     """
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
-            members = iter(archive)
-            record = Rollout.model_validate_json(_content(archive, next(members)))
+            members, digest = iter(archive), sha256()
+            record = Rollout.model_validate_json(_content(archive, next(members), digest))
             chains: Sequence[Chain] = ()
+            before = ""
             incoming = folders / f".{record.id}.incoming"
             shutil.rmtree(incoming, ignore_errors=True)  # of a driver that was killed
             incoming.mkdir(parents=True)
             for member in members:
-                content = _content(archive, member)
+                before = digest.hexdigest()
+                content = _content(archive, member, digest)
                 if member.name == _ROWS:
                     chains = _unpacked(content)
                     continue
+                if member.name == _DIGEST:
+                    break
                 path = incoming / member.name
                 if not path.resolve().is_relative_to(incoming.resolve()):
                     raise ValueError(f"the name {member.name!r} leads out of the folder")
                 path.parent.mkdir(exist_ok=True)
                 _write(path, content)
-    except (tarfile.TarError, ValueError, StopIteration) as error:
+            else:
+                raise ValueError("its end is missing")
+            if content.decode() != before:
+                raise ValueError("its digest is another")
+    except (tarfile.TarError, ValueError, StopIteration, BadZipFile, EOFError, KeyError) as error:
         raise SweError(f"the file of a finished rollout is damaged: {error}") from None
     for path in {incoming, *(path for path in incoming.iterdir() if path.is_dir())}:
         _sync(path)
     return Incoming(FinishedRollout(record, chains), incoming, folders / record.id)
 
 
-def _put(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+def _put(archive: tarfile.TarFile, name: str, content: bytes, digest: HASH) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
+    _count(digest, name, content)
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, digest: HASH) -> bytes:
     file = archive.extractfile(member)
     if file is None:
         raise ValueError(f"{member.name!r} is no file")
-    return file.read()
+    content = file.read()
+    _count(digest, member.name, content)
+    return content
+
+
+def _count(digest: HASH, name: str, content: bytes) -> None:
+    digest.update(f"{len(name.encode())} {name} {len(content)} ".encode())
+    digest.update(content)
 
 
 def _packed(chains: Sequence[Chain]) -> bytes:

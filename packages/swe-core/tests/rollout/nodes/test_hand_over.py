@@ -1,0 +1,489 @@
+"""Regression tests of the hand-over: what once lost, mixed or repeated a rollout, or ended a run."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import logging
+import math
+import os
+import sys
+import tarfile
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import orjson
+import pytest
+
+from swe_core.api.records import Rollout
+from swe_core.api.worker import FinishedRollout
+from swe_core.builtin.executors import LocalExecutor
+from swe_core.builtin.processes import ProcessNode
+from swe_core.errors import SweError
+from swe_core.rollout.nodes import pool as pool_module
+from swe_core.rollout.nodes import spool as spool_module
+from swe_core.rollout.nodes.handle import NodeUnreachable
+from swe_core.rollout.nodes.messages import Begin, Poll, Start, TurnEvent, from_bytes, to_bytes
+from swe_core.rollout.nodes.spool import PART, Spool, spools_of, tidy, unpack
+from swe_core.rollout.runner import Runner
+from swe_core.run.node import RolloutNode, _Log, _spool
+from swe_core.system.files import locked
+from swe_core.system.redaction import Redactor
+from swe_testing.nodes import SimulatedNode, _turn
+from swe_testing.records import make_request, make_rollout, make_run, make_task
+
+from .test_pool import driver, impatient, request
+
+__all__ = ["impatient"]
+pytestmark = pytest.mark.anyio
+
+
+def record_of(rollout: Rollout) -> bytes:
+    return orjson.dumps(rollout.model_dump(mode="json"))
+
+
+def spooled(path: Path, name: str, files: dict[str, bytes], outcome: str = "resolved") -> None:
+    folder = path / f"folder-{name}"
+    folder.mkdir(parents=True)
+    for file, content in files.items():
+        (folder / file).write_bytes(content)
+    rollout = make_rollout("t", 0, outcome).model_copy(update={"id": "r"})
+    Spool(path / "spool").add("r", record_of(rollout), (), folder)
+
+
+async def test_truncated_archive_is_refused(tmp_path: Path) -> None:
+    spooled(tmp_path, "a", {"turns.jsonl": b"x" * 600, "patch.diff": b"y" * 600})
+    data = (tmp_path / "spool" / "r.tar").read_bytes()
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        end_of_record = archive.getmembers()[1].offset
+    with pytest.raises(SweError, match="damaged"):
+        unpack(io.BytesIO(data[:end_of_record]), tmp_path / "rollouts")
+
+
+async def test_two_tries_of_one_spool_do_not_mix(tmp_path: Path) -> None:
+    """The file is replaced while it is read in parts."""
+    spool = Spool(tmp_path / "spool")
+    big = {"agent.log": b"A" * PART, "turns.jsonl": b"A" * 10, "patch.diff": b"A"}
+    spooled(tmp_path, "a", big)
+    file = io.BytesIO(spool.read("r", 0))
+    file.seek(0, 2)
+    spooled(tmp_path, "b", {name: content.replace(b"A", b"B") for name, content in big.items()})
+    while part := spool.read("r", file.tell()):
+        file.write(part)
+    file.seek(0)
+    with pytest.raises(SweError, match="damaged"):
+        unpack(file, tmp_path / "rollouts")
+
+
+async def test_damaged_rows_are_a_sentence(tmp_path: Path) -> None:
+    rollout = make_rollout("t", 0, "resolved").model_copy(update={"id": "r"})
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in (
+            ("record.json", orjson.dumps(rollout.model_dump(mode="json"))),
+            ("rows.npz", b"PK\3\4" + b"0" * 99),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    file.seek(0)
+    with pytest.raises(SweError, match="damaged"):
+        unpack(file, tmp_path / "rollouts")
+
+
+async def test_start_of_a_node_leaves_the_folders_of_one_that_still_ends(tmp_path: Path) -> None:
+    """The driver was killed; its node `n` is about to pack a rollout. The next driver's `n` opens."""
+    spool = tmp_path / "nodes" / "n"
+    (spool / ".n.old" / "r").mkdir(parents=True)
+    (spool / ".n.older").mkdir()
+    with locked(spool / ".n.old"):
+        _spool(begin(spool, 1))
+        tidy(tmp_path / "nodes")
+        assert os.listdir(spool) == [".n.old"]
+    tidy(tmp_path / "nodes")
+    assert os.listdir(tmp_path) == []
+
+
+class _Site:
+    notes = ()
+    counters = b""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    async def run(self, request, observer, commit, agent=None):  # type: ignore[no-untyped-def]
+        self.ran.append(request.id)
+        await anyio.sleep_forever()
+
+    def cancel(self, rollout_id, why):  # type: ignore[no-untyped-def]
+        pass
+
+
+class OpenNode(RolloutNode):
+    async def _open(self, stack):  # type: ignore[no-untyped-def]
+        self._site = _Site()
+        self._spool = Spool(Path(self._began.spool))
+        self._folders = self._spool.path / ".x"
+        self._held = ExitStack()
+
+
+def begin(path: Path, epoch: int, clock: float | None = None) -> Begin:
+    return Begin(
+        name="n",
+        settings={},
+        versions={},
+        directory=None,
+        spool=str(path),
+        clock=clock or time.time(),
+        epoch=epoch,
+        version=None,
+        without=(),
+    )
+
+
+async def test_late_begin_does_not_make_a_node_ignore_starts(tmp_path: Path) -> None:
+    node = OpenNode(Redactor())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(node.run)
+        await node.answer("begin", to_bytes(begin(tmp_path, 2)))
+        await node.answer("begin", to_bytes(begin(tmp_path, 1)))  # its answer was given up; it arrives late
+        answer = await node.answer("start", to_bytes(Start(epoch=2, request=request("r"))))
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        ran = list(node._site.ran)
+        tasks.cancel_scope.cancel()
+    assert answer == b"+"
+    assert ran == ["r"], "the driver waits for it for ever"
+
+
+class SlowBegin(SimulatedNode):
+    """A node whose `begin` takes a while: it builds a bundle, or the network is slow."""
+
+    def __init__(self, name: str, **options: object) -> None:
+        super().__init__(name, **options)  # type: ignore[arg-type]
+        self.began_at, self.go = anyio.Event(), anyio.Event()
+
+    async def _on_begin(self, message: bytes) -> bytes:
+        self.began_at.set()
+        await self.go.wait()
+        return await super()._on_begin(message)
+
+
+async def test_version_set_while_a_node_opens_reaches_it(tmp_path: Path) -> None:
+    slow = SlowBegin("slow")
+    async with driver(tmp_path, SimulatedNode("fast"), slow) as made:
+        await slow.began_at.wait()
+        made.pool.engine.set_version(3)
+        taken = await made.pool.engine.take_out("http://a/v1")
+        slow.go.set()
+        await made.pool.joined(all_of_them=True)
+        await made.submit_all("r0", "r1", "r2")
+        with anyio.move_on_after(2):
+            await made.until(lambda: slow.versions[-1:] == [3] and slow.without == {"http://a/v1"})
+        print(taken)
+        assert (slow.versions, slow.without) == ([3], {"http://a/v1"})
+
+
+async def test_late_transfer_of_a_cancelled_rollout_does_not_end_the_run(tmp_path: Path) -> None:
+    node = SimulatedNode("one", slots=1, seconds=600)
+    reading, go = anyio.Event(), anyio.Event()
+    read = node._on_read
+
+    async def slowly(message: bytes) -> bytes:
+        answer = await read(message)
+        reading.set()
+        await go.wait()  # the answer is on its way
+        return answer
+
+    node._on_read = slowly  # type: ignore[method-assign]
+    async with driver(tmp_path, node) as made:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.submit, "r")
+            await made.until(lambda: "r" in node._running)
+            tasks.cancel_scope.cancel()
+        # ENDING has passed, and the rollout is committed as cancelled without its node
+        assert [one.outcome for one in made.committed] == ["cancelled"]
+        assert reading.is_set()
+        go.set()
+        await made.submit_all()
+        await anyio.sleep(0.3)
+
+
+async def test_request_with_any_text_and_limit_travels(tmp_path: Path) -> None:
+    """JSON of most libraries has neither."""
+    task = make_task("r").model_copy(update={"hints_text": "a lone surrogate: \ud83d"})
+    made = make_request(task)
+    limits = made.limits.model_copy(update={"agent": math.inf})
+    sent = to_bytes(Start(epoch=1, request=made.model_copy(update={"limits": limits})))
+    assert from_bytes(Start, sent).request.limits.agent == math.inf
+    async with driver(tmp_path, SimulatedNode("one")) as driven:
+        await driven.pool.submit(made.model_copy(update={"id": "r", "limits": limits}), driven, driven.commit)
+    assert [rollout.outcome for rollout in driven.committed] == ["resolved"]
+
+
+async def test_malformed_answer_takes_the_node_out(tmp_path: Path) -> None:
+    one, two = SimulatedNode("one", slots=1), SimulatedNode("two", slots=1)
+    async with driver(tmp_path, one, two) as made:
+        await made.pool.joined(all_of_them=True)
+
+        async def broken(message: bytes) -> bytes:
+            return b"0 Internal Server Error"
+
+        one._on_poll = broken  # type: ignore[method-assign]
+        one._wake()
+        await made.submit_all("r0", "r1", "r2")
+        await made.until(lambda: made.pool.nodes["one"].out != "")
+
+
+async def test_ids_of_the_try_that_is_given_up_are_dropped(tmp_path: Path) -> None:
+    """An earlier try comes back while a later one runs: the later one's ids are dropped."""
+    one, two = SimulatedNode("one", slots=1, seconds=600), SimulatedNode("two", slots=1, seconds=600)
+    async with driver(tmp_path, one, two) as made:
+        await made.pool.joined(all_of_them=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.submit, "r")
+            await made.until(lambda: ("r", "turn") in made.seen)
+            away, other = (one, two) if one.began else (two, one)
+            away.break_connection()
+            await made.until(lambda: made.seen.count(("r", "turn")) == 2)
+            for _ in range(4):
+                other._emit(TurnEvent, rollout="r", turn=_turn())
+            await made.until(lambda: made.seen.count(("r", "turn")) == 6)
+            away._end("r", None, False)
+            away.reachable = True
+        rollout = made.of("r")
+        # sampled: three by the try that counts, five times three by the other
+        print(rollout.ledger, rollout.retried)
+        assert rollout.ledger.sampled == 18
+        assert rollout.ledger.dropped == {"lost_node": 15}
+
+
+async def test_only_node_that_comes_back_goes_on(tmp_path: Path) -> None:
+    """Nothing ran elsewhere, so its work is not thrown away, and one split counts once."""
+    node = SimulatedNode("one", slots=1, seconds=600)
+    async with driver(tmp_path, node) as made:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.submit, "r")
+            await made.until(lambda: ("r", "turn") in made.seen)
+            node.break_connection()
+            await made.until(lambda: len(made.pool._orders["r"].lost) == 1)
+            node.reachable = True
+            await made.until(lambda: made.pool.nodes["one"].joined)
+            node._end("r", None, False)
+        assert node.began == ["r"]
+        assert made.of("r").retried == ()
+        made.accounted()
+
+
+async def test_log_line_with_a_surrogate_does_not_take_the_node_out(tmp_path: Path) -> None:
+    node = OpenNode(Redactor())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(node.run)
+        await node.answer("begin", to_bytes(begin(tmp_path, 1)))
+        logging.getLogger("plugin").warning("cannot read %s", os.fsdecode(b"caf\xe9.txt"))
+        answer = await node.answer("poll", to_bytes(Poll(after=0)))
+        tasks.cancel_scope.cancel()
+    assert answer[:1] == b"+", answer
+
+
+async def test_wrong_log_call_raises_nothing() -> None:
+    node = RolloutNode(Redactor())
+    handler = _Log(node._log, Redactor())
+    logging.raiseExceptions, before = False, logging.raiseExceptions
+    try:
+        record = logging.LogRecord("x", 30, "f", 1, "%d rollouts", ("three",), None)
+        handler.handle(record)  # StreamHandler prints "--- Logging error ---" and goes on
+    finally:
+        logging.raiseExceptions = before
+
+
+async def test_events_of_other_threads_keep_their_order(tmp_path: Path) -> None:
+    node = RolloutNode(Redactor())
+    node._loop = asyncio.get_running_loop()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [
+            threading.Thread(target=lambda: [node._log(30, "x") for _ in range(20000)]) for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(20000):
+            node._log(30, "y")
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    await anyio.lowlevel.checkpoint()
+    numbers = [event.number for event in node._events]
+    assert len(numbers) == 60000
+    assert all(first < second for first, second in itertools.pairwise(numbers))
+
+
+async def test_log_of_a_thread_wakes_the_poll(tmp_path: Path) -> None:
+    node = OpenNode(Redactor())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(node.run)
+        await node.answer("begin", to_bytes(begin(tmp_path, 1)))
+        threading.Timer(0.2, lambda: node._log(30, "x")).start()
+        with anyio.move_on_after(3) as scope:
+            await node.answer("poll", to_bytes(Poll(after=0)))
+        tasks.cancel_scope.cancel()
+    assert not scope.cancelled_caught
+
+
+async def test_damaged_file_of_a_node_does_not_end_each_resume(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run(tmp_path / "run")
+    spool = spools_of(run.path) / "process-1"
+    spool.mkdir(parents=True)
+    (spool / "r.tar").write_bytes(b"")
+    for _ in range(2):
+        await Runner([], LocalExecutor(), None, run, [], 1).recover(["cancelled"])
+    assert run.rollouts() == []
+    assert os.listdir(spool) == ["r.damaged"]
+    assert f"set aside as '{spool / 'r.damaged'}', and r runs again" in caplog.text
+
+
+async def test_resume_in_one_process_leaves_nothing_of_nodes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    spool = spools_of(run.path) / "process-1"
+    (spool / ".process-1.abc" / "r").mkdir(parents=True)  # of a node that was killed
+    (spool / "r.new").write_bytes(b"0" * 10)
+    runner = Runner([], LocalExecutor(), None, run, [], 1)
+    await runner.recover(["cancelled"])
+    assert "nodes" not in os.listdir(run.path)
+
+
+async def test_error_to_run_again_is_not_committed_when_its_node_joins_late(tmp_path: Path) -> None:
+    fast, late = SimulatedNode("fast"), SimulatedNode("late")
+    failed = make_rollout("r", 0, "error").model_copy(update={"id": "r"})
+    folder = tmp_path / "f"
+    folder.mkdir()
+    Spool(tmp_path / "s").add("r", record_of(failed), (), folder)
+    late.finished["r"] = Spool(tmp_path / "s").read("r", 0)
+    async with driver(tmp_path, fast, growing=True) as made:
+        await made.pool.recover(made.commit, [], ["error"])
+        made.pool.add(late)
+        await made.until(lambda: made.pool.nodes["late"].joined)
+        await made.submit("r")
+        assert made.of("r").outcome == "resolved"
+        made.nodes["late"] = late
+
+
+async def test_run_whose_only_node_never_answers_begin_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "OPENING", 0.1)
+    node = SimulatedNode("one")
+
+    async def never(message: bytes) -> bytes:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    node._on_begin = never  # type: ignore[method-assign]
+    with pytest.raises(ExceptionGroup) as raised:
+        async with driver(tmp_path, node):
+            pytest.fail("it must not open")
+    assert "(one: it did not open within 0.1 s)" in str(raised.value.exceptions[0])
+
+
+async def test_http_error_is_no_answer(tmp_path: Path) -> None:
+    from aiohttp import web
+
+    async def fail(request: web.Request) -> web.Response:
+        raise RuntimeError
+
+    app = web.Application()
+    app.router.add_post("/{method}", fail)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "n")).start()
+    node = ProcessNode("n", 1, tmp_path, tmp_path)
+    try:
+        with pytest.raises(NodeUnreachable):
+            print(await node.call("acknowledge", b""))
+    finally:
+        await node.stop()
+        await runner.cleanup()
+
+
+async def test_node_whose_start_fails_unexpectedly_is_out(tmp_path: Path) -> None:
+    """Such as `fork` without memory, or too many open files."""
+    one, two = SimulatedNode("one"), SimulatedNode("two")
+
+    async def start() -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    one.start = start  # type: ignore[method-assign]
+    async with driver(tmp_path, one, two) as made:
+        await made.submit("r")
+        assert two.began == ["r"]
+
+
+async def test_resume_does_not_wait_for_ever_for_a_node_that_does_not_answer(tmp_path: Path) -> None:
+    silent = SimulatedNode("silent")
+    silent.reachable = False
+    async with driver(tmp_path, SimulatedNode("one"), silent) as made:
+        with anyio.move_on_after(6) as scope:  # LOST_AFTER is 0.4
+            await made.pool.recover(made.commit, [], [])
+    assert not scope.cancelled_caught
+
+
+async def test_record_of_a_node_has_no_token_of_its_rollout(tmp_path: Path) -> None:
+    """As in one process, where `commit` runs while the rollout's tokens are known."""
+    redactor = Redactor()
+
+    class Site(_Site):
+        async def run(self, request, observer, commit, agent=None):  # type: ignore[no-untyped-def]
+            (tmp_path / ".x" / request.id).mkdir(parents=True)
+            redactor.add("swe_tok_secret")
+            rollout = make_rollout("r", 0, "error").model_copy(update={"id": "r", "model": "swe_tok_secret"})
+            commit(FinishedRollout(rollout))
+            redactor.discard("swe_tok_secret")  # as `run_rollout` does
+
+    class Leaking(OpenNode):
+        async def _open(self, stack):  # type: ignore[no-untyped-def]
+            await super()._open(stack)
+            self._site = Site()
+
+    node = Leaking(redactor)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(node.run)
+        await node.answer("begin", to_bytes(begin(tmp_path, 1)))
+        await node.answer("start", to_bytes(Start(epoch=1, request=request("r"))))
+        while node._running:  # noqa: ASYNC110 (the node has no event for it)
+            await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    assert b"swe_tok_secret" not in (tmp_path / "r.tar").read_bytes()
+
+
+async def test_finished_rollout_whose_folder_stays_is_told_as_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(spool_module.shutil, "rmtree", busy)
+    spooled(tmp_path, "a", {"turns.jsonl": b"x"})  # must not raise: the rollout is in the spool
+
+
+async def test_bounded_memory_of_the_driver(tmp_path: Path) -> None:
+
+    async with driver(tmp_path, SimulatedNode("one", slots=50, seconds=0.0)) as made:
+
+        async def some(prefix: str) -> None:
+            await made.submit_all(*(f"{prefix}{number}" for number in range(300)))
+            await made.until(made.acknowledged)
+
+        await some("a")
+        pool, node = made.pool, made.pool.nodes["one"]
+        for left in (pool._offers, pool._orders, node.orders, node.running, pool._waiting):
+            assert len(left) == 0
