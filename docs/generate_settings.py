@@ -21,6 +21,7 @@ OURS = (
         "docker",
         "hf",
         "k8s",
+        "ray",
         "pi",
         "codex",
         "claude-code",

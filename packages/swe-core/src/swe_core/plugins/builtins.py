@@ -35,6 +35,7 @@ KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
     "docker": "swe-sandbox-docker",
     "hf": "swe-sandbox-hf",
     "k8s": "swe-sandbox-k8s",
+    "ray": "swe-executor-ray",
     "openenv": "swe-openenv",
     "openenv-play": "swe-openenv",
     "trl": "swe-trainer-trl",

@@ -1,0 +1,1 @@
+"""Rollouts of swe-core on the nodes of a Ray cluster."""
