@@ -243,8 +243,7 @@ class RolloutNode:
             try:
                 await self._site.run(request, observer, commit)
             finally:
-                # What the end of the node has interrupted runs again.
-                if ended and not (ended[0][0].rollout.outcome == "cancelled" and self._closing.is_set()):
+                if ended and not await self._is_void(ended[0][0].rollout):
                     with anyio.CancelScope(shield=True):
                         (finished, record), folder = ended[0], self._folders / request.id
                         await run_sync(self._spool.add, request.id, record, finished.chains, folder)
@@ -258,6 +257,14 @@ class RolloutNode:
             self._early.pop(request.id, None)
         if self._engine is not None and self._engine.unfit is not None:
             self._emit(UnfitEvent, why=self._redactor.text(self._engine.unfit))
+
+    async def _is_void(self, rollout: Rollout) -> bool:
+        """Return whether a rollout was interrupted by the end of the node, or while a try of it is kept."""
+        if rollout.outcome != "cancelled" or rollout.cancelled_as is not None:
+            return False
+        with anyio.CancelScope(shield=True):
+            kept = await run_sync(self._spool.ids)
+        return self._closing.is_set() or rollout.id in kept
 
     async def _cancel(self, message: bytes) -> bytes:
         end = from_bytes(End, message)

@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -487,3 +488,23 @@ async def test_bounded_memory_of_the_driver(tmp_path: Path) -> None:
         pool, node = made.pool, made.pool.nodes["one"]
         for left in (pool._offers, pool._orders, node.orders, node.running, pool._waiting):
             assert len(left) == 0
+
+
+async def test_interrupted_try_does_not_replace_a_finished_one(tmp_path: Path) -> None:
+    """Nodes on a host may share a spool: one has finished the rollout, another is told to end it."""
+    spooled(tmp_path, "a", {"turns.jsonl": b"x"})
+    kept = (tmp_path / "spool" / "r.tar").read_bytes()
+
+    class Ending(_Site):
+        async def run(self, request: Any, observer: Any, commit: Any, agent: Any = None) -> None:
+            rollout = make_rollout("t", 0, "cancelled", reward=None)
+            commit(FinishedRollout(rollout.model_copy(update={"id": "r"})))
+
+    node = OpenNode(Redactor())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(node.run)
+        await node.answer("begin", to_bytes(begin(tmp_path / "spool", 1)))
+        node._site = Ending()  # type: ignore[assignment]  # what of it is called
+        await node._rollout(request("r"))
+        tasks.cancel_scope.cancel()
+    assert (tmp_path / "spool" / "r.tar").read_bytes() == kept
