@@ -20,6 +20,8 @@ from swe_core.system.redaction import RedactingFormatter, Redactor
 logger = logging.getLogger(__name__)
 
 PLUGIN = "openenv"
+_HERE = "local"
+"""The executor of this process."""
 _ADJUSTABLE = tuple(
     f"worker.openenv.{name}" for name in ("host", "port", "sessions", "session_timeout", "key_env")
 )
@@ -47,6 +49,11 @@ def load_plan(
     if run.attempts != 1:
         raise ConfigError(f"run.attempts is {run.attempts}, but clients start each episode: leave it out")
     run = run.model_copy(update={"worker": PLUGIN})
+    if run.executor not in (None, _HERE):
+        raise ConfigError(
+            f"run.executor is {run.executor!r}, but clients of an environment server work in sandboxes of "
+            "its own process: leave it out"
+        )
     if run.mode == "black-box":
         raise ConfigError("an environment server answers the agent's LLM calls itself: leave out run.mode")
     if run.plugins is not None and PLUGIN not in run.plugins:

@@ -90,8 +90,11 @@ def failed(error: Exception | SystemExit) -> str:
 
 
 @contextmanager
-def calling(kind: type[SweError], who: str, method: str) -> Iterator[None]:
+def calling(kind: type[SweError], who: str, method: str, but: type[Exception] = SweError) -> Iterator[None]:
     """Raise errors of a plugin's method as `kind`, with a sentence that names the method.
+
+    Args:
+        but: Errors that the method may raise, beside any `SweError`.
 
     Raises:
         SweError: The method raised it.
@@ -99,7 +102,7 @@ def calling(kind: type[SweError], who: str, method: str) -> Iterator[None]:
     """
     try:
         yield
-    except SweError:
+    except (SweError, but):
         raise
     except (Exception, SystemExit) as error:  # plugin code may raise anything
         raise kind(f"{who} failed in {method}(): {failed(error)}") from error

@@ -13,7 +13,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from swe_core.api.agent import AgentSpec
-from swe_core.api.contracts import class_of
+from swe_core.api.contracts import calling, class_of
 from swe_core.api.engine import Engine
 from swe_core.api.executor import Executor
 from swe_core.api.records import Failure, Outcome, Rollout
@@ -102,7 +102,8 @@ class Runner:
             except RunStopped as error:  # raised once the executor has left everything in order
                 stopped.append(error)
 
-        with self._writing():  # an OSError that leaves the executor comes from the folder's files
+        who = f"the executor {class_of(self._executor)}"
+        with self._writing(), calling(PluginError, who, "submit", but=OSError):  # an OSError is the folder's
             await self._executor.submit(request, self._observer, commit, agent)
         if self.engine is not None and self.engine.unfit is not None:
             raise SweError(self.engine.unfit)
