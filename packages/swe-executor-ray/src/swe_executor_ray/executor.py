@@ -157,9 +157,9 @@ class _Watch:
         self._say_whether_it_goes_on()
 
     def _say_whether_it_goes_on(self) -> None:
-        """End a run that all nodes refuse to serve. One whose nodes have left waits for others."""
+        """End a run that nodes refuse to serve while none serves it. One whose nodes have left waits."""
         working = [node for node in self._nodes.values() if not self._pool.nodes[node.name].out]
-        if not working and self._nodes and not self._left:
+        if not working and self._nodes.keys() - self._left:
             self._pool.no_more_nodes()
         elif not working and not self._waiting:
             logger.warning("the cluster has no node for rollouts: waiting for one that offers %s", SLOTS)
