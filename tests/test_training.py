@@ -142,7 +142,11 @@ def difference(models: Sequence[PreTrainedModel], chains: Sequence[Chain]) -> fl
     ("steps", "where"),
     [
         (3, ()),
-        pytest.param(4, ("--executor", "ray", "--workers", "2"), marks=pytest.mark.slow),
+        pytest.param(
+            4,
+            ("-p", "swe_executor_ray.plugin", "--executor", "ray", "--workers", "2"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["local", "ray"],
 )
