@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("SWE_TEST_KILLS", "3"))
 OF_A_RUN = 8
 TASKS, ATTEMPTS = 8, 3
+VICTIMS = ("actor", "raylet", "driver")
 
 
 def finished_on_nodes(run: Run) -> dict[str, str]:
@@ -48,9 +49,9 @@ def instant(run: Run, random: Random) -> tuple[str, Callable[[], object]]:
     ])  # fmt: skip
 
 
-def kill(run: Run, process: subprocess.Popen[str], random: Random) -> str:
-    """Kill something of a run."""
-    cluster, victim = run.cluster, random.choice(["actor", "raylet", "driver"])
+def kill(victim: str, run: Run, process: subprocess.Popen[str], random: Random) -> None:
+    """Kill a part of a run."""
+    cluster = run.cluster
     if victim == "actor" and (actors := cluster.actors()):
         os.kill(random.choice(actors), signal.SIGKILL)
     elif victim == "raylet":
@@ -58,7 +59,6 @@ def kill(run: Run, process: subprocess.Popen[str], random: Random) -> str:
         cluster.add(2)
     elif victim == "driver":
         process.kill()
-    return victim
 
 
 def test_killed_actors_nodes_and_drivers(
@@ -83,7 +83,8 @@ def test_killed_actors_nodes_and_drivers(
             time.sleep(random.choice([0, random.uniform(0, 0.05), random.uniform(0, 1)]))
             assert run.whole.startswith(before), "a finished rollout was lost or run again"
             before, kept = run.whole, kept | finished_on_nodes(run)
-            victim = kill(run, process, random)
+            victim = VICTIMS[number] if number < len(VICTIMS) else random.choice(VICTIMS)
+            kill(victim, run, process, random)
             counted[victim] += 1
             with capsys.disabled():
                 seen = f"{run.finished} finished, {len(kept)} were seen on nodes"

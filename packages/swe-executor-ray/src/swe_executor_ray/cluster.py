@@ -31,9 +31,9 @@ _ANSWERING = 15.0
 """Seconds in which a cluster answers that can be joined."""
 _STORE = 128 * 2**20
 """Bytes of the object store of a private cluster. Its largest objects are parts of rollouts, of 4 MiB."""
-_LOOPBACK: Mapping[str, str] = {
+_PRIVATE: Mapping[str, str] = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # says more than it does: Ray listens on loopback
-    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),  # Ray reads it once in a process
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 _TRIAL = """
@@ -129,7 +129,7 @@ class Cluster:
 
 
 def _start(workers: int, directory: str, runtime_env: Mapping[str, Any]) -> None:
-    with _environment({**_LOOPBACK, "RAY_AUTH_TOKEN": secrets.token_hex(32)}):
+    with _environment(_PRIVATE):
         _init(
             runtime_env,
             address="local",

@@ -125,7 +125,7 @@ class _Watch:
         self._executor = executor
         self._slots = slots
         self._nodes: dict[str, RayNode] = {}
-        self._left: set[str] = set()
+        self._left = False
         self._waiting = False
 
     async def keep_looking(self, cluster: Cluster) -> None:
@@ -143,12 +143,13 @@ class _Watch:
         """Take over what has changed."""
         for host in hosts:
             node = self._nodes.get(host.id)
-            if node is not None and not host.alive:
-                node.dead = True
-                self._left.add(host.id)
-            elif node is not None and host.draining:
+            if node is None or (host.alive and not host.draining):
+                continue
+            if host.alive:
                 self._pool.drain(node.name, "Ray is about to end it")
-                self._left.add(host.id)
+            else:
+                node.dead = True
+            self._left = self._left or self._pool.nodes[node.name].incarnation != ""
         for host in _usable(hosts):
             if host.id not in self._nodes:
                 node = self._executor.node(self._new_name(host), host.slots or self._slots, host)
@@ -157,9 +158,9 @@ class _Watch:
         self._say_whether_it_goes_on()
 
     def _say_whether_it_goes_on(self) -> None:
-        """End a run that nodes refuse to serve while none serves it. One whose nodes have left waits."""
+        """End a run that no node can serve. One whose nodes have served it and have left waits for others."""
         working = [node for node in self._nodes.values() if not self._pool.nodes[node.name].out]
-        if not working and self._nodes.keys() - self._left:
+        if not working and self._nodes and not self._left:
             self._pool.no_more_nodes()
         elif not working and not self._waiting:
             logger.warning("the cluster has no node for rollouts: waiting for one that offers %s", SLOTS)
