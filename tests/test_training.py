@@ -144,7 +144,7 @@ def difference(models: Sequence[PreTrainedModel], chains: Sequence[Chain]) -> fl
         (3, ()),
         pytest.param(
             4,
-            ("-p", "swe_executor_ray.plugin", "--executor", "ray", "--workers", "2"),
+            ("--executor", "ray", "--workers", "2"),
             marks=pytest.mark.slow,
         ),
     ],

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from swe_core.errors import ConfigError
-from swe_core.run.settings import validate
+from swe_core.run.components import load_plugins
+from swe_core.run.settings import RunOptions, validate
 from swe_executor_ray.checks import CHECKS
 from swe_executor_ray.config import RayConfig
 
@@ -80,3 +81,9 @@ def test_addresses_where_no_cluster_answers(tmp_path: Path) -> None:
         (sentence,) = run(tmp_path, *join, f"127.0.0.1:{server.getsockname()[1]}").splitlines()
     assert "no Ray cluster answers at '127.0.0.1:" in sentence
     assert "within 15 s: give the HOST:PORT that `ray start` has printed" in sentence
+
+
+def test_executor_need_not_be_among_the_plugins() -> None:
+    plugins = load_plugins(RunOptions(plugins=("mini",), executor="ray"))
+    assert "ray" in [registered.name for registered in plugins.components("executor")]
+    assert "trl" not in plugins.plugins

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any
 
 from swe_core.api import contracts
 from swe_core.api.component import Config
 from swe_core.errors import ConfigError, PluginError
 from swe_core.plugins.builtins import DEFAULTS
+from swe_core.plugins.manager import GROUP, RegisteredComponent, Role, allow_list
 from swe_core.plugins.manager import PluginSet as PluginSet  # what `load_plugins` returns is public
-from swe_core.plugins.manager import RegisteredComponent, Role, allow_list
 from swe_core.run.settings import RunOptions, Settings, validate
 
 Shared = Mapping[str, tuple[str, Any]]
@@ -57,10 +58,15 @@ class ResolvedComponent:
 def load_plugins(run: RunOptions, environment: Mapping[str, str] = os.environ) -> PluginSet:
     """Load the plugins that `run` names and `SWE_PLUGINS` in `environment` allows.
 
+    The executor's plugin need not be among `run.plugins`: they say what runs, and it says where.
+
     Raises:
         PluginError: A plugin that `run` names cannot be loaded.
     """
-    return PluginSet(run.plugins, run.extra_plugins, allow_list(environment))
+    plugins = run.plugins
+    if plugins is not None and run.executor is not None and entry_points(group=GROUP, name=run.executor):
+        plugins = tuple(dict.fromkeys((*plugins, run.executor)))
+    return PluginSet(plugins, run.extra_plugins, allow_list(environment))
 
 
 def default_component(role: Role, worker: ResolvedComponent) -> str:
