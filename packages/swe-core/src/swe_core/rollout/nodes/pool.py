@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -47,7 +46,7 @@ from swe_core.rollout.nodes.messages import (
 from swe_core.rollout.nodes.node import Node
 from swe_core.rollout.nodes.order import MAX_LOST, Order
 from swe_core.rollout.nodes.spool import Incoming
-from swe_core.rollout.run_directory import FOLDERS
+from swe_core.rollout.run_directory import FOLDERS, working_directory
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +56,8 @@ LOST_AFTER = 120.0
 """Seconds without an answer after which a node's rollouts run elsewhere."""
 ENDING = 330.0
 """Seconds that a cancelled rollout may take to close its sandbox and to arrive."""
+_LAST_WORDS = 5.0
+"""Seconds that the last messages to the nodes may take at the end."""
 _TRANSFERS = 8
 """Finished rollouts that travel at the same time."""
 _PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -99,6 +100,7 @@ class NodePool:
         self._transfers = anyio.CapacityLimiter(_TRANSFERS)
         self.engine = EngineState(self.nodes, self._tell)
         self._unfit: str | None = None
+        self._telling, self._told = 0, anyio.Event()
         self._changed = anyio.Event()
 
     @property
@@ -155,6 +157,9 @@ class NodePool:
                 await self._close()
 
     async def _close(self) -> None:
+        with anyio.move_on_after(_LAST_WORDS):  # the last acknowledgements: else their files stay
+            while self._telling:
+                await self._told.wait()
 
         async def end(node: Node) -> None:
             if node.joined:
@@ -365,7 +370,7 @@ class NodePool:
             name=node.name,
             settings=dict(self._run.settings),
             versions=dict(self._run.versions),
-            directory=_working_directory(),
+            directory=working_directory(),
             spool=node.handle.spool,
             clock=time.time(),
             epoch=node.epoch,
@@ -583,12 +588,10 @@ class NodePool:
             except Exception as error:  # the boundary of a task
                 logger.debug("%s to %s: %s", method, node.name, error)
                 node.miss()
+            finally:
+                self._telling -= 1
+                self._told.set()
+                self._told = anyio.Event()
 
+        self._telling += 1
         self._tasks.start_soon(send)
-
-
-def _working_directory() -> str | None:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return None
