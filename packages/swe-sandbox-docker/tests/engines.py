@@ -71,7 +71,7 @@ class SecondEngine:
         self._drain = drain
 
     def kill(self) -> None:
-        """Shoot it. Its containers go on without it."""
+        """Kill it with SIGKILL. Its containers keep running."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

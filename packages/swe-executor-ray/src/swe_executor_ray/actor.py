@@ -76,7 +76,7 @@ class NodeActor:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(node.answer(method, message), loop))
 
     async def end(self) -> None:
-        """Close all sandboxes of the node, unless it was told to already, and return when they are closed."""
+        """Close all sandboxes of the node, and return when they are closed. `close` may have come before."""
         node, loop = await asyncio.wrap_future(self._begun)
         with suppress(RuntimeError):  # the loop is closed already
             loop.call_soon_threadsafe(node.stop)

@@ -41,7 +41,7 @@ import logging, sys, ray
 logging.disable()
 try:
     ray.init(sys.argv[1], log_to_driver=False)
-except Exception as error:
+except Exception as error:  # Ray raises errors of many types
     sys.exit(print(error.__cause__ or error) or 1)
 """
 """A program that joins a cluster. Where none answers, Ray tries for minutes, and prints meanwhile."""

@@ -55,7 +55,7 @@ class Engine:
         return bool(self._shares)
 
     async def look(self, image: str) -> None:
-        """Find whether it has `image`, if that is not known. Whoever opens there gets the error."""
+        """Find out whether it has `image`. An error is left to the next opening."""
         with suppress(SandboxError):
             await self.images.look(image)
 

@@ -113,7 +113,7 @@ class Opening:
                     return pod
             except _NOT_SEEN:
                 pass
-            except Exception as error:
+            except Exception as error:  # two clients raise errors of their own
                 if not is_transient(error):
                     raise
             await anyio.sleep(_RETRY)

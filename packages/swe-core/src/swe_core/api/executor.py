@@ -113,7 +113,7 @@ class Executor(ABC):
         kept until `commit` has returned. Cancellation ends the rollout, and commits it as cancelled.
 
         Args:
-            observer: Told of the start, the phases and the turns. The end is told by `commit`. From another
+            observer: Receives the start, the phases and the turns. `commit` announces the end. From another
                 process, a turn has no messages, no reply and no ids, but the number of ids in its usage, and
                 their versions.
             agent: Runs in place of the run's agent. Only an executor of this process can do this.

@@ -66,7 +66,7 @@ class ProcessNode(NodeHandle):
         pipe = subprocess.PIPE
         # A session of its own: Ctrl-C is for the driver, which then ends the rollouts in order. Not by the
         # event loop, whose fork may run hooks of other libraries.
-        self._process = process = subprocess.Popen(  # noqa: ASYNC220
+        self._process = process = subprocess.Popen(  # noqa: ASYNC220 (see above)
             command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
         if process.stderr is None or process.stdout is None:

@@ -381,7 +381,7 @@ class _Log(logging.Handler):
         self._redactor = redactor
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand over one record. An error of it harms nobody, as in any handler."""
+        """Hand over one record. An error of it is handled as in any handler."""
         try:
             self._emit_line(record.levelno, printable(self._redactor.text(self.format(record))))
         except Exception:  # a wrong call of the logger, or a loop that has ended

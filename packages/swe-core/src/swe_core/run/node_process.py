@@ -37,7 +37,7 @@ async def serve(path: str, redactor: Redactor) -> None:
         await web.UnixSite(runner, path).start()
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads more
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the driver reads one line only
         loop = asyncio.get_running_loop()
         threading.Thread(target=_at_the_end, args=(sys.stdin.buffer, loop, node), daemon=True).start()
         await node.run()

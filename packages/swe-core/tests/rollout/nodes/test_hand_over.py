@@ -117,16 +117,16 @@ class _Site:
     def __init__(self) -> None:
         self.ran: list[str] = []
 
-    async def run(self, request, observer, commit, agent=None):  # type: ignore[no-untyped-def]
+    async def run(self, request: Any, observer: Any, commit: Any, agent: Any = None) -> None:
         self.ran.append(request.id)
         await anyio.sleep_forever()
 
-    def cancel(self, rollout_id, why):  # type: ignore[no-untyped-def]
-        pass
+    def cancel(self, rollout_id: str, why: str | None) -> None:
+        """Nothing ends early here."""
 
 
 class OpenNode(RolloutNode):
-    async def _open(self, stack):  # type: ignore[no-untyped-def]
+    async def _open(self, stack: Any) -> None:
         self._site = _Site()
         self._spool = Spool(Path(self._began.spool))
         self._folders = self._spool.path / ".x"
@@ -165,8 +165,8 @@ async def test_late_begin_does_not_make_a_node_ignore_starts(tmp_path: Path) -> 
 class SlowBegin(SimulatedNode):
     """A node whose `begin` takes a while: it builds a bundle, or the network is slow."""
 
-    def __init__(self, name: str, **options: object) -> None:
-        super().__init__(name, **options)  # type: ignore[arg-type]
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__(name, **options)
         self.began_at, self.go = anyio.Event(), anyio.Event()
 
     async def _on_begin(self, message: bytes) -> bytes:
@@ -201,7 +201,7 @@ async def test_late_transfer_of_a_cancelled_rollout_does_not_end_the_run(tmp_pat
         await go.wait()  # the answer is on its way
         return answer
 
-    node._on_read = slowly  # type: ignore[method-assign]
+    node._on_read = slowly  # type: ignore[method-assign]  # of this one only
     async with driver(tmp_path, node) as made:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(made.submit, "r")
@@ -235,7 +235,7 @@ async def test_malformed_answer_takes_the_node_out(tmp_path: Path) -> None:
         async def broken(message: bytes) -> bytes:
             return b"0 Internal Server Error"
 
-        one._on_poll = broken  # type: ignore[method-assign]
+        one._on_poll = broken  # type: ignore[method-assign]  # of this one only
         one._wake()
         await made.submit_all("r0", "r1", "r2")
         await made.until(lambda: made.pool.nodes["one"].out != "")
@@ -389,7 +389,7 @@ async def test_run_whose_only_node_never_answers_begin_says_so(
         await anyio.sleep_forever()
         raise AssertionError
 
-    node._on_begin = never  # type: ignore[method-assign]
+    node._on_begin = never  # type: ignore[method-assign]  # of this one only
     with pytest.raises(ExceptionGroup) as raised:
         async with driver(tmp_path, node):
             pytest.fail("it must not open")
@@ -423,7 +423,7 @@ async def test_node_whose_start_fails_unexpectedly_is_out(tmp_path: Path) -> Non
     async def start() -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    one.start = start  # type: ignore[method-assign]
+    one.start = start  # type: ignore[method-assign]  # of this one only
     async with driver(tmp_path, one, two) as made:
         await made.submit("r")
         assert two.began == ["r"]
@@ -443,7 +443,7 @@ async def test_record_of_a_node_has_no_token_of_its_rollout(tmp_path: Path) -> N
     redactor = Redactor()
 
     class Site(_Site):
-        async def run(self, request, observer, commit, agent=None):  # type: ignore[no-untyped-def]
+        async def run(self, request: Any, observer: Any, commit: Any, agent: Any = None) -> None:
             (tmp_path / ".x" / request.id).mkdir(parents=True)
             redactor.add("swe_tok_secret")
             rollout = make_rollout("r", 0, "error").model_copy(update={"id": "r", "model": "swe_tok_secret"})
@@ -451,7 +451,7 @@ async def test_record_of_a_node_has_no_token_of_its_rollout(tmp_path: Path) -> N
             redactor.discard("swe_tok_secret")  # as `run_rollout` does
 
     class Leaking(OpenNode):
-        async def _open(self, stack):  # type: ignore[no-untyped-def]
+        async def _open(self, stack: Any) -> None:
             await super()._open(stack)
             self._site = Site()
 
@@ -492,7 +492,7 @@ async def test_bounded_memory_of_the_driver(tmp_path: Path) -> None:
 
 
 async def test_interrupted_try_does_not_replace_a_finished_one(tmp_path: Path) -> None:
-    """Nodes on a host may share a spool: one has finished the rollout, another is told to end it."""
+    """Nodes on a host may share a spool: one has finished the rollout, and another has to cancel it."""
     spooled(tmp_path, "a", {"turns.jsonl": b"x"})
     kept = (tmp_path / "spool" / "r.tar").read_bytes()
 

@@ -1,4 +1,4 @@
-"""EngineState: what all nodes have to know of the engine, and how they are told."""
+"""EngineState: the policy version and the servers in use, sent to all nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swe_core.rollout.nodes.node import Node
 
 
 class EngineState:
-    """The policy version, and the servers that get no rollouts. A node that joins hears of both by `begin`.
+    """The policy version, and the servers that get no rollouts. A node that joins gets both with `begin`.
 
     Args:
         tell: Sends a message to a node in the background.
@@ -37,7 +37,7 @@ class EngineState:
         self._tell_all("version", self.version)
 
     async def take_out(self, url: str) -> Collection[str]:
-        """See `swe_core.api.executor.Executor.take_out`. An unreachable node is told when it joins again."""
+        """See `swe_core.api.executor.Executor.take_out`. An unreachable node gets it when it joins again."""
         self.without.add(url)
         on_it: list[str] = []
 

@@ -49,4 +49,4 @@ class NodeHandle(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """End the node, which has been told to close if it is reachable."""
+        """End the node. If it is reachable, it got `close` before."""

@@ -44,7 +44,7 @@ class Joined(Record):
     host: str
     notes: tuple[str, ...]
     running: tuple[str, ...] = Field(description="ids of its rollouts")
-    offered: tuple[str, ...] = Field(description="ids of finished rollouts that nobody has acknowledged")
+    offered: tuple[str, ...] = Field(description="ids of finished rollouts without an acknowledgement")
 
 
 class Start(Record):

@@ -100,7 +100,7 @@ class NodePool:
         self._transfers = anyio.CapacityLimiter(_TRANSFERS)
         self.engine = EngineState(self.nodes, self._tell)
         self._unfit: str | None = None
-        self._telling, self._told = 0, anyio.Event()
+        self._sending, self._sent = 0, anyio.Event()
         self._changed = anyio.Event()
 
     @property
@@ -158,8 +158,8 @@ class NodePool:
 
     async def _close(self) -> None:
         with anyio.move_on_after(_LAST_WORDS):  # the last acknowledgements: else their files stay
-            while self._telling:
-                await self._told.wait()
+            while self._sending:
+                await self._sent.wait()
 
         async def end(node: Node) -> None:
             if node.joined:
@@ -403,7 +403,7 @@ class NodePool:
         for rollout_id in joined.offered:
             self._offered(node, rollout_id)
         if begin.version != self.engine.version or set(begin.without) != self.engine.without:
-            node.miss()  # it was opening meanwhile, so nobody told it
+            node.miss()  # the news came while it was opening
         self._assign()
 
     def _adopted(self, node: Node, rollout_id: str) -> bool:
@@ -589,9 +589,9 @@ class NodePool:
                 logger.debug("%s to %s: %s", method, node.name, error)
                 node.miss()
             finally:
-                self._telling -= 1
-                self._told.set()
-                self._told = anyio.Event()
+                self._sending -= 1
+                self._sent.set()
+                self._sent = anyio.Event()
 
-        self._telling += 1
+        self._sending += 1
         self._tasks.start_soon(send)

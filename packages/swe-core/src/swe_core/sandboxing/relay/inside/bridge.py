@@ -1,6 +1,6 @@
 """Runs inside a sandbox: `bridge.py PORT` carries its standard streams to a port of 127.0.0.1.
 
-It prints a line `ready` first, so that nothing is sent before somebody reads it, and ends with either side.
+It prints a line `ready` first, so that nothing is sent before it reads, and ends when either side ends.
 Standard library of Python >= 3.6 only: the sandbox's own Python runs it.
 """
 
