@@ -107,7 +107,7 @@ async def test_evaluation_gets_the_next_free_slot(tmp_path: Path) -> None:
 
 
 async def test_evaluation_is_never_stale_and_says_which_versions_answered(tmp_path: Path) -> None:
-    words = {**STAYS, "*": ["again", "new>done"]}
+    words = {"eval0/0": ["again", "new>done"], "*": ["stay"]}
     async with feeding(tmp_path / "run", words, held_out=1, max_staleness=0) as feed:
         await feed.say(begin(feed, 0))
         await feed.script.held("new")
