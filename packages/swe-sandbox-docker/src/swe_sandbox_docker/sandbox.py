@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from weakref import WeakSet
 
@@ -18,13 +18,12 @@ from swe_core.api.sandbox import Process, Sandbox, SandboxSpec
 from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
 from swe_core.sandboxing.kill_tree import KILL_TREE, MARK
 from swe_core.sandboxing.relay import reach_by_socket
-from swe_core.sandboxing.relay.launcher import interpreted
-from swe_core.sandboxing.relay.pull_relay import HttpTransport, reach_by_pull
+from swe_core.sandboxing.relay.bridge import reach_by_bridge
 from swe_sandbox_docker.client import Client, reason
 from swe_sandbox_docker.container import SOCKET_DIR, User, as_keepers
 from swe_sandbox_docker.lifeline import Lifeline, ShellEnded
-from swe_sandbox_docker.ports import port_client, url_of
 from swe_sandbox_docker.process import DockerProcess
+from swe_sandbox_docker.streams import CommandStream
 
 KILL_TIMEOUT = 10.0
 """Seconds that a kill from inside may take; afterwards the container is restarted."""
@@ -148,17 +147,11 @@ class DockerSandbox(Sandbox):
         """See `Sandbox.reach`."""
         if self._sockets is not None:
             return reach_by_socket(self, endpoint, self._sockets, SOCKET_DIR)
-        return self._reach_by_pull(endpoint)
+        return reach_by_bridge(self, endpoint, self._bridge)
 
-    @asynccontextmanager
-    async def _reach_by_pull(self, endpoint: str) -> AsyncIterator[str]:
-        async def connect(port: int) -> tuple[ByteStream, bytearray]:
-            _, connection, first = await self._exec(interpreted("bridge", str(port)), "/", {}, stdin=True)
-            return connection, first
-
-        async with port_client(connect) as http:
-            async with reach_by_pull(self, endpoint, lambda port: HttpTransport(http, url_of(port))) as url:
-                yield url
+    async def _bridge(self, argv: list[str]) -> ByteStream:
+        _, connection, first = await self._exec(argv, "/", {}, stdin=True)
+        return CommandStream(connection, first)
 
     async def protect(self, paths: Sequence[str]) -> bool:
         """See `Sandbox.protect`. The keeper becomes the owner of the files and of their directories.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import AsyncExitStack
 
 import aiohttp
 import anyio
+from anyio.abc import ByteStream
 
 from swe_core.sandboxing.followed.failures import BrokenOff
 from swe_core.system.printable import one_line
-from swe_sandbox_k8s.errors import NoShell, NotRun
+from swe_sandbox_k8s.errors import CLIENT, NoShell, NotRun
 
 STDIN, STDOUT, STDERR, _STATUS = range(4)
 """Channels of the protocol v4.channel.k8s.io: the first byte of each message."""
@@ -68,6 +70,48 @@ class Exec:
             elif data:
                 return channel, data
         return None
+
+
+class CommandStream(ByteStream):
+    """Standard input and output of a command.
+
+    Args:
+        running: The command.
+        stack: Its context.
+    """
+
+    def __init__(self, running: Exec, stack: AsyncExitStack) -> None:
+        self._running = running
+        self._stack = stack
+        self._data = b""
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """See `anyio.abc.ByteReceiveStream`."""
+        while not self._data:
+            try:
+                found = await self._running.receive(None)
+            except (*CLIENT, BrokenOff, NoShell) as error:
+                raise anyio.BrokenResourceError(str(error)) from error
+            if found is None:
+                raise anyio.EndOfStream
+            self._data = found[1] if found[0] == STDOUT else b""
+        taken, self._data = self._data[:max_bytes], self._data[max_bytes:]
+        return taken
+
+    async def send(self, item: bytes) -> None:
+        """See `anyio.abc.ByteSendStream`."""
+        try:
+            await self._running.send(item)
+        except BrokenOff as error:
+            raise anyio.BrokenResourceError(str(error)) from error
+
+    async def send_eof(self) -> None:
+        """Close the connection: this protocol has no end of standard input."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """See `anyio.abc.AsyncResource`."""
+        await self._stack.aclose()
 
 
 def _exit_code(status: bytes) -> int:

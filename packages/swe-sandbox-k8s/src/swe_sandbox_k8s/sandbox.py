@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from importlib import resources
 from typing import Any
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import ByteStream, TaskGroup
 from kubernetes_asyncio.client import V1Pod
 
 from swe_core.api.sandbox import Process, SandboxSpec
 from swe_core.errors import PolicyRefused, SandboxBroken, SandboxError
 from swe_core.sandboxing.followed import BrokenOff, FollowedSandbox, Tail
-from swe_core.sandboxing.relay.pull_relay import reach_by_pull
-from swe_core.sandboxing.relay.transport import HttpTransport, http_client
+from swe_core.sandboxing.relay.bridge import reach_by_bridge
 from swe_core.system.printable import one_line
 from swe_sandbox_k8s.cluster import ANOTHER, Cluster
 from swe_sandbox_k8s.errors import CLIENT, NoShell, is_transient, said_by
-from swe_sandbox_k8s.exec import STDOUT, Exec
+from swe_sandbox_k8s.exec import STDOUT, CommandStream, Exec
 from swe_sandbox_k8s.pods import life
-from swe_sandbox_k8s.wire import PodTransport
 
 FOLLOWERS = 64
 """Maximum number of concurrent commands per sandbox; more wait. Each holds a connection to the API server."""
@@ -195,14 +193,16 @@ class K8sSandbox(FollowedSandbox):
             return SandboxError(str(self._cluster.explained(error, f"{doing} in the sandbox {self.id!r}")))
         return None
 
-    @asynccontextmanager
-    async def reach(self, endpoint: str) -> AsyncIterator[str]:
+    def reach(self, endpoint: str) -> AbstractAsyncContextManager[str]:
         """See `Sandbox.reach`."""
-        async with http_client(PodTransport(self._exec)) as http:
-            async with reach_by_pull(
-                self, endpoint, lambda port: HttpTransport(http, f"http://127.0.0.1:{port}")
-            ) as url:
-                yield url
+        return reach_by_bridge(self, endpoint, self._bridge)
+
+    async def _bridge(self, argv: list[str]) -> ByteStream:
+        stack = AsyncExitStack()
+        try:
+            return CommandStream(await stack.enter_async_context(self._exec(argv)), stack)
+        except (*CLIENT, BrokenOff) as error:
+            raise SandboxError(self.reason(error)) from error
 
     def _exec(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: str | None = None

@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from contextlib import AsyncExitStack
 
+import anyio
+import httpx
 import pytest
+from aiohttp import web
+from anyio.abc import ByteStream
+from anyio.streams.stapled import StapledByteStream
 
-from .helpers import BOTH, program_of
+from swe_core.errors import SandboxError
+from swe_core.sandboxing.relay.bridge import reach_by_bridge
+
+from .helpers import BOTH, cancelling, on_this_host, program_of
 
 PATIENCE = 60.0
 
@@ -61,3 +70,35 @@ def test_port_where_nothing_listens(language: str) -> None:
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=False)
     assert done.stdout == b""
     assert done.returncode != 0
+
+
+@pytest.mark.anyio
+async def test_requests_go_through_commands_inside() -> None:
+    """The first command cannot be run, and the relay tries again. All processes end with their streams."""
+    commands: list[list[str]] = []
+
+    async def hello(request: web.Request) -> web.Response:
+        return web.Response(text=await request.text())
+
+    async with AsyncExitStack() as stack:
+
+        async def start(argv: list[str]) -> ByteStream:
+            commands.append(argv)
+            if len(commands) == 1:
+                raise SandboxError("not now")
+            process = await anyio.open_process(argv, stderr=subprocess.DEVNULL)
+            stack.push_async_callback(process.wait)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            return StapledByteStream(process.stdin, process.stdout)
+
+        endpoint = await stack.enter_async_context(cancelling({"/": hello}))
+        async with on_this_host("python") as sandbox, reach_by_bridge(sandbox, endpoint, start) as url:
+            async with httpx.AsyncClient(timeout=PATIENCE) as agent, anyio.create_task_group() as tasks:
+
+                async def ask(text: str) -> None:
+                    assert (await agent.post(url, content=text)).text == text
+
+                for number in range(30):
+                    tasks.start_soon(ask, str(number))
+    assert len(commands) > 1
