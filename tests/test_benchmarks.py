@@ -212,9 +212,9 @@ def test_training_worker() -> None:
 
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed (`make test` installs it)")
 def test_large_rows() -> None:
-    result = last_line("large_rows", "--rows", "1,2", "--tokens", "64,256", timeout=900)  # six import torch
+    result = last_line("large_rows", "--rows", "1,2", "--tokens", "64", timeout=900)  # four import torch
     assert set(result["medians"]) == {
-        f"{part}_{case}_mb" for part in ("pack", "step") for case in ("1x64", "1x256", "2x256")
+        f"{part}_{case}_mb" for part in ("pack", "step") for case in ("1x64", "2x64")
     }
     assert set(result["ratios"]) == {
         "pack_by_ids", "pack_by_rows", "step_by_ids", "step_by_rows"
@@ -263,6 +263,6 @@ def test_grade() -> None:
 @pytest.mark.docker
 @pytest.mark.usefixtures("docker_image")
 def test_grade_rows() -> None:
-    figures = last_line("grade_rows", "--runs", "1")["medians"]["demo__csvtidy-1"]
+    figures = last_line("grade_rows", "--limit", "1", "--runs", "1")["medians"]["demo__csvtidy-1"]
     assert figures["graded"] > figures["added"] > figures["sandbox"] > 0
     assert figures["bare"] > 0

@@ -48,10 +48,10 @@ def nodes_of(evaluation: Evaluation) -> list[int]:
 
 
 def shown(rollout: Rollout) -> dict[str, object]:
-    """What does not depend on the time; the log of a test run has times in it."""
-    times = {"started_at", "seconds", "phases", "sandboxes"}
+    """What does not depend on the time and the place; the log of a test run has times in it."""
+    varying = {"started_at", "seconds", "phases", "sandboxes", "node"}
     return rollout.model_dump(
-        exclude={**dict.fromkeys(times, True), "grade": {"hashes": {"log"}, "test_seconds": True}}
+        exclude={**dict.fromkeys(varying, True), "grade": {"hashes": {"log"}, "test_seconds": True}}
     )
 
 
@@ -64,6 +64,8 @@ def test_processes_make_the_records_of_one(swe_core: SweCore) -> None:
         for done in (local, split)
     )
     assert [shown(rollout) for rollout in other] == [shown(rollout) for rollout in one]
+    assert {rollout.node for rollout in one} == {None}
+    assert {rollout.node for rollout in other} <= {"process-1", "process-2"}
     for rollout in one:
         here, there = (
             {path.name for path in (done.out / "rollouts" / rollout.id).iterdir()} for done in (local, split)

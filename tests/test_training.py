@@ -1,7 +1,7 @@
 """Training, whole: real Pi in a real sandbox, a real vLLM, TRL's trainer, and what came of it.
 
 A model that knows nothing calls no tools, so each rollout's first call is forced: attempt 0 applies the fix,
-attempt 1 does not. Forced ids are marked, and never trained; what the policy says after them is sampled
+the others do not. Forced ids are marked, and never trained; what the policy says after them is sampled
 freely, and trained.
 """
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.engine, pytest.mark.pi]
 
-GROUP = 2
-
 
 @pytest.fixture(scope="session")
 def best_sandbox(request: pytest.FixtureRequest) -> str:
@@ -53,20 +51,20 @@ def needs_vllm() -> None:
 
 @pytest.fixture
 def script(tmp_path: Path, task: Task) -> Path:
-    """What Pi's first call answers: attempt 0 fixes the bug, attempt 1 only looks."""
-    calls = {"0": fix(task), "1": "git log --oneline"}
+    """What Pi's first call answers: attempt 0 fixes the bug, the others only look."""
+    calls = {"0": fix(task), "1": "git log --oneline", "2": "git status"}
     replies = {attempt: [tool_call("bash", command=command)] for attempt, command in calls.items()}
     path = tmp_path / "script.json"
     path.write_text(json.dumps({"*": replies}))
     return path
 
 
-def options(sandbox: str, script: Path, steps: int) -> list[str]:
-    """What both ways of training have in common."""
+def options(sandbox: str, script: Path, steps: int, group: int = 2) -> list[str]:
+    """What both ways of training have in common; a group runs at a time."""
     grpo = {
         "max_steps": steps,
-        "num_generations": GROUP,
-        "per_device_train_batch_size": GROUP,
+        "num_generations": group,
+        "per_device_train_batch_size": group,
         "gradient_accumulation_steps": 1,
         "token_budget": 0,
         "learning_rate": 1e-3,
@@ -78,7 +76,7 @@ def options(sandbox: str, script: Path, steps: int) -> list[str]:
         *("--plugins", ",".join(["pi", "trl", *(["docker"] if sandbox == "docker" else [])])),
         *("-p", "swe_testing.serving.forced", "--engine", "vllm-forced"),
         *("--set", f"engine.vllm-forced.script={script}", "--set", "engine.vllm-forced.max_tokens=500"),
-        *("--tasks", "demo", "--task", TASK, "--sandbox", sandbox, "--concurrency", "2"),
+        *("--tasks", "demo", "--task", TASK, "--sandbox", sandbox, "--concurrency", str(group)),
         *("--set", f"worker.trl.grpo={json.dumps(grpo)}"),
     ]
 
@@ -139,16 +137,7 @@ def difference(models: Sequence[PreTrainedModel], chains: Sequence[Chain]) -> fl
 
 @pytest.mark.usefixtures("local_sandbox", "needs_vllm")
 @pytest.mark.parametrize(
-    ("steps", "where"),
-    [
-        (3, ()),
-        pytest.param(
-            4,
-            ("--executor", "ray", "--workers", "2"),
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["local", "ray"],
+    ("steps", "nodes"), [(3, 0), pytest.param(4, 3, marks=pytest.mark.slow)], ids=["local", "ray"]
 )
 def test_pi_is_trained_with_weights_through_files(
     tmp_path: Path,
@@ -156,20 +145,23 @@ def test_pi_is_trained_with_weights_through_files(
     lent_server: TokenServer,
     script: Path,
     steps: int,
-    where: tuple[str, ...],
+    nodes: int,
 ) -> None:
     """With a server that is there. Three steps, for some call of the third is sampled after the first.
 
-    With two nodes, each runs one attempt of a group at a time, and hears of versions from the driver.
+    With three nodes, each runs one attempt of a group, and hears of versions from the driver.
     """
     done = train(
         tmp_path / "run",
-        *options("local", script, steps=steps),
-        *where,
+        *options("local", script, steps=steps, group=nodes or 2),
+        *(("--executor", "ray", "--workers", str(nodes)) if nodes else ()),
         *("--model", MODEL, "--set", f"worker.trl.model={tiny_model}"),
         *("--engine-url", lent_server.url, "--weight-sync", "disk"),
     )
     chains = check(done, steps=steps)
+    if nodes:
+        groups = {row.group for row in done.rows().values() if row.step is not None}
+        assert max(len(done.nodes_of(group)) for group in groups) == nodes
     # Version n is what step n - 1 left: an importance ratio of 1 where a policy is fresh, to 1e-4.
     later = later_version(chains)
     before = load(tiny_model)

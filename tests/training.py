@@ -97,6 +97,11 @@ class Training:
         columns = "SELECT id, group_id, rollout_id, step, dropped FROM rows"
         return {key: Row(*rest) for key, *rest in self._journal(columns)}
 
+    def nodes_of(self, group: int) -> set[str | None]:
+        """The nodes where the attempts of a group ran."""
+        rows = {row.rollout_id for row in self.rows().values() if row.group == group}
+        return {rollout.node for rollout in self.rollouts() if rollout.id in rows}
+
     def groups_behind(self) -> int:
         """How many groups are closed, and have no row that is to be trained."""
         waiting = {row.group for row in self.rows().values() if row.step is None and row.dropped is None}

@@ -47,7 +47,7 @@ def records(out: Path) -> list[dict[str, Any]]:
     """The records of a run, without what differs from run to run."""
     lines = [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
     for line in lines:
-        for varying in ("started_at", "seconds", "phases", "sandboxes"):
+        for varying in ("started_at", "seconds", "phases", "sandboxes", "node"):
             del line[varying]
         del line["grade"]["hashes"]["log"], line["grade"]["test_seconds"]  # the log has times
     return sorted(lines, key=lambda line: str(line["id"]))

@@ -17,8 +17,8 @@ from swe_core.errors import Boundary, UsageError
 FORMAT_VERSION = 7
 READABLE = (4, 5, 6, FORMAT_VERSION)
 """Formats that this version reads. `Turn.after` came with 5, `dialect` and `auxiliary` with 6;
-`Grade.reward`, `Turn.summary`, `evaluation`, `unshaped_reward` and `finish_reason` of `Rollout` with 7, and
-the name of `Ledger.trainable`: before, it was `trained`."""
+`Grade.reward`, `Turn.summary`, and `evaluation`, `unshaped_reward`, `finish_reason` and `node` of `Rollout`
+with 7, and the name of `Ledger.trainable`: before, it was `trained`."""
 UNDELIVERED = "undelivered"
 """Reason for dropping the ids of a reply that never reached the agent."""
 SUMMARY = "summary"
@@ -222,6 +222,9 @@ class Rollout(Record):
     sandbox: str
     engine: str
     model: str
+    node: str | None = Field(
+        default=None, description="the node where it ran; None in the process of the command"
+    )
     outcome: Outcome
     cancelled_as: str | None = Field(
         default=None, description="why a worker cancelled it, such as 'stale'; null if none did"

@@ -92,9 +92,10 @@ class Shown:
         yield Text(f"{rollout.id}: {rollout.outcome}{reward}", style=f"bold {STYLE[rollout.outcome]}")
         if text := why(rollout):
             yield Text(printable(text))
+        node = "" if rollout.node is None else f", node {printable(rollout.node)}"
         yield Text(
             f"Agent {rollout.agent}, sandbox {rollout.sandbox}, engine {rollout.engine}, "
-            f"model {rollout.model}; {counted(rollout.turns, 'turn')}, "
+            f"model {rollout.model}{node}; {counted(rollout.turns, 'turn')}, "
             f"{rollout.usage.prompt_tokens:,} tokens in, {rollout.usage.completion_tokens:,} out"
         )
         phases = ", ".join(f"{name} {took:.1f} s" for name, took in rollout.phases if took is not None)

@@ -23,11 +23,10 @@ _FORMULA = tuple("=+-@＝＋－＠")
 """First characters of formulas, also the full-width ones of East Asian keyboards."""
 _TESTS = {"fail_to_pass", "pass_to_pass"}
 COLUMNS = (
-    "id", "task_id", "attempt", "agent", "sandbox", "engine", "model", "outcome", "reward", "unshaped_reward",
-    "cancelled_as", "evaluation", "boundary", "error_type", "why", "ended_by", "finish_reason", "turns",
-    "prompt_tokens", "completion_tokens", "sampled", "trainable", "chains", "patch_bytes", "agent_exit_code",
-    "test_exit_code", "test_seconds", "channel",
-    "tampering", "suspicious",
+    "id", "task_id", "attempt", "agent", "sandbox", "engine", "model", "node", "outcome", "reward",
+    "unshaped_reward", "cancelled_as", "evaluation", "boundary", "error_type", "why", "ended_by",
+    "finish_reason", "turns", "prompt_tokens", "completion_tokens", "sampled", "trainable", "chains",
+    "patch_bytes", "agent_exit_code", "test_exit_code", "test_seconds", "channel", "tampering", "suspicious",
     *(f"{phase}_seconds" for phase in Phases.model_fields), "started_at", "seconds", "retries",
     *(f"{purpose}_sandbox_{what}" for purpose in get_args(Purpose) for what in ("flavor", "seconds")),
 )  # fmt: skip

@@ -113,6 +113,7 @@ class RolloutNode:
             "close": self._close,
         }
 
+    _name: str
     _site: LocalSite
     _tasks: TaskGroup
     _spool: Spool
@@ -207,6 +208,7 @@ class RolloutNode:
             logging.getLogger(str(getattr(module, "__name__", "")).partition(".")[0]).setLevel(logging.INFO)
         plan = await run_sync(lambda: plan_run(settings, plugins, read_tasks=False))
         self._spool = await run_sync(_spool, begin)
+        self._name = begin.name
         self._folders = self._spool.path / f".{begin.name}.{self._incarnation}"
         stack.callback(shutil.rmtree, self._folders, ignore_errors=True)
         self._held = stack.enter_context(ExitStack())
@@ -233,7 +235,8 @@ class RolloutNode:
 
         def commit(finished: FinishedRollout) -> None:
             # Now, while the redactor knows the tokens of the rollout.
-            record = self._redactor.data(orjson.dumps(finished.rollout.model_dump(mode="json")))
+            rollout = finished.rollout.model_copy(update={"node": self._name})
+            record = self._redactor.data(orjson.dumps(rollout.model_dump(mode="json")))
             ended.append((finished, record))
 
         try:
