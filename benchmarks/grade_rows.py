@@ -1,6 +1,6 @@
 """Grading of real rows: what the program adds to their test runs in Docker.
 
-    python benchmarks/grade_rows.py [ROWS] [--runs N]
+    python benchmarks/grade_rows.py [ROWS] [--limit N] [--runs N]
 
 The gold patch of each row of the file ROWS, or of each demo task, is graded in containers of the row's image,
 in pairs with its test command on the same files in a container without the reporter. Each time has a grader
@@ -60,6 +60,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("rows", type=Path, nargs="?", help="a file of rows whose images the engine has")
+    parser.add_argument("--limit", type=int, help="measure the first N rows")
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     try:
@@ -77,6 +78,7 @@ def main() -> None:
             tasks = list(source.create(source.config()).tasks())
         else:
             tasks = list(next(iter(rows.swe_tasks())).create(rows.RowsConfig(file=options.rows)).tasks())
+        tasks = tasks[: options.limit]
         medians = anyio.run(measure, tasks, provider, options.runs)
     except SweError as error:
         give_up(sentence(error))
