@@ -72,14 +72,15 @@ class ProcessNode(NodeHandle):
         if process.stderr is None or process.stdout is None:
             raise NodeUnreachable("its process has no pipes")
         threading.Thread(target=self._tell, args=(process.stderr,), daemon=True).start()
-        if not await run_sync(process.stdout.readline, abandon_on_cancel=True):
+        if not await run_sync(_first_line, process.stdout, abandon_on_cancel=True):
             raise NodeUnreachable("its process has ended")
 
     def _tell(self, lines: IO[bytes]) -> None:
         """Log what the process prints; its log records come as events."""
-        for line in lines:
-            self._last = line.decode(errors="replace").rstrip()
-            logger.warning("%s: %s", self.name, self._last)
+        with lines:
+            for line in lines:
+                self._last = line.decode(errors="replace").rstrip()
+                logger.warning("%s: %s", self.name, self._last)
 
     async def call(self, method: str, message: bytes) -> bytes:
         if self._session is None:
@@ -100,6 +101,11 @@ class ProcessNode(NodeHandle):
             await self._session.close()
         if self._process is not None:
             await run_sync(_end, self._process)
+
+
+def _first_line(lines: IO[bytes]) -> bytes:
+    with lines:
+        return lines.readline()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

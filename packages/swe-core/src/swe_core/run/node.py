@@ -92,6 +92,7 @@ class RolloutNode:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._epoch = 0
         self._version = 0
+        self._name = ""
         self._running: set[str] = set()
         self._early: dict[str, str | None] = {}
         self._events: deque[Event] = deque()
@@ -113,7 +114,6 @@ class RolloutNode:
             "close": self._close,
         }
 
-    _name: str
     _site: LocalSite
     _tasks: TaskGroup
     _spool: Spool

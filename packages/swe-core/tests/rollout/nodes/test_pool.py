@@ -18,6 +18,7 @@ from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.api.worker import FinishedRollout
 from swe_core.errors import SweError
 from swe_core.report.token_audit import audit
+from swe_core.rollout.nodes.order import MAX_LOST
 from swe_core.rollout.nodes.pool import NodePool
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
 from swe_testing.nodes import SimulatedNode, packed
@@ -176,6 +177,18 @@ async def test_rollout_of_a_crashed_node_runs_again_and_its_ids_are_lost(tmp_pat
         assert (rollout.ledger.sampled, rollout.ledger.trainable) == (6, 3)
         assert rollout.ledger.dropped == {"lost_node": 3}
         assert two.began == ["r"]
+        made.accounted()
+
+
+async def test_start_that_never_arrives_is_no_lost_try(tmp_path: Path) -> None:
+    """However often: a rollout is an error after three nodes that it may have ended."""
+    node = SimulatedNode("one")
+    starts = iter(range(MAX_LOST + 1))
+    node.dropping = lambda method: method == "start" and next(starts, None) is not None
+    async with driver(tmp_path, node) as made:
+        await made.submit("r")
+        assert (made.of("r").outcome, made.of("r").retried) == ("resolved", ())
+        assert (node.began, made.pool.nodes["one"].lost) == (["r"], 0)
         made.accounted()
 
 

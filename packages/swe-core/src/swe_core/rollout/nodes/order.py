@@ -40,6 +40,7 @@ class Order:
 
     Attributes:
         node: Name of the node that has it; None while it waits for one.
+        begun: Whether the node is known to have begun it.
         ending: Whether it is to end early.
         why: The reason for that in its record.
         receiving: Whether its file is under way.
@@ -50,6 +51,7 @@ class Order:
     request: RolloutRequest
     observer: Observer
     node: str | None = None
+    begun: bool = False
     ending: bool = False
     why: str | None = None
     receiving: bool = False
@@ -68,11 +70,16 @@ class Order:
 
     def assign(self, node: str) -> None:
         """Begin a try on a node."""
-        self.node, self._tried = node, time.monotonic()
+        self.node, self.begun, self._tried = node, False, time.monotonic()
         self._turns.clear()
+
+    def take_back(self) -> None:
+        """End a try that the node has not begun."""
+        self.node = None
 
     def turn(self, turn: Turn) -> None:
         """Count a turn of this try, whose ids are lost with its node."""
+        self.begun = True
         self._turns.append(turn)
 
     def lose(self, why: str) -> None:
@@ -96,7 +103,7 @@ class Order:
         """Take back the last try of a node: it was not lost."""
         place = max(number for number, lost in enumerate(self.lost) if lost.node == node)
         found = self.lost.pop(place)
-        self.node, self._turns, self._tried = node, list(found.turns), found.began
+        self.node, self.begun, self._turns, self._tried = node, True, list(found.turns), found.began
 
     def has_lost(self, node: str) -> bool:
         """Return whether a try on this node counts as lost."""

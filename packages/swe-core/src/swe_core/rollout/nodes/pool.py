@@ -301,6 +301,7 @@ class NodePool:
     async def _start(self, node: Node, order: Order, epoch: int) -> None:
         try:
             await node.call("start", Start(epoch=epoch, request=order.request))
+            order.begun |= order.node == node.name and node.epoch == epoch
         except NodeUnreachable:
             node.miss()  # its answer to the next `begin` says whether it runs the rollout
         except Exception as error:  # the boundary of a task: it is refused, or cannot travel
@@ -385,7 +386,7 @@ class NodePool:
                 raise NodeUnreachable(f"no answer within {OPENING:g} s") from None
             raise SweError(f"it did not open within {OPENING:g} s") from None
         joined = from_bytes(Joined, answer)
-        if joined.incarnation != node.incarnation:
+        if again := joined.incarnation != node.incarnation:
             if node.incarnation:
                 logger.warning("the node %s has started again", node.name)
             node.incarnation, node.after = joined.incarnation, 0
@@ -393,7 +394,8 @@ class NodePool:
         self.notes = self.notes or joined.notes
         for order in list(node.orders.values()):
             if order.id not in joined.offered and order.id not in joined.running:
-                self._lose_order(node, order, f"the node {node.name} was lost")
+                why = "was lost" if again or order.begun else "did not get it"
+                self._lose_order(node, order, f"the node {node.name} {why}", begun=again or order.begun)
             elif order.ending:
                 self._tell(node, "cancel", End(rollout=order.id, why=order.why))
         node.running = set(joined.running) | node.orders.keys() - set(joined.offered)
@@ -459,15 +461,15 @@ class NodePool:
         node.running.clear()
         self._assign()
 
-    def _lose_order(self, node: Node, order: Order, why: str) -> None:
+    def _lose_order(self, node: Node, order: Order, why: str, *, begun: bool = True) -> None:
         del node.orders[order.id]
         node.running.discard(order.id)
         if order.node == node.name and not order.settled.is_set():
-            node.lost += 1
-            self._run_again(order, why)
+            node.lost += begun
+            self._run_again(order, why, begun=begun)
 
-    def _run_again(self, order: Order, why: str) -> None:
-        order.lose(why)
+    def _run_again(self, order: Order, why: str, *, begun: bool = True) -> None:
+        order.lose(why) if begun else order.take_back()
         if not order.receiving:  # otherwise an earlier try is about to arrive
             self._wait_again(order, why)
 
