@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -246,12 +246,24 @@ def families_in_one_row(turns: Sequence[Turn]) -> tuple[str, ...]:
     recorded = []
     for turn, body in zip(turns, requests_of(turns), strict=True):
         if turn.auxiliary is None and turn.reply is not None:
-            whole = orjson.dumps({**body, "messages": [*body["messages"], turn.reply]})
+            whole = orjson.dumps(shortened({**body, "messages": [*body["messages"], turn.reply]}))
             parsed = _CHAT.parse(whole, Target(_CHAT.routes[0]))
             recorded.append(RecordedTurn(parsed.messages[:-1], parsed.tools, parsed.messages[-1]))
     conversation = RecordedConversation("", recorded)
     found = {family: measure(conversation, renderer) for family, renderer in family_renderers().items()}
     return tuple(family for family, drift in found.items() if drift.refused is None and drift.ours.rows == 1)
+
+
+def shortened(value: Any, most: int = 400) -> Any:
+    """Return a request whose long texts are cut.
+
+    A format prints them as they are, and the time of some renderers grows with the square of a prompt.
+    """
+    if isinstance(value, dict):
+        return {key: one if key == "arguments" else shortened(one, most) for key, one in value.items()}
+    if isinstance(value, list):
+        return [shortened(one, most) for one in value]
+    return value[:most] if isinstance(value, str) else value
 
 
 @cache

@@ -30,6 +30,7 @@ from .conftest import SweCore, wait_for
 from .evaluations import PATIENCE, Evaluation
 from .resumed_rollouts import STAYING, TASKS
 
+KILLS = int(os.environ.get("SWE_TEST_KILLS", 8))
 TWO = ("--executor", "processes", "--workers", "2")
 pytestmark = pytest.mark.usefixtures("local_sandbox")
 
@@ -74,7 +75,7 @@ def test_processes_make_the_records_of_one(swe_core: SweCore) -> None:
     assert {path.name for path in split.out.iterdir()} == {path.name for path in local.out.iterdir()}
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(KILLS, marks=pytest.mark.slow, id="many")])
 def test_killed_nodes_lose_and_repeat_nothing(
     make_evaluation: Callable[..., Evaluation], capsys: pytest.CaptureFixture[str], kills: int
 ) -> None:
