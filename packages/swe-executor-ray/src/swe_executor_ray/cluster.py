@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 SLOTS = "swe_slots"
 """The custom resource of a node: rollouts that run there at the same time."""
-_ANSWERING = 15.0
+_ANSWERING = 15
 """Seconds in which a cluster answers that can be joined."""
 _STORE = 128 * 2**20
 """Bytes of the object store of a private cluster. Its largest objects are parts of rollouts, of 4 MiB."""
@@ -37,14 +38,17 @@ _PRIVATE: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 _TRIAL = """
-import logging, sys, ray
+import logging, signal, sys, ray
 logging.disable()
+signal.alarm(int(sys.argv[2]))
 try:
     ray.init(sys.argv[1], log_to_driver=False)
+    signal.alarm(0)
 except Exception as error:  # Ray raises errors of many types
     sys.exit(print(error.__cause__ or error) or 1)
 """
-"""A program that joins a cluster. Where none answers, Ray tries for minutes, and prints meanwhile."""
+"""A program that joins a cluster. Where none answers, Ray tries for minutes, and prints meanwhile.
+The import of Ray does not count."""
 
 T = TypeVar("T")
 
@@ -142,19 +146,18 @@ def _start(workers: int, directory: str, runtime_env: Mapping[str, Any]) -> None
 
 
 def _join(address: str, runtime_env: Mapping[str, Any]) -> None:
-    command = [sys.executable, "-c", _TRIAL, address]
-    try:
-        tried = subprocess.run(command, capture_output=True, timeout=_ANSWERING, check=False)
-    except subprocess.TimeoutExpired as late:
-        if b"InvalidAuthToken" in (late.stderr or b""):
+    command = [sys.executable, "-c", _TRIAL, address, str(_ANSWERING)]
+    tried = subprocess.run(command, capture_output=True, check=False)
+    if tried.returncode == -signal.SIGALRM:
+        if b"InvalidAuthToken" in tried.stderr:
             raise ConfigError(
                 f"the Ray cluster at {address!r} asks for a token: set RAY_AUTH_MODE=token here, and have "
                 "its token in ~/.ray/auth_token or in RAY_AUTH_TOKEN"
-            ) from None
+            )
         raise ConfigError(
-            f"no Ray cluster answers at {address!r} within {_ANSWERING:g} s: give the HOST:PORT that "
+            f"no Ray cluster answers at {address!r} within {_ANSWERING} s: give the HOST:PORT that "
             "`ray start` has printed, or auto on a machine of the cluster"
-        ) from None
+        )
     if tried.returncode != 0:
         why = " ".join(tried.stdout.decode().split()) or f"Ray has ended with code {tried.returncode}"
         raise ConfigError(f"cannot join the Ray cluster at {address!r}: {why}")
