@@ -19,6 +19,7 @@ from swe_core.builtin import processes
 from swe_core.builtin.processes import ProcessExecutor, ProcessNode
 from swe_core.report.token_audit import audit
 from swe_core.rollout.nodes.handle import NodeUnreachable
+from swe_core.rollout.nodes.order import MAX_LOST
 from swe_core.rollout.nodes.pool import NodePool
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.run.components import load_plugins
@@ -86,7 +87,7 @@ def test_killed_nodes_lose_and_repeat_nothing(
     while killed < kills:
         evaluation, runs = make_evaluation(str(runs), 3, TWO), runs + 1
         with evaluation.start() as process:
-            for _ in range(min(kills - killed, 4)):
+            for _ in range(min(kills - killed, MAX_LOST - 1)):  # more would make an error of a rollout
                 before, more = evaluation.whole.count(b"\n"), random.randint(1, 6)
                 wait_for(lambda p=process, n=before + more, e=evaluation: (  # type: ignore[misc]  # mypy infers no type for a default
                     p.poll() is not None or (e.whole.count(b"\n") >= n and nodes_of(e))

@@ -71,13 +71,15 @@ class SecondEngine:
         self._drain = drain
 
     def kill(self) -> None:
-        """Kill it with SIGKILL. Its containers keep running."""
+        """Kill it with SIGKILL, and with it its containerd. Its containers keep running."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._drain.wait()
             self._process = None
-        (self._folder / "pid").unlink(missing_ok=True)
+        # Where nothing has reaped it yet, the next dockerd would take the old containerd for a running one.
+        for file in ("pid", "exec/containerd/containerd.pid"):
+            (self._folder / file).unlink(missing_ok=True)
 
     def client(self) -> docker.APIClient:
         """A client to look at what is really there."""

@@ -172,15 +172,12 @@ class Host:
         if not self.is_due:
             return
         returned = self.problem != "" and not self._alone
-        if (
-            await anyio.to_thread.run_sync(self.connect, abandon_on_cancel=True)
-            and returned
-            and self.engine is not None
-        ):
+        if await anyio.to_thread.run_sync(self.connect, abandon_on_cancel=True) and self.engine is not None:
             with suppress(SandboxError):  # it is out again, which has been logged
                 for container in list(self._left):
                     await self.remove(container)
-                await self.engine.reap()
+                if returned:
+                    await self.engine.reap()
 
     async def remove(self, container: str) -> None:
         """Remove a container; one that cannot be removed now, once the host answers again."""
