@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q
 PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 
-.PHONY: demo test test-slow test-all test-gpu lint bench clean
+.PHONY: demo test test-slow test-long test-all test-gpu lint bench clean
 
 # Where an environment forbids the cache, each worker of pytest rewrites and compiles all tests anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: .venv/.demo  ## real Pi fixes real bugs in isolated sandboxes; no root, Docker, GPU or key
 	@$(BIN)/swe-core run --plugins pi --tasks demo --set sandbox.local.unisolated=true
 
-# `slow` tests are breadth and long runs; pyproject.toml says what the marker means, CONTRIBUTING.md which command when.
+# pyproject.toml says what the markers `slow` and `long` mean, CONTRIBUTING.md which command when.
 # In CI five tests at most run once more, and the summary tells how each failed first (RERUN): a flaky test, to be fixed.
 PYTEST := $(BIN)/python -m pytest
 SUITE := tests/with-docker $(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder \
@@ -20,12 +20,15 @@ SUITE := tests/with-docker $(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorde
 INSTALLED := $(if $(and $(ARGS),$(wildcard .venv/.serving)),,.venv/.serving)
 
 test: $(INSTALLED)  ## the tests for every change, with Docker and a real vLLM where the machine can; or what ARGS says
-	@$(if $(ARGS),$(PYTEST) $(ARGS),$(SUITE) -m "not slow")
+	@$(if $(ARGS),$(PYTEST) $(ARGS),$(SUITE) -m "not slow and not long")
 
-test-slow: .venv/.serving  ## all other tests
-	@$(SUITE) -m slow
+test-slow: .venv/.serving  ## more versions, images and random runs
+	@$(SUITE) -m "slow and not long"
 
-test-all: .venv/.serving  ## both
+test-long: .venv/.serving  ## the longest ones, of what shorter ones test too
+	@$(SUITE) -m long
+
+test-all: .venv/.serving  ## all three
 	@$(SUITE)
 
 # The question of a GPU comes before what installs gigabytes for it.

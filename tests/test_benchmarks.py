@@ -89,6 +89,7 @@ def test_agents() -> None:
     assert 0 < result["medians"]["pi"]["sandboxed"] < 60
 
 
+@pytest.mark.long
 @pytest.mark.pi
 @pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.skipif(find_spec("swe_sandbox_hf") is None, reason="swe-sandbox-hf is not installed")
@@ -108,6 +109,7 @@ def test_hf_relay() -> None:
     assert "; 4 rollouts were graded" in graded
 
 
+@pytest.mark.long
 def test_interception() -> None:
     result = last_line("interception", "--runs", "1", "--share", "0.03", "--no-peers")
     assert result["notes"] == []
@@ -122,6 +124,7 @@ def test_interception() -> None:
     assert {ratio for name, ratio in result["ratios"].items() if name not in dialects} == {None}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("swe_openenv") is None, reason="swe-openenv is not installed")
 def test_openenv_servers() -> None:
     result = last_line("openenv_servers", "--runs", "1", "--share", "0.03", "--no-peers")
@@ -133,6 +136,7 @@ def test_openenv_servers() -> None:
     assert set(result["ratios"].values()) == {None}
 
 
+@pytest.mark.long
 def test_hostile_body() -> None:
     args = ("--runs", "1", "--seconds", "1", "--cell", "alone", "--cell", "ids_8")
     result = last_line("hostile_body", *args)
@@ -181,6 +185,7 @@ def test_many() -> None:
         assert 0 < figures["processor_per_rollout"] < figures["wall_per_rollout"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("swe_trainer_trl") is None, reason="swe-trainer-trl is not installed")
 def test_staleness() -> None:
     result = last_line("staleness", "--runs", "1", "--share", "0.2")
@@ -198,6 +203,7 @@ def test_staleness() -> None:
             assert figures["saved_h"] == figures["estimated_h"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed (`make test` installs it)")
 def test_training_worker() -> None:
     args = ("--runs", "1", "--share", "0.05", "--no-peers")
@@ -210,6 +216,7 @@ def test_training_worker() -> None:
     assert result["ratios"]["step_agents_to_alone"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed (`make test` installs it)")
 def test_large_rows() -> None:
     result = last_line("large_rows", "--rows", "1,2", "--tokens", "64", timeout=900)  # four import torch
@@ -260,6 +267,7 @@ def test_grade() -> None:
     assert {target["unit"] for target in result["targets"]} == {"s", "ms"}
 
 
+@pytest.mark.long
 @pytest.mark.docker
 @pytest.mark.usefixtures("docker_image")
 def test_grade_rows() -> None:

@@ -332,7 +332,7 @@ def test_steps_are_compared_and_measured_on_a_cpu(
     assert figures["1.7B, FSDP2: tokens/s of a pass"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.engine
 @pytest.mark.skipif(obstacle() is not None, reason=f"vLLM cannot run here: {obstacle()}")
 @pytest.mark.usefixtures("local_sandbox")

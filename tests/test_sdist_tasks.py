@@ -149,6 +149,7 @@ def test_in_the_local_sandbox_with_images(registry_rows: Path, swe_core: SweCore
     verified_and_run(registry_rows, "local", swe_core, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.docker
 def test_in_containers(image_rows: Path, swe_core: SweCore, tmp_path: Path) -> None:
     verified_and_run(image_rows, "docker", swe_core, tmp_path)

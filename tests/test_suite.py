@@ -1,4 +1,4 @@
-"""`make test` and `make test-slow` have no test in common, and are together `make test-all`."""
+"""`make test`, `test-slow` and `test-long` have no test in common, and are together `make test-all`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FAST, SLOW = ' -m "not slow"', " -m slow"
+PARTS = {"test": "not slow and not long", "test-slow": "slow and not long", "test-long": "long"}
 SAMPLE = """
 import pytest
 from hypothesis import given, strategies
@@ -29,6 +29,15 @@ def test_cases(case):
 
 @given(strategies.integers())
 def test_property(number):
+    pass
+
+@pytest.mark.long
+def test_long():
+    pass
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_slow_and_long():
     pass
 """
 
@@ -57,13 +66,14 @@ def installed(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("ci", [False, True])
 def test_targets_differ_in_the_tests_they_choose_and_in_nothing_else(installed: Path, ci: bool) -> None:
-    (fast,), (slow,), (both,) = (
-        commands(name, ci=ci, directory=installed) for name in ("test", "test-slow", "test-all")
-    )
-    assert (fast.count(FAST), slow.count(SLOW)) == (1, 1)
-    assert fast.replace(FAST, "").split() == slow.replace(SLOW, "").split() == both.split()
-    assert " -m pytest " in both
-    assert "--reruns" in both if ci else "--reruns" not in both
+    (whole,) = commands("test-all", ci=ci, directory=installed)
+    for name, chosen in PARTS.items():
+        (part,) = commands(name, ci=ci, directory=installed)
+        marks = f' -m "{chosen}"' if " " in chosen else f" -m {chosen}"
+        assert part.count(marks) == 1
+        assert part.replace(marks, "").split() == whole.split()
+    assert " -m pytest " in whole
+    assert "--reruns" in whole if ci else "--reruns" not in whole
 
 
 def test_only_requested_rollouts_run(installed: Path) -> None:
@@ -102,11 +112,12 @@ def collected(project: Path, *options: str) -> list[str]:
 
 
 def test_selections_share_no_test_and_are_together_all(sample: Path) -> None:
-    fast, slow = collected(sample, "-m", "not slow"), collected(sample, "-m", "slow")
+    fast, slow, long = (collected(sample, "-m", marks) for marks in PARTS.values())
     file = "tests/test_sample.py::test_"
     assert fast == [f"{file}{name}" for name in ("unmarked", "cases[cheap]", "property[few]")]
     assert slow == [f"{file}{name}" for name in ("marked", "cases[dear]", "property[many]")]
-    assert sorted(collected(sample)) == sorted([*fast, *slow])
+    assert long == [f"{file}{name}" for name in ("long", "slow_and_long")]
+    assert sorted(collected(sample)) == sorted([*fast, *slow, *long])
 
 
 WORKERS = """

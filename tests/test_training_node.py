@@ -21,7 +21,7 @@ GROUP = 4
 STEPS = 6
 
 
-@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+@pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.long), "fsdp"])
 def test_processes_and_replicas_of_one_command(
     sharding: str, tmp_path: Path, tiny_model: Path, warm_trainer: Warm
 ) -> None:

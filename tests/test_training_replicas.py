@@ -299,6 +299,7 @@ def _samples(training: Training) -> bool:
     return len(folders) > len(training.rollouts())
 
 
+@pytest.mark.long
 def test_adapters_reach_both_servers_and_the_one_that_is_back(
     two: Start, begun: Callable[..., Trained], scratch: Path, tiny_model: Path
 ) -> None:

@@ -28,7 +28,7 @@ last: some runs have learned all there is to learn by then.)
 """
 
 
-@pytest.mark.parametrize("normalize", ["rollout", "token"])
+@pytest.mark.parametrize("normalize", ["rollout", pytest.param("token", marks=pytest.mark.long)])
 def test_reward_that_can_be_learned_rises(
     normalize: str, tmp_path: Path, tiny_model: Path, lent_server: TokenServer, warm_trainer: Warm
 ) -> None:

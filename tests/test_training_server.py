@@ -21,7 +21,7 @@ from .conftest import leftovers, wait_for, wait_for_the_end
 from .training import Training, toy_options
 from .warm import Program, Warm
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("local_sandbox")]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.usefixtures("local_sandbox")]
 
 GROUP = 4
 STEPS = 12

@@ -113,7 +113,7 @@ def test_two_servers_cannot_share_a_run(copy: Path, tmp_path: Path) -> None:
     assert "is in use by another process" in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.docker
 @pytest.mark.filterwarnings(
     r"ignore:connect\(\) must be used as a context manager:DeprecationWarning"

@@ -176,6 +176,7 @@ def test_trl_trains_on_our_rollouts(lent_server: TokenServer, tmp_path: Path) ->
     assert max(difference(models[:1], row) for row in rows) > 1e-3, "later rows come from trained weights"
 
 
+@pytest.mark.long
 def test_trl_trains_on_rollouts_of_a_server(lent_server: TokenServer, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

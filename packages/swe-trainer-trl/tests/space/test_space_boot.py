@@ -30,7 +30,7 @@ from swe_trainer_trl.space.state import State
 
 from .images import PACKAGES, image
 
-pytestmark = [pytest.mark.docker, pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.docker, pytest.mark.engine, pytest.mark.long]
 
 BASE = "swe-space-test-base:1"
 SPACE = "swe-space-test:1"

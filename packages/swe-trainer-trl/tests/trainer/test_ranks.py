@@ -23,6 +23,7 @@ from swe_testing.waiting import until
 SCRIPT = str(Path(__file__).with_name("rank_steps.py"))
 CLOSE = 1e-4
 """Relative difference of gradients: processes add up in another order."""
+BOTH = [pytest.param("none", marks=pytest.mark.long), "fsdp"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def steps(model: Path, out: Path, **options: Any) -> Trained:
     return Trained(json.loads(stdout.splitlines()[-1]), moved)
 
 
-@pytest.fixture(scope="module", params=["rollout", pytest.param("token", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["rollout", pytest.param("token", marks=pytest.mark.long)])
 def alone(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: Any) -> tuple[str, Trained]:
     """What one process computes, for each way to weigh ids."""
     out = tmp_path_factory.mktemp("alone")
@@ -120,7 +121,7 @@ def test_rows_of_unequal_lengths_are_dealt_by_tokens(alone, tiny_model, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+@pytest.mark.parametrize("sharding", BOTH)
 def test_resumed_training_goes_on_where_it_was(sharding: str, tiny_model: Path, tmp_path: Path) -> None:
     """From the checkpoint of its first step, a training of two processes takes the second step again."""
     grpo = {"optim_args": "momentum=0.9"}  # so the optimizer has a state
@@ -134,7 +135,7 @@ def test_resumed_training_goes_on_where_it_was(sharding: str, tiny_model: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+@pytest.mark.parametrize("sharding", BOTH)
 def test_adapter_is_trained_by_two_processes(sharding: str, tiny_model: Path, tmp_path: Path) -> None:
     """The adapter of two processes is that of one."""
     options = {"normalize": "rollout", "lora": {"r": 4, "target_modules": ["q_proj", "v_proj"]}}
@@ -146,7 +147,7 @@ def test_adapter_is_trained_by_two_processes(sharding: str, tiny_model: Path, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+@pytest.mark.parametrize("sharding", BOTH)
 def test_loss_against_the_first_policy_of_two_processes_is_that_of_one(
     sharding: str, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -170,7 +171,7 @@ ONCE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+@pytest.mark.parametrize("sharding", BOTH)
 def test_last_row_is_dropped_if_the_other_process_would_have_none(sharding, tiny_model, tmp_path):
     done = steps(
         tiny_model, tmp_path / "out", processes=2, sharding=sharding, normalize="rollout", ends=11, grpo=ONCE

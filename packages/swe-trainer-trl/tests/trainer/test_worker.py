@@ -729,7 +729,7 @@ def test_full_disk_is_one_sentence_and_what_is_finished_is_kept(training: Traini
 
 
 @pytest.mark.parametrize(
-    "kills", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)]
+    "kills", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.long)]
 )
 def test_killed_at_random_moments_it_loses_nothing_and_does_nothing_twice(
     training: Training, kills: int
