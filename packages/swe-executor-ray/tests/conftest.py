@@ -159,6 +159,7 @@ class Run:
             ]
         command = [sys.executable, "-c", "from swe_core.cli import main; main()", "run", *argv, *args]
         env = {**os.environ, **LOOPBACK, "TMPDIR": str(self.cluster.home / "tmp"), **self.env}
+        env["RAY_TMPDIR"] = str(self.cluster.home)  # where Ray falls back if it finds no node to connect to
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def run(self, *args: str, code: int = 0) -> str:

@@ -45,14 +45,14 @@ def test_variable_that_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
         RayConfig(env=("SET", "UNSET")).variables()
 
 
-def run(tmp_path: Path, *args: str, code: str = "") -> str:
+def run(tmp_path: Path, scratch: Path, *args: str, code: str = "") -> str:
     """Run the program, which refuses; what it says."""
     command = [
         *(sys.executable, "-c", f"{code}\nfrom swe_core.cli import main; main()", "run", "--plugins", "ray"),
         *("--executor", "ray", "--agent", "oracle", "--tasks", "demo", "--out", str(tmp_path / "run")),
         *("--set", "sandbox.local.unisolated=true", *args),
     ]
-    env = {**os.environ, "TMPDIR": str(tmp_path), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    env = {**os.environ, "TMPDIR": str(scratch), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
@@ -60,10 +60,10 @@ def run(tmp_path: Path, *args: str, code: str = "") -> str:
     return done.stderr
 
 
-def test_without_ray(tmp_path: Path) -> None:
+def test_without_ray(tmp_path: Path, scratch: Path) -> None:
     """What does not need it works, and the executor says what to install."""
     blocked = "import sys; sys.modules['ray'] = None"
-    last = run(tmp_path, "--workers", "1", code=blocked).splitlines()[-1]
+    last = run(tmp_path, scratch, "--workers", "1", code=blocked).splitlines()[-1]
     assert last.startswith("swe-core: error: Ray cannot be imported: ")
     assert last.endswith("install it: pip install 'ray>=2.50,<3'")
 
@@ -74,11 +74,13 @@ def test_check_says_the_version() -> None:
 
 
 @pytest.mark.slow
-def test_addresses_where_no_cluster_answers(tmp_path: Path) -> None:
+def test_addresses_where_no_cluster_answers(tmp_path: Path, scratch: Path) -> None:
     join = ("--workers", "0", "--address")
-    assert "cannot join the Ray cluster at 'nonsense': Invalid address" in run(tmp_path, *join, "nonsense")
+    assert "cannot join the Ray cluster at 'nonsense': Invalid address" in run(
+        tmp_path, scratch, *join, "nonsense"
+    )
     with socket.create_server(("127.0.0.1", 0)) as server:  # accepts, and never answers
-        (sentence,) = run(tmp_path, *join, f"127.0.0.1:{server.getsockname()[1]}").splitlines()
+        (sentence,) = run(tmp_path, scratch, *join, f"127.0.0.1:{server.getsockname()[1]}").splitlines()
     assert "no Ray cluster answers at '127.0.0.1:" in sentence
     assert "within 15 s: give the HOST:PORT that `ray start` has printed" in sentence
 
