@@ -66,9 +66,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with real models, the whole program and training: a long group at the end leaves a core idle."""
-    places = ("tests/", "packages/swe-trainer-trl/")
-    items.sort(key=lambda item: (_group(item) != "engine", not item.nodeid.startswith(places)))
+    """Begin with real models, then the whole program: a long group at the end leaves a core idle."""
+    items.sort(key=lambda item: (_group(item) != "engine", item.nodeid.startswith("packages/")))
 
 
 def _group(item: pytest.Item) -> str:
