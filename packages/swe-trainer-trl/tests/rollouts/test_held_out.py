@@ -18,8 +18,16 @@ from swe_core.run.task_selection import selection
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.rollouts.held_out import held_out
 
+from ..scripted_rollouts import leave_repositories
+
 TRAINED = "demo__memofn-1"
 PLUGIN = Path(__file__).parents[1] / "scripted_rollouts.py"
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what the plugin does to its process, in which other tests follow: their patches would be empty."""
+    leave_repositories(monkeypatch.setattr)
 
 
 def tasks_of(run: dict[str, Any] | None = None, **config: Any) -> list[str]:
