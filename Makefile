@@ -25,7 +25,7 @@ test: $(INSTALLED)  ## the tests for every change, with Docker and a real vLLM w
 test-slow: .venv/.serving  ## more versions, images and random runs
 	@$(SUITE) -m "slow and not long"
 
-test-long: .venv/.serving  ## the longest ones, of what shorter ones test too
+test-long: .venv/.serving  ## the longest ones, which CI leaves out
 	@$(SUITE) -m long
 
 test-all: .venv/.serving  ## all three

@@ -23,11 +23,20 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.slow  # a cluster needs 20 s to start, and joining it 5 s
 
 
+def pids_of(run: Run) -> set[bytes]:
+    """The processes in which the rollouts of a run were, by what agents wrote into a file."""
+    directory = RunDirectory.open(run.out)
+    patches = [directory.patch(rollout.id) or b"" for rollout in directory.rollouts()]
+    return {
+        line for patch in patches for line in patch.splitlines() if line[:1] == b"+" and line[1:].isdigit()
+    }
+
+
 def test_attempts_on_three_nodes_have_all_rows(make_run: Callable[..., Run]) -> None:
     run = make_run("--attempts", "6", "--concurrency", "6", "--set", "agent.once.stay=4")
     said = run.run()
     run.is_complete(tasks=1, attempts=6)
-    assert len({rollout.node for rollout in RunDirectory.open(run.out).rollouts()}) == 3, said
+    assert len(pids_of(run)) == len({one.node for one in RunDirectory.open(run.out).rollouts()}) == 3, said
 
 
 def test_interrupt_ends_rollouts_in_order(make_run: Callable[..., Run]) -> None:

@@ -223,7 +223,8 @@ class Rollout(Record):
     engine: str
     model: str
     node: str | None = Field(
-        default=None, description="the node where it ran; None in the process of the command"
+        default=None,
+        description="the node where it ran; None in the process of the command, or if all were lost",
     )
     outcome: Outcome
     cancelled_as: str | None = Field(

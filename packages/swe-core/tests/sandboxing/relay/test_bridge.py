@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import cast
 
 import anyio
 import httpx
@@ -14,8 +16,11 @@ from aiohttp import web
 from anyio.abc import ByteStream
 from anyio.streams.stapled import StapledByteStream
 
+from swe_core.api.sandbox import Sandbox
 from swe_core.errors import SandboxError
+from swe_core.sandboxing.relay import bridge
 from swe_core.sandboxing.relay.bridge import reach_by_bridge
+from swe_core.sandboxing.relay.transport import Transport, TransportError
 
 from .helpers import BOTH, cancelling, on_this_host, program_of
 
@@ -80,25 +85,59 @@ async def test_requests_go_through_commands_inside() -> None:
     async def hello(request: web.Request) -> web.Response:
         return web.Response(text=await request.text())
 
-    async with AsyncExitStack() as stack:
+    with anyio.fail_after(PATIENCE):
+        async with AsyncExitStack() as stack:
 
-        async def start(argv: list[str]) -> ByteStream:
-            commands.append(argv)
-            if len(commands) == 1:
-                raise SandboxError("not now")
-            process = await anyio.open_process(argv, stderr=subprocess.DEVNULL)
-            stack.push_async_callback(process.wait)
-            assert process.stdin is not None
-            assert process.stdout is not None
-            return StapledByteStream(process.stdin, process.stdout)
+            async def start(argv: list[str]) -> ByteStream:
+                commands.append(argv)
+                if len(commands) == 1:
+                    raise SandboxError("not now")
+                process = await anyio.open_process(argv, stderr=subprocess.DEVNULL)
+                stack.push_async_callback(process.wait)
+                assert process.stdin is not None
+                assert process.stdout is not None
+                return StapledByteStream(process.stdin, process.stdout)
 
-        endpoint = await stack.enter_async_context(cancelling({"/": hello}))
-        async with on_this_host("python") as sandbox, reach_by_bridge(sandbox, endpoint, start) as url:
-            async with httpx.AsyncClient(timeout=PATIENCE) as agent, anyio.create_task_group() as tasks:
+            endpoint = await stack.enter_async_context(cancelling({"/": hello}))
+            async with on_this_host("python") as sandbox, reach_by_bridge(sandbox, endpoint, start) as url:
+                async with httpx.AsyncClient(timeout=PATIENCE) as agent, anyio.create_task_group() as tasks:
 
-                async def ask(text: str) -> None:
-                    assert (await agent.post(url, content=text)).text == text
+                    async def ask(text: str) -> None:
+                        assert (await agent.post(url, content=text)).text == text
 
-                for number in range(30):
-                    tasks.start_soon(ask, str(number))
+                    for number in range(30):
+                        tasks.start_soon(ask, str(number))
     assert len(commands) > 1
+
+
+@pytest.mark.anyio
+async def test_any_port_and_any_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Port 0, on which nothing can listen, is port 0 inside too; and no connection waits for another."""
+    ports: list[str] = []
+    all_there = anyio.Event()
+
+    async def start(argv: list[str]) -> ByteStream:
+        ports.append(argv[-1])
+        if len(ports) == 30:
+            all_there.set()
+        await all_there.wait()
+        raise SandboxError("not here")
+
+    @asynccontextmanager
+    async def pulling(
+        sandbox: object, endpoint: str, connect: Callable[[int], Transport]
+    ) -> AsyncIterator[str]:
+        async def pull() -> None:
+            with pytest.raises(TransportError, match="not here"):
+                async with connect(0).pull("/", {}):
+                    pass
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(30):
+                tasks.start_soon(pull)
+        yield ""
+
+    monkeypatch.setattr(bridge, "reach_by_pull", pulling)
+    with anyio.fail_after(PATIENCE):
+        async with reach_by_bridge(cast(Sandbox, None), "", start):
+            assert ports == ["0"] * 30

@@ -386,7 +386,7 @@ class NodePool:
                 raise NodeUnreachable(f"no answer within {OPENING:g} s") from None
             raise SweError(f"it did not open within {OPENING:g} s") from None
         joined = from_bytes(Joined, answer)
-        if again := joined.incarnation != node.incarnation:
+        if restarted := joined.incarnation != node.incarnation:
             if node.incarnation:
                 logger.warning("the node %s has started again", node.name)
             node.incarnation, node.after = joined.incarnation, 0
@@ -394,8 +394,9 @@ class NodePool:
         self.notes = self.notes or joined.notes
         for order in list(node.orders.values()):
             if order.id not in joined.offered and order.id not in joined.running:
-                why = "was lost" if again or order.begun else "did not get it"
-                self._lose_order(node, order, f"the node {node.name} {why}", begun=again or order.begun)
+                begun = restarted or order.begun
+                why = f"the node {node.name} {'was lost' if begun else 'did not get it'}"
+                self._lose_order(node, order, why, begun=begun)
             elif order.ending:
                 self._tell(node, "cancel", End(rollout=order.id, why=order.why))
         node.running = set(joined.running) | node.orders.keys() - set(joined.offered)
