@@ -16,7 +16,6 @@ hypothesis.settings.load_profile("untimed")
 pytest_plugins = [
     "swe_testing.serving.fixtures",
     "swe_testing.hf.fixtures",
-    "swe_testing.k8s.fixtures",
     "swe_testing.bad_inputs",
     "swe_testing.registry",
     *(["swe_sandbox_docker.testing"] if find_spec("swe_sandbox_docker") else []),

@@ -20,7 +20,6 @@ OURS = (
     *(
         "docker",
         "hf",
-        "k8s",
         "ray",
         "pi",
         "codex",

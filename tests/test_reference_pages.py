@@ -16,7 +16,7 @@ from swe_core import errors
 from swe_core.errors import RunStopped, SweError, UsageError, boundary_of
 
 DOCS = Path(__file__).parents[1] / "docs"
-PLUGINS = {"codex", "docker", "hf", "k8s", "openenv", "pi", "trl"}
+PLUGINS = {"codex", "docker", "hf", "openenv", "pi", "trl"}
 
 
 @pytest.mark.parametrize("name", ["cli", "settings"])

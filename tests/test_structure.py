@@ -30,7 +30,7 @@ FOR_TRAINERS = ("swe_core.rollout", "swe_core.run", "swe_core.hub", "swe_core.tr
 FOR_SERVERS = ("swe_core.interception", "swe_core.rollout", "swe_core.run", "swe_core.tokens")
 PLUGINS = {
     *("swe_agents", "swe_agents_pi", "swe_executor_ray", "swe_openenv"),
-    *("swe_sandbox_docker", "swe_sandbox_hf", "swe_sandbox_k8s", "swe_trainer_trl"),
+    *("swe_sandbox_docker", "swe_sandbox_hf", "swe_trainer_trl"),
 }
 FOR_EXECUTORS = ("swe_core.rollout.nodes", "swe_core.run.node")
 ALSO = {
@@ -41,7 +41,7 @@ ALSO = {
 }
 HEAVY = {"torch", "transformers", "datasets", "docker", "huggingface_hub", "aiohttp", "vllm", "trl"}
 HEAVY |= {"httpx", "requests", "openenv", "fastapi", "fastmcp", "uvicorn"}
-HEAVY |= {"k8s_agent_sandbox", "kubernetes", "kubernetes_asyncio", "ray"}
+HEAVY |= {"ray"}
 EXTRAS = {"numpy", "pytest"}
 LONG: Mapping[str, str] = {}
 """Modules of more than 600 lines, by path, each with its reason."""
@@ -175,7 +175,6 @@ def test_core_names_no_agent_and_no_provider() -> None:
         '"local"',
         "'local'",
         '"hf"',
-        '"k8s"',
     }
     wrong = [
         f"{path.relative_to(CORE)}: {name}"

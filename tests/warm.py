@@ -35,7 +35,7 @@ PROGRAM = (
         "uvloop",
     ),
     *("swe_agents_pi.agent", "swe_sandbox_docker.plugin", "swe_sandbox_hf.plugin"),
-    *("swe_sandbox_k8s.plugin", "swe_trainer_trl.plugin"),
+    "swe_trainer_trl.plugin",
 )
 """What a run imports."""
 TRAINING = (

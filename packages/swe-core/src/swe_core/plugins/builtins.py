@@ -34,7 +34,6 @@ KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
     "pi": "swe-agents-pi",
     "docker": "swe-sandbox-docker",
     "hf": "swe-sandbox-hf",
-    "k8s": "swe-sandbox-k8s",
     "ray": "swe-executor-ray",
     "openenv": "swe-openenv",
     "openenv-play": "swe-openenv",
@@ -48,6 +47,11 @@ KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
     ),
 }
 """Plugin name → the distribution to install."""
+
+REMOVED: Mapping[str, str] = {
+    "k8s": "run --sandbox docker or hf",
+}
+"""Plugin or component that is gone → what to use instead, as the end of a sentence."""
 
 KNOWN_COMMANDS: Mapping[str, tuple[str, str]] = {
     "job": ("trl", "Train as a Hugging Face Job."),

@@ -22,7 +22,7 @@ from swe_core.api.component import Component, RunOption
 from swe_core.api.contracts import FILE_PLUGIN, check_component, failed, shown
 from swe_core.errors import PluginError, sentence
 from swe_core.plugins import hookspecs
-from swe_core.plugins.builtins import BUILTINS, KNOWN_DISTRIBUTIONS
+from swe_core.plugins.builtins import BUILTINS, KNOWN_DISTRIBUTIONS, REMOVED
 from swe_core.plugins.forgotten import HOOKS as HOOK_NAMES
 from swe_core.plugins.forgotten import forgotten, unmarked
 
@@ -275,6 +275,8 @@ class PluginSet:
             return f"the plugin {name!r} is installed but not among --plugins: add it there"
         if name in KNOWN_DISTRIBUTIONS:
             return f"the plugin {name!r} is not installed: pip install {KNOWN_DISTRIBUTIONS[name]}"
+        if name in REMOVED:
+            return f"the plugin {name!r} no longer exists: {REMOVED[name]}"
         known = installed | KNOWN_DISTRIBUTIONS.keys() | {registered.name for registered in self.components()}
         return (
             f"unknown plugin {name!r}{_nearest(name, known)}; if it is a distribution of its own, install it "
@@ -309,6 +311,8 @@ class PluginSet:
             raise PluginError(f"the plugin {name!r} is broken: {broken.error}")
         if name in self._blocked or (broken is None and name in _installed()):
             raise PluginError(self._unknown(name))
+        if name in REMOVED:
+            raise PluginError(f"the {role} {name!r} no longer exists: {REMOVED[name]}")
         have = sorted({registered.name for registered in self.components(role)})
         hint = None if name in self.plugins else KNOWN_DISTRIBUTIONS.get(name)
         remedy = f"pip install {hint}" if hint else f"there are: {', '.join(have) or 'none'}"

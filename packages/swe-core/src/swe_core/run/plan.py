@@ -15,7 +15,7 @@ from swe_core.api.limits import Limits
 from swe_core.api.sandbox import SandboxProvider, SandboxSpec, SelectiveProvider
 from swe_core.api.task import Task, TaskSource
 from swe_core.errors import ConfigError, PolicyRefused, sentence
-from swe_core.plugins.builtins import DEFAULTS, KNOWN_DISTRIBUTIONS, RECORDED_ENGINE
+from swe_core.plugins.builtins import DEFAULTS, KNOWN_DISTRIBUTIONS, RECORDED_ENGINE, REMOVED
 from swe_core.plugins.manager import HOOKS, PluginSet
 from swe_core.run.components import ResolvedComponent, default_component, resolve_component
 from swe_core.run.settings import Settings
@@ -270,6 +270,8 @@ def refuse_unknown_tables(settings: Settings, plugins: PluginSet) -> None:
         for name in getattr(settings, role):
             if name in offered or name in KNOWN_DISTRIBUTIONS:
                 continue
+            if name in REMOVED:
+                raise ConfigError(f"the {role} {name!r} no longer exists: {REMOVED[name]}")
             close = difflib.get_close_matches(name, sorted(offered), n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(offered))}"
             raise ConfigError(f"settings for an unknown {role} {name!r}; {hint}")

@@ -1,4 +1,4 @@
-"""Boxes: the place where a local job or pod executes, in bubblewrap or in Docker."""
+"""Boxes: the place where a local job executes, in bubblewrap or in Docker."""
 
 from __future__ import annotations
 

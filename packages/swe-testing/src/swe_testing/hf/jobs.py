@@ -146,7 +146,6 @@ class Job:
         capacity = int(env["SBX_CAPACITY"]) if env.get("SBX_HOST_MODE") == "1" else None
         env = {name: value for name, value in env.items() if not name.startswith("SBX_")}
         server = {
-            "kind": "sandbox",
             "token": token,
             "idle_timeout": idle_timeout,
             "capacity": capacity,

@@ -1,4 +1,4 @@
-"""Programs inside a box: the sandbox server of a job, the kubelet of a pod, or a plain job's command.
+"""Programs inside a box: the sandbox server of a job, or a plain job's command.
 
 Standard library only, Python >= 3.8, nothing of swe_core: the box sees this directory alone.
 """

@@ -7,16 +7,14 @@ import os
 import sys
 
 from .handler import Handler
-from .pod import Pod
 from .server import Server
 
 
 def main() -> None:
     """Run the JSON file of the command line. It holds secrets, so it is deleted at once.
 
-    Its keys are `command` (argv), `env`, and `server`: null, or `socket` and `kind`. With the kind `sandbox`
-    it has also `token`, `idle_timeout` (seconds or null), `capacity` (a pool's host, else null) and `ping`
-    (seconds); with the kind `pod` nothing else.
+    Its keys are `command` (argv), `env`, and `server`: null, or an object with `socket`, `token`,
+    `idle_timeout` (seconds or null), `capacity` (a pool's host, else null) and `ping` (seconds).
     """
     with open(sys.argv[1], "rb") as file:
         config = json.load(file)
@@ -24,8 +22,5 @@ def main() -> None:
     environment = {**os.environ, **config["env"]}
     if config["server"] is None:
         os.execvpe(config["command"][0], config["command"], environment)
-    if config["server"]["kind"] == "pod":
-        with Pod(config["server"]["socket"], config["command"], environment) as pod:
-            pod.serve_forever(poll_interval=3600)
     with Server(config["server"], environment, Handler) as server:
         server.serve_forever(poll_interval=3600)

@@ -1,1 +1,0 @@
-"""Kubernetes sandboxes for swe-core."""
