@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import time
@@ -33,6 +32,7 @@ from swe_core.errors import (
     EngineUnavailable,
     RequestRefused,
 )
+from swe_core.rollout.recording import RecordedReply
 from swe_core.system.redaction import redaction_scope
 from swe_testing.provider import Ear, Fault, ScriptedProvider, call_tool, refusing_url, say
 
@@ -62,27 +62,27 @@ async def _ask(engine: OpenAIEngine, stream: bool, **body: Any) -> tuple[Complet
     return await engine.complete(request, WHO, ear if stream else None), ear
 
 
+TEXT = "line\u2028separators\x85and ünïcödé, in many small pieces"
+
+
 @pytest.mark.parametrize("stream", [False, True])
-async def test_reply_is_complete_and_counted(stream: bool) -> None:
-    text = "line\u2028separators\x85and ünïcödé, in many small pieces"
-    reply = say(text, reasoning_content="let me think about it")
+@pytest.mark.parametrize(
+    "reply",
+    [
+        say(TEXT, reasoning_content="let me think about it"),
+        call_tool("bash", {"command": "grep -rn 'a b' ."}),
+    ],
+    ids=["text", "call"],
+)
+async def test_reply_is_complete_and_counted(stream: bool, reply: RecordedReply) -> None:
     async with ScriptedProvider([reply], piece=3) as provider, _engine(provider.url) as engine:
         completion, ear = await _ask(engine, stream)
-    assert completion.message == reply.message
-    assert (completion.finish_reason, completion.usage, completion.model) == ("stop", reply.usage, "scripted")
+    assert completion.message == {"content": None, **reply.message}
+    assert (completion.finish_reason, completion.usage) == (reply.finish_reason, reply.usage)
+    assert completion.model == "scripted"
     if stream:
-        assert ear.text() == text
+        assert ear.text() == (completion.message["content"] or "")
         assert len(ear.heard) > 10
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_tool_calls_are_collected(stream: bool) -> None:
-    reply = call_tool("bash", {"command": "grep -rn 'a b' ."})
-    async with ScriptedProvider([reply], piece=5) as provider, _engine(provider.url) as engine:
-        completion, _ = await _ask(engine, stream)
-    assert completion.message["tool_calls"] == reply.message["tool_calls"]
-    assert completion.message["content"] is None
-    assert completion.finish_reason == "tool_calls"
 
 
 async def test_body_of_the_agent_gets_model_and_params() -> None:
@@ -104,13 +104,6 @@ async def test_body_of_the_agent_gets_model_and_params() -> None:
     assert plain == {**common, "stream": False}
     assert streamed == {**common, "stream": True, "stream_options": {"x": 1, "include_usage": True}}
     assert provider.requests[0].headers["Authorization"] == f"Bearer {KEY}"
-
-
-async def test_missing_key_sends_no_authorization(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY")
-    async with ScriptedProvider() as provider, _engine(provider.url) as engine:
-        await _ask(engine, False)
-    assert "Authorization" not in provider.requests[0].headers
 
 
 WHOLE: list[tuple[Fault, type[EngineError], str, int]] = [
@@ -141,7 +134,9 @@ STREAMED: list[tuple[Fault, type[EngineError], str, int]] = [
 
 @pytest.mark.parametrize(
     ("stream", "fault", "kind", "sentence", "requests"),
-    [(False, *case) for case in WHOLE] + [(True, *case) for case in WHOLE + STREAMED],
+    [(False, *case) for case in WHOLE]
+    + [(True, *case) for case in WHOLE if case[0] in ("no-choices", "400", "500", "drop", "error-in-reply")]
+    + [(True, *case) for case in STREAMED],
 )
 async def test_provider_failure_is_one_sentence_without_key(
     stream: bool,
@@ -181,11 +176,7 @@ async def test_refused_connection_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "stream"),
-    [
-        *itertools.product(["429", "500", "drop"], [False, True]),
-        ("broken-stream-early", True),
-        ("error-event-early", True),
-    ],
+    [("429", False), ("drop", True), ("broken-stream-early", True), ("error-event-early", True)],
 )
 async def test_transient_failure_is_retried(fault: Fault, stream: bool) -> None:
     async with (
@@ -233,10 +224,11 @@ def _after(error: Exception, attempt: int) -> tenacity.RetryCallState:
 
 
 async def test_retry_after_is_waited_for() -> None:
-    async with ScriptedProvider(faults=["429"], retry_after="1") as provider, _engine(provider.url) as engine:
-        started = time.monotonic()
-        await _ask(engine, False)
-    assert time.monotonic() - started > 0.9
+    async with ScriptedProvider(faults=["429"], retry_after="0.2") as provider:
+        async with _engine(provider.url) as engine:
+            started = time.monotonic()
+            await _ask(engine, False)
+    assert time.monotonic() - started > 0.15
     assert len(provider.requests) == 2
 
 
@@ -254,20 +246,20 @@ async def test_cancelled_call_closes_the_connection(stream: bool) -> None:
         assert provider.requests[0].disconnected
 
 
-@pytest.mark.parametrize("fault", ["html", "not-json", "401", "500", "redirect", "400"])
+@pytest.mark.parametrize("fault", ["html", "not-json", "401", "500", "redirect"])
 async def test_check_reports_unusable_provider(fault: Fault) -> None:
     async with ScriptedProvider(models_fault=fault) as provider, _engine(provider.url) as engine:
-        with pytest.raises(EngineError, match=r"html|HTML|JSON|401|500|308|400") as caught:
+        with pytest.raises(EngineError, match=r"HTML|JSON|401|500|308") as caught:
             await engine.check()
     assert KEY not in str(caught.value)
     assert provider.requests == []
 
 
-@pytest.mark.parametrize("fault", ["403", "404", "429"])
-async def test_check_accepts_provider_without_model_list(fault: Fault) -> None:
-    async with ScriptedProvider(models_fault=fault) as provider, _engine(provider.url) as engine:
-        await engine.check()
-    async with ScriptedProvider(models=None) as provider, _engine(provider.url) as engine:
+@pytest.mark.parametrize(
+    "given", [{"models_fault": "403"}, {"models_fault": "404"}, {"models": None}], ids=str
+)
+async def test_check_accepts_provider_without_model_list(given: dict[str, Any]) -> None:
+    async with ScriptedProvider(**given) as provider, _engine(provider.url) as engine:
         await engine.check()
 
 
@@ -276,6 +268,7 @@ async def test_check_accepts_provider_without_model_list(fault: Fault) -> None:
     [
         (["qwen3-4b-instruct"], r"does not list the model 'qwen3-4b'; near it are 'qwen3-4b-instruct'"),
         (["zzz"], r"does not list the model 'qwen3-4b'"),
+        (["models/qwen3-4b"], None),
         (["a", "qwen3-4b"], None),
         ([], None),
     ],
@@ -291,8 +284,11 @@ async def test_check_warns_about_unlisted_model(
         assert warning in warnings[0]
 
 
-async def test_check_names_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_key_sends_no_authorization(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
+    async with ScriptedProvider() as provider, _engine(provider.url) as engine:
+        await _ask(engine, False)
+    assert "Authorization" not in provider.requests[0].headers
     async with ScriptedProvider(key="wanted") as provider, _engine(provider.url) as engine:
         with pytest.raises(EngineRefused, match=r"wants a key \(401\): put it into .*'OPENAI_API_KEY'"):
             await engine.check()
@@ -307,7 +303,6 @@ async def test_check_names_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"url": "ftp://h/v1", "model": "m"}, "not a base URL"),
         ({"url": "http://", "model": "m"}, "not a base URL"),
         ({"url": "http://h/v1?key=x", "model": "m"}, "no query"),
-        ({"url": "http://h:port/v1", "model": "m"}, "not a URL"),
         ({"url": "http://u:sekret@h/v1", "model": "m"}, "user or password"),
         ({"url": "http://h/v1", "model": "m", "params": {"messages": []}}, "sets 'messages' itself"),
     ],
@@ -321,31 +316,27 @@ def test_unusable_settings_are_rejected(settings: dict[str, Any], sentence: str)
 def test_key_that_is_an_invalid_header_value_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "sk-line1\nsk-line2")
     with pytest.raises(ConfigError, match="'MY_KEY' has characters") as caught:
-        OpenAIEngine(OpenAIConfig(url="http://h/v1", model="m", api_key_env="MY_KEY"))
+        _engine("http://h/v1", api_key_env="MY_KEY")
     assert "line1" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("key", "known"),
-    [("sk-long-enough", {"sk-long-enough"}), ("seven77", set()), ("EMPTY", set()), ("Not-Needed", set())],
+    ("key", "known", "said"),
+    [
+        ("sk-long-enough", {"sk-long-enough"}, "is set"),
+        ("seven77", set(), "is set; it has less than 8 characters, so no text is searched for it"),
+        ("Not-Needed", set(), None),
+        ("", set(), "is not set: no key is sent"),
+    ],
 )
 def test_key_is_redacted_unless_it_is_too_common(
-    monkeypatch: pytest.MonkeyPatch, key: str, known: set[str]
+    monkeypatch: pytest.MonkeyPatch, key: str, known: set[str], said: str | None
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with redaction_scope() as redactor:
         _engine("http://127.0.0.1:1/v1")
         assert redactor.known() == known
-
-
-def test_key_check_reports_key_too_short_to_redact(monkeypatch: pytest.MonkeyPatch) -> None:
-    look = key_check("OPENAI_API_KEY").look
-    found = {}
-    for key in ("", "seven77", "sk-long-enough"):
-        monkeypatch.setenv("OPENAI_API_KEY", key)
-        found[key] = look().text
-    assert found["seven77"] == "is set; it has less than 8 characters, so no text is searched for it"
-    assert (found[""], found["sk-long-enough"]) == ("is not set: no key is sent", "is set")
+    assert said in (None, key_check("OPENAI_API_KEY").look().text)
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}])
@@ -359,37 +350,23 @@ def test_missing_usage_is_zero(usage: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "left", "sent"),
+    ("body", "left", "setting", "sent"),
     [
-        ({}, None, {}),
-        ({}, 50, {"max_tokens": 50}),
-        ({"max_tokens": 100}, 50, {"max_tokens": 50}),
-        ({"max_completion_tokens": 100}, 50, {"max_completion_tokens": 50}),
-        ({"max_completion_tokens": 20}, 50, {"max_completion_tokens": 20}),
+        ({}, None, None, {}),
+        ({}, 50, None, {"max_tokens": 50}),
+        ({"max_tokens": 100}, 50, None, {"max_tokens": 50}),
+        ({"max_completion_tokens": 100}, 50, None, {"max_completion_tokens": 50}),
+        ({"max_completion_tokens": 20}, 50, None, {"max_completion_tokens": 20}),
+        ({}, None, 30, {"max_tokens": 30}),
+        ({"max_tokens": 64_000}, None, 30, {"max_tokens": 30}),
+        ({"max_completion_tokens": 64_000}, 20, 30, {"max_completion_tokens": 20}),
+        ({"max_tokens": 10}, 20, 30, {"max_tokens": 10}),
     ],
 )
-async def test_budget_bounds_the_token_limit_of_the_agent(
-    body: dict[str, Any], left: int | None, sent: dict[str, Any]
+async def test_budget_and_setting_bound_the_token_limit_of_the_agent(
+    body: dict[str, Any], left: int | None, setting: int | None, sent: dict[str, Any]
 ) -> None:
-    async with ScriptedProvider() as provider, _engine(provider.url) as engine:
-        await engine.complete(ChatRequest({**BODY, **body}, BODY["messages"], max_tokens=left), WHO)
-    seen = provider.requests[0].body
-    assert {key: value for key, value in seen.items() if key.startswith("max_")} == sent
-
-
-@pytest.mark.parametrize(
-    ("body", "left", "sent"),
-    [
-        ({}, None, {"max_tokens": 30}),
-        ({"max_tokens": 64_000}, None, {"max_tokens": 30}),
-        ({"max_completion_tokens": 64_000}, 20, {"max_completion_tokens": 20}),
-        ({"max_tokens": 10}, 20, {"max_tokens": 10}),
-    ],
-)
-async def test_setting_bounds_the_token_limit_of_the_agent(
-    body: dict[str, Any], left: int | None, sent: dict[str, Any]
-) -> None:
-    async with ScriptedProvider() as provider, _engine(provider.url, max_tokens=30) as engine:
+    async with ScriptedProvider() as provider, _engine(provider.url, max_tokens=setting) as engine:
         await engine.complete(ChatRequest({**BODY, **body}, BODY["messages"], max_tokens=left), WHO)
     seen = provider.requests[0].body
     assert {key: value for key, value in seen.items() if key.startswith("max_")} == sent

@@ -48,10 +48,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     ("model", "host", "name", "key"),
     [
         ("gpt-5.5", "api.openai.com", "gpt-5.5", "OPENAI_API_KEY"),
-        ("ft:gpt-4o:me::abc", "api.openai.com", "ft:gpt-4o:me::abc", "OPENAI_API_KEY"),
         ("openai/gpt-5.5", "api.openai.com", "gpt-5.5", "OPENAI_API_KEY"),
         ("anthropic/claude-opus-4-6", "api.anthropic.com", "claude-opus-4-6", "ANTHROPIC_API_KEY"),
-        ("google/gemini-3-pro", "generativelanguage.googleapis.com", "gemini-3-pro", "GEMINI_API_KEY"),
         ("openrouter/openai/gpt-5.5", "openrouter.ai", "openai/gpt-5.5", "OPENROUTER_API_KEY"),
         ("hf/Qwen/Qwen3-8B", "router.huggingface.co", "Qwen/Qwen3-8B", "HF_TOKEN"),
         ("ollama/qwen3:8b", "127.0.0.1:11434", "qwen3:8b", "OLLAMA_API_KEY"),
@@ -69,18 +67,14 @@ def test_every_provider_has_a_sound_url() -> None:
         assert provider.url.startswith("https://") or not provider.needs_key
 
 
-def test_given_url_leaves_the_model_alone() -> None:
+def test_given_url_and_key_variable_stay() -> None:
     config = OpenAIConfig(url="http://127.0.0.1:9/v1", model="openai/gpt-oss-20b")
     assert (config.url, config.model) == ("http://127.0.0.1:9/v1", "openai/gpt-oss-20b")
-    assert config.api_key_env == "OPENAI_API_KEY"
-    assert config.filled_in() == {}
-
-
-def test_given_key_variable_stays() -> None:
+    assert (config.api_key_env, config.filled_in()) == ("OPENAI_API_KEY", {})
     assert OpenAIConfig(model="anthropic/claude", api_key_env="MY_KEY").api_key_env == "MY_KEY"
 
 
-@pytest.mark.parametrize("model", ["gpt-5.5", "Qwen/Qwen3-8B", "openai/gpt-oss-20b"])
+@pytest.mark.parametrize("model", ["gpt-5.5", "openai/gpt-oss-20b"])
 def test_base_url_variable_stands_in_for_openai(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1/")
     config = OpenAIConfig(model=model)
@@ -138,13 +132,6 @@ def test_local_provider_needs_no_key_and_gets_none_of_another(monkeypatch: pytes
     assert engine._key is None
 
 
-def test_key_of_a_provider_is_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-0123456789")
-    with redaction_scope() as redactor:
-        OpenAIEngine(OpenAIConfig(model="anthropic/claude"))
-        assert redactor.text("sk-ant-0123456789") == "[redacted]"
-
-
 @pytest.mark.anyio
 async def test_provider_gets_its_key_and_its_name_of_the_model(
     served: Callable[..., str], monkeypatch: pytest.MonkeyPatch
@@ -153,7 +140,10 @@ async def test_provider_gets_its_key_and_its_name_of_the_model(
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai-0123456789")
     async with ScriptedProvider(models=None, key="sk-ant-0123456789") as server:
         served("anthropic", server.url)
-        async with OpenAIEngine(OpenAIConfig(model="anthropic/claude")) as engine:
+        with redaction_scope() as redactor:
+            engine = OpenAIEngine(OpenAIConfig(model="anthropic/claude"))
+            assert redactor.text("sk-ant-0123456789") == "[redacted]"
+        async with engine:
             await engine.check()
             await engine.complete(ChatRequest({"messages": []}, []), WHO)
     assert server.requests[0].body["model"] == "claude"
@@ -168,6 +158,8 @@ async def test_provider_gets_its_key_and_its_name_of_the_model(
         ({"limit": "max_tokens"}, {"max_completion_tokens": 5, "max_tokens": 4}, {"max_tokens": 4}),
         ({"limit": "max_completion_tokens"}, {}, {}),
         ({"limit": None}, {"max_tokens": 5}, {"max_tokens": 5}),
+        ({"limit": "max_completion_tokens", "most": 7}, {}, {"max_completion_tokens": 7}),
+        ({"limit": "max_completion_tokens", "most": 7}, {"max_tokens": 9}, {"max_completion_tokens": 7}),
         ({"stream_options": False}, {"stream_options": {"include_usage": True}}, {}),
     ],
 )
@@ -177,9 +169,11 @@ async def test_request_has_the_fields_that_the_provider_accepts(
     asked: dict[str, Any],
     sent: dict[str, Any],
 ) -> None:
+    changed = dict(changed)
+    most = {"max_tokens": changed.pop("most")} if "most" in changed else {}
     async with ScriptedProvider([say("ok")]) as server:
         served("ollama", server.url, **changed)
-        async with OpenAIEngine(OpenAIConfig(model="ollama/m")) as engine:
+        async with OpenAIEngine(OpenAIConfig(model="ollama/m", **most)) as engine:
             body = {"messages": [], "stream": True, **asked}
             await engine.complete(ChatRequest(body, []), WHO, Ear())
     found = server.requests[0].body
@@ -190,30 +184,11 @@ async def test_request_has_the_fields_that_the_provider_accepts(
 
 
 @pytest.mark.anyio
-async def test_budget_is_sent_in_the_field_that_the_provider_accepts(served: Callable[..., str]) -> None:
-    async with ScriptedProvider() as server:
-        served("ollama", server.url, limit="max_completion_tokens")
-        async with OpenAIEngine(OpenAIConfig(model="ollama/m", max_tokens=7)) as engine:
-            await engine.complete(ChatRequest({"messages": []}, []), WHO)
-            await engine.complete(ChatRequest({"messages": [], "max_tokens": 9}, []), WHO)
-    assert [seen.body["max_completion_tokens"] for seen in server.requests] == [7, 7]
-    assert all("max_tokens" not in seen.body for seen in server.requests)
-
-
-@pytest.mark.anyio
 async def test_provider_that_lists_no_models_is_not_asked(served: Callable[..., str]) -> None:
     async with ScriptedProvider(models_fault="401") as server:
         served("ollama", server.url, lists_models=False)
         async with OpenAIEngine(OpenAIConfig(model="ollama/m")) as engine:
             await engine.check()
-
-
-@pytest.mark.anyio
-async def test_model_listed_with_a_path_is_known(caplog: pytest.LogCaptureFixture) -> None:
-    async with ScriptedProvider(models=["models/gemini-3-pro"]) as server:
-        async with OpenAIEngine(OpenAIConfig(url=server.url, model="gemini-3-pro")) as engine:
-            await engine.check()
-    assert caplog.records == []
 
 
 def planned(*sets: str, **run: Any) -> Settings:
@@ -241,11 +216,8 @@ def test_run_resumes_at_the_url_of_the_variable(monkeypatch: pytest.MonkeyPatch)
     assert plan.model_side.config.model_dump()["url"] == "http://127.0.0.1:9/v1"
 
 
-def test_run_without_a_model_records_what_was_given() -> None:
+def test_model_chooses_the_engine_over_the_recording_of_the_tasks() -> None:
     assert planned().run.engine_url is None
-
-
-def test_model_chooses_the_default_engine_over_the_recording_of_the_tasks() -> None:
     assert planned(model="gpt-5.5").run.engine_url == "https://api.openai.com/v1"
 
 
