@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,3 +89,26 @@ def test_cost_log_adds_the_tokens_up(swe_core: SweCore) -> None:
     total = usage["prompt_tokens"] + usage["completion_tokens"]
     assert total > 0
     assert f"cost so far: {total:.4f} dollars, rollouts: 1" in " ".join(done.stderr.split())
+
+
+def test_tracker_sends_each_rollout_and_outlives_a_server_that_refuses(swe_core: SweCore) -> None:
+    received: list[dict[str, Any]] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200 if len(received) == 1 else 503)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = {"TRACKER_URL": f"http://127.0.0.1:{server.server_port}"}
+        two = ("--agent", "oracle", "--task", TASK, "--attempts", "2")
+        done = swe_core(*example("tracker"), *two, env=address)
+        server.shutdown()
+    assert sorted(one["rollout"] for one in received) == [f"{TASK}-0", f"{TASK}-1"]
+    assert {(one["outcome"], one["reward"]) for one in received} == {("resolved", 1.0)}
+    assert "was not sent: HTTP Error 503" in " ".join(done.stderr.split())

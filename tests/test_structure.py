@@ -26,7 +26,7 @@ PUBLIC = (
     "swe_core.sandboxing",
     "swe_core.system",
 )
-FOR_TRAINERS = ("swe_core.rollout", "swe_core.run", "swe_core.hub", "swe_core.trackers")
+FOR_TRAINERS = ("swe_core.rollout", "swe_core.run", "swe_core.hub")
 FOR_SERVERS = ("swe_core.interception", "swe_core.rollout", "swe_core.run", "swe_core.tokens")
 PLUGINS = {
     *("swe_agents", "swe_agents_pi", "swe_executor_ray", "swe_openenv"),

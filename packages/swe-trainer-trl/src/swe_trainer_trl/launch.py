@@ -37,7 +37,7 @@ from swe_trainer_trl.server.health import ServerLost, dead, unpause
 from swe_trainer_trl.server.parallel import in_parallel
 from swe_trainer_trl.server.served import refuse_unequal, refuse_used, require_adapters
 from swe_trainer_trl.server.urls import server_urls
-from swe_trainer_trl.trackers import defaults, named, require, trackers, variables, with_trackers
+from swe_trainer_trl.trackers import DEFAULTS, tracked_name, variables
 
 if TYPE_CHECKING:
     from swe_trainer_trl.server.vllm_server import VLLMServer
@@ -76,8 +76,7 @@ class TRLLauncher(Launcher):
 
     def preview(self, launch: Launch, say: Callable[[str], None]) -> None:
         """See `Launcher.preview`: the layout of the GPUs, and the memory of each."""
-        config, run = with_trackers(self._config, launch.settings.track), launch.settings.run
-        require(trackers(config))
+        config, run = self._config, launch.settings.run
         model, urls = _policy(config, run), server_urls(run.engine_url or "")
         plan, plugins, _ = _planned(launch)
         held_out(plan, config, lambda settings: selection(settings, plugins))
@@ -96,10 +95,6 @@ class TRLLauncher(Launcher):
                 "worker.trl.hardware (--hardware) is what --dry-run plans for, and a training uses the GPUs "
                 "of this machine: leave it out"
             )
-        config = with_trackers(config, launch.settings.track)
-        require(trackers(config))
-        launch = named(launch, trackers(config))
-        track = launch.settings.track
         model, urls = _policy(config, run), server_urls(run.engine_url or "")
         plan, plugins, engine = _planned(launch)
         evaluated = held_out(plan, config, lambda settings: selection(settings, plugins))
@@ -131,12 +126,8 @@ class TRLLauncher(Launcher):
             interrupts.check()
             # `attempts` is 1 by default, and a group of one has no spread.
             attempts = run.attempts if run.attempts > 1 else None
-            known = defaults(trackers(config), track)
             arguments = grpo_arguments(
-                config,
-                output_dir=directory / CHECKPOINTS,
-                group_size=attempts,
-                defaults=known,
+                config, output_dir=directory / CHECKPOINTS, group_size=attempts, defaults=DEFAULTS
             )
             adapter = lora_config(config)
             described = model_config(model, arguments)
@@ -165,7 +156,8 @@ class TRLLauncher(Launcher):
             libraries.write_to(directory)
             _hold_out(directory, evaluated)
             run_id = run_name(RunDirectory.open(directory).info)
-            stack.enter_context(variables(arguments.report_to, track, directory, run_id))
+            arguments.run_name = arguments.run_name or tracked_name(directory, run_id)
+            stack.enter_context(variables(directory, run_id))
             servers: Sequence[VLLMServer] = ()
             if not urls:
                 rank = adapter.r if adapter is not None and config.weight_sync == "trl" else None
@@ -189,7 +181,7 @@ class TRLLauncher(Launcher):
                         arguments=arguments,
                         adapter=adapter,
                         group_size=attempts,
-                        defaults=known,
+                        defaults=DEFAULTS,
                         processes=config.processes or 1,
                         servers={server.url: server for server in servers} or dict.fromkeys(urls),
                         key=key,

@@ -471,21 +471,6 @@ def test_dry_run_creates_nothing_and_sends_no_request(
     assert threaded_hf.calls.total() == 0
 
 
-@pytest.mark.parametrize(
-    ("more", "sets"),
-    [
-        (("--set", "track.to=trackio"), ["track.to=trackio", "track.name=a-run"]),
-        (("--set", "track.to=trackio", "--set", "track.name=mine"), ["track.to=trackio", "track.name=mine"]),
-        (("--set", "run.attempts=3"), ["run.attempts=3"]),
-    ],
-)
-def test_tracked_run_has_the_name_of_its_deployment(
-    cli: Cli, tmp_path: Path, more: tuple[str, ...], sets: list[str]
-) -> None:
-    assert cli(*DEPLOY, *more, "--requirement", "trackio", "--dry-run", "folder") == 0
-    assert json.loads((tmp_path / "folder" / "deployment.json").read_text())["sets"] == sets
-
-
 TRAINING = (*SANDBOXES[2:], "--set", 'run.plugins=["pi", "hf", "trl"]')
 
 

@@ -382,6 +382,12 @@ def test_unknown_tracker_is_refused_with_a_near_name(names: object, words: str) 
     assert words in refusal({"report_to": names})
 
 
+def test_tracker_without_its_library_is_refused() -> None:
+    assert "'dvclive' needs its library, which is missing: pip install dvclive" in refusal(
+        {"report_to": "dvclive"}
+    )
+
+
 def test_defaults_give_way_to_the_users_values() -> None:
     got = made({"run_name": "theirs"}, defaults={"run_name": "ours", "project": "ours", "no_such_key": 1})
     assert (got.run_name, got.project) == ("theirs", "ours")

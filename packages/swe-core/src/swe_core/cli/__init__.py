@@ -189,6 +189,8 @@ def _is_narrow() -> bool:
 
 def _said(error: click.ClickException) -> str:
     """Return an error of click as one sentence that says what to do."""
+    from swe_core.plugins.builtins import REMOVED
+
     text = " ".join(error.format_message().split()).rstrip(".")
     text = (text[:1].lower() + text[1:]).replace("a valid integer range", "a whole number")
     context = error.ctx if isinstance(error, click.UsageError) else None
@@ -197,12 +199,16 @@ def _said(error: click.ClickException) -> str:
     command = context.command
     hint = f"see `{context.command_path} --help`"
     if isinstance(error, click.NoSuchOption):
+        if error.option_name in REMOVED:
+            return f"the option {error.option_name} no longer exists: {REMOVED[error.option_name]}"
         known = [
             flag for param in command.get_params(context) for flag in (*param.opts, *param.secondary_opts)
         ]
         text = f"no such option {error.option_name!r}"
         hint = _nearest(error.option_name, known) or hint
     elif isinstance(command, click.Group) and (unknown := _NO_COMMAND.fullmatch(text)):
+        if unknown[1] in REMOVED:
+            return f"the command {unknown[1]!r} no longer exists: {REMOVED[unknown[1]]}"
         commands = command.list_commands(context)
         text = f"no such command {unknown[1]!r}"
         hint = _nearest(unknown[1], commands) or f"there are: {', '.join(commands)}"

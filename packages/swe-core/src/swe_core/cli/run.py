@@ -49,7 +49,7 @@ SECTIONS = {
     "Model": ("model", "engine_url", "recording", "record", "mode", "agent_key_env"),
     "Amounts and limits": ("attempts", "concurrency", "sandbox_retries", "max_errors", "network"),
     "Settings": ("config", "sets"),
-    "Output": ("out", "resume", "retry_errors", "dry_run", "push_to", "track", "as_json", "verbose"),
+    "Output": ("out", "resume", "retry_errors", "dry_run", "push_to", "as_json", "verbose"),
 }
 """Headings of the options in the help."""
 
@@ -136,12 +136,6 @@ SECTIONS = {
     metavar="OWNER/NAME",
     help="Private data set on the Hub that receives finished rollouts.",
 )
-@click.option(
-    "--track",
-    multiple=True,
-    metavar="TRACKER",
-    help="Experiment tracker: trackio; for a training also tensorboard, wandb or mlflow. Repeatable.",
-)
 @settings_options
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory. [default: runs/TIME-AGENT]")
 @click.option("--resume", type=RunPath(), metavar="RUN", help="Resume the run RUN, such as latest.")
@@ -160,7 +154,6 @@ def run(
     retry_errors: bool,
     dry_run: bool,
     push_to: str | None,
-    track: tuple[str, ...],
     as_json: bool,
     verbose: bool,
     **options: Any,
@@ -170,7 +163,7 @@ def run(
     Exit code: 0 when every rollout has a verdict or training is complete; 1 when a rollout of an evaluation
     ended in an error or sampled tokens are unaccounted for.
     """
-    options = option_tables({**options, "network": network, "push_to": push_to, "track": track})
+    options = option_tables({**options, "network": network, "push_to": push_to})
     begun: RunDirectory | None = None
     if resume is not None:
         begun = click.get_current_context().with_resource(run_directory(resume))
@@ -254,12 +247,11 @@ def option_tables(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         options: Parameter of `run` → value.
     """
     left = dict(options)
-    network, push_to, track = (left.pop(name) for name in ("network", "push_to", "track"))
+    network, push_to = left.pop("network"), left.pop("push_to")
     return {
         "run": given(left),
         "resources": {"network": network},
         "push": {"to": push_to},
-        "track": {"to": track or None},
     }
 
 
@@ -350,7 +342,6 @@ def _execute(
     from swe_core.hub.extensions import hub_extensions
     from swe_core.run.execute import execute
     from swe_core.system.event_loop import run as run_in_loop
-    from swe_core.trackers.extensions import tracker_extensions
 
     with ExitStack() as stack:
 
@@ -374,10 +365,7 @@ def _execute(
             execute,
             resume=again is not None,
             again=again or (),
-            extensions=(
-                *hub_extensions(plan.settings.push),
-                *tracker_extensions(plan.settings.track, directory),
-            ),
+            extensions=hub_extensions(plan.settings.push),
         )
         return run_in_loop(start, plan, plugins, directory, observe, worker)
 

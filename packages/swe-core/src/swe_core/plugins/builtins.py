@@ -50,8 +50,11 @@ KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
 
 REMOVED: Mapping[str, str] = {
     "k8s": "run --sandbox docker or hf",
+    **dict.fromkeys(
+        ("--track", "track"), "use -p examples/tracker.py, or in a training worker.trl.grpo.report_to"
+    ),
 }
-"""Plugin or component that is gone → what to use instead, as the end of a sentence."""
+"""Plugin, component, command, option or table that is gone → what to use instead, the end of a sentence."""
 
 KNOWN_COMMANDS: Mapping[str, tuple[str, str]] = {
     "job": ("trl", "Train as a Hugging Face Job."),

@@ -71,7 +71,7 @@ class RunResult:
 
 
 class RunExtension(Protocol):
-    """A task that runs beside the rollouts, such as a push to the Hub or an experiment tracker."""
+    """A task that runs beside the rollouts, such as a push to the Hub."""
 
     async def prepare(self) -> None:
         """Check and open what the extension needs. Called once, before the run opens anything.

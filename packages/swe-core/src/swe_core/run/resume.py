@@ -20,7 +20,6 @@ ADJUSTABLE = (
     *("run.concurrency", "run.engine_url", "run.max_errors", "run.sandbox_retries", "server.port"),
     *("run.executor", "run.workers", "run.address"),
     *("push.to", "push.private", "push.every"),
-    *("track.to", "track.project", "track.name", "track.space"),
 )
 """Settings that may change on resume, because no verdict depends on them."""
 _OF_PLACES = "executor."

@@ -29,8 +29,8 @@ from swe_core.api.limits import MAX_BODY, Budgets, Limits
 from swe_core.api.sandbox import Network
 from swe_core.errors import ConfigError
 from swe_core.hub.options import PushOptions
+from swe_core.plugins.builtins import REMOVED
 from swe_core.system.redaction import MARK, names_credential, secret_settings
-from swe_core.trackers.options import TrackOptions
 
 PREFIX = "SWE_"
 NESTED = "__"
@@ -129,7 +129,6 @@ class Settings(BaseSettings):
     server: Server = Server()
     resources: Resources = Resources()
     push: PushOptions = PushOptions()
-    track: TrackOptions = TrackOptions()
     agent: ComponentOptions = Field(default_factory=dict)
     sandbox: ComponentOptions = Field(default_factory=dict)
     engine: ComponentOptions = Field(default_factory=dict)
@@ -239,7 +238,9 @@ def explain(error: ValidationError, what: str, model: type[BaseModel] | None = N
     problems = error.errors(include_url=False)
     first = problems[0]
     key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
+    if first["type"] == "extra_forbidden" and key in REMOVED:
+        text = f"{what}: the setting {key!r} no longer exists: {REMOVED[key]}"
+    elif first["type"] == "extra_forbidden":
         fields = _fields_at(model or Settings, first["loc"][:-1])
         close = difflib.get_close_matches(str(first["loc"][-1]), fields, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(fields) or 'none'}"

@@ -235,10 +235,6 @@ def _deployment(target: Target, scratch: Path, options: dict[str, Any], *, ask: 
     include, public = options.pop("include"), options.pop("public")
     options["base_image"] = options["base_image"] or BASE_IMAGE
     settings = load_settings(options["config"], options["sets"])
-    grpo = settings.worker.get("trl", {}).get("grpo", {})
-    if settings.track.name is None and (settings.track.to or "report_to" in grpo):
-        # The run directory, the default, has the same name in every deployment.
-        options["sets"] += (f"track.name={options['repo_id'].partition('/')[2]}",)
     request = Request(target=target, private=not public, backup=settings.push.to, **options)
     check(request)
     inputs = input_files(request.config, settings, include)

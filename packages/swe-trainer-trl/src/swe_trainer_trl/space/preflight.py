@@ -17,7 +17,7 @@ from swe_core.run.settings import Settings
 from swe_core.run.task_selection import selection
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.space.deployment import Needs, RepoKind, Request, Training
-from swe_trainer_trl.trackers import MODULES, trackers, with_trackers
+from swe_trainer_trl.trackers import trackers
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +51,10 @@ def check_run(request: Request, settings: Settings, *, ask: bool = True) -> Need
         selection(settings, plugins).tasks()
     kinds: tuple[RepoKind, ...] = ("dataset",)
     training = None
-    tracked = list(settings.track.to)
     if isinstance(worker.config, TRLConfig):
         kinds += ("model",)
-        config = with_trackers(worker.config, settings.track)
-        tracked = trackers(config)
-        training = _check_training(config, settings, ask)
-    _warn_of_trackers(request, tracked)
+        training = _check_training(worker.config, settings, ask)
+        _warn_of_trackers(request, trackers(worker.config))
     to = settings.push.to
     return Needs(
         pushes=() if to is None else tuple((kind, to) for kind in kinds),
@@ -70,7 +67,7 @@ def _warn_of_trackers(request: Request, tracked: Sequence[str]) -> None:
     """Say which trackers the deployment does not install. The base image may have them."""
     asked = {re.split(r"[^\w.-]", line.strip().lower(), maxsplit=1)[0] for line in request.requirements}
     for name in tracked:
-        if name in MODULES and name not in asked:
+        if name not in asked:
             logger.warning("the deployment does not install the tracker %r: add --requirement %s", name, name)
 
 

@@ -168,8 +168,6 @@ class Supervisor:
         recorded, wanted = RunDirectory.open(self._run).info.settings, settings.model_dump(mode="json")
         if settings.run.tasks is None:  # the run has recorded the name of the source that it found
             wanted["run"]["tasks"] = recorded["run"]["tasks"]
-        if settings.track.name is None and "track" in recorded:  # and the name of its tracked run
-            wanted["track"]["name"] = recorded["track"]["name"]
         if recorded != wanted:
             shutil.rmtree(self._run)
             raise ConfigError(

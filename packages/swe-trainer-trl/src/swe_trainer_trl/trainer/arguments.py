@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 
 from swe_core.errors import ConfigError, sentence
 from swe_trainer_trl.compat import LORA, TRL_VERSION, AsyncGRPOConfig, packing_module
@@ -157,6 +160,10 @@ def grpo_arguments(
         values["num_generations"] = group_size
     if not torch.cuda.is_available():
         values = {"use_cpu": True, "bf16": False} | values
+    available = get_available_reporting_integrations()
+    for name in trackers(config):
+        if name in INTEGRATION_TO_CALLBACK and name not in available:
+            raise ConfigError(f"the tracker {name!r} needs its library, which is missing: pip install {name}")
     known = {one.name for one in fields(AsyncGRPOConfig)}
     chosen = {key: value for key, value in (defaults or {}).items() if key in known}
     values = {**_SAVING, **chosen, **values}

@@ -1,1 +1,0 @@
-"""Experiment trackers: results and traces of an evaluation, sent while it runs."""
