@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from swe_core.api.chain import Chain
 from swe_core.errors import LedgerError
-from swe_core.rollout.training_records import ClosedGroup
 from swe_trainer_trl.journal.groups import Assessed, Member, advantages, assess, closed_group
 
 REWARDS = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-1e6, 1e6))
@@ -43,7 +42,8 @@ def groups(draw: st.DrawFn) -> list[Member]:
         masks = draw(st.lists(st.lists(st.booleans(), min_size=1, max_size=4), max_size=3))
         version = draw(st.integers(0, 9))
         sampled = any(map(any, masks)) or draw(st.booleans())
-        members.append(member(f"r{number}", reward, *masks, version=version if sampled else None))
+        made = member(f"r{number}", reward, *masks, version=version if sampled else None)
+        members.append(replace(made, overlong=draw(st.booleans())))
     return members
 
 
@@ -52,9 +52,16 @@ def assessed(members: list[Member], **changed: Any) -> Assessed:
     return assess(members, **{**options, **changed})
 
 
-@given(groups(), st.integers(9, 12), st.integers(0, 12), st.integers(1, 4), st.booleans())
+@given(
+    members=groups(),
+    version=st.integers(9, 12),
+    max_staleness=st.integers(0, 12),
+    min_scored=st.integers(1, 4),
+    keep=st.booleans(),
+    overlong=st.sampled_from(["grade", "exclude", "zero"]),
+)
 def test_group_is_rows_or_a_reason(
-    members: list[Member], version: int, max_staleness: int, min_scored: int, keep: bool
+    members: list[Member], version: int, max_staleness: int, min_scored: int, keep: bool, overlong: Any
 ) -> None:
     got = assess(
         members,
@@ -62,45 +69,49 @@ def test_group_is_rows_or_a_reason(
         max_staleness=max_staleness,
         min_scored=min_scored,
         keep_without_spread=keep,
+        overlong=overlong,
     )
     scored = [m for m in members if m.reward is not None]
-    used = [m for m in scored if m.oldest is None or version - m.oldest <= max_staleness]
-    rewards = [m.reward for m in used]
+    whole = [m for m in scored if not (m.overlong and overlong == "exclude")]
+    used = [m for m in whole if m.oldest is None or version - m.oldest <= max_staleness]
+    given = {m.rollout_id: 0.0 if m.overlong and overlong == "zero" else m.reward for m in used}
+    rewards = list(given.values())
     versions = [m.oldest for m in used if m.oldest is not None]
-    assert got.stale == tuple(m.rollout_id for m in scored if m not in used)
-    assert got.update == (min(versions) if versions else None)
-    if rewards:
-        assert got.reward_mean == np.mean(rewards)
-        assert got.reward_std == np.std(rewards)
-    else:
-        assert got.reward_mean is got.reward_std is None
+    assert got.stale == tuple(m.rollout_id for m in whole if m not in used)
+    assert got.overlong == tuple(m.rollout_id for m in scored if m not in whole)
+    assert got.cut == sum(m.overlong for m in scored)
+    assert got.rewards == given
+    assert got.update == min(versions, default=None)
+    assert got.reward_mean == (np.mean(rewards) if rewards else None)
+    assert got.reward_std == (np.std(rewards) if rewards else None)
 
     assert bool(got.rows) == (got.skipped is None)
+    expected: list[tuple[Member, int, Chain]] = []
+    baseline: dict[str, float] = {}
     if len(used) < min_scored:
-        assert got.skipped == ("stale" if len(scored) >= min_scored else "too_few_scored")
+        reason = "stale" if len(whole) >= min_scored else "overlong"
+        assert got.skipped == (reason if len(scored) >= min_scored else "too_few_scored")
     elif len(set(rewards)) == 1 and not keep:
         assert got.skipped == "no_spread"
     else:
         # Exactly the trainable chains of the members that count, in order.
-        baseline = dict(zip((m.rollout_id for m in used), advantages(rewards), strict=True))
-        expected = [(m, c) for m in used for c in m.chains if c.completion_mask.any()]
-        places = [n for m in used for n, c in enumerate(m.chains) if c.completion_mask.any()]
-        assert [row.chain for row in got.rows] == places
-        assert got.advantages == (baseline if expected else {})
+        baseline = dict(zip(given, advantages(rewards).tolist(), strict=True))
+        every = [(m, place, c) for m in used for place, c in enumerate(m.chains)]
+        expected = [one for one in every if one[2].completion_mask.any()]
         assert got.skipped == (None if expected else "no_tokens")
-        assert len(got.rows) == len(expected)
-        for row, (owner, source) in zip(got.rows, expected, strict=True):
-            assert row.rollout_id == owner.rollout_id
-            assert row.advantage == baseline[owner.rollout_id]
-            assert row.reward == owner.reward
-            assert row.update == min(versions)
-            for array, of, dtype in (
-                (row.input_ids, source.input_ids, np.int64),
-                (row.completion_mask, source.completion_mask, np.int64),
-                (row.old_log_probs, source.old_log_probs, np.float32),
-            ):
-                assert array.dtype == dtype
-                np.testing.assert_array_equal(array, of)
+    assert got.advantages == (baseline if expected else {})
+    assert len(got.rows) == len(expected)
+    for row, (owner, place, source) in zip(got.rows, expected, strict=True):
+        name = owner.rollout_id
+        assert (row.rollout_id, row.chain, row.cause) == (name, place, source.cause)
+        assert (row.advantage, row.reward, row.update) == (baseline[name], given[name], min(versions))
+        for array, of, dtype in (
+            (row.input_ids, source.input_ids, np.int64),
+            (row.completion_mask, source.completion_mask, np.int64),
+            (row.old_log_probs, source.old_log_probs, np.float32),
+        ):
+            assert array.dtype == dtype
+            np.testing.assert_array_equal(array, of)
 
 
 def test_line_of_a_group_says_what_became_of_each_attempt() -> None:
@@ -126,124 +137,58 @@ def test_line_of_a_group_says_what_became_of_each_attempt() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("rewards", "masks", "skipped"),
-    [
-        ((1.0, 1.0), [True], "no_spread"),
-        ((1.0, None), [True], "too_few_scored"),
-        ((1.0, 0.0), [False], "no_tokens"),
-    ],
-)
-def test_line_of_a_skipped_group_has_the_reason_and_no_advantages(
-    rewards: tuple[float | None, ...], masks: list[bool], skipped: str
-) -> None:
-    members = [member(f"r{n}", reward, masks) for n, reward in enumerate(rewards)]
-    got: ClosedGroup = closed_group(0, "task", members, assessed(members))
-    assert got.skipped == skipped
-    assert [one.advantage for one in got.members] == [None, None]
-    assert [one.reward for one in got.members] == list(rewards)
+def cut(name: str, reward: float | None) -> Member:
+    return replace(member(name, reward, [True]), overlong=True)
 
 
-def test_errors_are_not_in_the_baseline() -> None:
-    got = assessed([member("good", 1.0, [True]), member("bad", 0.0, [True]), member("error", None, [True])])
-    assert [(row.rollout_id, round(row.advantage, 3)) for row in got.rows] == [("good", 1.0), ("bad", -1.0)]
-
-
-def test_member_without_tokens_counts_for_the_baseline() -> None:
-    got = assessed([member("good", 1.0, [True]), member("silent", 0.0, [False], version=None)])
-    assert [(row.rollout_id, round(row.advantage, 3)) for row in got.rows] == [("good", 1.0)]
-
-
-def test_stale_member_is_as_if_cancelled() -> None:
-    members = [
-        member("old", 1.0, [True], version=4),
-        member("good", 1.0, [True], version=5),
-        member("bad", 0.0, [True], version=6),
-    ]
-    got = assessed(members, update=6, max_staleness=1)
-    assert got.stale == ("old",)
-    assert [(row.rollout_id, row.update) for row in got.rows] == [("good", 5), ("bad", 5)]
-    assert assessed(members[:2], update=6, max_staleness=1).skipped == "stale"
-
-
-def cut(name: str, reward: float | None, **changed: Any) -> Member:
-    return replace(member(name, reward, [True]), overlong=True, **changed)
-
-
-MIXED = [member("good", 1.0, [True]), member("bad", 0.0, [True]), cut("cut", 0.5)]
-
-
-def test_excluded_member_is_neither_in_the_baseline_nor_trained() -> None:
-    got = assessed(MIXED, overlong="exclude")
-    assert [(row.rollout_id, round(row.advantage, 3)) for row in got.rows] == [("good", 1.0), ("bad", -1.0)]
-    assert (got.overlong, got.cut, got.stale, got.skipped) == (("cut",), 1, (), None)
-    assert (got.reward_mean, got.reward_std) == (0.5, 0.5)
-    line = closed_group(0, "task", MIXED, got)
-    assert [(one.left_out, one.overlong, one.reward) for one in line.members] == [
-        (None, False, 1.0),
-        (None, False, 0.0),
-        ("overlong", True, 0.5),
-    ]
-
-
-def test_zeroed_member_is_trained_with_reward_0() -> None:
-    got = assessed(MIXED, overlong="zero")
-    wanted = advantages([1.0, 0.0, 0.0]).tolist()
-    assert [(row.rollout_id, row.reward, row.advantage) for row in got.rows] == [
-        ("good", 1.0, wanted[0]),
-        ("bad", 0.0, wanted[1]),
-        ("cut", 0.0, wanted[2]),
-    ]
-    assert (got.overlong, got.cut) == ((), 1)
-    line = closed_group(0, "task", MIXED, got)
-    assert [(one.left_out, one.overlong, one.reward) for one in line.members][-1] == (None, True, 0.0)
-
-
-def test_cut_member_counts_as_graded_by_default() -> None:
-    got = assessed(MIXED)
-    assert [row.reward for row in got.rows] == [1.0, 0.0, 0.5]
-    assert (got.overlong, got.cut) == ((), 1)
-
-
-def test_group_without_a_spread_but_for_cut_members_has_one_where_they_are_zeroed() -> None:
-    members = [member("good", 1.0, [True]), cut("cut", 1.0)]
-    assert assessed(members).skipped == "no_spread"
-    assert assessed(members, overlong="zero").skipped is None
+GOOD, BAD, SILENT = member("good", 1.0, [True]), member("bad", 0.0, [True]), member("silent", 0.0, [False])
+OLD, CUT = member("old", 1.0, [True], version=-1), cut("cut", 0.5)
 
 
 @pytest.mark.parametrize(
-    ("members", "skipped"),
+    ("members", "overlong", "skipped", "rows"),
     [
-        ([cut("a", 1.0), member("b", 0.0, [True])], "overlong"),
-        ([cut("a", 1.0), cut("b", 0.0)], "overlong"),
-        ([cut("a", 1.0), cut("b", None), cut("c", None)], "too_few_scored"),
-        ([cut("a", 1.0), member("b", 0.0, [True]), member("c", 1.0, [True], version=4)], "stale"),
-        ([cut("a", 1.0, oldest=4), member("b", 0.0, [True]), member("c", 1.0, [True])], None),
+        ([GOOD, BAD], "grade", None, {"good": 1.0, "bad": 0.0}),
+        ([GOOD, SILENT], "grade", None, {"good": 1.0}),  # which counts for the baseline
+        ([GOOD, BAD, OLD], "grade", None, {"good": 1.0, "bad": 0.0}),  # as if cancelled
+        ([GOOD, replace(GOOD, rollout_id="twin")], "grade", "no_spread", {}),
+        ([GOOD, member("error", None, [True])], "grade", "too_few_scored", {}),
+        ([replace(SILENT, reward=1.0, rollout_id="too"), SILENT], "grade", "no_tokens", {}),
+        ([GOOD, OLD], "grade", "stale", {}),
+        ([GOOD, BAD, CUT], "grade", None, {"good": 1.0, "bad": 0.0, "cut": 0.5}),
+        ([GOOD, BAD, CUT], "exclude", None, {"good": 1.0, "bad": 0.0}),
+        ([GOOD, BAD, CUT], "zero", None, {"good": 1.0, "bad": 0.0, "cut": 0.0}),
+        ([GOOD, cut("cut", 1.0)], "zero", None, {"good": 1.0, "cut": 0.0}),  # graded it has no spread
+        ([CUT, BAD], "exclude", "overlong", {}),
+        ([CUT, cut("a", None), cut("b", None)], "exclude", "too_few_scored", {}),
+        ([CUT, BAD, OLD], "exclude", "stale", {}),
     ],
 )
-def test_group_that_loses_too_many_is_skipped_for_a_reason(
-    members: list[Member], skipped: str | None
+def test_members_that_count_and_the_reason_of_a_group_that_is_skipped(
+    members: list[Member], overlong: Any, skipped: str | None, rows: dict[str, float]
 ) -> None:
-    got = assessed(
-        [replace(one, oldest=one.oldest or 9) for one in members], max_staleness=1, overlong="exclude"
-    )
-    assert got.skipped == skipped
-    assert set(got.overlong) == {one.rollout_id for one in members if one.overlong and one.reward is not None}
+    got = assessed(members, max_staleness=9, overlong=overlong)
+    assert (got.skipped, {row.rollout_id: row.reward for row in got.rows}) == (skipped, rows)
     assert not set(got.overlong) & set(got.stale)
+    line = closed_group(0, "task", members, got)
+    assert line.skipped == skipped
+    for one, of in zip(line.members, members, strict=True):
+        assert (one.rollout_id, one.overlong) == (of.rollout_id, of.overlong)
+        assert (one.advantage is None) == (skipped is not None or one.left_out is not None)
+        excluded = overlong == "exclude" and of.overlong
+        counted = None if of is not OLD else "stale"
+        assert one.left_out == ("no_reward" if of.reward is None else "overlong" if excluded else counted)
+        zeroed = overlong == "zero" and of.overlong
+        assert one.reward == (0.0 if zeroed else of.reward)
 
 
-def test_float_rewards_have_a_spread_unless_they_are_equal() -> None:
-    third = 1 / 3
-    assert assessed([member("a", third, [True]), member("b", third, [True])]).skipped == "no_spread"
-    got = assessed([member("a", third, [True]), member("b", -0.2, [True])])
-    assert [row.advantage for row in got.rows] == pytest.approx([1, -1], abs=1e-6)
-
-
-def test_equal_rewards_are_kept_on_demand() -> None:
-    members = [member("a", 0.1, [True]), member("b", 0.1, [True]), member("c", 0.1, [True])]
-    assert assessed(members).skipped == "no_spread"
-    kept = assessed(members, keep_without_spread=True)
+def test_equal_rewards_have_no_spread_whatever_they_are() -> None:
+    third = [member(name, 1 / 3, [True]) for name in "abc"]
+    assert assessed(third).skipped == "no_spread"
+    kept = assessed(third, keep_without_spread=True)
     assert [row.advantage for row in kept.rows] == pytest.approx([0, 0, 0], abs=1e-6)
+    spread = assessed([third[0], member("b", -0.2, [True])])
+    assert [row.advantage for row in spread.rows] == pytest.approx([1, -1], abs=1e-6)
 
 
 def test_ids_to_train_need_a_version() -> None:

@@ -8,7 +8,6 @@ import functools
 import os
 import random
 import resource
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -26,7 +25,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from swe_core.api.chain import Chain
 from swe_core.api.engine import ForkCause
@@ -116,6 +114,12 @@ def sql(path: Path, statement: str) -> list[Any]:
         return db.execute(statement).fetchall()
 
 
+def fates(journal: Journal) -> dict[str, int]:
+    """What became of the trainable ids of finished attempts."""
+    with journal._transaction(write=False) as db:
+        return dict(db.execute("SELECT fate, tokens FROM tokens"))
+
+
 def fill(journal: Journal, groups: int) -> None:
     for _ in range(groups):
         group = journal.open_group("task", SIZE)
@@ -168,170 +172,10 @@ def test_members_and_rows_come_back_bit_for_bit(
         assert all(row.input_ids.flags.writeable and row.old_log_probs.flags.writeable for row in back)
 
 
-def test_group_numbers_count_up_over_processes(path: Path) -> None:
-    for expected in (0, 1, 2):
-        with opened(path) as journal:
-            assert journal.groups_begun() == expected
-            assert journal.open_group("task", 1) == expected
-            if expected == 1:
-                journal.close_group(1, Assessed((), "too_few_scored", (), None, None, None))
-    with opened(path) as journal:
-        assert [group.id for group in journal.unfinished()] == [0, 2]
-
-
-def test_groups_come_in_the_order_of_closing(journal: Journal) -> None:
-    for _ in range(3):
-        journal.open_group("task", SIZE)
-    journal.close_group(2, assessed(members_of(2)))
-    journal.close_group(0, assessed(members_of(0)))
-    first, second = journal.ready(limit=9)
-    assert (first.id, second.id) == (2, 0)
-    assert [group.id for group in journal.ready(limit=1)] == [2]
-    # One that is closed later comes after what was taken, whatever its number.
-    journal.close_group(1, assessed(members_of(1)))
-    assert [group.id for group in journal.ready(second.closed, limit=9)] == [1]
-    assert [group.id for group in journal.ready(first.closed, limit=9)] == [0, 1]
-
-
-def test_group_is_closed_once(journal: Journal) -> None:
-    fill(journal, 1)
-    with pytest.raises(SweError, match="group 0 is not open"):
-        journal.close_group(0, assessed(members_of(0)))
-    with pytest.raises(SweError, match="group 7 is not open"):
-        journal.close_group(7, assessed(members_of(7)))
-    (group,) = journal.ready(limit=9)
-    assert_whole(group)
-
-
-def test_member_is_added_whole_and_once(journal: Journal) -> None:
-    group = journal.open_group("task", SIZE)
-    journal.add_member(group, make_member("r"))
-    with pytest.raises(SweError, match="UNIQUE"):
-        journal.add_member(group, make_member("r"))
-    with pytest.raises(SweError, match="FOREIGN KEY"):
-        journal.add_member(group + 1, make_member("r"))
-    (open_,) = journal.unfinished()
-    assert [content(member) for member in open_.members] == [content(make_member("r"))]
-
-
-def test_tokens_are_kept_only_while_needed(path: Path, journal: Journal) -> None:
-    fill(journal, 1)
-    (group,) = journal.ready()
-    journal.drop([row for row, _ in group.rows], "stale")
-    assert sql(path, "SELECT count(*) FROM members") == [(0,)]
-    assert sql(path, "SELECT count(*) FROM chains") == [(0,)]
-    assert sql(path, "SELECT sum(length(ids) + length(mask) + length(logprobs)) FROM rows") == [(0,)]
-
-
-def test_version_never_goes_back(journal: Journal) -> None:
-    assert journal.version == 0
-    for version in (1, 5, 3):
-        journal.raise_version(version)
-    journal.rewind(0)
-    assert journal.version == 5
-
-
-def test_resumed_policy_is_as_old_as_its_checkpoint(journal: Journal) -> None:
-    """What was announced for it since the kill ages nothing: neither its own new number nor lost steps."""
-    for version, step in ((1, 0), (2, 1), (3, 2), (4, 3)):
-        journal.raise_version(version, step, again=version == 1)
-    journal.raise_version(5, 2, again=True)  # killed at step 3, resumed from step 2
-    journal.raise_version(6, 2, again=True)  # killed before its first step
-    journal.raise_version(7, 3)
-    assert journal.updates() == {1: 1, 2: 2, 3: 3, 4: 4, 5: 3, 6: 3, 7: 4}
-
-
-def test_run_that_is_resumed_before_its_first_checkpoint_begins_anew(journal: Journal) -> None:
-    journal.raise_version(1, 0, again=True)
-    journal.raise_version(2, 1)
-    journal.raise_version(3, 0, again=True)
-    assert journal.updates() == {1: 1, 2: 2, 3: 1}
-
-
-def test_versions_without_a_step_are_updates(journal: Journal) -> None:
-    for version in (1, 2, 5):
-        journal.raise_version(version)
-    assert journal.updates() == {1: 1, 2: 2, 5: 5}
-
-
 def test_threads_share_a_journal(journal: Journal) -> None:
     with ThreadPoolExecutor(4) as pool:
         numbers = list(pool.map(lambda _: journal.open_group("task", 1), range(60)))
     assert sorted(numbers) == list(range(60))
-
-
-# --- trained, dropped, rewound ---
-
-
-class Marks(RuleBasedStateMachine):
-    """Rows against a model of them: marked, rewound or reopened, the free rows come, no other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
-        self.journal = Journal(self.folder / "train.sqlite")
-        self.rows: dict[int, int | str | None] = {}  # free (None), the step that trained it, or why dropped
-        self.groups: list[set[int]] = []
-        self.step = 0
-
-    def teardown(self) -> None:
-        self.journal.close()
-        shutil.rmtree(self.folder)
-
-    def free(self) -> list[int]:
-        return [row for row, state in self.rows.items() if state is None]
-
-    def check(self) -> None:
-        came = [row for group in self.journal.ready(limit=1000) for row, _ in group.rows]
-        assert came == self.free()
-        done = sum(all(self.rows[row] is not None for row in rows) for rows in self.groups)
-        assert self.journal.groups_done() == done
-
-    @rule(rows=st.integers(0, 3))
-    def close(self, rows: int) -> None:
-        group = self.journal.open_group("task", 1)
-        chains_ = tuple(make_chain(3, n) for n in range(rows))
-        members = [Member(f"{group}", 0, 1.0, chains_, 3, 3)]
-        self.journal.close_group(group, assessed(members))
-        new = [row for ready in self.journal.ready(limit=1000) if ready.id == group for row, _ in ready.rows]
-        assert len(new) == rows
-        self.rows.update(dict.fromkeys(new))
-        self.groups.append(set(new))
-        self.check()
-
-    @precondition(lambda self: self.free())
-    @rule(data=st.data())
-    def train(self, data: st.DataObject) -> None:
-        self.step += 1
-        rows = data.draw(st.lists(st.sampled_from(self.free()), unique=True))
-        self.journal.mark_trained(rows, self.step)
-        self.rows.update(dict.fromkeys(rows, self.step))
-        self.check()
-
-    @precondition(lambda self: self.free())
-    @rule(data=st.data(), why=st.sampled_from(["stale", "too_long"]))
-    def drop(self, data: st.DataObject, why: str) -> None:
-        rows = data.draw(st.lists(st.sampled_from(self.free()), unique=True))
-        self.journal.drop(rows, why)
-        self.rows.update(dict.fromkeys(rows, why))
-        self.check()
-
-    @rule(data=st.data(), reopen=st.booleans())
-    def rewind(self, data: st.DataObject, reopen: bool) -> None:
-        if reopen:
-            self.journal.close()
-            self.journal = Journal(self.folder / "train.sqlite")
-        self.step = data.draw(st.integers(0, self.step))
-        self.journal.rewind(self.step)
-        for row, state in self.rows.items():
-            if isinstance(state, int) and state > self.step:
-                self.rows[row] = None
-        self.check()
-
-
-@pytest.mark.parametrize(("examples", "steps"), [(5, 10), pytest.param(40, 15, marks=pytest.mark.slow)])
-def test_free_rows_come_and_no_others(examples: int, steps: int) -> None:
-    run_state_machine_as_test(Marks, settings=settings(max_examples=examples, stateful_step_count=steps))
 
 
 # --- two processes, and kills ---
@@ -612,47 +456,6 @@ def write(path: Path, groups: int, train: bool) -> None:
                     tell("trained", ready.id)
 
 
-# evaluations
-
-
-def test_evaluations_are_open_until_they_are_finished(path: Path) -> None:
-    with opened(path) as journal:
-        assert (journal.last_evaluation(), journal.open_evaluations()) == (None, [])
-        first, second = journal.begin_evaluation(0, 1), journal.begin_evaluation(10, 11)
-        journal.finish_evaluation(first.id)
-    with opened(path) as journal:
-        assert journal.open_evaluations() == [second]
-        assert journal.ended_evaluations() == [first]
-        assert journal.last_evaluation() == 10
-    assert [one.name for one in (first, second)] == ["eval0", "eval10"]
-    assert (second.step, second.round, second.version) == (10, 1, 11)
-
-
-def test_evaluations_of_lost_weights_end_and_their_step_gets_another_name(journal: Journal) -> None:
-    for step in (0, 10, 20):
-        journal.begin_evaluation(step, step + 1)
-    journal.rewind(10)
-    assert [one.step for one in journal.open_evaluations()] == [0, 10]
-    assert journal.last_evaluation() == 10
-    assert journal.begin_evaluation(20, 25).name == "eval20.2"
-    journal.rewind(10)
-    assert journal.begin_evaluation(20, 35).name == "eval20.3"
-
-
-def test_other_held_out_tasks_are_refused(journal: Journal) -> None:
-    journal.hold_out({"a": "1", "b": "2"})
-    journal.hold_out({"b": "2", "a": "1"})
-    for other, named in (
-        ({"a": "1"}, "b differs"),
-        ({"a": "1", "b": "3"}, "b differs"),
-        ({"c": "4"}, "a, b, c differ"),
-    ):
-        with pytest.raises(
-            UsageError, match=f"evaluates on other tasks \\({named}\\): resume it with the same"
-        ):
-            journal.hold_out(other)
-
-
 def main() -> None:
     if sys.argv[1] == "full":
         add_until_full(Path(sys.argv[2]))
@@ -669,95 +472,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-def test_every_trainable_id_is_accounted_for(journal: Journal) -> None:
-    """Trained, waiting or dropped for a reason: at each moment they add up to what was sampled."""
-
-    def chain(tokens: int) -> Chain:
-        mask = np.arange(tokens + 1) > 0
-        return Chain(
-            (0,), np.ones(tokens + 1, np.int32), mask, np.zeros(tokens + 1, np.float32),
-            np.where(mask, 1, -1).astype(np.int32), "start",
-        )  # fmt: skip
-
-    def begin(*rewards: float, version: int = 1, cut: int | None = None) -> tuple[int, list[Member]]:
-        group = journal.open_group("task", len(rewards))
-        members = [
-            Member(f"{group}-{n}", n, reward, (chain(10 + n),), version, version, n == cut)
-            for n, reward in enumerate(rewards)
-        ]
-        for member in members:
-            journal.add_member(group, member)
-        return group, members
-
-    def close(group: int, members: list[Member], version: int = 1) -> None:
-        assessed = assess(
-            members,
-            update=version,
-            max_staleness=1,
-            min_scored=2,
-            keep_without_spread=False,
-            overlong="exclude",
-        )
-        journal.close_group(group, assessed)
-
-    group, members = begin(0.0, 1.0)
-    assert fates(journal) == {"waiting": 21}
-    close(group, members)
-    close(*begin(1.0, 1.0))
-    assert fates(journal) == {"waiting": 21, "no_spread": 21}
-    (ready,) = journal.ready()
-    first, second = (row_id for row_id, _ in ready.rows)
-    journal.mark_trained([first], step=1)
-    journal.drop([second], "stale")
-    assert fates(journal) == {"trained": 10, "no_spread": 21, "stale": 11}
-    group, fresh = begin(0.0, 1.0, version=3)
-    old = Member(f"{group}-old", 2, 1.0, (chain(5),), 1, 1)
-    journal.add_member(group, old)
-    close(group, [*fresh, old], version=3)
-    assert fates(journal) == {"trained": 10, "waiting": 21, "no_spread": 21, "stale": 16}
-    journal.rewind(0)
-    assert fates(journal) == {"waiting": 31, "no_spread": 21, "stale": 16}
-    group, members = begin(0.0, 1.0, 1.0, version=3, cut=2)
-    old = Member(f"{group}-old", 3, 1.0, (chain(5),), 1, 1)
-    journal.add_member(group, old)
-    close(group, [*members, old], version=3)
-    assert fates(journal) == {"waiting": 52, "no_spread": 21, "stale": 21, "overlong": 12}
-    close(*begin(0.0, 1.0, cut=1))  # too few are left, so the whole group is skipped
-    assert fates(journal) == {"waiting": 52, "no_spread": 21, "stale": 21, "overlong": 33}
-
-
-def fates(journal: Journal) -> dict[str, int]:
-    """What became of the trainable ids of finished attempts."""
-    with journal._transaction(write=False) as db:
-        return dict(db.execute("SELECT fate, tokens FROM tokens"))
-
-
-def test_pruned_rows_stay_trained(journal: Journal) -> None:
-    """Its ids are gone, so going back beyond it frees nothing: an empty row must never be trained."""
-    rows = tuple(
-        Row(
-            str(n),
-            np.ones(4, np.int64),
-            np.array([0, 1, 1, 1]),
-            np.zeros(4, np.float32),
-            1.0,
-            1,
-            1.0,
-            0,
-            "start",
-        )
-        for n in range(2)
-    )
-    group = journal.open_group("task", 2)
-    journal.close_group(group, Assessed(rows, None, (), 1, 0.5, 0.5))
-    (ready,) = journal.ready()
-    for step, (row_id, _) in enumerate(ready.rows, 1):
-        journal.mark_trained([row_id], step)
-    journal.forget(1)
-    assert fates(journal) == {"trained": 6}
-    journal.rewind(0)
-    ((_, again),) = journal.ready()[0].rows
-    assert (again.rollout_id, len(again.input_ids)) == ("1", 4)
-    assert fates(journal) == {"trained": 3, "waiting": 3}
