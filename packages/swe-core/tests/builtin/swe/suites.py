@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +50,34 @@ class Suite:
     silent: bool = False
     kept: str = ""
     shuffled: bool = False
+
+
+def zoo(file: str, run: str) -> list[Any]:
+    """The suites of a TOML file, as parameters of a test: those that are not marked `fast` there are slow.
+
+    Args:
+        run: The test command, where a suite names no other.
+    """
+    table = tomllib.loads(Path(__file__).with_name(file).read_text())
+    unknown = f"{PYTHON} -c 'import fcntl, sys, pytest; del fcntl.F_DUPFD_CLOEXEC; "
+    words = {"{unknown}": unknown + f"sys.exit(pytest.main(sys.argv[1:]))' {run.partition('pytest ')[2]}"}
+    words |= {"{run}": run, "{python}": PYTHON}
+    words |= {f"${name}": text for name, text in table["program"].items()}
+
+    def filled(text: str) -> str:
+        for word, meant in words.items():
+            text = text.replace(word, meant)
+        return text
+
+    found = []
+    for name, suite in table["suite"].items():
+        marks = () if suite.pop("fast", False) else pytest.mark.slow
+        files = {
+            name: filled(text) for name, text in {**table.get("files", {}), **suite.pop("files")}.items()
+        }
+        command, odd = filled(suite.pop("command", run)), frozenset(suite.pop("odd", ()))
+        found.append(pytest.param(Suite(files, command, **suite, odd=odd), id=name, marks=marks))
+    return found
 
 
 async def run(sandbox: Sandbox, suite: Suite, log_parser: str) -> TestRun:
