@@ -1,10 +1,13 @@
 """Shared by the tests of every package: what is slow, what runs in which worker, and the event loop."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 FEW_EXAMPLES = 10
 """Of a property in `make test`. `make test-slow` takes as many as the property asks for."""
@@ -39,22 +42,41 @@ def demo_layout(demo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> st
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make two tests of each property that is not slow: `few` examples, and `many`, which is slow."""
+    """Make two tests of each property and state machine that is not slow: `few` examples, and slow `many`."""
     slow = metafunc.definition.get_closest_marker("slow")
-    if hypothesis.is_hypothesis_test(metafunc.function) and slow is None:
+    has_examples = hypothesis.is_hypothesis_test(metafunc.function) or "run_machine" in metafunc.fixturenames
+    if has_examples and slow is None:
         many = pytest.param("many", marks=pytest.mark.slow)
         metafunc.parametrize("_examples", ["few", many], indirect=True)
 
 
 @pytest.fixture(autouse=True)
-def _examples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take no more than `FEW_EXAMPLES` in the fast test of a property."""
-    if getattr(request, "param", None) == "few":
-        # Hypothesis fixes a test's settings where it is decorated; its own pytest plugin reads them here.
-        test = getattr(request.function, "__func__", request.function)
+def _examples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Take no more than `FEW_EXAMPLES` in the fast test of a property. Returns whether it is one."""
+    few = getattr(request, "param", None) == "few"
+    # Hypothesis fixes a test's settings where it is decorated; its own pytest plugin reads them here.
+    test = getattr(request.function, "__func__", request.function)
+    if few and hypothesis.is_hypothesis_test(test):
         asked = test._hypothesis_internal_use_settings
-        few = hypothesis.settings(asked, max_examples=min(FEW_EXAMPLES, asked.max_examples))
-        monkeypatch.setattr(test, "_hypothesis_internal_use_settings", few)
+        fewer = hypothesis.settings(asked, max_examples=min(FEW_EXAMPLES, asked.max_examples))
+        monkeypatch.setattr(test, "_hypothesis_internal_use_settings", fewer)
+    return few
+
+
+@pytest.fixture
+def run_machine(_examples: bool) -> Callable[..., None]:
+    """Run a state machine: `run_machine(Machine, examples=100, steps=30)`.
+
+    In the fast test it has no more than `FEW_EXAMPLES`, the same ones each time.
+    """
+
+    def run(machine: type[RuleBasedStateMachine], examples: int = 100, steps: int = 30) -> None:
+        few: dict[str, Any] = {"max_examples": min(FEW_EXAMPLES, examples), "derandomize": True}
+        more = {**few, "database": None} if _examples else {"max_examples": examples}
+        settings = hypothesis.settings(**more, stateful_step_count=steps)
+        run_state_machine_as_test(machine, settings=settings)
+
+    return run
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from swe_core.api.agent import AgentEvent
 from swe_core.api.grader import Grade
-from swe_core.api.records import Rollout, TurnTokens
+from swe_core.api.records import Rollout, Turn, TurnTokens
 from swe_core.errors import SweError, UsageError
-from swe_core.rollout.run_directory import MAX_LOG, RunDirectory, new_run_info
+from swe_core.rollout import run_directory
+from swe_core.rollout.run_directory import RolloutFolder, RunDirectory, new_run_info
 from swe_core.system.files import locked
 from swe_core.system.redaction import MARK, Redactor
-from swe_testing.records import make_rollout, make_run, make_turn
+from swe_testing.records import make_rollout, make_turn
 
 
 def rollout(name: str, **fields: Any) -> Rollout:
@@ -30,6 +36,16 @@ def turn_tokens(prompt: int, completion: int, logprob: float = -1.0) -> TurnToke
     )  # fmt: skip
 
 
+TOKENS = turn_tokens(1, 2)
+NAMES = st.sampled_from("abc")
+OUTCOMES = st.sampled_from(["resolved", "unresolved", "error", "cancelled"])
+CAUSES = st.sampled_from([None, "tired"])
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where a file is synced at once."""
+CUT = st.none() | st.none() | st.floats(0, 1)
+"""Which part of a line a crash leaves; None without one."""
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     redactor = Redactor()
@@ -37,79 +53,272 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path / "run", new_run_info({"swe-core": "0"}, {}, 2, ["a note"]), redactor)
 
 
-def test_appended_rollouts_are_read_in_order(run: RunDirectory) -> None:
-    for name in ("b", "a"):
-        run.append(rollout(name))
-    again = RunDirectory.open(run.path)
-    assert [r.id for r in again.rollouts()] == ["b", "a"]
-    assert again.info == run.info
+class Runs(RuleBasedStateMachine):
+    """A run directory against a plain model: lines, folders, calls, and what a crash leaves of them.
+
+    After a crash the run must be resumed before it goes on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = Path(tempfile.mkdtemp(dir=MEMORY)) / "run"
+        self.keys = 0
+        self.run = RunDirectory.create(self.path, new_run_info({}, {}, 2, ["a note"]), self.redactor())
+        self.lines: list[Rollout] = []
+        self.calls: dict[str, list[Turn]] = {}
+        """Folder → the calls in it."""
+        self.given_up: dict[tuple[str, str], list[Turn]] = {}
+        """The same of attempts before the last one."""
+        self.aside: dict[str, Rollout] = {}
+        self.open: dict[str, RolloutFolder] = {}
+        """The folders of rollouts that run."""
+        self.crashed = False
+
+    def teardown(self) -> None:
+        self.close()
+        shutil.rmtree(self.path.parent)
+
+    def redactor(self) -> Redactor:
+        """One of a new secret, which the next rollouts have in their records."""
+        self.keys += 1
+        redactor = Redactor()
+        redactor.add(f"sekret-{self.keys}")
+        return redactor
+
+    def record(self, name: str, outcome: str, why: str | None) -> tuple[Rollout, Rollout]:
+        """A record, and what is read of it."""
+        made = make_rollout(
+            id=name,
+            outcome=outcome,
+            cancelled_as=why if outcome == "cancelled" else None,
+            model=f"sekret-{self.keys}",
+        )
+        return made, made.model_copy(update={"model": MARK})
+
+    def close(self) -> None:
+        for folder in self.open.values():
+            folder.close()
+        self.open = {}
+
+    @property
+    def file(self) -> Path:
+        return self.path / "rollouts.jsonl"
+
+    def turns_of(self, name: str) -> Path:
+        return self.path / "rollouts" / name / "turns.jsonl"
+
+    def torn(self, file: Path, before: int, at: float) -> bool:
+        """Leave a part of what was appended to a file of `before` bytes; whether the whole line is there."""
+        added = file.stat().st_size - before
+        left = round(at * added)
+        os.truncate(file, before + left)
+        self.crashed = True
+        return left == added
+
+    @property
+    def finished(self) -> dict[str, Rollout]:
+        return {rollout.id: rollout for rollout in self.lines}
+
+    goes = precondition(lambda self: not self.crashed)
+    works = precondition(lambda self: self.open and not self.crashed)
+
+    @goes
+    @rule(name=NAMES)
+    def begin(self, name: str) -> None:
+        if name in self.calls:
+            with pytest.raises(FileExistsError):
+                self.run.folder(name)
+        else:
+            self.open[name] = self.run.folder(name)
+            self.calls[name] = []
+
+    @works
+    @rule(data=st.data(), at=CUT)
+    def call(self, data: st.DataObject, at: float | None) -> None:
+        """One LLM call; the process may die while it is written."""
+        name = data.draw(st.sampled_from(sorted(self.open)))
+        made, file = make_turn(len(self.calls[name]), tokens=TOKENS), self.turns_of(name)
+        before = file.stat().st_size if file.exists() else 0
+        self.open[name].add_turn(made)
+        if at is None or self.torn(file, before, at):
+            self.calls[name].append(made)
+
+    @works
+    @rule(data=st.data())
+    def try_again(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.open)))
+        again = f"retried-{len(self.given_up) + 1}"
+        self.open[name].archive_attempt(again)
+        self.given_up[name, again], self.calls[name] = self.calls[name], []
+
+    @works
+    @rule(data=st.data(), outcome=OUTCOMES, why=CAUSES, at=CUT, lost=st.sets(st.integers(0, 2)))
+    def finish(
+        self, data: st.DataObject, outcome: str, why: str | None, at: float | None, lost: set[int]
+    ) -> None:
+        name = data.draw(st.sampled_from(sorted(self.open)))
+        if lost:
+            self.lose(name, lost)
+        self.open.pop(name).close()
+        made, read = self.record(name, outcome, why)
+        before = self.file.stat().st_size if self.file.exists() else 0
+        self.run.append(made)
+        if at is None or self.torn(self.file, before, at):
+            self.lines.append(read)
+
+    def lose(self, name: str, lost: set[int]) -> None:
+        self.open[name].add_undelivered(sorted(lost))
+        dropped = TOKENS.model_copy(update={"dropped": "undelivered"})
+        self.calls[name] = [
+            turn.model_copy(update={"tokens": dropped}) if turn.index in lost else turn
+            for turn in self.calls[name]
+        ]
+
+    @works
+    @rule(data=st.data(), at=st.floats(0, 0.99))
+    def die_while_losing(self, data: st.DataObject, at: float) -> None:
+        """Of the line that says so nothing counts."""
+        name = data.draw(st.sampled_from(sorted(self.open)))
+        file, before = self.turns_of(name), list(self.calls[name])
+        size = file.stat().st_size if file.exists() else 0
+        self.lose(name, {0})
+        self.torn(file, size, at)
+        self.calls[name] = before
+
+    @works
+    @rule(data=st.data(), free=st.integers(0, 500))
+    def full_disk(self, data: st.DataObject, free: int) -> None:
+        """A record for which there is no space leaves no part of it."""
+        name, left, real = data.draw(st.sampled_from(sorted(self.open))), free, os.write
+
+        def write(descriptor: int, data: bytes) -> int:
+            nonlocal left
+            done, left = data[:left], left - len(data[:left])
+            if not done:
+                raise OSError(28, "No space left on device")
+            return real(descriptor, done)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(os, "write", write)
+            with pytest.raises(OSError, match="No space"):
+                self.run.append(make_rollout(id=name))
+
+    @works
+    @rule(data=st.data())
+    def set_aside(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.open)))
+        self.open.pop(name).close()
+        made, self.aside[name] = self.record(name, "resolved", None)
+        self.run.set_aside(made)
+
+    @precondition(lambda self: self.aside and not self.crashed)
+    @rule(data=st.data(), dies=st.booleans())
+    def take_back(self, data: st.DataObject, dies: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.aside)))
+        made, read = self.record(name, "resolved", None)
+        self.run.append(made)
+        self.lines.append(read)
+        self.crashed = dies
+        if not dies:
+            self.run.take_back(name)
+            del self.aside[name]
+
+    @precondition(lambda self: self.lines and not self.crashed)
+    @rule(data=st.data(), outcome=OUTCOMES)
+    def repeat(self, data: st.DataObject, outcome: str) -> None:
+        """A second line of an id, as in files that were joined."""
+        made, read = self.record(data.draw(st.sampled_from(sorted(self.finished))), outcome, None)
+        self.run.append(made)
+        self.lines.append(read)
+
+    @rule()
+    def die(self) -> None:
+        self.crashed = True
+
+    @precondition(lambda self: self.crashed)
+    @rule(again=st.sets(OUTCOMES), full=st.booleans())
+    def resume(self, again: set[Any], full: bool) -> None:
+        stays = {
+            rollout.id
+            for rollout in self.lines
+            if rollout.outcome not in again or rollout.cancelled_as is not None
+        }
+        if full and len(stays) < len(self.lines):
+            self.fails_to_resume(again)
+            return
+        whole = self.file.read_bytes().splitlines(keepends=True) if self.file.exists() else []
+        kept = [line for line, rollout in zip(whole, self.lines, strict=False) if rollout.id in stays]
+        self.close()
+        self.run = RunDirectory.resume(self.path, self.redactor(), again)
+        assert (self.file.read_bytes() if self.file.exists() else b"") == b"".join(kept)
+        self.lines = [rollout for rollout in self.lines if rollout.id in stays]
+        folders = stays | self.aside.keys()
+        self.calls = {name: turns for name, turns in self.calls.items() if name in folders}
+        self.given_up = {key: turns for key, turns in self.given_up.items() if key[0] in folders}
+        self.crashed = False
+
+    def fails_to_resume(self, again: set[Any]) -> None:
+        """On a full disk: nothing changes."""
+
+        def full(descriptor: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        before = self.file.read_bytes()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            with pytest.raises(UsageError, match="cannot be resumed: No space left on device"):
+                RunDirectory.resume(self.path, Redactor(), again)
+        assert self.file.read_bytes() == before
+
+    @invariant()
+    def what_is_read_is_the_model(self) -> None:
+        run = RunDirectory.open(self.path)
+        assert run.info == self.run.info
+        assert run.rollouts() == list(self.finished.values())
+        outcomes = {name: rollout.outcome for name, rollout in self.finished.items()}
+        assert list(run.finished().items()) == list(outcomes.items())
+        aside = [self.aside[name] for name in sorted(self.aside) if name not in self.finished]
+        assert run.unshaped() == aside
+        assert sorted(path.name for path in (self.path / "rollouts").iterdir()) == sorted(self.calls)
+        for name, turns in self.calls.items():
+            assert run.turns(name) == turns
+        for (name, again), turns in self.given_up.items():
+            assert run.turns(name, again) == turns
+        assert not list(self.path.glob("*.new"))
 
 
-def test_repeated_id_counts_once(run: RunDirectory) -> None:
-    for name, outcome in (("a", "error"), ("b", "error"), ("a", "unresolved")):
-        run.append(rollout(name, outcome=outcome))
-    assert {rollout.id: rollout.outcome for rollout in run.rollouts()} == run.finished()
-    assert [rollout.id for rollout in run.rollouts()] == ["a", "b"]
+def test_run_directory_is_its_model_whatever_crashes(run_machine: Callable[..., None]) -> None:
+    run_machine(Runs, examples=60)
 
 
-def test_torn_last_line_is_skipped(run: RunDirectory) -> None:
-    run.append(rollout("a"))
-    with (run.path / "rollouts.jsonl").open("ab") as file:
-        file.write(b'{"id": "b", "task')
-    assert [r.id for r in run.rollouts()] == ["a"]
+@pytest.mark.parametrize(
+    ("file", "lines", "says"),
+    [("rollouts.jsonl", b"{}\n", "line 1 of '.*/rollouts.jsonl' is not a finished rollout"),
+     ("rollouts.jsonl", b"[]\n", "line 1 of"), ("rollouts.jsonl", b"{\n{", "line 1 of"),
+     ("a/turns.jsonl", b'WHOLE{"index": 2, "st\n', "line 2 of '.*a/turns.jsonl' is not a recorded call"),
+     ("a/turns.jsonl", b'WHOLE{"undelivered":[0,\n', "line 2 of '.*a/turns.jsonl' is not a list of calls"),
+     ("a/transcript.jsonl", b"7\n", "line 1 of '.*a/transcript.jsonl' is not an agent's event")],
+)  # fmt: skip
+def test_damaged_line_is_named(run: RunDirectory, file: str, lines: bytes, says: str) -> None:
+    run.folder("a").close()
+    whole = make_turn(0).model_dump_json().encode() + b"\n"
+    (run.path / ("" if file == "rollouts.jsonl" else "rollouts") / file).write_bytes(
+        lines.replace(b"WHOLE", whole)
+    )
+    readers = [run.finished, run.rollouts] if file == "rollouts.jsonl" else []
+    for read in readers or [lambda: run.turns("a") + run.events("a")]:
+        with pytest.raises(UsageError, match=says):
+            read()
 
 
-def test_damaged_line_is_named(run: RunDirectory) -> None:
-    (run.path / "rollouts.jsonl").write_bytes(b"{}\n")
-    with pytest.raises(UsageError, match="line 1 of"):
-        run.rollouts()
-
-
-def test_turns_round_trip_and_damaged_lines_are_named(run: RunDirectory) -> None:
-    assert run.turns("a") == []
-    folder = run.folder("a")
-    turns = [make_turn(0), make_turn(1)]
-    for turn in turns:
-        folder.add_turn(turn)
-    folder.close()
-    file = folder.path / "turns.jsonl"
-    file.write_bytes(file.read_bytes() + b'{"index": 2, "st')
-    assert run.turns("a") == turns
-    file.write_bytes(file.read_bytes() + b"\n")
-    with pytest.raises(UsageError, match=r"line 3 of '.*a/turns.jsonl' is not a recorded call"):
-        run.turns("a")
-
-
-def test_undelivered_turns_are_read_as_dropped(run: RunDirectory) -> None:
-    """The line that says so may be missing, torn or damaged."""
-    tokens = turn_tokens(1, 2)
-    folder = run.folder("a")
-    turns = [make_turn(index, tokens=tokens) for index in range(3)]
-    for turn in turns:
-        folder.add_turn(turn)
-    folder.add_undelivered([0, 2])
-    folder.close()
-    dropped = [turn.tokens and turn.tokens.dropped for turn in run.turns("a")]
-    assert dropped == ["undelivered", None, "undelivered"]
-    file = folder.path / "turns.jsonl"
-    whole = file.read_bytes()
-    assert whole.endswith(b'{"undelivered":[0,2]}\n')
-    file.write_bytes(whole[:-3])
-    assert run.turns("a") == turns
-    file.write_bytes(whole[:-5] + b"\n")
-    with pytest.raises(UsageError, match=r"line 4 of '.*a/turns.jsonl' is not a list of calls"):
-        run.turns("a")
-
-
-def test_used_directory_is_rejected(run: RunDirectory) -> None:
-    with pytest.raises(UsageError, match="not empty"):
-        RunDirectory.create(run.path, run.info, Redactor())
-
-
-def test_path_of_a_file_is_rejected(tmp_path: Path, run: RunDirectory) -> None:
+@pytest.mark.parametrize(
+    ("out", "says"), [("run", "not empty"), ("file", "cannot write"), ("file/x", "cannot write")]
+)
+def test_new_run_takes_no_path_that_is_used(tmp_path: Path, run: RunDirectory, out: str, says: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write"):
-        RunDirectory.create(tmp_path / "file", run.info, Redactor())
+    for refuses in (lambda path: RunDirectory.create(path, run.info, Redactor()), RunDirectory.require_free):
+        with pytest.raises(UsageError, match=says):
+            refuses(tmp_path / out)
 
 
 @pytest.mark.parametrize(
@@ -133,20 +342,6 @@ def test_record_of_a_previous_format_has_the_reward_that_it_was_given(run: RunDi
     assert (rollout.reward, rollout.unshaped_reward, rollout.finish_reason) == (1.0, 1.0, None)
     assert rollout.grade is not None
     assert rollout.grade.reward == 1.0
-
-
-def test_rollout_that_is_set_aside_survives_a_resume_until_it_is_finished(run: RunDirectory) -> None:
-    rollout = make_rollout()
-    run.folder(rollout.id)
-    run.folder("lost")
-    run.set_aside(rollout)
-    run = RunDirectory.resume(run.path, Redactor())
-    assert (run.unshaped(), run.finished()) == ([rollout], {})
-    assert [path.name for path in (run.path / "rollouts").iterdir()] == [rollout.id]
-    run.append(rollout)  # a kill may follow
-    assert (run.unshaped(), list(run.finished())) == ([], [rollout.id])
-    run.take_back(rollout.id)
-    assert RunDirectory.resume(run.path, Redactor()).rollouts() == [rollout]
 
 
 def test_previous_format_is_read_and_resumed(run: RunDirectory) -> None:
@@ -201,82 +396,17 @@ def test_secret_split_over_two_writes_is_redacted(run: RunDirectory, size: int) 
     assert logged == b"key=[redacted] sekret-token- [redacted]\nsek"
 
 
-def test_failed_write_leaves_no_partial_line(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.append(rollout("a"))
-    real = os.write
-
-    def full(descriptor: int, data: bytes) -> int:
-        if len(data) < 50:
-            raise OSError(28, "No space left on device")
-        return real(descriptor, data[: len(data) - 40])
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
-        with pytest.raises(OSError, match="No space"):
-            run.append(rollout("b"))
-    run.append(rollout("c"))
-    assert [r.id for r in run.rollouts()] == ["a", "c"]
-
-
-def test_agent_log_is_bounded(run: RunDirectory) -> None:
+def test_log_and_transcript_are_bounded(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_directory, "MAX_LOG", 1000)
     folder = run.folder("a")
     for _ in range(40):
-        folder.add_output(b"x" * (1024 * 1024))
+        folder.add_output(b"x" * 100)
+        folder.add_event(AgentEvent(kind="text", text="x" * 100))
     folder.close()
-    data = (folder.path / "agent.log").read_bytes()
-    assert len(data) <= MAX_LOG + 200
-    assert b"cut here" in data[-200:]
-
-
-def test_resume_keeps_finished_rollouts_only(run: RunDirectory) -> None:
-    """The partial line and the unfinished rollouts are removed, and can be run again."""
-    for name in ("a", "b"):
-        run.folder(name).close()
-    run.folder("a-torn").put("test.log", b"half")
-    run.append(rollout("a"))
-    run.append(rollout("b"))
-    file = run.path / "rollouts.jsonl"
-    whole = file.read_bytes()
-    file.write_bytes(whole + b'{"id": "a-torn", "task')
-    redactor = Redactor()
-    redactor.add("sekret-token-2")
-    again = RunDirectory.resume(run.path, redactor)
-    assert again.info == run.info
-    assert file.read_bytes() == whole
-    assert sorted(path.name for path in (run.path / "rollouts").iterdir()) == ["a", "b"]
-    again.folder("a-torn").close()
-    again.append(rollout("a-torn", model="sekret-token-2"))
-    assert [(r.id, r.model) for r in again.rollouts()] == [("a", "m"), ("b", "m"), ("a-torn", "[redacted]")]
-
-
-def test_resume_removes_rollouts_of_given_outcomes(run: RunDirectory) -> None:
-    for name, outcome in (("a", "resolved"), ("b", "cancelled"), ("c", "error"), ("d", "unresolved")):
-        run.folder(name).close()
-        run.append(rollout(name, outcome=outcome))
-    lines = (run.path / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
-    again = RunDirectory.resume(run.path, Redactor(), ["cancelled"])
-    assert again.finished() == {"a": "resolved", "c": "error", "d": "unresolved"}
-    assert (run.path / "rollouts.jsonl").read_bytes() == lines[0] + lines[2] + lines[3]
-    assert sorted(path.name for path in (run.path / "rollouts").iterdir()) == ["a", "c", "d"]
-    assert RunDirectory.resume(run.path, Redactor(), ["cancelled", "error"]).finished().keys() == {"a", "d"}
-    assert not list(run.path.glob("*.new"))
-
-
-def test_resume_on_a_full_disk_changes_nothing(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.append(rollout("a"))
-    run.append(rollout("b", outcome="cancelled"))
-    before = (run.path / "rollouts.jsonl").read_bytes()
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(UsageError, match="cannot be resumed: No space left on device"):
-            RunDirectory.resume(run.path, Redactor(), ["cancelled"])
-    assert (run.path / "rollouts.jsonl").read_bytes() == before
-    assert not list(run.path.glob("*.new"))
-    assert RunDirectory.resume(run.path, Redactor(), ["cancelled"]).finished() == {"a": "resolved"}
+    for name in ("agent.log", "transcript.jsonl"):
+        data = (folder.path / name).read_bytes()
+        assert 900 < len(data) <= 1200
+        assert b"cut here" in data[-200:]
 
 
 def test_folder_keeps_its_first_write_error(run: RunDirectory) -> None:
@@ -320,12 +450,6 @@ def test_run_directory_has_one_lock_holder(run: RunDirectory, tmp_path: Path) ->
         pass
 
 
-def test_run_without_finished_rollouts_is_resumed(run: RunDirectory) -> None:
-    run.folder("a").close()
-    assert RunDirectory.resume(run.path, Redactor()).rollouts() == []
-    assert list((run.path / "rollouts").iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [("run.json", "not a run directory"), ("rollouts", "cannot be resumed: No such file"),
@@ -343,16 +467,3 @@ def test_failed_resume_loses_nothing(run: RunDirectory, damage: str, message: st
     with pytest.raises(UsageError, match=message):
         RunDirectory.resume(run.path, Redactor())
     assert (folder / "a").exists() == (damage != "rollouts")
-
-
-def test_planned_rollouts_may_be_unknown(tmp_path: Path) -> None:
-    assert RunDirectory.open(make_run(tmp_path / "training").path).info.planned is None
-
-
-def test_resume_keeps_what_a_worker_cancelled_for_a_reason(run: RunDirectory) -> None:
-    for name, reason in (("stopped", None), ("tired", "tired")):
-        run.folder(name).close()
-        run.append(rollout(name, outcome="cancelled", cancelled_as=reason))
-    resumed = RunDirectory.resume(run.path, Redactor(), ["cancelled"])
-    assert resumed.finished() == {"tired": "cancelled"}
-    assert [path.name for path in (run.path / "rollouts").iterdir()] == ["tired"]

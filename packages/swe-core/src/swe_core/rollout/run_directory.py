@@ -496,7 +496,7 @@ def _heads(path: Path) -> Iterator[Head]:
             raw = orjson.loads(line)
             more = raw.get("cancelled_as"), raw.get("agent", ""), raw.get("model", ""), raw.get("evaluation")
             yield Head(raw["id"], raw["outcome"], *more, line)
-        except (orjson.JSONDecodeError, TypeError, KeyError):
+        except (orjson.JSONDecodeError, AttributeError, TypeError, KeyError):
             raise UsageError(f"line {number} of {str(path)!r} is not a finished rollout") from None
 
 
