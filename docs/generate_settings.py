@@ -29,7 +29,7 @@ OURS = (
         "gemini-cli",
         "kimi-code",
     ),
-    *("mini-swe-agent", "aider", "openhands", "acp", "openenv", "openenv-play"),
+    *("mini-swe-agent", "aider", "openhands", "acp", "openenv"),
 )
 """Plugins whose settings the page lists beside those of the built-ins; docs/training.md has those of trl."""
 HEAD = f"""# Settings

@@ -36,7 +36,6 @@ KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
     "hf": "swe-sandbox-hf",
     "ray": "swe-executor-ray",
     "openenv": "swe-openenv",
-    "openenv-play": "swe-openenv",
     "trl": "swe-trainer-trl",
     **dict.fromkeys(
         (
@@ -49,6 +48,7 @@ KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
 """Plugin name → the distribution to install."""
 
 REMOVED: Mapping[str, str] = {
+    "openenv-play": "write a task source, a sandbox and a grader as plugins",
     "k8s": "run --sandbox docker or hf",
     **dict.fromkeys(
         ("--track", "track"), "use -p examples/tracker.py, or in a training worker.trl.grpo.report_to"

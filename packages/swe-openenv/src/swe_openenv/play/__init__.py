@@ -1,1 +1,0 @@
-"""Our agents play the tasks of an OpenEnv server, in its environments, for its rewards."""
