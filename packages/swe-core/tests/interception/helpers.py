@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from swe_core.api.messages import Message
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.errors import EngineUnavailable
+from swe_core.interception.dialects.base import Dialect
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
 from swe_core.interception.sse import EventStream
@@ -70,6 +72,21 @@ async def stream(client: AsyncOpenAI, **more: Any) -> tuple[str, str | None, Any
             text += choice.delta.content or ""
             finish = choice.finish_reason or finish
     return text, finish, usage
+
+
+def events_of(raw: bytes, dialect: Dialect) -> list[Any]:
+    """Return the data of server-sent events without keepalives; of an event without data, its text."""
+    found = []
+    for block in filter(None, map(str.lstrip, raw.decode().split("\n\n")[:-1])):
+        # Google's SDKs end a line at more characters; others have the type of an event before its data.
+        *name, line = block.splitlines() if dialect.name == "google" else block.split("\n")
+        data = line.removeprefix("data: ")
+        if line.startswith(":") or name == ["event: ping"]:
+            continue
+        event = json.loads(data) if data != line and data != "[DONE]" else data
+        assert name == ([f"event: {event['type']}"] if name else [])
+        found.append(event)
+    return found
 
 
 class Plugin(Engine):

@@ -13,9 +13,9 @@ import pytest
 
 from swe_core.api.engine import Completion
 from swe_core.interception import bodies
-from swe_core.interception.dialects import DIALECTS, messages_reply, responses
+from swe_core.interception.dialects import DIALECTS, messages_reply, responses, responses_memory
 from swe_core.interception.dialects.base import BadRequest, Dialect, ParsedRequest, Target
-from swe_core.interception.dialects.responses_memory import memory_of
+from swe_core.interception.dialects.responses_memory import Memory, memory_of
 from swe_core.interception.server import InterceptionServer
 
 from .helpers import Plugin, Script, by_hand, who
@@ -25,7 +25,6 @@ pytestmark = pytest.mark.anyio
 CHAT, RESPONSES, MESSAGES, GOOGLE = DIALECTS
 LONG = "long" * 1000
 USER = {"role": "user", "content": "go"}
-CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
 
 
 def _target(dialect: Dialect) -> Target:
@@ -41,54 +40,6 @@ def _answered(dialect: Dialect, target: Target, body: dict[str, Any], message: d
     return json.loads(dialect.reply(_parse(dialect, body, target), "m").body(Completion(message)))
 
 
-def test_stored_item_is_named_once_in_a_request() -> None:
-    target = _target(RESPONSES)
-    stored = _answered(RESPONSES, target, {"input": "hi"}, {"content": LONG})["output"][0]["id"]
-    reference = {"type": "item_reference", "id": stored}
-    assert _parse(RESPONSES, {"input": [USER, reference]}, target).messages[1]["content"] == LONG
-    with pytest.raises(BadRequest, match=rf"^input\[2\]: Duplicate item found with id {stored}"):
-        _parse(RESPONSES, {"input": [USER, reference, reference]}, target)
-
-
-def test_definition_of_a_deferred_tool_is_shown_once() -> None:
-    reference = {"type": "tool_reference", "tool_name": "g"}
-    result = {"type": "tool_result", "tool_use_id": "t1", "content": [reference] * 50}
-    tool = {"name": "g", "defer_loading": True, "input_schema": {"description": LONG}}
-    messages = [USER, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": [result]}]
-    [*_, shown] = _parse(MESSAGES, {"messages": messages, "tools": [tool]}).messages
-    assert shown["content"].count(LONG) == 1
-    assert shown["content"].endswith("</functions>\n" + "g\n" * 49)
-
-
-def test_call_is_restored_once_in_a_request() -> None:
-    """The client of a call that was cut knows nothing of it: a few bytes stand for all that was sampled."""
-    target = _target(MESSAGES)
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "' + LONG}}
-    reply = _answered(MESSAGES, target, {"messages": [USER]}, {"content": "", "tool_calls": [call]})
-    messages = [USER, {"role": "assistant", "content": reply["content"] * 50}, USER]
-    calls = _parse(MESSAGES, {"messages": messages}, target).messages[1]["tool_calls"]
-    assert calls[0] == call
-    assert [one["function"]["arguments"] for one in calls[1:]] == ["{}"] * 49
-
-
-def test_input_of_a_custom_tool_is_restored_once_in_a_request() -> None:
-    target = _target(RESPONSES)
-    body = {"input": "hi", "tools": [{"type": "custom", "name": "f"}]}
-    arguments = json.dumps({"input": "x", "more": LONG})
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    [*_, item] = _answered(RESPONSES, target, body, {"content": "", "tool_calls": [call]})["output"]
-    calls = _parse(RESPONSES, {**body, "input": [USER, *[item] * 50]}, target).messages[1]["tool_calls"]
-    assert calls[0] == call
-    assert [one["function"]["arguments"] for one in calls[1:]] == ['{"input":"x"}'] * 49
-
-
-def test_namespace_with_a_long_name_is_rejected() -> None:
-    """The name of each of its tools repeats it."""
-    tool = {"type": "namespace", "name": "n" * 250, "tools": [{"type": "function", "name": "long_name"}]}
-    with pytest.raises(BadRequest, match=r"^tools\[0\]\.name has 261 characters; send at most 256$"):
-        _parse(RESPONSES, {"input": "hi", "tools": [tool]})
-
-
 def test_conversation_of_too_many_items_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the responses before it count, which a small request repeats."""
     monkeypatch.setattr(responses, "_MOST_ITEMS", 4)
@@ -97,6 +48,34 @@ def test_conversation_of_too_many_items_is_rejected(monkeypatch: pytest.MonkeyPa
     _parse(RESPONSES, {"input": "hi", "previous_response_id": first}, target)
     with pytest.raises(BadRequest, match=r"^the conversation has more than 4 items"):
         _parse(RESPONSES, {"input": [USER, USER], "previous_response_id": first}, target)
+
+
+def test_stored_histories_share_their_beginnings() -> None:
+    """Sub-agents take turns, and each sends its whole history."""
+    memory, branches = Memory(), [[{"role": "user", "content": name}] for name in "abc"]
+    for number in range(30):
+        branch = branches[number % 3]
+        output = [{"id": f"msg_{number}", "content": [str(number)]}]
+        memory.keep(f"resp_{number}", branch, output)
+        assert memory.history(f"resp_{number}") == [*branch, *output]
+        echoed = {**output[0], "status": None}  # as an SDK sends it back
+        branch += [echoed, {"role": "user", "content": "more"}]
+    stored = list(memory._responses.values())
+    assert max(len(response.added) for response in stored[3:]) == 3
+    assert len(memory._branches) == 3
+
+
+def test_too_large_memory_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses_memory, "_MOST", 2000)
+    target = _target(RESPONSES)
+    ids = [
+        _answered(RESPONSES, target, {"input": f"{number}" * 300}, {"content": "1"})["id"]
+        for number in range(5)
+    ]
+    for known in (ids[0], ids[3]):
+        with pytest.raises(BadRequest, match="not found"):
+            _parse(RESPONSES, {"input": "x", "previous_response_id": known}, target)
+    assert len(_parse(RESPONSES, {"input": "x", "previous_response_id": ids[4]}, target).messages) == 3
 
 
 def test_memory_counts_small_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,11 +123,21 @@ def test_error_quotes_only_a_part_of_a_body() -> None:
         assert raised.value.code == ("previous_response_not_found" if dialect is RESPONSES else None)
 
 
-@pytest.mark.parametrize("description", [1, True, 1.5, ["x"], {"x": 1}])
-def test_description_of_a_custom_tool_may_be_odd(description: Any) -> None:
-    tool = {"type": "custom", "name": "f", "description": description}
-    [shown] = _parse(RESPONSES, {"input": "hi", "tools": [tool]}).tools or ()
-    assert shown["function"]["description"] == str(description)
+@pytest.mark.parametrize(("place", "levels"), [("extra", 127), ("tools", 125), ("messages", 122)])
+def test_too_deep_request_is_rejected(place: str, levels: int) -> None:
+    """orjson reads 1024 levels and writes 254."""
+
+    def body(levels: int) -> dict[str, Any]:
+        value: Any = []
+        for level in range(levels - 1):
+            value = {"a": value} if level % 2 else [value]
+        call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": value}}]}
+        values = {"extra": value, "tools": [{"function": value}], "messages": [call]}
+        return {"messages": [USER], place: values[place]}
+
+    _parse(CHAT, body(levels))
+    with pytest.raises(BadRequest, match="nested more than 128 levels deep"):
+        _parse(CHAT, body(levels + 1))
 
 
 async def test_restored_arguments_count_as_values(server: InterceptionServer) -> None:

@@ -91,28 +91,10 @@ async def test_healthz_and_unknown_paths_are_answered(server: InterceptionServer
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (b"", "not JSON"),
         (b"{", "not JSON"),
         pytest.param(b"[" * 100_000, "not JSON", id="nested"),
-        (b'{"messages": NaN}', "not JSON"),
         (b"\xff\xfe", "not JSON"),
-        (b"[]", "is an empty list; send a JSON object"),
-        (b'"text"', "is a string; send a JSON object"),
         (b"{}", "'messages' is missing or null"),
-        (b'{"messages": {}}', "'messages' is an object; send a list"),
-        (b'{"messages": []}', "'messages' is an empty list"),
-        (b'{"messages": ["hi"]}', r"messages[0] is a string"),
-        (b'{"messages": [{"role": "user"}, {"role": 3}]}', "messages[1].role is a number"),
-        (b'{"messages": [{"role": "user"}], "stream": "yes"}', "'stream' is a string"),
-        (b'{"messages": [{"role": "user"}], "stream_options": 1}', "'stream_options' is a number"),
-        (b'{"messages": [{"role": "user"}], "n": 2}', "'n' is 2"),
-        (b'{"messages": [{"role": "user"}], "n": true}', "'n' is True"),
-        (b'{"messages": [{"role": "user"}], "tools": [{}, 1]}', "tools[1] is a number; send an object"),
-        (
-            b'{"messages": [{"role": "user"}], "functions": [{}]}',
-            "'functions' is deprecated and not supported here; send 'tools'",
-        ),
-        (b'{"messages": [{"role": "user"}], "function_call": "auto"}', "'function_call' is deprecated"),
     ],
 )
 async def test_invalid_body_is_a_400_with_a_reason(
