@@ -3,9 +3,9 @@
     python benchmarks/scale.py [--runs N] [--rollouts N] [--slots N] [--most N]
 
 Light rollouts of two seconds (`_light_rollouts`: three calls, no sandbox) with `--executor local`, and with
-`--executor processes` on two nodes. The ideal time is that of full slots. Then the driver alone, in virtual
-time: 64 simulated nodes with 128 slots each and rollouts of two minutes, from 100 rollouts to `--most`. What
-the simulated nodes do to make a rollout is not counted.
+`--executor ray` on two nodes of a private cluster. The ideal time is that of full slots. Then the driver
+alone, in virtual time: 64 simulated nodes with 128 slots each and rollouts of two minutes, from 100 rollouts
+to `--most`. What the simulated nodes do to make a rollout is not counted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SECONDS = (CALLS - 1) * PAUSE
 TASKS = 10
 WORKERS = 2
 NODES, SLOTS, MINUTES = 64, 128, 120.0
-SIDES = {"local": (), "processes": ("--executor", "processes", "--workers", str(WORKERS))}
+SIDES = {"local": (), "ray": ("--executor", "ray", "--workers", str(WORKERS))}
 
 
 @dataclass(frozen=True)
@@ -187,9 +187,7 @@ def main() -> None:
             shown(figures["driver_ms"], "ms"),
             shown(figures["all_ms"], "ms"),
         )
-    report.ratios["processes_per_core"] = ratio(
-        report.medians["local"]["all_ms"], report.medians["processes"]["all_ms"]
-    )
+    report.ratios["ray_per_core"] = ratio(report.medians["local"]["all_ms"], report.medians["ray"]["all_ms"])
     counts, driven = [], {}
     count = 100
     while count <= options.most:
@@ -202,11 +200,11 @@ def main() -> None:
     report.ratios["driver_of_64_nodes"] = share = driven[counts[-1]][1]
     report.ratios["growth"] = ratio(driven[counts[-1]][0], driven[counts[0]][0])
     report.targets = [
-        Target("processes, wall to ideal", report.ratios["processes_to_ideal"], 1.3, "x"),
-        Target("processes, driver a rollout", report.medians["processes"]["driver_ms"], 10, "ms"),
+        Target("ray, wall to ideal", report.ratios["ray_to_ideal"], 1.3, "x"),
+        Target("ray, driver a rollout", report.medians["ray"]["driver_ms"], 10, "ms"),
         Target(f"processor seconds a second, driver of {NODES} nodes with {SLOTS} slots", share, 1.0, ""),
     ]
-    report.notes.append("`processes_per_core`: rollouts per processor second, processes to local")
+    report.notes.append("`ray_per_core`: rollouts per processor second, ray to local")
     report.show(table)
 
 

@@ -27,7 +27,6 @@ class Evaluation:
     scratch: Path
     warm: Warm
     attempts: int = 1
-    options: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     pids: list[int] = field(default_factory=list)
 
@@ -57,7 +56,7 @@ class Evaluation:
                 "--out", str(self.out),
             ]  # fmt: skip
         env = {"TMPDIR": str(self.scratch), "SWE_TEST_DIR": str(self.path), **self.env}
-        process = self.warm.start(["run", *argv, *self.options, *args], env)
+        process = self.warm.start(["run", *argv, *args], env)
         self.pids.append(process.pid)
         return process
 
@@ -92,14 +91,8 @@ class Evaluation:
         assert sorted(path.name for path in (self.out / "rollouts").iterdir()) == self.ids
 
 
-def make(
-    path: Path, scratch: Path, warm: Warm, attempts: int = 1, options: tuple[str, ...] = ()
-) -> Evaluation:
-    """An evaluation in the new directory `path` that did not begin yet.
-
-    Args:
-        options: Options of `swe-core run` at each start.
-    """
+def make(path: Path, scratch: Path, warm: Warm, attempts: int = 1) -> Evaluation:
+    """An evaluation in the new directory `path` that did not begin yet."""
     repo = path / "repo"
     repo.mkdir(parents=True)
     (repo / "a.txt").write_text("a\n")
@@ -108,4 +101,4 @@ def make(
     reply = {"message": {"role": "assistant", "content": "hello"}}
     lines = [json.dumps({"task_id": f"small-{n}", "replies": [reply]}) for n in range(TASKS)]
     (path / "replies.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    return Evaluation(path, scratch, warm, attempts, options)
+    return Evaluation(path, scratch, warm, attempts)

@@ -129,7 +129,7 @@ def test_many_clients_have_an_episode_of_pi_each_at_once(warm: Warm, scratch: Pa
         (("--host", "192.0.2.1"), "the server cannot listen on port"),
         (("--set", "run.agent=nobody"), "'nobody'"),
         (("--set", "run.mode=black-box"), "leave out run.mode"),
-        (("--set", "run.executor=processes"), "run.executor is 'processes', but clients of an environment"),
+        (("--set", "run.executor=ray"), "run.executor is 'ray', but clients of an environment"),
     ],
 )
 def test_server_that_cannot_start_says_why(

@@ -1,11 +1,9 @@
-"""The executors `local` and `processes`: rollouts in the process of the run, or in several on this host."""
+"""The executor `local`: rollouts in the process of the run."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
-
-from pydantic import Field
 
 from swe_core.api.agent import AgentSpec
 from swe_core.api.component import Component, Config
@@ -52,29 +50,10 @@ class LocalExecutor(Executor):
             self._engine.put_in(url)
 
 
-class ProcessesConfig(Config):
-    """`[executor.processes]`."""
-
-    workers: int | None = Field(
-        default=None,
-        ge=1,
-        description="processes; unset: one a processor, at most `run.concurrency` (`--workers`)",
-    )
-
-
-def _processes(config: ProcessesConfig) -> Executor:
-    from swe_core.builtin.processes import ProcessExecutor
-
-    return ProcessExecutor(config.workers)
-
-
 def _local(config: Config) -> Executor:
     return LocalExecutor()
 
 
 @hookimpl
 def swe_executors() -> Iterable[Component[Executor]]:
-    return [
-        Component("local", _local, summary="runs rollouts in the process of the run"),
-        Component("processes", _processes, ProcessesConfig, "runs rollouts in processes on this host"),
-    ]
+    return [Component("local", _local, summary="runs rollouts in the process of the run")]

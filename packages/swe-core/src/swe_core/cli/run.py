@@ -89,13 +89,13 @@ SECTIONS = {
 @click.option(
     "--executor",
     metavar="NAME",
-    help="Where rollouts run: local (in this process), processes, or ray. [default: local]",
+    help="Where rollouts run: local (in this process) or ray. [default: local]",
 )
 @click.option(
     "--workers",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Processes or nodes that the executor starts; 0 starts none and needs --address.",
+    help="Nodes that the executor starts; 0 starts none and needs --address.",
 )
 @click.option("--address", metavar="ADDRESS", help="Cluster that the executor joins, such as auto for ray.")
 @click.option("--attempts", type=click.IntRange(min=1), metavar="K", help="Rollouts per task. [default: 1]")

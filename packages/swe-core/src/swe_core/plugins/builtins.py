@@ -53,6 +53,7 @@ REMOVED: Mapping[str, str] = {
     **dict.fromkeys(
         ("--track", "track"), "use -p examples/tracker.py, or in a training worker.trl.grpo.report_to"
     ),
+    "processes": "run --executor ray, which starts a private cluster on this host",
 }
 """Plugin, component, command, option or table that is gone → what to use instead, the end of a sentence."""
 

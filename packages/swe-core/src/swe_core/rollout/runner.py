@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import cast
 
 import anyio
-from anyio.to_thread import run_sync
 
 from swe_core.api.agent import AgentSpec
 from swe_core.api.contracts import calling, class_of
@@ -21,9 +20,8 @@ from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.worker import FinishedRollout
 from swe_core.errors import PluginError, RunStopped, SweError, sentence
 from swe_core.rollout.equal_errors import EqualErrors
-from swe_core.rollout.nodes.spool import Spool, spools_of, tidy
 from swe_core.rollout.observers import Observers
-from swe_core.rollout.run_directory import FOLDERS, RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.plural import counted
 from swe_core.system.printable import one_line
 
@@ -130,22 +128,9 @@ class Runner:
             with self._writing():
                 self.store.take_back(rollout.id)
         with self._writing():
-            finished, spools = set(self.store.finished()), spools_of(self.store.path)
-            for spool in map(Spool, sorted(spools.iterdir()) if spools.is_dir() else ()):
-                for rollout_id in spool.ids():
-                    if rollout_id not in finished:
-                        found = await run_sync(spool.take, rollout_id, self.store.path / FOLDERS)
-                        if found is None:
-                            continue
-                        rollout = found.finished.rollout
-                        if rollout.cancelled_as is not None or rollout.outcome not in again:
-                            self._finish(found.place().rollout)
-                            finished.add(rollout_id)
-                        else:
-                            found.discard()
-                    spool.remove(rollout_id)
-            tidy(spools)
-            await self._executor.recover(lambda kept: self._finish(kept.rollout), finished, again)
+            await self._executor.recover(
+                lambda kept: self._finish(kept.rollout), set(self.store.finished()), again
+            )
 
     def cancel(self, rollout_id: str, why: str) -> None:
         """See `RolloutRunner.cancel`."""

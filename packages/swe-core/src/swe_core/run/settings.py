@@ -70,7 +70,7 @@ class RunOptions(Config):
     grader: str | None = Field(default=None, description="grader that scores the patch; unset: swe")
     worker: str | None = Field(default=None, description="worker that consumes rollouts; unset: collect")
     executor: str | None = Field(default=None, description="where rollouts are executed; unset: local")
-    workers: int | None = Field(default=None, ge=0, description="processes or nodes that the executor starts")
+    workers: int | None = Field(default=None, ge=0, description="nodes that the executor starts")
     address: str | None = Field(default=None, description="cluster that the executor joins")
     engine_url: str | None = Field(default=None, description="base URL of the engine; unset: openai finds it")
     model: str | None = Field(default=None, description="model that the engine serves, or PROVIDER/NAME")

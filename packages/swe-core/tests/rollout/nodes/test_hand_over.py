@@ -23,20 +23,16 @@ import pytest
 
 from swe_core.api.records import Rollout
 from swe_core.api.worker import FinishedRollout
-from swe_core.builtin.executors import LocalExecutor
-from swe_core.builtin.processes import ProcessNode
 from swe_core.errors import SweError
 from swe_core.rollout.nodes import pool as pool_module
 from swe_core.rollout.nodes import spool as spool_module
-from swe_core.rollout.nodes.handle import NodeUnreachable
 from swe_core.rollout.nodes.messages import Begin, Poll, Start, TurnEvent, from_bytes, to_bytes
-from swe_core.rollout.nodes.spool import PART, Spool, spools_of, tidy, unpack
-from swe_core.rollout.runner import Runner
+from swe_core.rollout.nodes.spool import PART, Spool, unpack
 from swe_core.run.node import RolloutNode, _Log, _spool
 from swe_core.system.files import locked
 from swe_core.system.redaction import Redactor
 from swe_testing.nodes import SimulatedNode, _turn
-from swe_testing.records import make_request, make_rollout, make_run, make_task
+from swe_testing.records import make_request, make_rollout, make_task
 
 from .test_pool import driver, impatient, request
 
@@ -104,10 +100,7 @@ async def test_start_of_a_node_leaves_the_folders_of_one_that_still_ends(tmp_pat
     (spool / ".n.older").mkdir()
     with locked(spool / ".n.old"):
         _spool(begin(spool, 1))
-        tidy(tmp_path / "nodes")
         assert os.listdir(spool) == [".n.old"]
-    tidy(tmp_path / "nodes")
-    assert os.listdir(tmp_path) == []
 
 
 class _Site:
@@ -339,30 +332,6 @@ async def test_log_of_a_thread_wakes_the_poll(tmp_path: Path) -> None:
     assert not scope.cancelled_caught
 
 
-async def test_damaged_file_of_a_node_does_not_end_each_resume(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = make_run(tmp_path / "run")
-    spool = spools_of(run.path) / "process-1"
-    spool.mkdir(parents=True)
-    (spool / "r.tar").write_bytes(b"")
-    for _ in range(2):
-        await Runner([], LocalExecutor(), None, run, [], 1).recover(["cancelled"])
-    assert run.rollouts() == []
-    assert os.listdir(spool) == ["r.damaged"]
-    assert f"set aside as '{spool / 'r.damaged'}', and r runs again" in caplog.text
-
-
-async def test_resume_in_one_process_leaves_nothing_of_nodes(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    spool = spools_of(run.path) / "process-1"
-    (spool / ".process-1.abc" / "r").mkdir(parents=True)  # of a node that was killed
-    (spool / "r.new").write_bytes(b"0" * 10)
-    runner = Runner([], LocalExecutor(), None, run, [], 1)
-    await runner.recover(["cancelled"])
-    assert "nodes" not in os.listdir(run.path)
-
-
 async def test_error_to_run_again_is_not_committed_when_its_node_joins_late(tmp_path: Path) -> None:
     fast, late = SimulatedNode("fast"), SimulatedNode("late")
     failed = make_rollout("r", 0, "error").model_copy(update={"id": "r"})
@@ -394,26 +363,6 @@ async def test_run_whose_only_node_never_answers_begin_says_so(
         async with driver(tmp_path, node):
             pytest.fail("it must not open")
     assert "(one: it did not open within 0.1 s)" in str(raised.value.exceptions[0])
-
-
-async def test_http_error_is_no_answer(tmp_path: Path) -> None:
-    from aiohttp import web
-
-    async def fail(request: web.Request) -> web.Response:
-        raise RuntimeError
-
-    app = web.Application()
-    app.router.add_post("/{method}", fail)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.UnixSite(runner, str(tmp_path / "n")).start()
-    node = ProcessNode("n", 1, tmp_path, tmp_path)
-    try:
-        with pytest.raises(NodeUnreachable):
-            print(await node.call("acknowledge", b""))
-    finally:
-        await node.stop()
-        await runner.cleanup()
 
 
 async def test_node_whose_start_fails_unexpectedly_is_out(tmp_path: Path) -> None:

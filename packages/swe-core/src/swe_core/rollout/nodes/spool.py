@@ -8,7 +8,6 @@ import os
 import shutil
 import tarfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -20,8 +19,7 @@ import orjson
 from swe_core.api.chain import Chain
 from swe_core.api.records import Rollout
 from swe_core.api.worker import FinishedRollout
-from swe_core.errors import SweError, sentence
-from swe_core.system.files import is_locked
+from swe_core.errors import SweError
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH
@@ -31,14 +29,9 @@ logger = logging.getLogger(__name__)
 _SUFFIX = ".tar"
 _RECORD, _ROWS, _DIGEST = "record.json", "rows.npz", "sha256"
 """The first files in the archive of a rollout, and the last. Those between are of its folder."""
-_NEW, _DAMAGED = ".new", ".damaged"
+_NEW = ".new"
 PART = 4 * 1024 * 1024
 """Bytes that one read returns at most."""
-
-
-def spools_of(directory: Path) -> Path:
-    """Return the directory in a run directory that has a spool for each node on this host."""
-    return directory / "nodes"
 
 
 class Spool:
@@ -96,20 +89,6 @@ class Spool:
         """Remove a rollout, if it is here."""
         self._file(rollout_id).unlink(missing_ok=True)
 
-    def take(self, rollout_id: str, folders: Path) -> Incoming | None:
-        """Unpack a rollout of this disk; see `unpack`. It stays here. None if it is damaged and set aside."""
-        path = self._file(rollout_id)
-        try:
-            with path.open("rb") as file:
-                return unpack(file, folders)
-        except SweError as error:
-            aside = path.with_suffix(_DAMAGED)
-            path.replace(aside)
-            logger.error(
-                "%s; it is set aside as %r, and %s runs again", sentence(error), str(aside), rollout_id
-            )
-            return None
-
     def _file(self, rollout_id: str) -> Path:
         return self.path / f"{rollout_id}{_SUFFIX}"
 
@@ -141,27 +120,6 @@ class Incoming:
     def discard(self) -> None:
         """Remove the files."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def tidy(spools: Path) -> None:
-    """Remove what ended nodes have left unfinished in their spools. Finished rollouts stay."""
-    for spool in (path for path in spools.glob("*") if path.is_dir()):
-        folders = [path for path in spool.iterdir() if path.is_dir()]
-        if any(is_locked(folder) for folder in folders):  # it still ends
-            continue
-        for path in (*folders, *spool.glob(f"*{_NEW}")):
-            _remove(path)
-        with suppress(OSError):  # it has finished rollouts
-            spool.rmdir()
-    with suppress(OSError):
-        spools.rmdir()
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def unpack(file: IO[bytes], folders: Path) -> Incoming:
