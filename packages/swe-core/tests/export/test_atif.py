@@ -1,4 +1,4 @@
-"""Trajectories, read back by the package `atif` and by our own reader of ATIF."""
+"""Trajectories, read back by the package `atif`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from atif import Trajectory
 
 from swe_core.api.agent import AgentEvent
-from swe_core.drift.readers import read
 from swe_core.rollout.run_directory import RunDirectory
 
 from ..hub.runs import add, error, rollout
@@ -42,22 +41,6 @@ def test_trajectory_has_the_conversation_with_its_tokens(run: RunDirectory, expo
     assert (found.final_metrics.total_prompt_tokens, found.final_metrics.total_steps) == (7, 3)
     assert found.extra is not None
     assert (found.extra["outcome"], found.extra["reward"]) == ("resolved", 1.0)
-
-
-def test_our_own_reader_finds_the_calls_of_the_run(training: RunDirectory, exported: Export) -> None:
-    folder = exported(training, "atif")
-    for name in ("moto-7300-g1-0", "moto-7365-g0-0", "moto-7365-g0-2", "moto-7365-g0-3"):
-        (file,) = folder.glob(f"*/{name}/agent/trajectory.json")
-        found = [turn for one in read(file, "atif") for turn in one.turns]
-        turns = [turn for turn in training.turns(name) if turn.auxiliary is None]
-        there = [turn for turn in turns if turn.tokens is None or turn.tokens.dropped != "undelivered"]
-        texts = {(turn.reply["content"], tuple(turn.sampled or ())) for turn in found}
-        assert texts == {
-            (turn.reply["content"], tuple(turn.tokens.completion))
-            for turn in there
-            if turn.reply is not None and turn.tokens is not None
-        }
-        assert len(found) == len(there)
 
 
 def test_other_conversations_are_those_of_sub_agents(training: RunDirectory, exported: Export) -> None:

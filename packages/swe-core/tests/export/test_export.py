@@ -55,7 +55,7 @@ def test_export_names_no_local_path(tmp_path: Path, exported: Export) -> None:
     run = new_run(tmp_path / "run", run={"tasks": str(tmp_path / "rows.jsonl")})
     ledger = {"sampled": 5, "trainable": 5}
     add(run, rollout("a-0", model=str(tmp_path / "weights"), ledger=ledger))
-    for name in ("jsonl", "sft", "atif", "inspect", "sqlite"):
+    for name in ("jsonl", "sft", "atif"):
         folder = exported(run, name)
         files = [path for path in folder.rglob("*") if path.is_file()]
         found = [path for path in files if str(tmp_path).encode() in path.read_bytes()]
@@ -67,12 +67,12 @@ def test_existing_folder_is_kept(run: RunDirectory, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     assert invoke(run.path, "--format", "sft", "--out", out).exit_code == 0  # it was empty
-    again = invoke(run.path, "--format", "sqlite", "--out", out)
+    again = invoke(run.path, "--format", "atif", "--out", out)
     assert sentence(again) == (
         f"the folder {str(out)!r} has an earlier export: replace it with --force, or give another --out"
     )
-    assert invoke(run.path, "--format", "sqlite", "--out", out, "--force").exit_code == 0
-    assert sorted(path.name for path in out.iterdir()) == ["README.md", "runs.sqlite"]
+    assert invoke(run.path, "--format", "atif", "--out", out, "--force").exit_code == 0
+    assert not (out / "train.jsonl").exists()
     (out / "README.md").write_text("# My project\n")
     other = invoke(run.path, "--format", "sft", "--out", out, "--force")
     assert (
@@ -85,7 +85,7 @@ def test_existing_folder_is_kept(run: RunDirectory, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("parket", "did you mean 'parquet'?"), ("x", "there are: jsonl, parquet, sft, atif, inspect, sqlite")],
+    [("parket", "did you mean 'parquet'?"), ("x", "there are: jsonl, parquet, sft, atif")],
 )
 def test_unknown_format_is_an_error(run: RunDirectory, name: str, hint: str) -> None:
     assert sentence(invoke(run.path, "--format", name)) == f"there is no format {name!r}; {hint}"
@@ -95,9 +95,7 @@ def test_help_lists_the_formats() -> None:
     assert f"--format {'|'.join(FORMATS)}" in " ".join(invoke("--help").output.split())
 
 
-@pytest.mark.parametrize(
-    ("name", "package"), [("atif", "atif"), ("inspect", "inspect_ai"), ("parquet", "numpy")]
-)
+@pytest.mark.parametrize(("name", "package"), [("atif", "atif"), ("parquet", "numpy")])
 def test_missing_library_is_named(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
 ) -> None:
@@ -127,7 +125,7 @@ def test_choice_without_rollouts_is_an_error(run: RunDirectory) -> None:
     assert sentence(invoke(run.path, "--format", "sft")) == (
         f"no finished rollout of {str(run.path)!r} is resolved: choose others with --outcome"
     )
-    assert sentence(invoke(run.path, "--format", "sqlite", "--task", "aa")) == (
+    assert sentence(invoke(run.path, "--format", "atif", "--task", "aa")) == (
         "no finished rollout is of the task 'aa'; did you mean 'a'?"
     )
 
@@ -199,7 +197,7 @@ def test_record_of_another_version_is_an_error(run: RunDirectory) -> None:
     assert "the record of 'a-0'" in sentence(invoke(run.path, "--format", "sft"))
 
 
-@pytest.mark.parametrize("name", ["jsonl", "parquet", "sft", "atif", "inspect"])
+@pytest.mark.parametrize("name", ["jsonl", "parquet", "sft", "atif"])
 def test_full_disk_leaves_nothing(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -253,7 +251,7 @@ def test_earlier_export_stays_where_the_new_one_fails(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", refuse)
-    done = invoke(run.path, "--format", "sqlite", "--out", out, "--force")
+    done = invoke(run.path, "--format", "atif", "--out", out, "--force")
     assert "cannot be written: Input/output error" in sentence(done)
     assert (out / "train.jsonl").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
@@ -293,7 +291,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path, exported: Export, nam
     assert peaks[1] < 1.2 * peaks[0]
 
 
-@pytest.mark.parametrize("name", ["sft", "atif", "inspect", "sqlite"])
+@pytest.mark.parametrize("name", ["sft", "atif"])
 def test_ids_that_are_no_file_names_and_deep_arguments_cost_no_other(
     run: RunDirectory, tmp_path: Path, name: str
 ) -> None:

@@ -118,7 +118,7 @@ def test_run_without_tokens_has_no_rows(run: RunDirectory, tmp_path: Path, name:
     done = invoke(run.path, "--format", name, "--out", tmp_path / "out")
     assert str(done.exception) == (
         f"{str(run.path)!r} has no training rows, because its engine does not own the tokens: choose another "
-        "--format (sft, atif, inspect, sqlite)"
+        "--format (sft, atif)"
     )
     assert not (tmp_path / "out").exists()
 

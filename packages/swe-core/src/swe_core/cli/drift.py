@@ -18,7 +18,7 @@ from swe_core.system.plural import counted
 if TYPE_CHECKING:
     from swe_core.drift.measure import Difference, Drift
 
-_FORMATS = ("run", "openai", "responses", "anthropic", "pi-session", "claude-session", "atif")
+_FORMATS = ("run", "openai", "responses", "anthropic")
 _SHOWN = 40
 """Conversations in the table; the total counts all."""
 

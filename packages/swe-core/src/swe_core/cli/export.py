@@ -12,7 +12,7 @@ from swe_core.api.records import Outcome
 from swe_core.cli.options import run_arguments
 from swe_core.errors import UsageError
 
-_FORMATS = ("jsonl", "parquet", "sft", "atif", "inspect", "sqlite")
+_FORMATS = ("jsonl", "parquet", "sft", "atif")
 _NAMED = 3
 """Damaged rollouts that are named."""
 
@@ -24,8 +24,8 @@ _NAMED = 3
     "format_",
     required=True,
     metavar="|".join(_FORMATS),
-    help="Training rows (jsonl, parquet), conversations for fine-tuning (sft), trajectories for Harbor "
-    "(atif), logs for Inspect (inspect), or a database (sqlite).",
+    help="Training rows (jsonl, parquet), conversations for fine-tuning (sft), or trajectories for "
+    "Harbor (atif).",
 )
 @click.option(
     "--out",

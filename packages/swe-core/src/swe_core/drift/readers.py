@@ -10,9 +10,6 @@ import orjson
 
 from swe_core.api.messages import Message
 from swe_core.api.records import requests_of
-from swe_core.drift.atif import turns_of_atif
-from swe_core.drift.claude_session import turns_of_claude
-from swe_core.drift.pi_session import turns_of_pi
 from swe_core.drift.recorded import RecordedConversation, RecordedTurn, turns_of
 from swe_core.errors import UsageError
 from swe_core.interception.dialects.base import BadRequest, Dialect, Target
@@ -87,10 +84,9 @@ def _rows(path: Path) -> dict[int, Any]:
 def _parts(name: str, rows: Mapping[int, Any]) -> list[tuple[int | None, Rows]]:
     """Return what a reader gets at once: each line, with its number, or all lines, with None."""
     values = list(rows.values())
-    if name not in _SESSIONS and not all(map(_is_message, values)):
+    if not all(map(_is_message, values)):
         return [(line if len(rows) > 1 else None, [value]) for line, value in rows.items()]
-    wrong = next((line for line, value in rows.items() if not isinstance(value, dict)), None)
-    return [(None, values)] if wrong is None else [(wrong, [rows[wrong]])]
+    return [(None, values)]
 
 
 def _not(path: Path, name: str, line: int | None) -> str:
@@ -161,19 +157,6 @@ def _anthropic(rows: Rows) -> Iterator[list[RecordedTurn]]:
         yield turns_of(*_parsed(_MESSAGES, {"messages": body["messages"], **kept}))
 
 
-def _pi(rows: Rows) -> Iterator[list[RecordedTurn]]:
-    yield turns_of_pi(rows)
-
-
-def _claude_code(rows: Rows) -> Iterator[list[RecordedTurn]]:
-    return turns_of_claude(rows, lambda body: turns_of(*_parsed(_MESSAGES, body)))
-
-
-def _atif(rows: Rows) -> Iterator[list[RecordedTurn]]:
-    for row in rows:
-        yield from turns_of_atif(row)
-
-
 def _first(rows: Rows) -> Any:
     return rows[0] if rows else None
 
@@ -208,14 +191,7 @@ def _is_items(row: object) -> bool:
     return isinstance(row, list) and any(isinstance(one, dict) and one.get("type") in _ITEMS for one in row)
 
 
-def _is_claude_code(rows: Rows) -> bool:
-    return any(isinstance(row, dict) and "sessionId" in row and "type" in row for row in rows)
-
-
 _MARKS: Mapping[str, Callable[[Rows], bool]] = {
-    "pi-session": lambda rows: isinstance(_first(rows), dict) and _first(rows).get("type") == "session",
-    "claude-session": _is_claude_code,
-    "atif": lambda rows: isinstance(_first(rows), dict) and "steps" in _first(rows),
     "responses": lambda rows: _is_items(_first(rows)),
     "anthropic": lambda rows: _is_anthropic(_first(rows)),
     "openai": lambda rows: bool(_messages_of(_first(rows))) or (bool(rows) and all(map(_is_message, rows))),
@@ -225,19 +201,11 @@ _READERS: Mapping[str, Callable[[Rows], Iterator[list[RecordedTurn]]]] = {
     "openai": _chat,
     "responses": _responses,
     "anthropic": _anthropic,
-    "pi-session": _pi,
-    "claude-session": _claude_code,
-    "atif": _atif,
 }
-_SESSIONS = frozenset({"pi-session", "claude-session"})
-"""Formats whose lines are one file's conversations together."""
 _EXPECTED = {
     "openai": "a list of chat messages, or an object with `messages`",
     "responses": "a list of items, or an object with `input`",
     "anthropic": "an object with `messages`",
-    "pi-session": "an entry of a session of Pi in each line",
-    "claude-session": "an entry of a session of Claude Code in each line",
-    "atif": "a trajectory with `steps`, each from user, system or agent",
 }
 FORMATS = ("run", *_READERS)
 """Names of the formats."""

@@ -131,32 +131,12 @@ FORMATS: Mapping[str, Format] = {
         needs=("atif",),
         extra="export",
     ),
-    "inspect": Format(
-        title="Inspect logs",
-        unit="sample",
-        writer="inspect_log:InspectWriter",
-        fields={
-            "<run>.eval": "a log a run: each task is a sample, each attempt an epoch; the score "
-            "`resolved` has the patch as its answer and each test's status"
-        },
-        load="inspect view --log-dir {folder}",
-        needs=("inspect_ai",),
-        extra="inspect",
-    ),
-    "sqlite": Format(
-        title="Runs as a database",
-        unit="rollout",
-        writer="database:DatabaseWriter",
-        fields={
-            "runs, rollouts, turns, tests": "the records; texts of lists are JSON",
-            "chains, dropped": "training rows and dropped tokens as numbers, without ids",
-            "metrics": "the trainer's log",
-            "pass_rates, group_results, errors, flips": "views: per task, per group, by error, and tests "
-            "that pass in some attempts only",
-        },
-        load="datasette {folder}/runs.sqlite",
-    ),
 }
+REMOVED: Mapping[str, str] = {
+    "inspect": "`harbor view` and Docent read --format atif",
+    "sqlite": "DuckDB reads --format parquet, and `swe-core report --csv` lists rollouts",
+}
+"""Format that is gone → what reads another, as the end of a sentence."""
 
 
 def format_named(name: str) -> Format:
@@ -167,6 +147,8 @@ def format_named(name: str) -> Format:
     """
     if name in FORMATS:
         return FORMATS[name]
+    if name in REMOVED:
+        raise UsageError(f"the format {name!r} no longer exists: {REMOVED[name]}")
     near = difflib.get_close_matches(name, FORMATS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(FORMATS)}"
     raise UsageError(f"there is no format {name!r}; {hint}")

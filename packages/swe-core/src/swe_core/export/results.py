@@ -10,29 +10,17 @@ from swe_core.report.statistics import PassAtK, TaskResult, estimates
 
 
 class Results:
-    """Outcomes of rollouts by task. Of evaluations while training, only the tasks and the number count."""
+    """Outcomes of rollouts by task. Those of evaluations while training do not count."""
 
     def __init__(self) -> None:
         self._tasks: defaultdict[str, Counter[Outcome]] = defaultdict(Counter)
         self._all = Counter[Outcome]()
-        self._total = 0
 
     def add(self, record: Rollout) -> None:
         """Count one rollout."""
-        self._total += 1
         counts = int(record.evaluation is None)
         self._tasks[record.task_id][record.outcome] += counts
         self._all[record.outcome] += counts
-
-    @property
-    def tasks(self) -> Sequence[str]:
-        """Return the ids of the tasks, in order of their first rollout."""
-        return list(self._tasks)
-
-    @property
-    def total(self) -> int:
-        """Return the number of rollouts."""
-        return self._total
 
     @property
     def verdicts(self) -> int:
