@@ -228,9 +228,8 @@ def _counted(found: dict[str, int]) -> str:
 
 
 _NOTES = """\
-`seconds to the first call` counts from the open sandbox; other tests ran at the same time.
-`python benchmarks/agents.py` measures it alone, beside the agent's own start. A bundle is built once a host,
-and mounted or uploaded. `claude-code` is proprietary: it is fetched to your machine after
+`seconds to the first call` counts from the open sandbox; other tests ran at the same time. A bundle is built
+once a host, and mounted or uploaded. `claude-code` is proprietary: it is fetched to your machine after
 `--set agent.claude-code.accept_license=true`, under its own license.
 
 `aider` shows the files anew in each call, so each of its calls is a row. All other agents extend their
