@@ -15,9 +15,12 @@ from typing import Any
 from swe_core.api.agent import AgentSpec
 from swe_core.api.engine import Engine
 from swe_core.api.sandbox import SandboxProvider
+from swe_core.plugins.manager import Role
+from swe_core.run.components import load_plugins
+from swe_core.run.settings import RunOptions
 from swe_core.run.trial import Run, Scripted, ScriptedModel, Trial, run_trial, shell_reply, text_reply
 
-__all__ = ["Run", "Scripted", "ScriptedModel", "Trial", "run_once", "shell_reply", "text_reply"]
+__all__ = ["Run", "Scripted", "ScriptedModel", "Trial", "builtin", "run_once", "shell_reply", "text_reply"]
 
 
 async def run_once(
@@ -27,3 +30,9 @@ async def run_once(
     from swe_core.builtin.local.provider import LocalProvider
 
     return await run_trial(agent, engine, provider or LocalProvider(), **more)
+
+
+def builtin(role: Role, name: str, **settings: Any) -> Any:
+    """Return the component `name` of a plugin that ships with the core, such as the sandbox `local`."""
+    component = load_plugins(RunOptions(plugins=())).find(role, name).component
+    return component.create(component.config(**settings))

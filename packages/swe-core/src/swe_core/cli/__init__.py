@@ -35,7 +35,6 @@ _COMMANDS = {
     "doctor": ("swe_core.cli.doctor.command:doctor", "Check what this machine can run and what it lacks."),
     "plugins": ("swe_core.cli.plugins:plugins", "List plugins, their components and their errors."),
     "config": ("swe_core.cli.config:config", "Show the effective settings and where each comes from."),
-    "new": ("swe_core.cli.new.command:new", "Write the skeleton of a plugin package."),
 }
 
 

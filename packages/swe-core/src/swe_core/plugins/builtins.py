@@ -50,6 +50,7 @@ KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
 REMOVED: Mapping[str, str] = {
     "openenv-play": "write a task source, a sandbox and a grader as plugins",
     "k8s": "run --sandbox docker or hf",
+    "new": "copy examples/agent, sandbox, grader, engine or tasks of the repository, a package each",
     **dict.fromkeys(
         ("--track", "track"), "use -p examples/tracker.py, or in a training worker.trl.grpo.report_to"
     ),

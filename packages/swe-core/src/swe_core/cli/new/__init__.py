@@ -1,1 +1,0 @@
-"""`swe-core new`: write the skeleton of a plugin package."""
