@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -14,6 +15,7 @@ import pytest
 from swe_core.api.deltas import cut
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
 from swe_core.api.messages import Message
+from swe_core.api.records import Turn
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.errors import EngineUnavailable
@@ -59,6 +61,29 @@ async def by_hand(server: InterceptionServer, gate: Gate) -> AsyncIterator[httpx
     headers = {"Authorization": f"Bearer {gate.token}"}
     async with httpx.AsyncClient(base_url=server.url + gate.path, headers=headers, timeout=60) as client:
         yield client
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One rollout: its gate, the turns recorded so far, and a client."""
+
+    gate: Gate
+    http: httpx.AsyncClient
+    turns: list[Turn]
+
+    async def ask(self, number: int = 0, **fields: Any) -> httpx.Response:
+        """Send a chat completion, another one for each number."""
+        messages = [*HELLO, {"role": "user", "content": str(number)}]
+        return await self.http.post("/chat/completions", json={"messages": messages, **fields})
+
+
+@asynccontextmanager
+async def talk(server: InterceptionServer, engine: Engine, *args: Any, **more: Any) -> AsyncIterator[Talk]:
+    """Open a rollout of `engine`; the rest is for `InterceptionServer.session`."""
+    turns: list[Turn] = []
+    async with server.session(engine, who(), turns.append, *args, **more) as gate:
+        async with by_hand(server, gate) as http:
+            yield Talk(gate, http, turns)
 
 
 async def stream(client: AsyncOpenAI, **more: Any) -> tuple[str, str | None, Any]:

@@ -1,4 +1,4 @@
-"""Budgets: what the agent gets, what the engine may sample, and what is recorded."""
+"""Budgets: what the agent gets, what the engine may sample, and what is recorded; counts use none."""
 
 from __future__ import annotations
 
@@ -11,64 +11,55 @@ from hypothesis import strategies as st
 
 from swe_core.api.engine import ChatRequest, Completion
 from swe_core.api.limits import Budgets
-from swe_core.api.records import Turn
 from swe_core.errors import ContextOverflow
 from swe_core.interception.budgets import RemainingBudget
 from swe_core.interception.gate import SPENT
 from swe_core.interception.server import InterceptionServer
 from swe_testing.waiting import until
 
-from .helpers import HELLO, Plugin, Typist, by_hand, who
+from .helpers import Plugin, Typist, talk
 
 pytestmark = pytest.mark.anyio
 
 
-def _body(number: int, **more: Any) -> dict[str, Any]:
-    return {"messages": [*HELLO, {"role": "user", "content": str(number)}], **more}
+def is_title(request: ChatRequest) -> str | None:
+    return "title" if "title" in request.body else None
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_calls_over_the_turns_budget_get_a_text_that_ends_an_agent(
     server: InterceptionServer, stream: bool
 ) -> None:
-    engine, turns = Typist(), list[Turn]()
-    async with server.session(engine, who(), turns.append, Budgets(turns=2)) as gate:
-        async with by_hand(server, gate) as http:
-            replies = [
-                await http.post("/chat/completions", json=_body(number, stream=stream)) for number in range(2)
-            ]
-            assert gate.ended_by is None
-            replies.append(await http.post("/chat/completions", json=_body(2, stream=stream)))
+    engine = Typist()
+    async with talk(server, engine, Budgets(turns=2)) as said:
+        replies = [await said.ask(number, stream=stream) for number in range(2)]
+        assert said.gate.ended_by is None
+        replies.append(await said.ask(2, stream=stream))
         with anyio.fail_after(120):
-            await gate.ending()
+            await said.gate.ending()
     assert [reply.status_code for reply in replies] == [200] * 3
     assert SPENT not in replies[1].text
     assert SPENT in replies[2].text
     assert '"finish_reason":"stop"' in replies[2].text
     assert "tool_calls" not in replies[2].text
-    assert gate.ended_by == "turns"
-    assert len(engine.asked) == gate.turns == len(turns) == 2
+    assert said.gate.ended_by == "turns"
+    assert len(engine.asked) == said.gate.turns == len(said.turns) == 2
 
 
 async def test_agent_that_ignores_a_spent_budget_gets_an_error(server: InterceptionServer) -> None:
-    async with server.session(Typist(), who(), lambda _: None, Budgets(turns=1)) as gate:
-        async with by_hand(server, gate) as http:
-            replies = [await http.post("/chat/completions", json=_body(number)) for number in range(10)]
+    async with talk(server, Typist(), Budgets(turns=1)) as said:
+        replies = [await said.ask(number) for number in range(10)]
     assert [reply.status_code for reply in replies] == [200] * 9 + [410]
     assert replies[-1].json()["error"]["type"] == "rollout_over"
 
 
 async def test_auxiliary_call_is_dropped_for_its_reason_and_is_no_turn(server: InterceptionServer) -> None:
-    def purpose(request: ChatRequest) -> str | None:
-        return "title" if request.messages[-1]["content"] == "1" else None
-
-    engine, turns = Typist(), list[Turn]()
-    async with server.session(engine, who(), turns.append, Budgets(turns=2), auxiliary=purpose) as gate:
-        async with by_hand(server, gate) as http:
-            replies = [await http.post("/chat/completions", json=_body(number)) for number in range(3)]
-        ledger = gate.ledger()
+    engine = Typist()
+    async with talk(server, engine, Budgets(turns=2), auxiliary=is_title) as said:
+        replies = [await said.ask(number, **more) for number, more in enumerate(({}, {"title": 1}, {}))]
+        ledger = said.gate.ledger()
     assert [reply.json()["choices"][0]["message"]["content"] for reply in replies] == [engine.text] * 3
-    assert [(turn.auxiliary, turn.tokens and turn.tokens.dropped) for turn in turns] == [
+    assert [(turn.auxiliary, turn.tokens and turn.tokens.dropped) for turn in said.turns] == [
         (None, None),
         ("title", "title"),
         (None, None),
@@ -80,97 +71,94 @@ async def test_auxiliary_call_is_dropped_for_its_reason_and_is_no_turn(server: I
 
 async def test_reason_of_the_last_reply_is_that_of_the_policys_work(server: InterceptionServer) -> None:
     """A title that a limit cut does not make a cut rollout."""
-
-    def purpose(request: ChatRequest) -> str | None:
-        return "title" if "title" in request.body else None
-
     message = {"role": "assistant", "content": ""}
     engine = Plugin(Completion(message))
-    async with server.session(engine, who(), lambda _: None, auxiliary=purpose) as gate:
-        found = [gate.finish_reason]
-        async with by_hand(server, gate) as http:
-            for reason, more in (("length", {}), ("stop", {}), ("length", {"title": 1})):
-                engine.reply = Completion(message, reason)
-                await http.post("/chat/completions", json=_body(len(found), **more))
-                found.append(gate.finish_reason)
+    async with talk(server, engine, auxiliary=is_title) as said:
+        found = [said.gate.finish_reason]
+        for reason, more in (("length", {}), ("stop", {}), ("length", {"title": 1})):
+            engine.reply = Completion(message, reason)
+            await said.ask(len(found), **more)
+            found.append(said.gate.finish_reason)
     assert found == [None, "length", "stop", "stop"]
 
 
 async def test_auxiliary_calls_without_end_spend_the_budget(server: InterceptionServer) -> None:
     engine = Typist()
-    async with server.session(
-        engine, who(), lambda _: None, Budgets(turns=2), auxiliary=lambda request: "title"
-    ) as gate:
-        async with by_hand(server, gate) as http:
-            for number in range(12):
-                await http.post("/chat/completions", json=_body(number))
-    assert (len(engine.asked), gate.ended_by) == (8, "turns")
+    async with talk(server, engine, Budgets(turns=2), auxiliary=lambda request: "title") as said:
+        for number in range(12):
+            await said.ask(number)
+    assert (len(engine.asked), said.gate.ended_by) == (8, "turns")
 
 
 async def test_remaining_completion_tokens_bound_each_call(server: InterceptionServer) -> None:
-    engine, turns = Typist(), list[Turn]()
-    async with server.session(engine, who(), turns.append, Budgets(completion_tokens=10, context=99)) as gate:
-        async with by_hand(server, gate) as http:
-            for number, limits in enumerate([{"max_tokens": 100}, {"max_completion_tokens": 3}, {}, {}]):
-                await http.post("/chat/completions", json=_body(number, **limits))
+    engine = Typist()
+    async with talk(server, engine, Budgets(completion_tokens=10, context=99)) as said:
+        for number, limits in enumerate([{"max_tokens": 100}, {"max_completion_tokens": 3}, {}, {}]):
+            await said.ask(number, **limits)
     assert [request.max_tokens for request in engine.asked] == [10, 3, 1]
     assert {request.max_context for request in engine.asked} == {99}
-    assert gate.usage.completion_tokens == 10
-    assert gate.ended_by == "completion_tokens"
-    assert [turn.finish_reason for turn in turns] == ["stop", "length", "length"]
+    assert said.gate.usage.completion_tokens == 10
+    assert said.gate.ended_by == "completion_tokens"
+    assert [turn.finish_reason for turn in said.turns] == ["stop", "length", "length"]
 
 
-async def test_reply_cut_by_the_budget_ends_the_rollout(server: InterceptionServer) -> None:
-    """The agent may exit without a further request."""
-    async with server.session(Typist(), who(), lambda _: None, Budgets(completion_tokens=2)) as gate:
-        async with by_hand(server, gate) as http:
-            await http.post("/chat/completions", json=_body(0))
-    assert gate.ended_by == "completion_tokens"
+@pytest.mark.parametrize(
+    ("budgets", "limit", "ended_by"),
+    [
+        (
+            Budgets(completion_tokens=2),
+            {},
+            "completion_tokens",
+        ),  # the agent may exit without a further request
+        (Budgets(turns=1, completion_tokens=9), {"max_tokens": 2}, None),  # the agent's own limit
+    ],
+)
+async def test_reply_cut_by_the_budget_ends_the_rollout(
+    server: InterceptionServer, budgets: Budgets, limit: dict[str, Any], ended_by: str | None
+) -> None:
+    async with talk(server, Typist(), budgets) as said:
+        assert '"finish_reason":"length"' in (await said.ask(**limit)).text
+    assert said.gate.ended_by == ended_by
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_wall_budget_cuts_a_call_and_keeps_its_text(server: InterceptionServer, stream: bool) -> None:
-    engine, turns = Typist(letters=2), list[Turn]()
-    async with server.session(engine, who(), turns.append, Budgets(wall=1.5)) as gate:
-        gate.start()
-        async with by_hand(server, gate) as http:
-            reply = await http.post("/chat/completions", json=_body(0, stream=stream))
-            over = await http.post("/chat/completions", json=_body(1, stream=stream))
-        ledger = gate.ledger()
+    async with talk(server, Typist(letters=2), Budgets(wall=1.5)) as said:
+        said.gate.start()
+        reply, over = [await said.ask(number, stream=stream) for number in range(2)]
+        ledger = said.gate.ledger()
     assert reply.status_code == 200
     assert '"finish_reason":"length"' in reply.text
     assert SPENT in over.text
     if stream:
         assert reply.text.index('"content":"a"') < reply.text.index('"content":"b"')
-    (turn,) = turns
+    (turn,) = said.turns
     assert turn.tokens is not None
     assert (turn.tokens.dropped, turn.tokens.completion) == ("wall", [97, 98])
     assert turn.reply == {"role": "assistant", "content": "ab" if stream else ""}
     assert (turn.finish_reason, turn.error) == ("length", None)
     assert turn.usage.completion_tokens == 2
-    assert gate.ended_by == "wall"
+    assert said.gate.ended_by == "wall"
     assert ledger is not None
     assert (ledger.sampled, ledger.trainable, ledger.dropped) == (2, 0, {"wall": 2})
 
 
 async def test_wall_budget_ends_a_silent_agent(server: InterceptionServer) -> None:
-    async with server.session(Typist(), who(), lambda _: None, Budgets(wall=0.01)) as gate:
-        gate.start()
+    async with talk(server, Typist(), Budgets(wall=0.01)) as said:
+        said.gate.start()
         with anyio.fail_after(120):
-            await gate.ending()
-    assert gate.ended_by == "wall"
+            await said.gate.ending()
+    assert said.gate.ended_by == "wall"
 
 
-async def test_overflow_has_the_openai_code_and_is_recoverable(
-    server: InterceptionServer,
-) -> None:
+async def test_overflow_has_the_openai_code_and_is_recoverable(server: InterceptionServer) -> None:
     engine = Plugin(ContextOverflow(9000, 8192))
-    async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
-        reply = await http.post("/chat/completions", json=_body(0))
-        assert gate.ended_by == "context"
+    async with talk(server, engine) as said:
+        reply = await said.ask(0)
+        assert said.gate.ended_by == "context"
         engine.reply = Completion({"role": "assistant", "content": "compacted"})
-        assert (await http.post("/chat/completions", json=_body(1))).status_code == 200
-        assert gate.ended_by is None
+        assert (await said.ask(1)).status_code == 200
+        assert said.gate.ended_by is None
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert error["code"] == "context_length_exceeded"
@@ -181,49 +169,36 @@ async def test_overflow_has_the_openai_code_and_is_recoverable(
 async def test_auxiliary_call_does_not_decide_whether_the_context_ended_it(
     overflowed: bool, server: InterceptionServer
 ) -> None:
-    engine, overflow = Plugin(Completion({"role": "assistant", "content": ""})), ContextOverflow(9000, 8192)
-
-    def purpose(request: ChatRequest) -> str | None:
-        return "title" if "title" in request.body else None
-
-    async with server.session(engine, who(), lambda _: None, auxiliary=purpose) as gate:
-        async with by_hand(server, gate) as http:
-            for number, overflows in enumerate((overflowed, not overflowed)):
-                engine.reply = overflow if overflows else Completion({"role": "assistant", "content": ""})
-                await http.post("/chat/completions", json=_body(number, **({"title": 1} if number else {})))
-    assert gate.ended_by == ("context" if overflowed else None)
-
-
-async def test_limit_of_the_agent_does_not_end_the_rollout(server: InterceptionServer) -> None:
-    async with server.session(Typist(), who(), lambda _: None, Budgets(turns=1, completion_tokens=9)) as gate:
-        async with by_hand(server, gate) as http:
-            reply = await http.post("/chat/completions", json=_body(0, max_tokens=2))
-    assert '"finish_reason":"length"' in reply.text
-    assert gate.ended_by is None
+    fits, overflow = Completion({"role": "assistant", "content": ""}), ContextOverflow(9000, 8192)
+    engine = Plugin(fits)
+    async with talk(server, engine, auxiliary=is_title) as said:
+        for number, overflows in enumerate((overflowed, not overflowed)):
+            engine.reply = overflow if overflows else fits
+            await said.ask(number, **({"title": 1} if number else {}))
+    assert said.gate.ended_by == ("context" if overflowed else None)
 
 
 async def test_tokens_of_an_aborted_call_use_the_budget(server: InterceptionServer) -> None:
-    engine, turns = Typist(letters=4), list[Turn]()
-    async with server.session(engine, who(), turns.append, Budgets(completion_tokens=10)) as gate:
-        async with by_hand(server, gate) as http:
-            async with anyio.create_task_group() as group:
-                group.start_soon(lambda: http.post("/chat/completions", json=_body(0)))
-                await until(lambda: gate._allowance.left == 10 and engine.typed.is_set())
-                group.cancel_scope.cancel()
-            await until(lambda: bool(turns))
-            engine.let(100)
-            await http.post("/chat/completions", json=_body(1))
-    assert turns[0].usage.completion_tokens > 0
-    assert engine.asked[1].max_tokens == 10 - turns[0].usage.completion_tokens
+    engine = Typist(letters=4)
+    async with talk(server, engine, Budgets(completion_tokens=10)) as said:
+        async with anyio.create_task_group() as group:
+            group.start_soon(said.ask, 0)
+            await until(lambda: said.gate._allowance.left == 10 and engine.typed.is_set())
+            group.cancel_scope.cancel()
+        await until(lambda: bool(said.turns))
+        engine.let(100)
+        await said.ask(1)
+    assert said.turns[0].usage.completion_tokens > 0
+    assert engine.asked[1].max_tokens == 10 - said.turns[0].usage.completion_tokens
 
 
 async def test_concurrent_calls_share_the_completion_tokens(server: InterceptionServer) -> None:
     engine, finished = Typist(letters=0), list[str]()
-    async with server.session(engine, who(), lambda _: None, Budgets(completion_tokens=10)) as gate:
-        async with by_hand(server, gate) as http, anyio.create_task_group() as group:
+    async with talk(server, engine, Budgets(completion_tokens=10)) as said:
+        async with anyio.create_task_group() as group:
 
             async def ask(number: int, **more: Any) -> None:
-                reply = await http.post("/chat/completions", json=_body(number, **more))
+                reply = await said.ask(number, **more)
                 finished.append(reply.json()["choices"][0]["message"]["content"])
 
             group.start_soon(lambda: ask(0, max_tokens=7))
@@ -232,14 +207,14 @@ async def test_concurrent_calls_share_the_completion_tokens(server: Interception
             await until(lambda: len(engine.asked) == 2)
             await ask(2)  # the others hold all that is left, which is no end
             assert finished == [SPENT]
-            assert gate.ended_by is None
+            assert said.gate.ended_by is None
             engine.let(100)
             await until(lambda: len(finished) == 3)
             await ask(3)  # the first one has used six of its seven
             await ask(4)
     assert [request.max_tokens for request in engine.asked] == [7, 3, 1]
-    assert gate.usage.completion_tokens == 10
-    assert gate.ended_by == "completion_tokens"
+    assert said.gate.usage.completion_tokens == 10
+    assert said.gate.ended_by == "completion_tokens"
 
 
 @given(
@@ -262,3 +237,37 @@ def test_no_order_of_calls_exceeds_the_completion_tokens(
             allowance.end(granted, round(granted * part))
         assert used + sum(granted for granted, _ in running) <= budget
         assert allowance.left == budget - used
+
+
+class Counting(Typist):
+    """Counts words, one count at a time as `go` allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counting = self.most = 0
+        self.go = anyio.Event()
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        self.counting += 1
+        self.most = max(self.most, self.counting)
+        await self.go.wait()
+        self.counting -= 1
+        return len(request.messages[0]["content"].split())
+
+
+async def test_counts_of_a_rollout_run_one_at_a_time_and_are_no_turns(server: InterceptionServer) -> None:
+    engine, answers = Counting(), list[Any]()
+    async with talk(server, engine, Budgets(turns=1)) as said, anyio.create_task_group() as group:
+
+        async def count() -> None:
+            body = {"model": "m", "messages": [{"role": "user", "content": "word " * 100}]}
+            reply = await said.http.post("/messages/count_tokens", json=body)
+            answers.append((reply.status_code, reply.json()))
+
+        for _ in range(5):
+            group.start_soon(count)
+        await until(lambda: said.gate._counting.statistics().tasks_waiting == 4)
+        engine.go.set()
+    assert answers == [(200, {"input_tokens": 100})] * 5
+    assert engine.most == 1
+    assert (said.gate.turns, said.gate.ended_by, said.gate.called.is_set()) == (0, None, False)

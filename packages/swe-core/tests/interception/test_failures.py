@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Awaitable, Callable
 from types import ModuleType
 from typing import Any
 
@@ -18,9 +19,25 @@ from swe_core.errors import EngineError, EngineProtocolError, EngineRefused, Eng
 from swe_core.interception.server import ENDPOINT_FAILED, InterceptionServer
 from swe_testing.provider import Fault, ScriptedProvider, say
 
-from .helpers import HELLO, KEY, Plugin, by_hand, relay, sampled, sdk, stream, who
+from .helpers import HELLO, KEY, Plugin, by_hand, relay, sampled, sdk, stream, talk, who
 
 pytestmark = pytest.mark.anyio
+
+FINE = Completion({"role": "assistant", "content": "fine"})
+
+
+class Doing(Plugin):
+    """An engine whose calls are `act`."""
+
+    def __init__(self, act: Callable[[ChatRequest, Emit], Awaitable[Any]]) -> None:
+        super().__init__(FINE)
+        self._act = act
+
+    async def complete(
+        self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+    ) -> Completion:
+        await self._act(request, emit)  # type: ignore[arg-type]  # a stream is asked for where it is used
+        return FINE
 
 
 def requests_of(client: Any) -> list[httpx.Request]:
@@ -34,13 +51,15 @@ def requests_of(client: Any) -> list[httpx.Request]:
     return sent
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("fault", ["500", "429", "401", "404", "html", "drop"])
+@pytest.mark.parametrize(
+    ("fault", "streamed"),
+    [("500", False), ("429", True), ("401", False), ("404", True), ("html", False), ("drop", True)],
+)
 async def test_failed_engine_is_asked_once(
     server: InterceptionServer,
     openai: ModuleType,
     fault: Fault,
-    stream: bool,
+    streamed: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The engine makes its own retries; the SDK, with its default of two more, makes none on top."""
@@ -52,7 +71,7 @@ async def test_failed_engine_is_asked_once(
                 posts = requests_of(client)
                 for _ in range(2):
                     with pytest.raises(openai.APIStatusError) as caught:
-                        await client.chat.completions.create(model="m", messages=HELLO, stream=stream)
+                        await client.chat.completions.create(model="m", messages=HELLO, stream=streamed)
                     assert "answers no more calls" in caught.value.message
                     assert provider.url not in str(caught.value)
             with anyio.fail_after(120):
@@ -102,46 +121,44 @@ async def test_failure_after_the_first_piece_is_an_error_event(
 
 async def test_keepalives_cover_a_slow_engine() -> None:
     async with ScriptedProvider(then="hang") as provider, InterceptionServer(keepalive=0.05) as server:
-        async with relay(provider, timeout=0.8, max_retries=0) as engine:
-            async with server.session(engine, who(), lambda _: None) as gate:
-                async with by_hand(server, gate) as http:
-                    body = {"messages": HELLO, "stream": True}
-                    response = await http.post("/chat/completions", json=body)
+        async with relay(provider, timeout=0.8, max_retries=0) as engine, talk(server, engine) as said:
+            response = await said.ask(stream=True)
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/event-stream"
     assert response.text.count(": keepalive\n\n") >= 2
     last = response.text.strip().splitlines()[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["type"] == "engine_error"
-    assert "sent nothing for 0.8 s" in str(gate.failure)
+    assert "sent nothing for 0.8 s" in str(said.gate.failure)
 
 
-async def test_engine_exception_fails_its_own_rollout_only(
-    server: InterceptionServer, openai: ModuleType
-) -> None:
-    good = Plugin(Completion(message={"role": "assistant", "content": "fine"}))
-    async with (
-        server.session(Plugin(KeyError("logprobs")), who("bad"), lambda _: None) as bad_gate,
-        server.session(good, who("good"), lambda _: None) as good_gate,
-    ):
-        async with sdk(server, bad_gate) as client:
-            with pytest.raises(openai.APIStatusError):
-                await client.chat.completions.create(model="m", messages=HELLO)
-        async with sdk(server, good_gate) as client:
-            assert (await stream(client))[0] == "fine"
-    assert type(bad_gate.failure) is EngineError
-    assert "Plugin failed in complete(): KeyError: 'logprobs'" in str(bad_gate.failure)
-    assert good_gate.failure is None
+async def test_first_keepalive_comes_after_one_second() -> None:
+    """At any interval of the later ones."""
+    async with InterceptionServer(keepalive=10_000) as server:
+        async with talk(server, Doing(lambda request, emit: anyio.sleep_forever())) as said:
+            body = {"messages": HELLO, "stream": True}
+            async with said.http.stream("POST", "/chat/completions", json=body) as response:
+                assert await anext(response.aiter_text()) == ": keepalive\n\n"
+
+
+async def test_engine_exception_fails_its_own_rollout_only(server: InterceptionServer) -> None:
+    async with server.session(Plugin(FINE), who("good"), lambda _: None) as good:
+        async with talk(server, Plugin(KeyError("logprobs"))) as bad:
+            assert (await bad.ask()).status_code == 424
+        async with by_hand(server, good) as http:
+            assert "fine" in (await http.post("/chat/completions", json={"messages": HELLO})).text
+    assert type(bad.gate.failure) is EngineError
+    assert "Plugin failed in complete(): KeyError: 'logprobs'" in str(bad.gate.failure)
+    assert good.failure is None
 
 
 async def test_unrecordable_call_fails_the_rollout(server: InterceptionServer) -> None:
     def full(turn: Turn) -> None:
         raise OSError(28, "No space left on device")
 
-    engine = Plugin(Completion(message={"role": "assistant", "content": "unrecorded"}))
-    async with server.session(engine, who(), full) as gate, by_hand(server, gate) as http:
+    async with server.session(Plugin(FINE), who(), full) as gate, by_hand(server, gate) as http:
         response = await http.post("/chat/completions", json={"messages": HELLO})
     assert response.status_code == 424
-    assert "unrecorded" not in response.text
+    assert "fine" not in response.text
     assert "call 0 could not be recorded" in str(gate.failure)
     assert "No space left" in str(gate.failure)
 
@@ -165,72 +182,54 @@ async def test_error_in_engine_end_is_an_engine_error(server: InterceptionServer
 
 
 async def test_closed_server_has_no_url() -> None:
-    server = InterceptionServer()
     with pytest.raises(RuntimeError, match="not open"):
-        _ = server.url
+        _ = InterceptionServer().url
 
 
 async def test_inconsistent_tokens_fail_the_rollout(server: InterceptionServer) -> None:
     """A turn that extends one which was never recorded: its prompt is unknown."""
-    turns: list[Turn] = []
     tokens = sampled("lost", extends=sampled("never recorded"))
     reply = Completion({"role": "assistant", "content": "lost"}, sampled=tokens)
-    async with server.session(Plugin(reply), who(), turns.append) as gate, by_hand(server, gate) as http:
-        response = await http.post("/chat/completions", json={"messages": HELLO})
+    async with talk(server, Plugin(reply)) as said:
+        response = await said.ask()
     assert response.status_code == 424
     assert "lost" not in response.text
-    assert isinstance(gate.failure, LedgerError)
-    (turn,) = turns
-    assert turn.error == str(gate.failure)
-    assert turn.tokens is None
+    assert isinstance(said.gate.failure, LedgerError)
+    (turn,) = said.turns
+    assert (turn.error, turn.tokens) == (str(said.gate.failure), None)
 
 
 async def test_tokens_of_a_failed_call_are_counted(server: InterceptionServer) -> None:
-    class Breaks(Plugin):
-        async def complete(
-            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
-        ) -> Completion:
-            request.progress.sampled = sampled("abc")
-            raise EngineUnavailable("gone")
+    async def breaks(request: ChatRequest, emit: Emit) -> None:
+        request.progress.sampled = sampled("abc")
+        raise EngineUnavailable("gone")
 
-    turns: list[Turn] = []
-    engine = Breaks(EngineUnavailable(""))
-    async with server.session(engine, who(), turns.append) as gate, by_hand(server, gate) as http:
-        await http.post("/chat/completions", json={"messages": HELLO})
-        ledger = gate.ledger("error")
-    assert turns[0].tokens is not None
-    assert (turns[0].tokens.completion, turns[0].tokens.dropped) == ([97, 98, 99], "failed")
+    async with talk(server, Doing(breaks)) as said:
+        await said.ask()
+        ledger = said.gate.ledger("error")
+    (turn,) = said.turns
+    assert turn.tokens is not None
+    assert (turn.tokens.completion, turn.tokens.dropped) == ([97, 98, 99], "failed")
     assert ledger is not None
     assert (ledger.sampled, ledger.trainable) == (3, 0)
 
 
 async def test_engine_that_returns_none_fails(server: InterceptionServer) -> None:
-    engine = Plugin(None)
-    async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
-        assert (await http.post("/chat/completions", json={"messages": HELLO})).status_code == 424
-    assert "Plugin returned None from complete(), expected a Completion" in str(gate.failure)
+    async with talk(server, Plugin(None)) as said:  # type: ignore[arg-type]  # what a wrong plugin does
+        assert (await said.ask()).status_code == 424
+    assert "Plugin returned None from complete(), expected a Completion" in str(said.gate.failure)
 
 
-async def test_first_keepalive_comes_after_one_second() -> None:
-    """At any interval of the later ones."""
-    async with ScriptedProvider(then="hang") as provider, InterceptionServer(keepalive=10_000) as server:
-        async with relay(provider) as engine, server.session(engine, who(), lambda _: None) as gate:
-            async with by_hand(server, gate) as http:
-                body = {"messages": HELLO, "stream": True}
-                async with http.stream("POST", "/chat/completions", json=body) as response:
-                    assert await anext(response.aiter_text()) == ": keepalive\n\n"
-
-
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
 async def test_unexpected_error_is_reported_in_the_dialect_once(
-    server: InterceptionServer, openai: ModuleType, caplog: pytest.LogCaptureFixture, stream: bool
+    server: InterceptionServer, openai: ModuleType, caplog: pytest.LogCaptureFixture, streamed: bool
 ) -> None:
     """The reply has a lone surrogate, which cannot be encoded."""
     engine = Plugin(Completion({"role": "assistant", "content": "\ud800"}))
     async with server.session(engine, who(), lambda _: None) as gate, sdk(server, gate) as client:
         posts = requests_of(client)
         with pytest.raises(openai.InternalServerError, match=ENDPOINT_FAILED) as caught:
-            await client.chat.completions.create(model="m", messages=HELLO, stream=stream)
+            await client.chat.completions.create(model="m", messages=HELLO, stream=streamed)
     assert caught.value.type == "server_error"
     assert len(posts) == 1
     (record,) = (record for record in caplog.records if record.levelno == logging.ERROR)
@@ -244,35 +243,24 @@ async def test_unencodable_piece_breaks_the_stream(
     server: InterceptionServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The HTTP status is sent already; a second one would look like an event."""
-    heard = anyio.Event()
+    heard, texts = anyio.Event(), list[str]()
 
-    class Halves(Plugin):
-        async def complete(
-            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
-        ) -> Completion:
-            assert emit is not None
-            await emit({"content": "a"})
-            await heard.wait()
-            await emit({"content": "\ud800"})
-            return await anyio.sleep_forever()
+    async def halves(request: ChatRequest, emit: Emit) -> None:
+        await emit({"content": "a"})
+        await heard.wait()
+        await emit({"content": "\ud800"})
+        await anyio.sleep_forever()
 
-    text = ""
-
-    async def listen(reply: httpx.Response) -> None:
-        nonlocal text
-        async for piece in reply.aiter_text():
-            text += piece
-            heard.set()
-
-    async with server.session(Halves(EngineError("")), who(), lambda _: None) as gate:
-        async with by_hand(server, gate) as http:
-            body = {"messages": HELLO, "stream": True}
-            async with http.stream("POST", "/chat/completions", json=body) as reply:
-                with pytest.raises(httpx.RemoteProtocolError):
-                    await listen(reply)
-    assert text.count("data: ") == 1
-    assert "HTTP/1.1" not in text
-    assert "a reply of the engine cannot be written" in str(gate.failure)
+    async with talk(server, Doing(halves)) as said:
+        body = {"messages": HELLO, "stream": True}
+        async with said.http.stream("POST", "/chat/completions", json=body) as reply:
+            with pytest.raises(httpx.RemoteProtocolError):  # noqa: PT012
+                async for piece in reply.aiter_text():
+                    texts.append(piece)
+                    heard.set()
+    assert "".join(texts).count("data: ") == 1
+    assert "HTTP/1.1" not in "".join(texts)
+    assert "a reply of the engine cannot be written" in str(said.gate.failure)
     assert b'status="500"} 1.0' in server._metrics.text()
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
 
@@ -283,26 +271,19 @@ async def test_unencodable_piece_breaks_the_stream(
 async def test_malformed_piece_fails_its_own_rollout_only(server: InterceptionServer, piece: Any) -> None:
     """Also when the wall budget joins the pieces sent so far."""
 
-    class Malformed(Plugin):
-        async def complete(
-            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
-        ) -> Completion:
-            assert emit is not None
-            request.progress.sampled = sampled("abc")
-            await emit(piece)
-            return await anyio.sleep_forever()
+    async def malformed(request: ChatRequest, emit: Emit) -> None:
+        request.progress.sampled = sampled("abc")
+        await emit(piece)
+        await anyio.sleep_forever()
 
-    good, turns = Plugin(Completion({"role": "assistant", "content": "fine"})), list[Turn]()
-    async with server.session(good, who("good"), lambda _: None) as other:
-        async with server.session(Malformed(None), who(), turns.append, Budgets(wall=0.5)) as gate:
-            gate.start()
-            async with by_hand(server, gate) as http:
-                await http.post("/chat/completions", json={"messages": HELLO, "stream": True})
-        async with by_hand(server, other) as http:
-            assert "fine" in (await http.post("/chat/completions", json={"messages": HELLO})).text
-    assert isinstance(gate.failure, EngineProtocolError)
-    assert other.failure is None
-    (turn,) = turns
-    assert turn.error == str(gate.failure)
+    async with talk(server, Doing(malformed), Budgets(wall=0.5)) as said:
+        said.gate.start()
+        await said.ask(stream=True)
+    async with talk(server, Plugin(FINE)) as other:
+        assert "fine" in (await other.ask()).text
+    assert isinstance(said.gate.failure, EngineProtocolError)
+    assert other.gate.failure is None
+    (turn,) = said.turns
+    assert turn.error == str(said.gate.failure)
     assert turn.tokens is not None
     assert turn.tokens.dropped == "failed"

@@ -16,7 +16,7 @@ from swe_core.errors import AgentError, ConfigError
 from swe_core.interception.host_tools import Tools
 from swe_core.interception.server import InterceptionServer
 
-from .helpers import HELLO, Typist, by_hand, who
+from .helpers import Typist, by_hand, root, talk, who
 
 pytestmark = pytest.mark.anyio
 
@@ -38,60 +38,50 @@ READ = HostTool("read_docs", "Reads the documentation.", Range, _read)
 
 
 async def test_host_tool_is_listed_and_called(server: InterceptionServer) -> None:
-    async with server.session(Typist(), who(), lambda _: None) as gate, by_hand(server, gate) as http:
-        gate.tools.offer([READ])
-        (listed,) = (await http.get("/tools")).json()["tools"]
-        reply = await http.post("/tools/read_docs", json={"path": "a.md"})
+    async with talk(server, Typist()) as said:
+        said.gate.tools.offer([READ])
+        (listed,) = (await said.http.get("/tools")).json()["tools"]
+        reply = await said.http.post("/tools/read_docs", json={"path": "a.md"})
     assert (listed["name"], listed["description"]) == ("read_docs", "Reads the documentation.")
     assert listed["parameters"]["required"] == ["path"]
     assert reply.json() == {"content": "10 lines of a.md"}
-    assert gate.turns == 0
+    assert said.gate.turns == 0
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (b"{}", "the arguments of the tool 'read_docs' are wrong: 'path': Field required"),
-        (b'{"path": "a", "lines": "many"}', "'lines': Input should be a valid integer"),
-        (b'{"path": "a", "lines": "2"}', "'lines': Input should be a valid integer"),
-        (b'{"path": "a", "lines": true}', "'lines': Input should be a valid integer"),
-        (b'{"path": "a", "reward": 1}', "'reward': Extra inputs are not permitted"),
-        (b"[", "Invalid JSON"),
-        (b"", "Invalid JSON"),
-    ],
-)
-async def test_invalid_tool_arguments_are_named(
-    server: InterceptionServer, content: bytes, sentence: str
-) -> None:
-    async with server.session(Typist(), who(), lambda _: None) as gate, by_hand(server, gate) as http:
-        gate.tools.offer([READ])
-        reply = await http.post("/tools/read_docs", content=content)
-    assert reply.status_code == 400
-    assert sentence in reply.json()["error"]["message"]
+async def test_invalid_tool_arguments_are_named(server: InterceptionServer) -> None:
+    async with talk(server, Typist()) as said:
+        said.gate.tools.offer([READ])
+        for content, sentence in (
+            (b"{}", "the arguments of the tool 'read_docs' are wrong: 'path': Field required"),
+            (b'{"path": "a", "lines": "2"}', "'lines': Input should be a valid integer"),
+            (b'{"path": "a", "reward": 1}', "'reward': Extra inputs are not permitted"),
+            (b"", "Invalid JSON"),
+        ):
+            reply = await said.http.post("/tools/read_docs", content=content)
+            assert reply.status_code == 400
+            assert sentence in reply.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("verb", ["reset", "step", "grade", "state", "close", "read_docs"])
-async def test_only_registered_tools_exist(server: InterceptionServer, verb: str) -> None:
+async def test_only_registered_tools_exist(server: InterceptionServer) -> None:
     """Tools of another rollout do not exist either."""
     async with (
         server.session(Typist(), who("other"), lambda _: None) as other,
-        server.session(Typist(), who(), lambda _: None) as gate,
-        by_hand(server, gate) as http,
+        talk(server, Typist()) as said,
     ):
         other.tools.offer([READ])
-        reply = await http.post(f"/tools/{verb}", json={})
-        outside = await http.post(server.url + gate.path.removesuffix("/v1") + f"/{verb}", json={})
-    assert (reply.status_code, outside.status_code) == (404, 404)
+        for verb in ("reset", "step", "grade", "state", "close", "read_docs"):
+            for url in (f"/tools/{verb}", f"{root(server, said.gate)}/{verb}"):
+                assert (await said.http.post(url, json={})).status_code == 404
 
 
 async def test_tool_error_reveals_nothing_of_the_host(
     server: InterceptionServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with server.session(Typist(), who(), lambda _: None) as gate, by_hand(server, gate) as http:
-        gate.tools.offer([READ])
-        reply = await http.post("/tools/read_docs", json={"path": "secret"})
-        assert gate.failure is None
-        assert (await http.post("/chat/completions", json={"messages": HELLO})).status_code == 200
+    async with talk(server, Typist()) as said:
+        said.gate.tools.offer([READ])
+        reply = await said.http.post("/tools/read_docs", json={"path": "secret"})
+        assert said.gate.failure is None
+        assert (await said.ask()).status_code == 200
     assert reply.status_code == 500
     assert reply.json()["error"]["message"] == "the tool 'read_docs' failed"
     assert "/etc/host" not in reply.text
@@ -131,46 +121,44 @@ def test_tool_names_are_unique_and_fit_a_path(names: list[str], sentence: str) -
 
 async def test_calls_after_exit_are_rejected(server: InterceptionServer) -> None:
     engine = Typist()
-    async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
-        assert not gate.submitted
-        reply = await http.post(server.url + gate.exit_path)
+    async with talk(server, engine) as said:
+        assert not said.gate.submitted
+        reply = await said.http.post(server.url + said.gate.exit_path)
         with anyio.fail_after(120):
-            await gate.ending()
-        late = await http.post("/chat/completions", json={"messages": HELLO})
+            await said.gate.ending()
+        assert (await said.ask()).status_code == 410
     assert (reply.status_code, reply.json()) == (200, {"ok": True})
-    assert late.status_code == 410
-    assert gate.ended_by is None
+    assert said.gate.ended_by is None
     assert engine.asked == []
 
 
-@pytest.mark.parametrize("path", ["/v1/tools", "/v1/tools/read_docs", "/exit"])
-async def test_every_route_requires_the_token_of_the_rollout(server: InterceptionServer, path: str) -> None:
-    async with server.session(Typist(), who(), lambda _: None) as gate, httpx.AsyncClient() as http:
-        for token in ("wrong", server.token, "x" * 43):
-            reply = await http.request(
-                "GET" if path == "/v1/tools" else "POST",
-                server.url + gate.path.removesuffix("/v1") + path,
-                headers={"Authorization": f"Bearer {token}"},
-            )
-            assert reply.status_code == 401
-        assert not gate.submitted
-
-
-async def test_metrics_require_the_token_of_the_server(server: InterceptionServer) -> None:
-    async with server.session(Typist(), who(), lambda _: None) as gate, httpx.AsyncClient() as http:
-        for token in ("wrong", gate.token):
-            reply = await http.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {token}"})
-            assert reply.status_code == 401
-            assert "swe_" not in reply.text
+async def test_every_route_requires_its_token(server: InterceptionServer) -> None:
+    """Those of a rollout want its own, the metrics that of the server."""
+    async with talk(server, Typist()) as said:
+        for path, wrong in (
+            ("/v1/tools", server.token),
+            ("/v1/tools/read_docs", server.token),
+            ("/exit", server.token),
+            ("/metrics", said.gate.token),
+        ):
+            url = f"{server.url if path == '/metrics' else root(server, said.gate)}{path}"
+            method = "GET" if path in ("/v1/tools", "/metrics") else "POST"
+            for token in ("wrong", wrong, "x" * 43):
+                headers = {"Authorization": f"Bearer {token}"}
+                reply = await said.http.request(method, url, headers=headers)
+                assert reply.status_code == 401
+                assert "swe_" not in reply.text
+        assert not said.gate.submitted
 
 
 async def test_metrics_count_requests_and_tokens(server: InterceptionServer) -> None:
-    async with server.session(Typist(), who(), lambda _: None) as gate, by_hand(server, gate) as http:
+    async with talk(server, Typist()) as said:
         for retries in ("0", "1"):
-            headers = {"x-stainless-retry-count": retries}
-            await http.post("/chat/completions", json={"messages": HELLO}, headers=headers)
-        await http.post("/chat/completions", content=b"{")
-        reply = await http.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {server.token}"})
+            said.http.headers["x-stainless-retry-count"] = retries
+            await said.ask()
+        await said.http.post("/chat/completions", content=b"{")
+        headers = {"Authorization": f"Bearer {server.token}"}
+        reply = await said.http.get(f"{server.url}/metrics", headers=headers)
     found: dict[tuple[str, ...], float] = {}
     for family in text_string_to_metric_families(reply.text):
         for sample in family.samples:
