@@ -123,10 +123,13 @@ async def test_reply_cut_by_the_budget_ends_the_rollout(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_wall_budget_cuts_a_call_and_keeps_its_text(server: InterceptionServer, stream: bool) -> None:
-    async with talk(server, Typist(letters=2), Budgets(wall=1.5)) as said:
-        said.gate.start()
-        reply, over = [await said.ask(number, stream=stream) for number in range(2)]
-        ledger = said.gate.ledger()
+    for wall in (0.3, 3, 30):  # more, if a busy machine has not typed both letters by then
+        async with talk(server, Typist(letters=2), Budgets(wall=wall)) as said:
+            said.gate.start()
+            reply, over = [await said.ask(number, stream=stream) for number in range(2)]
+            ledger = said.gate.ledger()
+        if said.gate.usage.completion_tokens == 2:
+            break
     assert reply.status_code == 200
     assert '"finish_reason":"length"' in reply.text
     assert SPENT in over.text

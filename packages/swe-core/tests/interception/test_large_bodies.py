@@ -27,7 +27,7 @@ from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
 from swe_testing.waiting import until
 
-from .helpers import HELLO, Plugin, Typist, by_hand, who
+from .helpers import HELLO, Plugin, Typist, by_hand, talk, who
 
 pytestmark = pytest.mark.anyio
 
@@ -83,18 +83,18 @@ def asking(size: int) -> bytes:
 async def test_body_beyond_the_context_is_rejected_unread(
     server: InterceptionServer,
 ) -> None:
-    async with server.session(Short(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
-        async with partial(server, gate, SPACES * 2, sent=0) as request:
+    async with talk(server, Short(OK)) as said:
+        async with partial(server, said.gate, SPACES * 2, sent=0) as request:
             reply = await request.answer()
         assert reply.startswith(b"HTTP/1.1 400 ")
         error = orjson.loads(reply.partition(b"\r\n\r\n")[2])["error"]
         assert error["code"] == "context_length_exceeded"
         assert "maximum context length is 100 tokens" in error["message"]
         assert "resulted in 32768 tokens or more" in error["message"]
-        assert (gate.turns, gate.refusals, gate.ended_by) == (0, 1, "context")
-        assert gate.refusal == error["message"]
-        assert (await http.post(PATH, content=SMALL)).status_code == 200
-        assert (gate.turns, gate.ended_by) == (1, None)  # the agent got further
+        assert (said.gate.turns, said.gate.refusals, said.gate.ended_by) == (0, 1, "context")
+        assert said.gate.refusal == error["message"]
+        assert (await said.http.post(PATH, content=SMALL)).status_code == 200
+        assert (said.gate.turns, said.gate.ended_by) == (1, None)  # the agent got further
 
 
 async def test_body_without_length_is_rejected(server: InterceptionServer) -> None:
@@ -121,18 +121,18 @@ async def test_body_without_length_is_rejected(server: InterceptionServer) -> No
 
 
 async def test_ended_rollout_rejects_before_the_context_check(server: InterceptionServer) -> None:
-    async with server.session(Short(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
-        gate.submit()
-        assert (await http.post(PATH, content=SPACES * 2)).status_code == 410
-    assert (gate.refusals, gate.ended_by) == (0, None)
+    async with talk(server, Short(OK)) as said:
+        said.gate.submit()
+        assert (await said.http.post(PATH, content=SPACES * 2)).status_code == 410
+    assert (said.gate.refusals, said.gate.ended_by) == (0, None)
 
 
 async def test_tool_arguments_do_not_count_as_prompt(server: InterceptionServer) -> None:
-    async with server.session(Short(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
-        assert (await http.post("/tools/none", content=SPACES * 2)).status_code == 404
+    async with talk(server, Short(OK)) as said:
+        assert (await said.http.post("/tools/none", content=SPACES * 2)).status_code == 404
         many = b'{"a":[' + b"[]," * MAX_VALUES + b"[]]}"
-        reply = await http.post("/tools/none", content=many)
-        assert (reply.status_code, gate.ended_by) == (400, None)
+        reply = await said.http.post("/tools/none", content=many)
+        assert (reply.status_code, said.gate.ended_by) == (400, None)
         assert f"more than {MAX_VALUES} values" in reply.json()["error"]["message"]
 
 
@@ -151,17 +151,17 @@ async def test_body_with_too_many_values_is_not_parsed(
     server: InterceptionServer, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
     monkeypatch.setattr(chat, "load", lambda raw: pytest.fail("it is parsed"))
-    async with server.session(Plugin(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
-        reply = await http.post(PATH, content=body.ljust(LARGE))
+    async with talk(server, Plugin(OK)) as said:
+        reply = await said.http.post(PATH, content=body.ljust(LARGE))
     assert reply.status_code == 400
     assert f"the request body has more than {MAX_VALUES} values; send" in reply.json()["error"]["message"]
-    assert gate.refusals == 1
+    assert said.gate.refusals == 1
 
 
 async def test_text_may_contain_json_punctuation(server: InterceptionServer) -> None:
     text = '[{"\\,' * MAX_VALUES
-    async with server.session(Typist("a"), who(), lambda _: None) as gate, by_hand(server, gate) as http:
-        reply = await http.post(PATH, json={"messages": [{"role": "user", "content": text}]})
+    async with talk(server, Typist("a")) as said:
+        reply = await said.http.post(PATH, json={"messages": [{"role": "user", "content": text}]})
     assert reply.status_code == 200
 
 
@@ -170,8 +170,8 @@ async def test_call_arguments_with_too_many_values_are_rejected(server: Intercep
     function = {"name": "bash", "arguments": "[" + "[]," * (MAX_VALUES // 3) + "[]]"}
     call = {"id": "1", "type": "function", "function": function}
     messages = [*HELLO, {"role": "assistant", "tool_calls": [call, call]}]
-    async with server.session(Plugin(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
-        reply = await http.post(PATH, content=json.dumps({"messages": messages}).ljust(LARGE))
+    async with talk(server, Plugin(OK)) as said:
+        reply = await said.http.post(PATH, content=json.dumps({"messages": messages}).ljust(LARGE))
     assert reply.status_code == 400
     assert "the arguments of all 'tool_calls' have more than" in reply.json()["error"]["message"]
 
@@ -361,9 +361,9 @@ async def test_small_body_with_too_many_argument_values_is_rejected(server: Inte
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
     content = json.dumps({"messages": messages}).encode()
     assert len(content) < bodies._INLINE
-    async with server.session(Plugin(OK), who(), lambda _: None) as gate, by_hand(server, gate) as http:
+    async with talk(server, Plugin(OK)) as said:
         for escaped in (content, content.replace(b",[]", b"\\u002c[]")):
-            reply = await http.post(PATH, content=escaped)
+            reply = await said.http.post(PATH, content=escaped)
             assert reply.status_code == 400
             assert "the arguments of all 'tool_calls' have more than 20000 values" in reply.text
 
