@@ -7,73 +7,124 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import cast
+from typing import Any, cast
 
+import aiohttp
 import anyio
 import anyio.lowlevel
+import pytest
 from click.testing import CliRunner
 
 from swe_core.api.agent import AgentContext, AgentSpec
 from swe_core.api.grader import Grade, Graded
 from swe_core.api.records import Rollout, Turn
 from swe_core.api.rollout_request import Phase, RolloutRequest
-from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
+from swe_core.api.sandbox import Process, Sandbox, SandboxEntry, SandboxProvider, SandboxSpec, Stream
 from swe_core.api.task import Task
-from swe_core.builtin.demo.source import DemoSource
 from swe_core.builtin.executors import LocalExecutor
-from swe_core.builtin.local.provider import LocalProvider
 from swe_core.cli.report import report
 from swe_core.errors import SandboxDied
 from swe_core.interception.server import InterceptionServer
 from swe_core.report.token_audit import audit
+from swe_core.rollout import loop
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
 from swe_core.rollout.runner import Runner
 from swe_core.rollout.site import LocalSite
-from swe_core.run.plan import sandbox_spec
-from swe_core.run.settings import Settings
-from swe_testing.records import make_request, make_run
+from swe_testing.records import make_request, make_run, make_task
 
 from .shaky_server import Shaky
 
-PATIENCE = 120
+PATIENCE = 20
 """Seconds until a test that hangs fails."""
 
-SCRIPT = """
-import json, os, sys, time, urllib.request
-body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
-headers = {"Authorization": "Bearer " + os.environ["KEY"], "Content-Type": "application/json"}
-url = os.environ["BASE"] + "/chat/completions"
-urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()
-time.sleep(float(sys.argv[1]))
-"""
+
+class Caller:
+    """A client of a rollout's endpoint."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._url = env["BASE"] + "/chat/completions"
+        self._headers = {"Authorization": f"Bearer {env['KEY']}"}
+
+    async def ask(self, *messages: tuple[str, str], stream: bool = False) -> None:
+        body = {"messages": [{"role": role, "content": text} for role, text in messages], "stream": stream}
+        async with aiohttp.ClientSession(headers=self._headers) as http:
+            async with http.post(self._url, json=body) as reply:
+                await reply.read()
+
+
+async def one_call(caller: Caller) -> None:
+    await caller.ask(("user", "hello"))
 
 
 class Talker(AgentSpec):
-    """Runs `script`, which makes one LLM call; at `staying` tasks it then never exits."""
+    """Does `talk` in this process, one LLM call, and ends with `code`; at `staying` tasks it never ends."""
 
     name = "talker"
 
     def __init__(self) -> None:
         self.staying: set[str] = set()
-        self.script = SCRIPT
+        self.talk: Callable[[Caller], Awaitable[None]] = one_call
+        self.code = 0
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        return [
-            "python3",
-            "-I",
-            "-S",
-            "-c",
-            self.script,
-            "1e6" if ctx.task.instance_id in self.staying else "0",
-        ]
+        return ["agent"]
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
         return {"BASE": ctx.base_url, "KEY": ctx.api_key}
 
 
+class Inside(Process):
+    """A command in a box: the agent, or one that says nothing."""
+
+    def __init__(self, box: Box, env: Mapping[str, str] | None) -> None:
+        self._box = box
+        self._env = env
+
+    async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
+        if self._env is not None:
+            await self._box.agent.talk(Caller(self._env))
+            if self._box.id in self._box.agent.staying:
+                await anyio.sleep_forever()
+        for nothing in ():
+            yield nothing
+
+    async def wait(self) -> int:
+        return 0 if self._env is None else self._box.agent.code
+
+    async def kill(self) -> None:
+        """Nothing is left of it."""
+
+
+class Box(Sandbox):
+    """A sandbox with nothing in it.
+
+    Attributes:
+        ran: The commands, but for the agent's.
+    """
+
+    def __init__(self, spec: SandboxSpec, agent: Talker) -> None:
+        self.id = spec.labels["rollout"]
+        self.spec = spec
+        self.agent = agent
+        self.ran: list[Sequence[str]] = []
+
+    async def start(self, argv: Sequence[str], **more: Any) -> Process:
+        if argv[0] == "agent":
+            return Inside(self, more["env"])
+        self.ran.append(argv)
+        return Inside(self, None)
+
+    async def kill_all(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    @asynccontextmanager
+    async def reach(self, endpoint: str) -> AsyncIterator[str]:
+        yield endpoint
+
+
 class CountedProvider:
-    """Local sandboxes.
+    """Boxes.
 
     Attributes:
         alive: Labels of the open ones.
@@ -82,24 +133,23 @@ class CountedProvider:
         on_open: Called with each new one; an error it raises prevents the opening.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, agent: Talker) -> None:
         self.alive: list[str] = []
         self.closes = True
         self.flavors: list[str] = []
         self.on_open: Callable[[Sandbox], None] = lambda sandbox: None
-        self._local = LocalProvider(unisolated=True)
+        self._agent = agent
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        sandbox = Box(spec, self._agent)
+        self.on_open(sandbox)
+        sandbox.flavor = self.flavors.pop(0) if self.flavors else None
+        self.alive.append(sandbox.id)
         try:
-            async with self._local.open(spec) as sandbox:
-                self.on_open(sandbox)
-                sandbox.flavor = self.flavors.pop(0) if self.flavors else None
-                self.alive.append(spec.labels["rollout"])
-                yield sandbox
-        finally:  # closed by now
-            if spec.labels["rollout"] in self.alive:
-                self.alive.remove(spec.labels["rollout"])
+            yield sandbox
+        finally:
+            self.alive.remove(sandbox.id)
             if not self.closes:
                 raise SandboxDied("the sandbox cannot be closed")
 
@@ -189,24 +239,26 @@ def local_executor(parts: RunContext, run: RunDirectory) -> LocalExecutor:
 @asynccontextmanager
 async def open_bench(path: Path) -> AsyncIterator[Bench]:
     """A bench whose run directory is `path`. In the end nothing of it may run."""
-    agent, engine, provider, grader, witness = (
-        Talker(),
-        Shaky(Random(1), {"ok": 1}),
-        CountedProvider(),
-        Approving(),
-        Witness(),
-    )
-    run = make_run(path)
-    requests = []
-    for task in list(DemoSource().tasks())[:2]:
-        spec = sandbox_spec(task, Settings()).model_copy(update={"labels": {"rollout": task.instance_id}})
-        requests.append(make_request(task, spec=spec))
-    async with engine, InterceptionServer() as server:
-        parts = RunContext(agent, provider, grader, (server, engine), None, run.redactor)
-        executor = local_executor(parts, run)
-        runner = Runner(requests, executor, engine, run, [], concurrency=2)
-        runner.observe(witness)
-        with anyio.fail_after(PATIENCE):
-            yield Bench(runner, run, agent, engine, provider, grader, witness)
+    agent, engine, grader, witness = Talker(), Shaky(Random(1), {"ok": 1}), Approving(), Witness()
+    provider, run, requests = CountedProvider(agent), make_run(path), []
+    for name in ("t-1", "t-2"):
+        requests.append(make_request(make_task(name), spec=SandboxSpec(labels={"rollout": name})))
+
+    async def prepare(sandbox: Sandbox, task: Task, *, hide: bool) -> None:
+        """There is no repository."""
+
+    async def export(sandbox: Sandbox, base: None, *, timeout: float) -> bytes:
+        return b"the patch"
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loop, "prepare_repository", prepare)
+        patched.setattr(loop, "export_patch", export)
+        async with engine, InterceptionServer() as server:
+            parts = RunContext(agent, provider, grader, (server, engine), None, run.redactor)
+            executor = local_executor(parts, run)
+            runner = Runner(requests, executor, engine, run, [], concurrency=2)
+            runner.observe(witness)
+            with anyio.fail_after(PATIENCE):
+                yield Bench(runner, run, agent, engine, provider, grader, witness)
     assert provider.alive == []
     assert cast(LocalSite, executor._site)._running == {}

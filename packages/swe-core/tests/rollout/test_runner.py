@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 
+import aiohttp
 import anyio
 import anyio.lowlevel
 import numpy as np
@@ -14,11 +16,14 @@ from aiohttp.web import StreamResponse
 from swe_core.api.agent import AgentContext, AgentDialogue, AgentEvent, InteractiveAgent
 from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession, ForkCause, Sampled
 from swe_core.api.records import Rollout
+from swe_core.api.sandbox import SandboxSpec
+from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import EngineUnavailable, PluginError, RunStopped, SweError
 from swe_core.interception.sse import EventStream
+from swe_core.rollout.missing_program import missing_program
 from swe_core.tokens.chains import chains_of
 
-from .runner_bench import Bench
+from .runner_bench import Bench, Box, Caller
 from .shaky_server import ids
 
 pytestmark = pytest.mark.anyio
@@ -111,27 +116,18 @@ async def test_rollout_is_cancelled_during_grading(bench: Bench) -> None:
     bench.accounted()
 
 
-BRANCHING = """
-import http.client, json, os, urllib.request
-def call(*messages):
-    body = json.dumps({"stream": True, "messages": [{"role": r, "content": c} for r, c in messages]}).encode()
-    headers = {"Authorization": "Bearer " + os.environ["KEY"], "Content-Type": "application/json"}
-    request = urllib.request.Request(os.environ["BASE"] + "/chat/completions", body, headers)
-    try:
-        urllib.request.urlopen(request).read()
-    except http.client.IncompleteRead:
-        pass
-call(("user", "hello"))
-for text in "abc":
-    call(("user", "hello"), ("assistant", "0"), ("user", text))
-"""
+async def branching(caller: Caller) -> None:
+    await caller.ask(("user", "hello"), stream=True)
+    for text in "abc":
+        with suppress(aiohttp.ClientError):
+            await caller.ask(("user", "hello"), ("assistant", "0"), ("user", text), stream=True)
 
 
 async def test_run_returns_the_chains_that_the_disk_gives(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of four calls the second is not delivered, and the last branches off; the text of all is secret."""
-    bench.agent.script = BRANCHING
+    bench.agent.talk = branching
     sampled: list[Sampled] = []
 
     async def complete(request: ChatRequest, session: EngineSession, emit: Emit) -> Completion:
@@ -149,6 +145,8 @@ async def test_run_returns_the_chains_that_the_disk_gives(
 
     async def ending(self: EventStream, data: bytes) -> StreamResponse:
         if next(ends) == 1:
+            assert self._request.transport is not None
+            self._request.transport.abort()
             raise ConnectionResetError("the client is gone")
         return await end(self, data)
 
@@ -243,38 +241,31 @@ async def test_unwritable_run_directory_is_an_error(bench: Bench, monkeypatch: p
     assert (await bench.runner.run(bench.second)).rollout.outcome == "resolved"
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        (
-            ["no-such-agent"],
-            "its program 'no-such-agent' is missing in the sandbox: install it there, or let ",
-        ),
-        (
-            ["/no/such/agent", "-p"],
-            "its program '/no/such/agent' is missing in the sandbox: install it there",
-        ),
-        (
-            ["/etc/passwd"],
-            "its program '/etc/passwd' is not executable in the sandbox: set its mode, or name a",
-        ),
-        (["cd", "/"], "its program 'cd' is missing in the sandbox"),
-        (["sh", "-c", "no-such-tool"], "the agent 'talker' exited with code 127: "),
-    ],
-)
-async def test_missing_program_of_an_agent_is_named(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, command: list[str], says: str
-) -> None:
-    monkeypatch.setattr(bench.agent, "command", lambda ctx: command)
+async def test_missing_program_of_an_agent_is_named() -> None:
+    said = {}
+    async with LocalProvider(unisolated=True).open(SandboxSpec()) as sandbox:
+        for program in ("no-such-agent", "/no/such/agent", "/etc/passwd", "/etc", "cd", "sh"):
+            said[program] = await missing_program("mine", program, sandbox, cwd="/", env={})
+    head = "the agent 'mine' cannot start, because its program"
+    missing, mode = "install it there, or let the agent's plugin bring", "set its mode, or name an"
+    for program in ("no-such-agent", "/no/such/agent", "cd"):
+        assert (said[program] or "").startswith(f"{head} {program!r} is missing in the sandbox: {missing}")
+    for program in ("/etc/passwd", "/etc"):
+        assert f"{head} {program!r} is not executable in the sandbox: {mode}" in (said[program] or "")
+    assert said["sh"] is None
+
+
+async def test_agent_that_misses_another_program_is_named_by_its_exit_code(bench: Bench) -> None:
+    bench.agent.code = 127
     rollout = (await bench.runner.run(bench.first)).rollout
     assert rollout.failure is not None
     assert (rollout.failure.boundary, rollout.failure.type) == ("agent", "AgentError")
-    assert says in rollout.failure.message
+    assert "the agent 'talker' exited with code 127" in rollout.failure.message
 
 
 async def test_agent_that_exceeds_its_time_is_known_by_the_type_of_its_error(bench: Bench) -> None:
     bench.agent.staying = {bench.first.task.instance_id}
-    limits = bench.first.limits.model_copy(update={"agent": 1.0})
+    limits = bench.first.limits.model_copy(update={"agent": 0.05})
     rollout = (await bench.runner.run(bench.first.model_copy(update={"limits": limits}))).rollout
     assert rollout.failure is not None
     assert (rollout.failure.boundary, rollout.failure.type) == ("agent", "AgentTimeout")
@@ -297,8 +288,8 @@ async def test_reward_is_shaped_before_the_record_is_written(bench: Bench) -> No
     assert bench.run.rollouts() == [shaped]
 
 
-async def test_rollout_without_a_verdict_is_not_shaped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.agent, "command", lambda ctx: ["/no/such/agent"])
+async def test_rollout_without_a_verdict_is_not_shaped(bench: Bench) -> None:
+    bench.agent.code = 1
     bench.runner._shape = lambda rollout, reward: 7.0
     assert (await bench.runner.run(bench.first)).rollout.reward is None
 
@@ -351,14 +342,17 @@ class _Elsewhere(InteractiveAgent):
         return ("false",)
 
     async def converse(self, ctx: AgentContext, dialogue: AgentDialogue) -> None:
-        done = await dialogue.sandbox.exec(["sh", "-c", "echo new >new.txt"])
+        done = await dialogue.sandbox.exec(["touch", "new.txt"])
         dialogue.record(AgentEvent(kind="tool_result", text=str(done.exit_code)))
 
 
 async def test_rollout_of_another_agent_is_recorded_and_graded(bench: Bench) -> None:
     request = bench.first.model_copy(update={"id": "other", "agent": "elsewhere"})
+    boxes: list[Box] = []
+    bench.provider.on_open = boxes.append  # type: ignore[assignment]  # all are boxes
     rollout = (await bench.runner.run(request, _Elsewhere())).rollout
     assert (rollout.outcome, rollout.turns, rollout.ledger) == ("resolved", 0, None)
-    assert b"new.txt" in (bench.run.patch("other") or b"")
+    assert boxes[0].ran == [["touch", "new.txt"]]
+    assert bench.run.patch("other") == b"the patch"
     assert [event.text for event in bench.run.events("other")] == ["0"]
     assert (await bench.runner.run(bench.second)).rollout.turns == 1, "the run's own agent is as it was"

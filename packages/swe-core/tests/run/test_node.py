@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
+from swe_core.builtin.demo.source import DemoSource
 from swe_core.rollout.nodes.messages import (
     Begin,
     Event,
@@ -31,11 +32,10 @@ from swe_core.rollout.nodes.messages import (
 )
 from swe_core.rollout.nodes.spool import Spool
 from swe_core.run.node import RolloutNode
+from swe_core.run.plan import sandbox_spec
 from swe_core.run.settings import load_settings
 from swe_core.system.redaction import Redactor
 from swe_testing.records import make_request
-
-from ..rollout.runner_bench import DemoSource, sandbox_spec
 
 PATIENCE = 60.0
 SETS = ("run.agent=oracle", "run.plugins=[]", "sandbox.local.unisolated=true", "run.tasks=demo")
