@@ -236,7 +236,17 @@ class JournalStates(RuleBasedStateMachine):
             (one, "lost" if one.step > self.step else state) for one, state in self.evaluations
         ]
 
-    @rule(ahead=st.integers(-1, 3), step=st.none() | st.integers(0, 3), again=st.booleans())
+    @rule(
+        sent=st.lists(
+            st.tuples(st.integers(-1, 2), st.none() | st.integers(0, 2), st.booleans()),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    def raise_versions(self, sent: list[tuple[int, int | None, bool]]) -> None:
+        for one in sent:
+            self.raise_version(*one)
+
     def raise_version(self, ahead: int, step: int | None, again: bool) -> None:
         """A policy is as old as the updates behind it: neither lost steps nor weights sent again age it."""
         newest = max(self.policies, default=0)
