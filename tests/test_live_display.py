@@ -25,7 +25,7 @@ def unhurried(tmp_path: Path) -> Path:
         if recorded["task_id"] == TASK and recorded["agent"] is None:
             called = recorded["replies"][0]["message"]["tool_calls"][0]["function"]
             command = json.loads(called["arguments"])["command"]
-            called["arguments"] = json.dumps({"command": f"sleep 3; {command}"})
+            called["arguments"] = json.dumps({"command": f"sleep 1.5; {command}"})
             lines.append(json.dumps(recorded))
     path = tmp_path / "recording.jsonl"
     path.write_text("\n".join(lines))

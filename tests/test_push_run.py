@@ -47,6 +47,7 @@ def test_killed_run_resumes_and_pushes(
     )
 
 
+@pytest.mark.slow
 def test_hub_that_is_away_costs_a_run_nothing(tmp_path: Path, threaded_hf: LocalHF, command: Command) -> None:
     hf, out = threaded_hf, tmp_path / "run"
     hf.faults.routes, hf.faults.failing, hf.faults.statuses = ("hub.",), 1.0, (500,)

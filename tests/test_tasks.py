@@ -63,9 +63,3 @@ def test_show_tells_all_but_the_gold_patch(tasks: Tasks, rows: str) -> None:
     assert SECRET not in json.dumps(as_json)
     assert as_json["gold"] == {"files": 1, "added": 3, "removed": 2, "bytes": len(ROW["patch"])}
     assert SECRET in tasks("show", "o__r-1", "--tasks", rows, "--gold").stdout
-
-
-def test_missing_task(tasks: Tasks, rows: str) -> None:
-    done = tasks("show", "o__r-2", "--tasks", rows)
-    assert (done.code, done.stdout) == (2, "")
-    assert "--task 'o__r-2': no such task; did you mean 'o__r-1'?" in done.stderr

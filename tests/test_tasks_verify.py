@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 
-from swe_core.run.verify.cheats import CHEATS
-from swe_core.run.verify.report import VERDICTS, Check, TaskVerdict
-
 from .conftest import Command, Done, SweCore, leftovers, wait_for
 from .warm import Warm
 
@@ -256,34 +253,3 @@ def test_finished_rollouts_are_not_lost(
         return
     anew = verify("--tasks", str(tasks), "--task", "first", "--no-cache", *options)
     assert "cached" not in anew.stderr
-
-
-def test_page_has_every_verdict_and_every_cheat() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "internals" / "verify.md").read_text()
-    rows = [line.split(" | ")[0].strip("| `") for line in page.splitlines() if line.startswith("| `")]
-    assert rows == [*VERDICTS, *(cheat.name for cheat in CHEATS)]
-    assert all(f"| `{cheat.name}` | {cheat.does} |\n" in page for cheat in CHEATS)
-    fields = [line.split(" | ")[0].strip("| ").split(", ") for line in page.splitlines() if " | " in line]
-    named = [name for names in fields for name in names]
-    assert {*TaskVerdict.model_fields, *Check.model_fields} <= set(named)
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (("--cheats", "conftest"), "--cheats 'conftest': no such cheat; did you mean 'conftest-root'?"),
-        (
-            ("--repeat", "0"),
-            "invalid value for '--repeat': 0 is not in the range x>=1; see `swe-core tasks verify --help`",
-        ),
-        (("--sandbox", "dokcer"), "did you mean"),
-        (("--tasks", "demoo"), "did you mean 'demo'?"),
-        (("--out", "/dev/null/x"), "cannot write the report '/dev/null/x': Not a directory"),
-        (("--verified", "/dev/null"), "the report '/dev/null' is empty"),
-    ],
-)
-def test_wrong_input_is_one_sentence(verify: Verify, args: tuple[str, ...], said: str) -> None:
-    done = verify(*args)
-    assert done.code == 2
-    assert said in done.stderr
-    assert done.stdout == ""
