@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from swe_core.api.records import TurnTokens
 from swe_core.cli import drift as command
 from swe_core.cli.drift import drift
-from swe_core.drift.readers import FORMATS, read
+from swe_core.drift.readers import read
 from swe_testing.records import make_rollout, make_run, make_turn
 from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 
@@ -162,16 +162,6 @@ def test_drift_prints_json(tokenizer: str, saved: Callable[..., Path]) -> None:
     assert found["total"]["turns"] == 6
 
 
-def test_drift_takes_options_of_the_template(tokenizer: str, saved: Callable[..., Path]) -> None:
-    path = saved(FILES["openai"])
-    plain, off = (
-        json.loads(ran(path, "--tokenizer", tokenizer, "--json", *more).stdout)["total"]["sampled"]
-        for more in ((), ("--template-kwarg", "enable_thinking=false"))
-    )
-    assert plain > 0
-    assert off > 0
-
-
 @pytest.mark.parametrize(
     ("content", "args", "said"),
     [
@@ -212,7 +202,3 @@ def test_drift_says_in_a_sentence_what_is_wrong(
 def test_drift_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     assert "pip install 'swe-core[vllm]'" in str(ran("x", "--tokenizer", "y").exception)
-
-
-def test_formats_of_the_command_are_those_of_the_readers() -> None:
-    assert command._FORMATS == FORMATS

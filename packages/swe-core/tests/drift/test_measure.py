@@ -142,11 +142,6 @@ def test_measure_says_what_the_template_refuses() -> None:
     assert "no tools here" in found.refused
 
 
-def test_measure_without_a_template_renders_by_the_format() -> None:
-    found = measure(RecordedConversation("c", session(*WORK)), qwen3()[0])
-    assert (found.ours.rows, found.anew.rows, found.anew.lost) == (1, 1, 0)
-
-
 def test_measure_of_a_template_that_never_extends() -> None:
     """Our prompts are then rendered anew too, and both sides are the same."""
     source = (files("trl") / "chat_templates" / "gptoss.jinja").read_text(encoding="utf-8")

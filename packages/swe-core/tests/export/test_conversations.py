@@ -15,8 +15,6 @@ from swe_core.errors import UsageError
 from swe_core.export.conversations import conversations, told
 from swe_testing.records import make_turn
 
-SYSTEM = {"role": "system", "content": "You are an agent."}
-
 
 def user(text: str) -> Message:
     return {"role": "user", "content": text}
@@ -46,33 +44,49 @@ class Calls:
         ]
 
 
-def test_conversation_grows_with_each_call() -> None:
+CASES: dict[str, tuple[list[tuple[list[str], str]], list[tuple[list[str], list[int]]]]] = {
+    "it grows with each call": (
+        [(["a"], "b"), (["a", "b", "c"], "d")],
+        [(["a", "b", "c", "d"], [0, 1])],
+    ),
+    "a compaction ends it": (
+        [(["a"], "b"), (["summary"], "c")],
+        [(["a", "b"], [0]), (["summary", "c"], [1])],
+    ),
+    "sub-agents with the same words": (
+        [
+            (["main"], "ask both"),
+            (["left"], "ls"),
+            (["right"], "ls"),
+            (["left", "ls", "l.py"], "left done"),
+            (["right", "ls", "r.py"], "right done"),
+            (["main", "ask both", "results"], "done"),
+        ],
+        [
+            (["left", "ls", "l.py", "left done"], [1, 3]),
+            (["right", "ls", "r.py", "right done"], [2, 4]),
+            (["main", "ask both", "results", "done"], [0, 5]),
+        ],
+    ),
+    "a client that clears old results and shortens old replies": (
+        [(["a"], "one"), (["a", "one", "long"], "two"), (["a", "(cut)", "(cleared)", "two", "c"], "three")],
+        [(["a", "(cut)", "(cleared)", "two", "c", "three"], [1, 2])],
+    ),
+    "two continuations of a reply": (
+        [(["a"], "b"), (["a", "b", "c"], "d"), (["a", "b", "e"], "f")],
+        [(["a", "b", "c", "d"], [0, 1]), (["a", "b", "e", "f"], [0, 2])],
+    ),
+}
+"""What it is → requests, whose messages are by user and model in turn, with replies; conversations."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_calls_are_conversations(name: str) -> None:
+    asked, expected = CASES[name]
     calls = Calls()
-    calls.add(SYSTEM, user("a"), reply=said("b"))
-    calls.add(SYSTEM, user("a"), said("b"), user("c"), reply=said("d"))
-    assert calls.found() == [(["You are an agent.", "a", "b", "c", "d"], [0, 1])]
-
-
-def test_compaction_ends_a_conversation() -> None:
-    calls = Calls()
-    calls.add(user("a"), reply=said("b"))
-    calls.add(user("summary"), reply=said("c"))
-    assert calls.found() == [(["a", "b"], [0]), (["summary", "c"], [1])]
-
-
-def test_sub_agents_are_conversations_of_their_own() -> None:
-    calls = Calls()
-    calls.add(user("main"), reply=said("ask both"))
-    calls.add(user("left"), reply=said("ls"))
-    calls.add(user("right"), reply=said("ls"))  # the same words
-    calls.add(user("left"), said("ls"), user("l.py"), reply=said("left done"))
-    calls.add(user("right"), said("ls"), user("r.py"), reply=said("right done"))
-    calls.add(user("main"), said("ask both"), user("results"), reply=said("done"))
-    assert calls.found() == [
-        (["left", "ls", "l.py", "left done"], [1, 3]),
-        (["right", "ls", "r.py", "right done"], [2, 4]),
-        (["main", "ask both", "results", "done"], [0, 5]),
-    ]
+    for texts, reply in asked:
+        calls.add(*((said if at % 2 else user)(text) for at, text in enumerate(texts)), reply=said(reply))
+    assert calls.found() == expected
 
 
 def test_failed_lost_and_auxiliary_calls_are_left_out() -> None:
@@ -86,23 +100,6 @@ def test_failed_lost_and_auxiliary_calls_are_left_out() -> None:
     calls.add(user("a"), reply=said("never arrived"), tokens=lost)
     calls.add(user("a"), reply=said("b"))
     assert calls.found() == [(["a", "b"], [3])]
-
-
-def test_client_that_edits_its_history_stays_in_its_conversation() -> None:
-    """It clears old results and shortens old replies."""
-    calls = Calls()
-    calls.add(user("a"), reply=said("one"))
-    calls.add(user("a"), said("one"), user("a long result"), reply=said("two"))
-    calls.add(user("a"), said("(cut)"), user("(cleared)"), said("two"), user("more"), reply=said("three"))
-    assert calls.found() == [(["a", "(cut)", "(cleared)", "two", "more", "three"], [1, 2])]
-
-
-def test_two_continuations_of_a_reply_are_two_conversations() -> None:
-    calls = Calls()
-    calls.add(user("a"), reply=said("b"))
-    calls.add(user("a"), said("b"), user("c"), reply=said("d"))
-    calls.add(user("a"), said("b"), user("e"), reply=said("f"))
-    assert calls.found() == [(["a", "b", "c", "d"], [0, 1]), (["a", "b", "e", "f"], [0, 2])]
 
 
 def test_conversation_has_the_tools_of_its_last_call() -> None:

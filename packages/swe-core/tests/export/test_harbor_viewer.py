@@ -21,7 +21,7 @@ from .conftest import Export
 HARBOR = "0.26.0"
 READER = Path(__file__).with_name("harbor_reads.py")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long  # it installs Harbor
 
 
 @pytest.fixture(scope="module")
@@ -72,17 +72,3 @@ def test_run_is_a_job_and_a_rollout_a_trial(run: RunDirectory, exported: Export,
         "a": (2, 0.5),
         "b": (1, None),  # an error is no reward of 0
     }
-
-
-def test_training_with_sub_agents_errors_and_stale_attempts_is_shown(
-    training: RunDirectory, exported: Export, python: Path
-) -> None:
-    found = read(python, exported(training, "atif"))
-    rollouts = training.rollouts()
-    assert {name: trial["reward"] for name, trial in found["trials"].items()} == {
-        one.id: one.reward for one in rollouts
-    }
-    errors = {name for name, trial in found["trials"].items() if trial["error_type"]}
-    assert errors == {one.id for one in rollouts if one.outcome in ("error", "cancelled")}
-    with_other = found["trials"]["moto-7365-g0-0"]["trajectory"]
-    assert len(with_other["subagent_trajectories"]) == 1

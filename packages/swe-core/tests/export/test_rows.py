@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
 
-from swe_core.api.chain import Chain
-from swe_core.hub.rows import CHAIN
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.training_records import read_groups
 
@@ -72,21 +68,6 @@ def test_rows_of_an_evaluation_are_grouped_by_task(run: RunDirectory, exported: 
     assert {row["advantage"] for row in rows} == {None}
 
 
-def test_parquet_columns_do_not_depend_on_the_rows(run: RunDirectory, exported: Export) -> None:
-    add(run, rollout("a-0", ledger={"sampled": 5, "trainable": 5}))
-    schema = pq.read_schema(exported(run, "parquet") / "train.parquet")
-    assert schema.field("advantage").type == pa.float64()
-    assert schema.field("old_log_probs").type == pa.list_(pa.float32())
-    assert CHAIN.names == [name for name in schema.names if name in {one.name for one in fields(Chain)}]
-    assert {one.name for one in fields(Chain)} == set(CHAIN.names)
-
-
-def test_rows_without_a_verdict_come_on_request(training: RunDirectory, exported: Export) -> None:
-    folder = exported(training, "jsonl", "--outcome", "error", "--outcome", "cancelled")
-    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    assert {(row["outcome"], row["reward"]) for row in rows} == {("error", None), ("cancelled", None)}
-
-
 def test_rows_of_rollouts_with_a_secret_are_left_out(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,17 +91,6 @@ def test_rollouts_without_rows_are_counted(run: RunDirectory, tmp_path: Path) ->
     assert "1 row of 2 rollouts" in done.output
     assert "left out: 1 rollout without a row" in done.output
     assert "1 rollout without a row" in (tmp_path / "out" / "README.md").read_text()
-
-
-@pytest.mark.parametrize("name", ["jsonl", "parquet"])
-def test_run_without_tokens_has_no_rows(run: RunDirectory, tmp_path: Path, name: str) -> None:
-    add(run, rollout("a-0"), tokens=False)
-    done = invoke(run.path, "--format", name, "--out", tmp_path / "out")
-    assert str(done.exception) == (
-        f"{str(run.path)!r} has no training rows, because its engine does not own the tokens: choose another "
-        "--format (sft, atif)"
-    )
-    assert not (tmp_path / "out").exists()
 
 
 def test_large_rows_are_written_in_batches(

@@ -118,13 +118,3 @@ def test_cut_last_reply_is_left_out(run: RunDirectory, exported: Export) -> None
     run.append(record)
     (row,) = lines(exported(run, "sft"))
     assert row["messages"] == [asked, first]
-
-
-def test_rollout_without_calls_is_left_out(run: RunDirectory, tmp_path: Path) -> None:
-    run.folder("a-0").close()
-    run.append(rollout("a-0"))
-    done = invoke(run.path, "--format", "sft", "--out", tmp_path / "out")
-    assert str(done.exception) == (
-        "there is no conversation to write: 1 rollout without a recorded call to a model"
-    )
-    assert list(tmp_path.iterdir()) == [run.path]

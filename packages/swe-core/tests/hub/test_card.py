@@ -44,14 +44,6 @@ def test_card_has_no_local_path(tmp_path: Path) -> None:
     assert "| rows.jsonl | weights |" in text
 
 
-def test_card_note_has_no_home_directory(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run")
-    run.info = run.info.model_copy(update={"notes": (f"replies of {Path.home()}/r.jsonl | <b>",)})
-    text = text_of(PushedRun.of(run))
-    assert f"{Path.home()}/" not in text
-    assert "- replies of ~/r.jsonl \\| &lt;b>" in text
-
-
 def test_card_keeps_text_of_the_owner(tmp_path: Path) -> None:
     run = pushed(tmp_path)
     first = text_of(run)

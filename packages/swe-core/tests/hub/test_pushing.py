@@ -89,17 +89,6 @@ async def test_commits_keep_an_interval(hf: LocalHF, run: RunDirectory) -> None:
     assert len(ids(hf)) == 5
 
 
-async def test_earlier_rollouts_are_pushed_too(hf: LocalHF, run: RunDirectory) -> None:
-    runner = runner_of(run)
-    add(run, rollout("t-0"))
-    add(run, rollout("t-1", 1))
-    await anyio.to_thread.run_sync(push_run, run, PushOptions(to=TO))
-    add(run, rollout("t-2", 2))  # the process was killed before this was pushed
-    async with pushing(runner, 0.01):
-        finish(runner, 3)
-    assert ids(hf) == ["t-0", "t-1", "t-2", "t-3"]
-
-
 async def test_unavailable_hub_does_not_fail_the_run(
     hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,18 +117,6 @@ async def test_recovered_hub_gets_the_rollouts(
         await until(lambda: hf.calls["hub.commit"] > 0)
     assert ids(hf) == ["t-0"]
     assert "are not pushed" not in caplog.text
-
-
-async def test_revoked_token_is_logged(
-    hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture
-) -> None:
-    opened = await opened_push(0.01)
-    runner = runner_of(run)
-    async with opened.running(runner):
-        hf.accounts.revoke(hf.token)
-        finish(runner, 0)
-    assert "Hugging Face does not accept the token" in caplog.text
-    assert len(run.rollouts()) == 1
 
 
 async def test_wrong_token_is_rejected_before_the_run(hf: LocalHF, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,12 +88,6 @@ def test_json_has_both_apart(run: RunDirectory) -> None:
     assert sorted(str(one["evaluation"]) for one in said["rollouts"]) == ["0", "0", "10", "10", *["None"] * 3]
 
 
-def test_table_of_rollouts_names_the_evaluation(run: RunDirectory, tmp_path: Path) -> None:
-    reported(run, "--csv", str(tmp_path / "t.csv"))
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text())))
-    assert [row["evaluation"] for row in rows] == ["", "", "", "0", "0", "10", "10"]
-
-
 def test_page_has_a_curve_over_the_steps_of_the_evaluated_weights(run: RunDirectory, tmp_path: Path) -> None:
     reported(run, "--html", str(tmp_path / "t.html"))
     text = (tmp_path / "t.html").read_text()
@@ -104,12 +96,6 @@ def test_page_has_a_curve_over_the_steps_of_the_evaluated_weights(run: RunDirect
     assert "11 to 13" in text
     assert "<dt>Resolved rate</dt><dd>0.0%</dd>" in text
     assert '"x": [0, 10]' in text or '"x":[0,10]' in text
-
-
-def test_page_of_a_run_without_evaluations_has_no_section(run: RunDirectory, tmp_path: Path) -> None:
-    (run.path / EVALUATIONS_FILE).unlink()
-    reported(run, "--html", str(tmp_path / "t.html"))
-    assert "held-out" not in (tmp_path / "t.html").read_text()
 
 
 def test_lists_of_runs_count_the_training_alone(run: RunDirectory) -> None:

@@ -113,8 +113,10 @@ def covered(probabilities: np.ndarray[Any, Any], truth: float, attempts: int, k:
     return hits / runs
 
 
-@pytest.mark.parametrize(("attempts", "k"), [(1, 1), (4, 1), (4, 2), (8, 4)])
-@pytest.mark.parametrize("shape", [(0.5, 0.5), (2, 2), (0.3, 2), (50, 50)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "attempts", "k"), [((0.5, 0.5), 1, 1), ((2, 2), 4, 1), ((0.3, 2), 4, 2), ((50, 50), 8, 4)]
+)
 def test_interval_has_its_nominal_coverage(shape: tuple[float, float], attempts: int, k: int) -> None:
     """Tasks of all kinds: mostly easy or hopeless, middling, mostly hard, all alike."""
     probabilities = np.random.default_rng(1).beta(*shape, size=100_000)

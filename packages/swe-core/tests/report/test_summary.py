@@ -107,11 +107,6 @@ def test_text_report_has_every_section(run: Run) -> None:
         assert line in lines
 
 
-def test_single_attempts_have_no_table_of_tasks(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", rollout(0, 0, "resolved"), rollout(1, 0, "unresolved"))
-    assert "task attempts resolved errors cancelled mean seconds" not in run.lines()
-
-
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_long_report_is_cut_and_names_the_options(tmp_path: Path, attempts: int) -> None:
     tasks = 300
@@ -202,15 +197,6 @@ def test_csv_has_a_row_per_rollout(run: Run, tmp_path: Path) -> None:
     assert cancelled["cancelled_as"] == "stale"
 
 
-def test_all_formats_are_written_together(run: Run, tmp_path: Path) -> None:
-    sheet, page = tmp_path / "run.csv", tmp_path / "run.html"
-    done = run.report("--csv", str(sheet), "--html", str(page), "--json")
-    assert json.loads(done.stdout)["finished"] == 12
-    assert done.stderr == f"Page: {page}\nTable: {sheet}\n"
-    assert sheet.exists()
-    assert page.exists()
-
-
 def test_unwritable_csv_is_an_error(run: Run, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere" / "run.csv"):
         done = run.report("--csv", str(path))
@@ -218,16 +204,6 @@ def test_unwritable_csv_is_an_error(run: Run, tmp_path: Path) -> None:
         assert f"the table cannot be written to {str(path)!r}" in str(done.exception)
         assert "--csv" in str(done.exception)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_page_has_the_numbers_of_the_text(run: Run, tmp_path: Path) -> None:
-    page = tmp_path / "run.html"
-    assert run.report("--html", str(page)).exit_code == 0
-    text = page.read_text()
-    assert "25.0%" in text
-    assert "6.0% – 63.5%" in text
-    assert "Tampering in 2 rollouts: tests 2, shadow 1. It had no part in a verdict." in text
-    assert "Suspicious code in 2 patches, 1 of them resolved: memory 2, frame access 1." in text
 
 
 def test_report_without_verdicts_has_no_pass_at_k(tmp_path: Path) -> None:
@@ -306,12 +282,6 @@ def test_csv_has_sandboxes_and_retries(billed: Run, tmp_path: Path) -> None:
         ("0", "", "3600.0", "", ""),
         ("0", "", "", "", ""),
     ]
-
-
-def test_report_omits_unused_sections(run: Run) -> None:
-    lines = run.lines()
-    assert "sandbox flavor opened total s hours" not in lines
-    assert not any("Run again" in line for line in lines)
 
 
 def test_equal_errors_have_one_sentence_with_their_number(tmp_path: Path) -> None:

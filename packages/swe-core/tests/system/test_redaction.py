@@ -199,25 +199,24 @@ def test_secrets_may_be_added_during_reads() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["API_KEY", "OPENAI_API_KEY", "apikey", "hub_token", "HF_TOKEN", "token", "PGPASSWORD", "passwd",
-     "GITHUB_PAT", "AWS_SECRET_ACCESS_KEY", "client_secret", "credentials", "api-key", "OPENAI_KEY", "apiKey",
-     "hf_key", "ssh_key", "api_keys", "passwords", "Authorization"],
-)  # fmt: skip
-def test_secret_names_are_recognised(name: str) -> None:
-    assert names_credential(name)
-    assert names_credential(f"role.{name}")
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["api_key_env", "TOKEN_FILE", "tokenizer", "TOKENIZERS_PARALLELISM", "completion_tokens", "eos_token",
-     "monkey", "cache_key", "secretary", "pad_token", "path", "max_tokens", "pad_token_id", "test_pat",
-     "decoder_start_token", "think_end_token", "video_token"],
-)  # fmt: skip
-def test_similar_names_are_not_secret(name: str) -> None:
-    assert not names_credential(name)
-    assert not names_credential(f"role.{name}")
+    ("names", "secret"),
+    [
+        (
+            "API_KEY apikey apiKey api-key api_keys HF_TOKEN token PGPASSWORD passwd passwords GITHUB_PAT "
+            "AWS_SECRET_ACCESS_KEY client_secret credentials OPENAI_KEY hf_key ssh_key Authorization",
+            True,
+        ),
+        (
+            "api_key_env TOKEN_FILE tokenizer TOKENIZERS_PARALLELISM completion_tokens eos_token monkey "
+            "cache_key secretary pad_token path max_tokens pad_token_id test_pat decoder_start_token "
+            "think_end_token video_token",
+            False,
+        ),
+    ],
+)
+def test_names_of_secrets_are_told_from_similar_ones(names: str, secret: bool) -> None:
+    for name in names.split():
+        assert names_credential(name) == names_credential(f"role.{name}") == secret, name
 
 
 def test_secret_settings_are_found() -> None:

@@ -101,14 +101,14 @@ def test_exited_owner_gets_no_server() -> None:
     assert refused(str(ended.pid), "echo") == f"process {ended.pid} has exited, so 'echo' is not started\n"
 
 
-def test_guard_spares_the_group_of_its_caller() -> None:
-    assert "process group of its own" in refused(str(os.getpid()), "true", leads=False)
-
-
-@pytest.mark.parametrize("arguments", [(), ("12",), ("twelve", "true")])
-def test_guard_prints_its_usage(arguments: tuple[str, ...]) -> None:
-    assert refused(*arguments).startswith("usage:")
-
-
-def test_guard_reports_missing_command() -> None:
-    assert "'/no/such' cannot be started: No such file" in refused(str(os.getpid()), "/no/such")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((str(os.getpid()), "true"), "process group of its own"),
+        (("12",), "usage:"),
+        (("twelve", "true"), "usage:"),
+        ((str(os.getpid()), "/no/such"), "'/no/such' cannot be started: No such file"),
+    ],
+)
+def test_guard_says_what_is_wrong(arguments: tuple[str, ...], says: str) -> None:
+    assert says in refused(*arguments, leads=arguments[-1] != "true" or "usage" in says)

@@ -11,7 +11,6 @@ import orjson
 from playwright.sync_api import Page, expect
 
 from swe_core.api.records import Phases, Turn
-from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.files import locked
 from swe_core.view.site import Site
 from swe_testing.records import make_rollout, make_run, make_turn
@@ -107,21 +106,6 @@ def test_slowest_minute_is_named_and_leads_to_its_turn(
     expect(page.locator("#turn-20")).to_be_in_viewport()
 
 
-def test_lines_of_ten_megabytes_open_fast(page: Page, shown: Callable[[Site], str], tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    folder = run.folder("t-0")
-    folder.add_turn(turn(0))
-    folder.add_turn(turn(1).model_copy(update={"reply": {"role": "assistant", "content": "x" * 10_000_000}}))
-    folder.add_output(b"y" * 10_000_000)
-    folder.put("test.log", b"z" * 10_000_000)
-    folder.put_patch(b"diff --git a/x b/x\n@@ -1 +1 @@\n+" + b"w" * 10_000_000)
-    folder.close()
-    run.append(make_rollout("t", 0, "resolved"))
-    page.goto(f"{shown(Site([run.path]))}/{RUNNING}")
-    expect(page.locator("#turn-1 .reply")).to_contain_text("9,956,000 more characters, in turns.jsonl")
-    assert len(page.content()) < 500_000
-
-
 def test_attempts_are_walked_and_pages_have_keys(
     page: Page, shown: Callable[[Site], str], training: Path
 ) -> None:
@@ -156,24 +140,3 @@ def test_two_runs_are_compared_from_the_list(
     page.goto(page.url.replace("compare/train/other", "run/other"))
     page.locator("[data-open]").select_option("train")
     page.wait_for_url("**/compare/train/other/")
-
-
-def test_numbers_of_the_ledger_lead_to_their_rollouts(
-    page: Page, shown: Callable[[Site], str], training: Path
-) -> None:
-    page.goto(f"{shown(Site([training]))}/run/train/")
-    page.get_by_role("link", name="Token ledger").click()
-    rows = page.locator("#ledger-rows tr")
-    expect(rows).to_have_count(len(RunDirectory.open(training).rollouts()))
-    page.locator("a[href='?reason=undelivered']").first.click()
-    expect(rows).to_have_count(1)
-    expect(rows.first).to_contain_text("moto-7365-g0-3")
-    page.locator("#reason").select_option("")
-    page.locator("#by").select_option("group")
-    expect(rows).to_have_count(4)
-    assert "by=group" in page.url
-    page.reload()
-    expect(rows).to_have_count(4)
-    rows.filter(has_text="g2").locator("td a").first.click()
-    expect(rows).to_have_count(4)
-    expect(rows.first).to_contain_text("pydantic-8511-g2-0")

@@ -11,8 +11,7 @@ import pytest
 
 from swe_core.rollout.training_records import ClosedGroup, GroupMember
 from swe_core.view.pages.group import why_advantages
-from swe_core.view.site import NotShown, Site
-from swe_core.view.training import advantages
+from swe_core.view.site import Site
 from swe_testing.records import make_rollout, make_run
 from swe_testing.sample_runs import WordTokenizer, add_sample, sample_training
 
@@ -42,14 +41,11 @@ SKIPPED = "The trainer skipped this group, so none of its rows was trained"
     ("group", "said"),
     [
         (closed([0.0] * 4, "no_spread"), f"All 4 rewards are equal (0.0): {ALIKE}. The trainer skipped it"),
-        (closed([0.0] * 4, "no_spread"), "(no_spread): none of its rows was trained."),
         (closed([1.0, 1.0]), f"All 2 rewards are equal (1.0): {ALIKE}. The trainer trained it all the same"),
         (closed([1.0, None], "too_few_scored"), f"{SKIPPED}: too few of its attempts have a verdict"),
-        (closed([1.0, 0.0], "no_tokens"), f"{SKIPPED}: none of its attempts has a trainable token"),
         (closed([1.0, 0.0], "overlong"), f"{SKIPPED}: too few of its attempts with a verdict were not cut"),
         (closed([1 / 3, 1 / 3], "no_spread"), f"All 2 rewards are equal (0.3333): {ALIKE}."),
         (closed([1.0, 0.0], "odd"), f"{SKIPPED}: odd (odd)"),
-        (closed([None, None], "too_few_scored"), "too few of its attempts have a verdict"),
         (closed([None, 1.0, 0.0]), "have a mean of 0.5 and a standard deviation of 0.5: an advantage is ("),
         (closed([None, 1.0, 0.0]), "1 of the 3 attempts does not count, so the mean is that of the others."),
         (closed([0.0, 1.0, 0.0], None, "stale"), "1 of the 3 attempts does not count"),
@@ -70,12 +66,6 @@ def test_sentence_of_an_open_group_and_of_an_evaluation() -> None:
     assert (
         why_advantages(nothing, None, training=False) == "No attempt has a reward, so there is no advantage."
     )
-
-
-def test_advantages_are_those_of_the_trainer() -> None:
-    assert advantages([1.0, 0.0, 0.0, 0.0]) == pytest.approx([1.7320508, -0.57735, -0.57735, -0.57735])
-    assert advantages([1.0, 1.0]) == [0.0, 0.0]
-    assert advantages([]) == []
 
 
 def test_attempts_stand_side_by_side(training: Path) -> None:
@@ -138,8 +128,3 @@ def test_shaped_and_zeroed_rewards_stand_beside_the_record(tmp_path: Path) -> No
     text = words(html(Site([run.path]), "run", "run", "group", "g0"))
     assert "reward in the group 0 0" in text
     assert "not trained, because a budget or the limit of a reply cut it" in text
-
-
-def test_unknown_group_is_a_sentence(training: Path) -> None:
-    with pytest.raises(NotShown, match="has no group 'g77'"):
-        html(Site([training]), "run", "train", "group", "g77")

@@ -58,14 +58,6 @@ def test_replaced_file_is_read_again(tmp_path: Path) -> None:
     assert len(heads) == 3
 
 
-def test_damaged_line_is_named(tmp_path: Path) -> None:
-    run = sample_training(tmp_path / "run")
-    with (run.path / "rollouts.jsonl").open("ab") as file:
-        file.write(b'{"id": 1}\n')
-    with pytest.raises(UsageError, match="is damaged at byte"):
-        read(run.path)
-
-
 @pytest.mark.parametrize(
     ("name", "group"), [("a-1-g12-3", "g12"), ("a-1-g12-3-2", "g12"), ("a-1-0", "a-1"), ("b-g3-0", "a-1")]
 )
@@ -79,7 +71,7 @@ def test_group_is_that_of_the_training_or_the_task(tmp_path: Path, name: str, gr
 
 @pytest.mark.parametrize(
     "change",
-    [{"id": "../x"}, {"id": 1}, {"task_id": "a/b"}, {"id": "x" * 256}, {"attempt": None}, {"outcome": "odd"}],
+    [{"id": "../x"}, {"id": 1}, {"task_id": "a/b"}, {"id": "x" * 256}, {"outcome": "odd"}],
 )
 def test_line_of_odd_values_is_damaged(tmp_path: Path, change: dict[str, object]) -> None:
     run = sample_training(tmp_path / "run")

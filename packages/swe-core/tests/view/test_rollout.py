@@ -157,8 +157,3 @@ def test_running_rollout_follows_only_what_is_new(tmp_path: Path) -> None:
     assert "It has begun and is not finished" in words(page)
     assert "data-follow" not in page
     folder.close()
-
-
-def test_unknown_rollout_is_a_sentence(training: Path) -> None:
-    with pytest.raises(NotShown, match="The run 'train' has no rollout 'none'"):
-        html(Site([training]), "run", "train", "rollout", "none")

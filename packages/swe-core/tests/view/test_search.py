@@ -125,11 +125,6 @@ def test_odd_place_begins_anew_or_ends(site: Site, place: str) -> None:
     assert "searched rollout" in html(site, "search", q="needle", **{"from": place})
 
 
-def test_every_page_has_the_box(training: Path) -> None:
-    page = html(Site([training]), "run", "train")
-    assert '<form action="../../search/" role="search">' in page
-
-
 def test_index_has_all_texts_within_its_limits(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

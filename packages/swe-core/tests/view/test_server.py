@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import anyio
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from swe_core.view.render import ASSETS
 from swe_core.view.server import POLICY, application
-from swe_core.view.site import Site
+from swe_core.view.site import NotShown, Site
 from swe_testing.sample_runs import WordTokenizer, add_sample, sample_training
+
+from .html import html
 
 pytestmark = pytest.mark.anyio
 
@@ -117,20 +117,6 @@ async def test_page_answers_204_until_the_run_changes(tmp_path: Path) -> None:
         assert "late-g9-0" in await answer.text()
 
 
-async def test_new_run_in_a_folder_appears(tmp_path: Path) -> None:
-    sample_training(tmp_path / "one")
-    async with client(Site([tmp_path])) as browser:
-        assert "run/two/" not in await (await browser.get("/")).text()
-        await anyio.to_thread.run_sync(sample_training, tmp_path / "two")
-        assert "run/two/" in await (await browser.get("/")).text()
-
-
-def test_assets_are_small() -> None:
-    folder = Path(__file__).parents[2] / "src" / "swe_core" / "view" / "assets"
-    assert {path.name for path in folder.iterdir()} == set(ASSETS)
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= 150_000
-
-
 async def test_path_without_a_slash_leads_to_the_page(training: Path) -> None:
     async with client(Site([training])) as browser:
         answer = await browser.get("/run/train?text=moto", allow_redirects=False)
@@ -147,3 +133,16 @@ def test_few_runs_are_read_ahead_and_a_damaged_one_is_not_an_error(tmp_path: Pat
     site = Site([tmp_path])
     site.read_ahead()
     assert len(site.runs["one"].heads) == 16
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("compare/train/none", "There is no run 'none' here"),
+        ("run/train/rollout/none", "The run 'train' has no rollout 'none'"),
+        ("run/train/group/g77", "has no group 'g77'"),
+    ],
+)
+def test_what_is_not_there_is_a_sentence(training: Path, place: str, said: str) -> None:
+    with pytest.raises(NotShown, match=said):
+        html(Site([training]), *place.split("/"))

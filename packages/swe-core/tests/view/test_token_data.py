@@ -135,21 +135,6 @@ def test_rows_of_branches_sub_agents_and_forks(odd: ShownRun) -> None:
     assert data["turns"][2]["expected"] == 1
 
 
-def test_fork_names_the_turn_that_it_should_have_extended(run: ShownRun) -> None:
-    for rollout_id, before in ((COMPACTION, 1), (DRIFT, 1)):
-        data = data_of(run, rollout_id)
-        (fork,) = (row for row in data["rows"] if row["cause"] not in (None, "start"))
-        turn = data["turns"][fork["parts"][0][0]]
-        assert (turn["index"], turn["expected"]) == (2, before)
-
-
-def test_call_after_a_dropped_one_names_it(run: ShownRun) -> None:
-    data = data_of(run, BRANCH)
-    aborted = next(place for place, turn in enumerate(data["turns"]) if turn["dropped"] == "aborted")
-    assert data["turns"][aborted + 1]["expected"] == aborted
-    assert [row["key"] for row in data["rows"]] == ["0", f"d{aborted}"]
-
-
 def test_marks_are_the_messages(run: ShownRun) -> None:
     data = data_of(run, DRIFT)
     tokens = dict(zip(data["vocabulary"]["ids"], data["vocabulary"]["tokens"], strict=True))
@@ -163,12 +148,6 @@ def test_marks_are_the_messages(run: ShownRun) -> None:
                 assert text.strip() == message["content"].strip()
                 found += 1
     assert found >= 5
-
-
-def test_tokens_without_a_verdict_are_dropped_for_its_outcome(run: ShownRun) -> None:
-    assert data_of(run, ERROR)["tries"][0]["no_reward"] == "error"
-    assert data_of(run, STALE)["tries"][0]["no_reward"] == "stale"
-    assert data_of(run, DRIFT)["tries"][0]["no_reward"] is None
 
 
 def test_lost_try_has_rows_of_its_own(tmp_path: Path) -> None:
@@ -197,13 +176,6 @@ def test_trained_rows_have_the_trainers_logprobs(run: ShownRun) -> None:
     ]
     assert data["group"] == {"skipped": None, "left_out": None}
     assert data_of(run, BRANCH)["group"]["skipped"] == "no_spread"
-
-
-def test_page_has_the_tokens_of_the_rollout_alone(run: ShownRun) -> None:
-    data = data_of(run, DRIFT)
-    used = {id_ for turn in data["turns"] for id_ in (*turn["prompt"], *turn["reply"])}
-    assert set(data["vocabulary"]["ids"]) == used
-    assert "<|im_end|>" in data["vocabulary"]["special"].values()
 
 
 def test_run_without_token_strings_shows_ids(tmp_path: Path) -> None:
