@@ -168,14 +168,6 @@ def openenv(python: Path, upstream: str, cores: Collection[int]) -> Iterator[Pro
 
 
 @contextmanager
-def capture(upstream: str, tokenizer: Path, folder: Path, cores: Collection[int]) -> Iterator[Proxy]:
-    """Our capture server, which speaks OpenEnv's protocol."""
-    script = str(HERE / "_proxy_capture.py")
-    with process([sys.executable, script, upstream, str(tokenizer), str(folder)], cores) as measured:
-        yield Proxy(measured)
-
-
-@contextmanager
 def litellm(python: Path, upstream: str, folder: Path, cores: Collection[int]) -> Iterator[Proxy]:
     """litellm's proxy.
 

@@ -1,17 +1,9 @@
-"""What OpenEnv's servers cost, and ours that speak their protocols.
+"""What the environment server adds to a rollout.
 
-    python benchmarks/openenv_servers.py [--runs N] [--no-peers] [--share F]
+    python benchmarks/openenv_servers.py [--runs N] [--share F]
 
-Part "capture": the processor time of the capture server per LLM call, measured as `interception` measures its
-proxies, in the same run and with the same engine:
-
-    ours        sends prompts as ids, streams, and has each turn on disk before its reply is complete
-    OpenEnv     its own server (level "tokens"): the engine renders and tokenises each prompt whole, which is
-                not counted, and sends it back; a stream is replayed when the reply is complete
-
-Part "server": what the environment server adds to a rollout. It is the wall time of OpenEnv's client from
-connecting to closing, minus the rollout's own on its record. One client at a time has an episode of a demo
-task, and the agent applies the gold patch.
+It is the wall time of OpenEnv's client from connecting to closing, minus the rollout's own on its record. One
+client at a time has an episode of a demo task, and the agent applies the gold patch.
 
 The file is not named after the package, which it would hide from the processes that it starts.
 """
@@ -23,81 +15,20 @@ import os
 import tempfile
 import time
 import urllib.request
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from _cells import CELLS
-from _client import MockEngine
-from _common import SWE_CORE, Report, Target, give_up, median, ratio, shown
-from _peers import OPENENV
-from _proxies import Measured, capture, openenv, process
-from interception import IDLE, Side, engine, prepare, run, scaled
-from rich.console import Group
+from _common import SWE_CORE, Report, Target, give_up, median, shown
+from _proxies import Measured, process
 from rich.table import Table
 
 from swe_core.errors import SweError, sentence
 from swe_core.system.ports import free_port
 
 START_SECONDS = 60.0
-OURS, THEIRS = "ours", "openenv"
-TITLES = {OURS: "ours", THEIRS: "OpenEnv"}
-MEASURED = ("unrelated", "session", "long", "streamed", "streamed_session", "streamed_growing")
-MEMORY = "capture_idle_mb"
-LIMIT = 1.0
-"""Our processor time to OpenEnv's, at most."""
 ADDED = "server_added_ms"
 ADDED_LIMIT = 50.0
 EPISODES = 20
-
-
-def measure_capture(report: Report, share: float, *, no_peers: bool) -> Table | None:
-    """Measure the capture servers; None where none ran."""
-    every = sorted(os.sched_getaffinity(0))
-    core, others = {every[-1]}, set(every[:-1]) or set(every)
-    os.sched_setaffinity(0, others)
-    with tempfile.TemporaryDirectory(prefix="swe-bench-") as scratch, ExitStack() as stack:
-        folder = Path(scratch)
-        tokenizer, config, characters = prepare(folder)
-        mock = MockEngine(stack.enter_context(engine(config, others)))
-        sides = {OURS: Side(lambda: capture(mock.url, tokenizer, folder / "capture", core))}
-        if not no_peers:
-            try:
-                OPENENV.install()
-                sides[THEIRS] = Side(lambda: openenv(OPENENV.python, mock.url, core))
-            except SweError as error:
-                report.notes.append(f"OpenEnv is skipped: {sentence(error)}")
-        run(sides, mock, scaled(share, characters), report.runs, stack, MEASURED)
-    os.sched_setaffinity(0, every)
-    report.notes += [
-        f"{TITLES[name]} is skipped: {side.problem}"
-        for name, side in sides.items()
-        if side.problem is not None
-    ]
-    if not any(side.cpu["unrelated"] for side in sides.values()):
-        return None
-    nothing = Side(start=ExitStack)
-    known = {name: sides.get(name, nothing) for name in TITLES}
-    for cell in MEASURED:
-        medians = {name: median(side.cpu[cell]) for name, side in known.items()}
-        report.medians[f"capture_{cell}_ms"] = medians
-        report.ratios[f"capture_{cell}_openenv_to_ours"] = ratio(medians[THEIRS], medians[OURS])
-        figure = ratio(medians[OURS], medians[THEIRS])
-        report.targets.append(Target(f"capture, {CELLS[cell].title}: ours to OpenEnv", figure, LIMIT, "x"))
-    report.medians[MEMORY] = {name: side.idle for name, side in known.items()}
-    return _capture_table(report)
-
-
-def _capture_table(report: Report) -> Table:
-    table = Table(title=f"Processor time of the capture server per call, medians of {report.runs} rounds")
-    table.add_column("")
-    for title in TITLES.values():
-        table.add_column(title, justify="right")
-    units = {f"capture_{cell}_ms": (CELLS[cell].title, "ms") for cell in MEASURED}
-    for key, (title, unit) in {**units, MEMORY: (f"{IDLE} idle sessions", "MB")}.items():
-        figures: Any = report.medians[key]
-        table.add_row(title, *(shown(figures[name], unit) for name in TITLES))
-    return table
 
 
 def measure_server(report: Report, share: float) -> Table:
@@ -151,22 +82,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=3, help="rounds; default: 3")
-    parser.add_argument("--no-peers", action="store_true", help="measure ours only, install nothing")
-    parser.add_argument(
-        "--share", type=float, default=1.0, help="of the requests, turns and sessions; default: 1"
-    )
+    parser.add_argument("--share", type=float, default=1.0, help="of the rollouts; default: 1")
     options = parser.parse_args()
 
     report = Report("openenv_servers", options.runs)
-    table = measure_capture(report, options.share, no_peers=options.no_peers)
-    if table is None:
-        give_up("; ".join(report.notes) or "there is nothing to measure")
     try:
-        table_of_server = measure_server(report, options.share)
+        table = measure_server(report, options.share)
     except SweError as error:
-        report.notes.append(f"the environment server is skipped: {sentence(error)}")
-        table_of_server = Table()
-    report.show(Group(table, table_of_server))
+        give_up(sentence(error))
+    report.show(table)
 
 
 if __name__ == "__main__":

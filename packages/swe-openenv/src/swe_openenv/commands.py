@@ -7,15 +7,11 @@ from pathlib import Path
 import click
 
 from swe_core.system.plural import counted
-from swe_openenv.capture.command import capture
 
 
 @click.group()
 def openenv() -> None:
     """Serve rollouts in OpenEnv's protocols."""
-
-
-openenv.add_command(capture)
 
 
 @openenv.command()

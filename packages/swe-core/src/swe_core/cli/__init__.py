@@ -21,6 +21,7 @@ from swe_core.system.redaction import Redactor, redaction_scope
 
 _COMMANDS = {
     "run": ("swe_core.cli.run:run", "Run an agent on tasks and grade its patches."),
+    "capture": ("swe_core.cli.capture:capture", "Record the exact tokens of agents that you start yourself."),
     "runs": ("swe_core.cli.runs:runs", "List runs, the newest last."),
     "report": ("swe_core.cli.report:report", "Print the results of a run: pass@k, times, errors, tampering."),
     "show": ("swe_core.cli.show:show", "Print one rollout: transcript, patch, tests."),

@@ -48,6 +48,7 @@ KNOWN_DISTRIBUTIONS: Mapping[str, str] = {
 """Plugin name → the distribution to install."""
 
 REMOVED: Mapping[str, str] = {
+    "capture": "run swe-core capture",
     "openenv-play": "write a task source, a sandbox and a grader as plugins",
     "k8s": "run --sandbox docker or hf",
     "new": "copy examples/agent, sandbox, grader, engine or tasks of the repository, a package each",
