@@ -1,4 +1,4 @@
-"""What became of the tokens of a training: by its journal, or by the summary of an earlier version."""
+"""What became of the tokens of a training, by its journal."""
 
 from __future__ import annotations
 
@@ -97,15 +97,6 @@ def test_report_says_it_in_each_form(run: RunDirectory, journal: sqlite3.Connect
     assert sentence in (tmp_path / "page.html").read_text()
 
 
-def test_summary_stands_in_for_a_journal_without_views(run: RunDirectory) -> None:
-    tokens = {"sampled": 47, "trained": 33, "waiting": 0, "dropped": {"forced": 2, "error": 5, "stale": 7}}
-    text = json.dumps({"steps": 3, "policy_version": 4, "groups": 2, "tokens": {**tokens, "unaccounted": 0}})
-    (run.path / "training.json").write_text(text)
-    sqlite3.connect(run.path / "train.sqlite").close()
-    assert found(run).left_out == {"stale": 7}
-    assert found(run).unaccounted == 0
-
-
 def test_rollouts_from_before_a_restore_count(run: RunDirectory, journal: sqlite3.Connection) -> None:
     fates(journal, trained=40)
     line = make_rollout(id="t-9", ledger=Ledger(sampled=1, trainable=1)).model_dump_json()
@@ -116,7 +107,6 @@ def test_rollouts_from_before_a_restore_count(run: RunDirectory, journal: sqlite
 def test_evaluation_has_none_and_damage_is_no_error(run: RunDirectory, tmp_path: Path) -> None:
     assert training_account(run.path, LEDGERS) is None
     assert json.loads(CliRunner().invoke(report, [str(run.path), "--json"]).output)["training"] is None
-    (run.path / "training.json").write_text('{"tokens": 1}')
     (run.path / "train.sqlite").write_bytes(b"no database at all" * 99)
     assert training_account(run.path, LEDGERS) is None
     (run.path / "train.sqlite").unlink()
@@ -132,8 +122,3 @@ def test_reader_leaves_nothing_beside_a_closed_journal(
     before = sorted(path.name for path in run.path.iterdir())
     assert found(run).trained == 40
     assert sorted(path.name for path in run.path.iterdir()) == before
-
-
-def test_record_of_an_earlier_version_is_read() -> None:
-    """Up to format 6, `trainable` was called `trained`."""
-    assert Ledger.model_validate({"sampled": 5, "trained": 3, "dropped": {"forced": 2}}).trainable == 3

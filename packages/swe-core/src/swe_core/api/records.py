@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from swe_core.api.agent import DialectName
 from swe_core.api.engine import ForkCause, Rendered, Usage
@@ -15,10 +15,7 @@ from swe_core.api.request_diff import RequestDiff
 from swe_core.errors import Boundary, UsageError
 
 FORMAT_VERSION = 7
-READABLE = (4, 5, 6, FORMAT_VERSION)
-"""Formats that this version reads. `Turn.after` came with 5, `dialect` and `auxiliary` with 6;
-`Grade.reward`, `Turn.summary`, and `evaluation`, `unshaped_reward`, `finish_reason` and `node` of `Rollout`
-with 7, and the name of `Ledger.trainable`: before, it was `trained`."""
+"""The format of a run directory, and the only one that this version reads."""
 UNDELIVERED = "undelivered"
 """Reason for dropping the ids of a reply that never reached the agent."""
 SUMMARY = "summary"
@@ -82,14 +79,6 @@ class Ledger(Record):
     chains: int = Field(default=0, ge=0)
     forks: dict[ForkCause, int] = Field(default_factory=dict, description="cause → chains that began by it")
     rendered: dict[Rendered, int] = Field(default_factory=dict, description="way of rendering → turns")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _renamed(cls, values: Any) -> Any:
-        """Read `trainable` by its name up to format 6."""
-        if isinstance(values, Mapping) and "trained" in values and "trainable" not in values:
-            return {"trainable" if name == "trained" else name: value for name, value in values.items()}
-        return values
 
 
 class Turn(Record):

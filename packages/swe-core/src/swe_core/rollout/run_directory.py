@@ -17,7 +17,6 @@ from swe_core.api.agent import AgentEvent
 from swe_core.api.chain import Chain
 from swe_core.api.records import (
     FORMAT_VERSION,
-    READABLE,
     UNDELIVERED,
     Outcome,
     Record,
@@ -214,11 +213,10 @@ class RunDirectory:
         except orjson.JSONDecodeError as error:
             raise UsageError(f"{str(path / RUN_FILE)!r} is not JSON: {error}") from None
         found = raw.get("format") if isinstance(raw, dict) else None
-        if found not in READABLE:
-            formats = ", ".join(map(str, READABLE))
+        if found != FORMAT_VERSION:
             raise UsageError(
                 f"the run directory {str(path)!r} has format {found!r}, and this version of swe-core reads "
-                f"{formats}: read it with the version that wrote it, which {RUN_FILE} names"
+                f"{FORMAT_VERSION}: read it with the version that wrote it, which {RUN_FILE} names"
             )
         try:
             info = RunInfo.model_validate(raw)
@@ -252,8 +250,6 @@ class RunDirectory:
             for folder in (path / FOLDERS).iterdir():
                 if folder.name not in finished and not (folder / UNSHAPED_FILE).is_file():
                     shutil.rmtree(folder)
-            if run.info.format != FORMAT_VERSION:  # new lines have the new format
-                run.rewrite(run.info.model_copy(update={"format": FORMAT_VERSION}))
         except OSError as error:
             raise UsageError(
                 f"the run directory {str(path)!r} cannot be resumed: {error.strerror or error}"

@@ -2,8 +2,7 @@
 
 A token is trainable if a row of a rollout with a verdict has it (`swe_core.tokens.ledger`), and trained if an
 optimizer step had that row and its weights are not lost. The journal has two views for readers, so this
-works for a training that runs, was killed, or has ended. A journal of an earlier version lacks them; then
-only the summary that a trainer writes at its end is read.
+works for a training that runs, was killed, or has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import orjson
 from pydantic import ValidationError
 
 from swe_core.api.records import Rollout
@@ -108,20 +106,17 @@ def training_account(
             attempts that it does not have are waiting. None: whether it has a summary.
     """
     every = [*ledgers, *_earlier(run)]
-    recorded = _summary(run)
-    found = _journal(run) or recorded
+    found = _journal(run)
     if found is None:
         return None
     steps, version, groups, tokens = found
     dropped: Counter[str] = Counter()
     for ledger in every:
         dropped.update(ledger.dropped)
-    if found is recorded:  # it has all reasons in one
-        tokens = Counter(tokens) - dropped
     trainable = sum(ledger.trainable for ledger in every)
     left_out = {name: count for name, count in tokens.items() if name not in ("trained", "waiting") and count}
     trained, waiting = tokens.get("trained", 0), tokens.get("waiting", 0)
-    if not (recorded is not None if ended is None else ended):
+    if not ((run / SUMMARY_FILE).exists() if ended is None else ended):
         waiting = max(waiting, trainable - trained - sum(left_out.values()))
     return TrainingAccount(
         steps=steps,
@@ -154,18 +149,6 @@ def _journal(run: Path) -> _Found | None:
             tokens = {str(fate): int(count) for fate, count in db.execute("SELECT fate, tokens FROM tokens")}
             return int(steps), int(version), int(groups), tokens
     except (OSError, sqlite3.Error, TypeError, ValueError):
-        return None
-
-
-def _summary(run: Path) -> _Found | None:
-    try:
-        with open_below(run / SUMMARY_FILE, run) as file:
-            found = orjson.loads(file.read())
-        tokens = found["tokens"]
-        fates = {**tokens["dropped"], "trained": tokens["trained"], "waiting": tokens["waiting"]}
-        steps, version, groups = (int(found[name]) for name in ("steps", "policy_version", "groups"))
-        return steps, version, groups, {str(fate): int(count) for fate, count in fates.items()}
-    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -60,7 +60,7 @@ class TrainedRow(Record):
     version: int = Field(ge=0, description="newest policy version at the start of the step")
     rollout_id: str
     row: int = Field(ge=0, description="index of the row among `RunDirectory.chains` of its rollout")
-    cause: ForkCause | None = Field(default=None, description="why the row began; null in earlier formats")
+    cause: ForkCause | None = Field(default=None, description="why the row began; null if not known")
     advantage: float = Field(description="advantage of its rollout in its group")
     weight: float = Field(description="weight of each trained id in the step; 1 is the mean over ids")
     tokens: int = Field(ge=0, description="trained ids of the row")

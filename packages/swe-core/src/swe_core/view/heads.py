@@ -267,7 +267,7 @@ def _head(raw: Mapping[str, Any], offset: int, size: int) -> Head:
         model=raw["model"],
         outcome=raw["outcome"],
         reward=raw["reward"],
-        unshaped_reward=raw.get("unshaped_reward", raw["reward"]),
+        unshaped_reward=raw["unshaped_reward"],
         evaluation=raw.get("evaluation"),
         cancelled_as=raw.get("cancelled_as"),
         ended_by=raw.get("ended_by"),
@@ -278,7 +278,7 @@ def _head(raw: Mapping[str, Any], offset: int, size: int) -> Head:
         ledger=ledger
         and HeadLedger(
             ledger["sampled"],
-            ledger["trainable" if "trainable" in ledger else "trained"],  # its name up to format 6
+            ledger["trainable"],
             ledger["dropped"],
             ledger["chains"],
             ledger["forks"],

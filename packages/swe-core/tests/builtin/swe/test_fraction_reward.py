@@ -173,7 +173,6 @@ def test_unknown_kind_of_reward_is_an_error() -> None:
 
 def test_grade_has_the_reward_of_its_verdict_unless_it_says_another() -> None:
     assert [Grade(resolved=resolved).reward for resolved in (True, False)] == [1.0, 0.0]
-    assert Grade.model_validate_json('{"resolved": true}').reward == 1.0  # a record of an earlier version
     assert Grade(resolved=False, reward=0.5).reward == 0.5
     for wrong in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="reward"):

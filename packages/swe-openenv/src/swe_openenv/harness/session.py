@@ -156,7 +156,7 @@ class SweSession(ResourceSession):
         """
         trainable = sum(sum(turn.loss_mask) for turn in trace.turns)
         ledger = (self._end or {}).get("ledger") or {}
-        expected = ledger.get("trainable", ledger.get("trained", 0))  # the name of older servers
+        expected = ledger.get("trainable", 0)
         if trainable != expected:
             raise LedgerError(f"the trace has {trainable} tokens to train and the ledger {expected}")
 

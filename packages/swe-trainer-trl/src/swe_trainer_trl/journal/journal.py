@@ -134,7 +134,7 @@ class Journal:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             (objects,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if (application, version, objects) == (0, 0, 0):
-                for statement in SCHEMA.split(";"):
+                for statement in f"{SCHEMA};{VIEWS}".split(";"):
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id = {APPLICATION}")
                 db.execute(f"PRAGMA user_version = {FORMAT}")
@@ -149,8 +149,6 @@ class Journal:
                     f"swe-trainer-trl works with format {FORMAT}; resume with the version that wrote it, or "
                     "start a new run"
                 )
-            for statement in VIEWS.split(";"):
-                db.execute(statement)
         # None of these can be set inside a transaction.
         try:
             self._db.execute("PRAGMA journal_mode = WAL")

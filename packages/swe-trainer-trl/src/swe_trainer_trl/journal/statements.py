@@ -74,17 +74,17 @@ INSERT INTO policies SELECT :version, :step, coalesce(
 EMPTY = "ids = x'', mask = x'', logprobs = x''"
 """Deletes the arrays of rows."""
 VIEWS = """
-CREATE VIEW IF NOT EXISTS tokens AS SELECT fate, sum(tokens) AS tokens FROM (
+CREATE VIEW tokens AS SELECT fate, sum(tokens) AS tokens FROM (
 SELECT CASE WHEN dropped IS NOT NULL THEN dropped WHEN step IS NOT NULL THEN 'trained' ELSE 'waiting' END
     AS fate, tokens FROM rows
 UNION ALL SELECT coalesce(skipped, 'stale'), left_out FROM groups
 UNION ALL SELECT 'overlong', overlong FROM groups
 UNION ALL SELECT 'waiting', tokens FROM chains
 ) GROUP BY fate HAVING sum(tokens) > 0;
-CREATE VIEW IF NOT EXISTS progress AS SELECT
+CREATE VIEW progress AS SELECT
     (SELECT coalesce(max(step), 0) FROM rows) AS steps,
     (SELECT coalesce(max(version), 0) FROM policies) AS policy_version,
     (SELECT count(*) FROM groups) AS groups
 """
 """For readers, such as `swe_core.rollout.training_account`: the account of trainable ids, and how far the
-training is. A journal of an earlier version gets them when it is opened."""
+training is."""
