@@ -21,42 +21,36 @@ from swe_core.interception.server import InterceptionServer
 from swe_testing.provider import Fault, ScriptedProvider, say
 from swe_testing.waiting import until
 
-from .helpers import HELLO, Plugin, Typist, by_hand, relay, sampled, who
+from .helpers import HELLO, Plugin, Typist, by_hand, relay, sampled, talk, who
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize(("stream", "fault"), [(False, "hang"), (True, "hang"), (True, "hang-in-stream")])
+CALLS = pytest.mark.parametrize(
+    ("stream", "fault"), [(False, "hang"), (True, "hang"), (True, "hang-in-stream")]
+)
+
+
+@CALLS
 async def test_client_disconnect_aborts_the_generation(
     server: InterceptionServer, stream: bool, fault: Fault
 ) -> None:
-    turns: list[Turn] = []
-    recorded = anyio.Event()
-
-    def on_turn(turn: Turn) -> None:
-        turns.append(turn)
-        recorded.set()
-
     async with ScriptedProvider(then=fault) as provider, relay(provider) as engine:
-        async with server.session(engine, who(), on_turn) as gate, by_hand(server, gate) as http:
+        async with talk(server, engine) as said:
             async with anyio.create_task_group() as group:
-
-                async def ask() -> None:
-                    await http.post("/chat/completions", json={"messages": HELLO, "stream": stream})
-
-                group.start_soon(ask)
+                group.start_soon(lambda: said.ask(stream=stream))
                 with anyio.fail_after(120):
                     await provider.asked.wait()
                 group.cancel_scope.cancel()
             with anyio.fail_after(120):
                 await provider.requests[0].finished.wait()
-                await recorded.wait()
+            await until(lambda: bool(said.turns))
             assert provider.requests[0].disconnected
-            assert gate.failure is None
-    assert [turn.error for turn in turns] == [GONE]
+            assert said.gate.failure is None
+    assert [turn.error for turn in said.turns] == [GONE]
 
 
-@pytest.mark.parametrize(("stream", "fault"), [(False, "hang"), (True, "hang"), (True, "hang-in-stream")])
+@CALLS
 async def test_leaving_a_session_aborts_calls_in_flight(
     server: InterceptionServer, stream: bool, fault: Fault
 ) -> None:
@@ -109,6 +103,7 @@ async def test_body_completed_after_the_rollout_is_rejected(server: Interception
     assert gate.turns == 0
 
 
+@pytest.mark.slow
 async def test_misbehaving_clients_leave_nothing_behind(
     server: InterceptionServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,16 +159,16 @@ async def test_reply_finished_after_all_clients_left_is_not_trained(
             reply = {"role": "assistant", "content": "abcdef"}
             return Completion(reply, sampled=sampled("abcdef"))
 
-    engine, turns = Stubborn(letters=2), list[Turn]()
-    async with server.session(engine, who(), turns.append) as gate, by_hand(server, gate) as http:
+    engine = Stubborn(letters=2)
+    async with talk(server, engine) as said:
         async with anyio.create_task_group() as group:
-            group.start_soon(lambda: http.post("/chat/completions", json={"messages": HELLO}))
+            group.start_soon(said.ask)
             await engine.typed.wait()
             group.cancel_scope.cancel()
-        await until(lambda: bool(turns))
+        await until(lambda: bool(said.turns))
         engine.let(6)
-        await http.post("/chat/completions", json={"messages": HELLO})
-        ledger = gate.ledger()
-    assert [(turn.error, turn.reply is None) for turn in turns] == [(GONE, True), (None, False)]
+        await said.ask()
+        ledger = said.gate.ledger()
+    assert [(turn.error, turn.reply is None) for turn in said.turns] == [(GONE, True), (None, False)]
     assert ledger is not None
     assert (ledger.sampled, ledger.trainable, ledger.dropped) == (12, 6, {"aborted": 6})

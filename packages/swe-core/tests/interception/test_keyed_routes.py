@@ -12,9 +12,8 @@ from aiohttp import web
 from swe_core.api.records import Turn
 from swe_core.errors import ConfigError
 from swe_core.interception.server import InterceptionServer
-from swe_testing.provider import ScriptedProvider, say
 
-from .helpers import HELLO, relay, who
+from .helpers import HELLO, Typist, talk, who
 
 pytestmark = pytest.mark.anyio
 
@@ -24,8 +23,7 @@ BODY: dict[str, Any] = {"model": "any", "messages": HELLO}
 async def test_key_names_the_rollout_on_keyed_routes() -> None:
     turns: dict[str, list[Turn]] = {"a": [], "b": []}
     async with (
-        ScriptedProvider([say("hi")]) as provider,
-        relay(provider) as engine,
+        Typist("hi") as engine,
         InterceptionServer(keyed=True) as server,
         server.session(engine, who("a"), turns["a"].append, token="key-of-a"),
         server.session(engine, who("b"), turns["b"].append) as other,
@@ -49,17 +47,13 @@ async def test_key_names_the_rollout_on_keyed_routes() -> None:
     assert {name: len(calls) for name, calls in turns.items()} == {"a": 3, "b": 2}
 
 
-async def test_keyed_routes_are_served_only_when_asked_for() -> None:
-    async with (
-        ScriptedProvider([say("hi")]) as provider,
-        relay(provider) as engine,
-        InterceptionServer() as server,
-        server.session(engine, who(), lambda turn: None) as gate,
-        httpx.AsyncClient(base_url=server.url, headers={"x-api-key": gate.token}) as client,
-    ):
-        assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 404
-        assert (await client.post("/v1/messages", json=BODY)).status_code == 404
-    assert provider.requests == []
+async def test_keyed_routes_are_served_only_when_asked_for(server: InterceptionServer) -> None:
+    engine = Typist()
+    async with talk(server, engine) as said, httpx.AsyncClient(base_url=server.url) as client:
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            reply = await client.post(path, json=BODY, headers={"x-api-key": said.gate.token})
+            assert reply.status_code == 404
+    assert engine.asked == []
 
 
 async def test_further_routes_stand_beside_those_of_rollouts() -> None:
@@ -75,35 +69,23 @@ async def test_further_routes_stand_beside_those_of_rollouts() -> None:
         assert (await client.get("/healthz")).json() == {"status": "ok"}
 
 
-async def test_delivery_is_told_once_a_client_has_the_reply() -> None:
+async def test_delivery_is_told_once_a_client_has_the_reply(server: InterceptionServer) -> None:
     told: list[int] = []
-    async with (
-        ScriptedProvider([say("hi")]) as provider,
-        relay(provider) as engine,
-        InterceptionServer() as server,
-        server.session(engine, who(), lambda turn: None, on_delivered=told.append) as gate,
-        httpx.AsyncClient(base_url=server.url, headers={"Authorization": f"Bearer {gate.token}"}) as client,
-    ):
-        path = f"{gate.path}/chat/completions"
-        await client.post(path, json=BODY)
-        await client.post(path, json=BODY, headers={"x-stainless-retry-count": "1"})  # the same reply again
-        await client.post(path, json={**BODY, "stream": True})
+    async with talk(server, Typist(), on_delivered=told.append) as said:
+        await said.ask()
+        said.http.headers["x-stainless-retry-count"] = "1"
+        await said.ask()  # the same reply again
+        await said.ask(stream=True)
     assert told == [0, 1]
 
 
-async def test_delivery_that_cannot_be_recorded_fails_the_rollout() -> None:
+async def test_delivery_that_cannot_be_recorded_fails_the_rollout(server: InterceptionServer) -> None:
     def full(index: int) -> None:
         raise OSError(28, "No space left on device")
 
-    async with (
-        ScriptedProvider([say("hi")]) as provider,
-        relay(provider) as engine,
-        InterceptionServer() as server,
-        server.session(engine, who(), lambda turn: None, on_delivered=full) as gate,
-        httpx.AsyncClient(base_url=server.url, headers={"Authorization": f"Bearer {gate.token}"}) as client,
-    ):
-        assert (await client.post(f"{gate.path}/chat/completions", json=BODY)).is_success
-        assert "delivery of reply 0 could not be recorded" in str(gate.failure)
+    async with talk(server, Typist(), on_delivered=full) as said:
+        assert (await said.ask()).is_success
+        assert "delivery of reply 0 could not be recorded" in str(said.gate.failure)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

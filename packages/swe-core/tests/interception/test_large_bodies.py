@@ -140,12 +140,10 @@ async def test_tool_arguments_do_not_count_as_prompt(server: InterceptionServer)
     "body",
     [
         b'{"messages":[' + b'{"role":"user"},' * MAX_VALUES + b'{"role":"user"}]}',
-        b'{"messages":[{"role":"user"}],"more":[' + b"[]," * MAX_VALUES + b"[]]}",
-        b'{"messages":[{"role":"user"}],"more":[' + b"1," * MAX_VALUES + b"1]}",
         b'{"messages":[{"role":"user"}],"more":{' + b'"a":1,' * MAX_VALUES + b'"a":1}}',
         b"[" * 2 * MAX_VALUES + b"]" * 2 * MAX_VALUES,
     ],
-    ids=["messages", "lists", "numbers", "members", "nested"],
+    ids=["messages", "members", "nested"],
 )
 async def test_body_with_too_many_values_is_not_parsed(
     server: InterceptionServer, monkeypatch: pytest.MonkeyPatch, body: bytes

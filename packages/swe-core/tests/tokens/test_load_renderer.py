@@ -44,14 +44,32 @@ def known_as(family: str, directory: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(MODEL_RENDERER_MAP, directory, family)
 
 
-@pytest.mark.parametrize(
-    ("options", "closed"),
-    [({}, False), ({"enable_thinking": True}, False), ({"enable_thinking": False}, True)],
-)
-def test_qwen3_copy_is_recognised_by_its_ids(tmp_path: Path, options: dict[str, bool], closed: bool) -> None:
-    made = load_renderer(model(tmp_path, shipped("qwen3")), template_kwargs=options)
-    assert (made.name, made.how, made.streams) == ("renderers/qwen3", "bridge", True)
-    assert ("<think>" in made.text(made.render([user("Hello.")], None))) is closed
+CASES = json.loads((Path(__file__).parent / "renderers.json").read_text())
+"""Models, and the Renderers that they get: `template` is one of TRL's, `of` the family whose special tokens
+the tokenizer has too, `known` the one that the model's name stands for. A past call `shows` a text."""
+EACH = [
+    pytest.param(case, id=name, marks=pytest.mark.slow if name.startswith("more") else ())
+    for name, case in CASES.items()
+]
+
+
+@pytest.mark.parametrize("case", EACH)
+def test_model_gets_the_renderer_of_its_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: dict[str, Any]
+) -> None:
+    template, known = case.get("template"), case.get("known")
+    more = [*family_tokens(case.get("of", "qwen3")), *family_tokens(known or "qwen3")]
+    directory = model(tmp_path, template and shipped(template), *more)
+    if known:
+        known_as(known, directory, monkeypatch)
+    thinking = {"enable_thinking": case["thinking"]} if "thinking" in case else {}
+    made = load_renderer(directory, template_kwargs=thinking, renderer=case.get("renderer", "auto"))
+    assert [made.name, made.how] == case["gets"]
+    if not known:
+        assert [*made.differs] == [THINKING if one == "thinking" else one for one in case.get("differs", ())]
+    past = reply("", None, ("call00001", "bash", '{"all": true, "limit": null}'))
+    shown = made.text(made.render([user("Hello."), past, user("Go on.")], None))
+    assert case.get("shows", "") in shown
 
 
 @pytest.mark.parametrize(
@@ -67,59 +85,17 @@ def test_untrusted_bridge_gives_way_to_proven_template(
     assert load_renderer(directory).name == renderer
 
 
-def said(made: Renderer) -> str:
-    """A past call as it is printed."""
-    call = ("call00001", "bash", '{"all": true, "limit": null}')
-    return made.text(made.render([user("Hello."), reply("", None, call), user("Go on.")], None))
-
-
-@pytest.mark.parametrize("options", [{}, {"enable_thinking": True}, {"enable_thinking": False}], ids=str)
-@pytest.mark.parametrize(
-    ("template", "name", "true"),
-    [("qwen3_5_think", "renderers/qwen3.5", "True"), ("qwen3_6", "renderers/qwen3.6", "true")],
-)
-def test_families_with_other_value_formats_are_distinguished(
-    tmp_path: Path, template: str, name: str, true: str, options: dict[str, bool]
-) -> None:
-    directory = model(tmp_path, shipped(template), *family_tokens("qwen3.6"))
-    made = load_renderer(directory, template_kwargs=options)
-    assert (made.name, made.how, made.differs) == (name, "bridge", (THINKING,))
-    assert f"<parameter=all>\n{true}\n</parameter>" in said(made)
-
-
-@pytest.mark.parametrize("template", ["qwen3_5_think_training", "qwen3_5_nothink_training"])
-def test_family_with_other_value_format_is_not_chosen(tmp_path: Path, template: str) -> None:
-    """Qwen3.8's format prints all else of these two as they do with thinking off."""
-    directory = model(tmp_path, shipped(template), *family_tokens("qwen3.8"))
-    made = load_renderer(directory, template_kwargs={"enable_thinking": False})
-    assert (made.name, made.how, made.differs) == ("template (proven)", "template", ())
-    assert "<parameter=all>\nTrue\n</parameter>" in said(made)
-
-
-@pytest.mark.parametrize(
-    ("known", "template", "found"),
-    [
-        ("qwen3.5", "qwen3_6", "qwen3.6"),
-        ("qwen3", "qwen3_instruct_2507", "qwen3-vl"),  # the name that `renderers` 0.1.12 knows it by
-        ("nemotron-3.5", "nemotron_3_ultra", "nemotron-3.5"),  # which prints all as nemotron-3-ultra does
-    ],
-)
-def test_family_known_by_name_is_compared_with_the_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str, template: str, found: str
-) -> None:
-    directory = model(tmp_path, shipped(template), *family_tokens(known), *family_tokens(found))
-    known_as(known, directory, monkeypatch)
-    assert load_renderer(directory).name == f"renderers/{found}"
-
-
 def test_known_family_is_kept_if_its_first_prompt_matches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The renderer lists the differences."""
+    """The renderer lists the differences. Without a known name, or with another prompt, it is not chosen."""
     changed = shipped("qwen3").replace("<tool_response>\\n", "<tool_response>")
+    assert changed != shipped("qwen3")
     directory = model(tmp_path / "results", changed)
-    known_as("qwen3", directory, monkeypatch)
     without_trl(monkeypatch)
+    unknown = load_renderer(directory)
+    assert (unknown.name, unknown.how) == ("template", "full")
+    known_as("qwen3", directory, monkeypatch)
     made = load_renderer(directory)
     assert made.name == "renderers/qwen3"
     assert "tools" in made.differs
@@ -133,24 +109,11 @@ def test_known_family_is_kept_if_its_first_prompt_matches(
     assert load_renderer(directory).name == "template"
 
 
-@pytest.mark.parametrize("options", [{}, {"enable_thinking": False}], ids=str)
-def test_requested_family_lists_its_differences(tmp_path: Path, options: dict[str, bool]) -> None:
-    directory = model(tmp_path, shipped("qwen3_6"), *family_tokens("qwen3.6"))
-    made = load_renderer(directory, renderer="qwen3.5", template_kwargs=options)
-    assert (made.name, made.differs) == ("renderers/qwen3.5", ("booleans and nulls in calls", THINKING))
-
-
 def test_thinking_kept_by_the_template_is_no_difference(tmp_path: Path) -> None:
     directory = model(tmp_path, shipped("qwen3_6"), *family_tokens("qwen3.6"))
     for keeps in (True, False):  # False: each prompt after a new user message is rendered afresh
-        made = load_renderer(directory, template_kwargs={"preserve_thinking": keeps})
-        assert (made.name, made.differs) == ("renderers/qwen3.6", ())
-
-
-def test_model_is_known_by_its_exact_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = model(tmp_path, None)
-    known_as("qwen3", directory, monkeypatch)
-    assert load_renderer(directory).name == "renderers/qwen3"
+        made = load_renderer(directory, renderer="qwen3.6", template_kwargs={"preserve_thinking": keeps})
+        assert made.differs == ()
 
 
 def test_recognition_downloads_no_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,19 +130,15 @@ def test_recognition_downloads_no_vocabulary(tmp_path: Path, monkeypatch: pytest
     assert "gpt-oss" not in tried
 
 
-def test_changed_template_is_not_the_family(tmp_path: Path) -> None:
-    changed = shipped("qwen3").replace("<tool_response>\\n", "<tool_response>")
-    assert changed != shipped("qwen3")
-    made = load_renderer(model(tmp_path, changed))
-    assert (made.name, made.how) == ("template", "full")
-
-
-def test_prefix_preserving_template_is_proven(tmp_path: Path) -> None:
-    made = load_renderer(model(tmp_path, shipped("qwen3_training")))
-    assert (made.name, made.how) == ("template (proven)", "template")
+def calls_are_found(made: Renderer) -> bool:
+    sampled = '<tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call><|im_end|>'
+    ids = make_tokenizer(family_tokens("qwen3")).encode(sampled)
+    found = made.parse(ids, made.render([user("Hello.")], TOOLS), TOOLS)
+    return found.calls == (("bash", "{}", None),)
 
 
 def test_trl_training_template_replaces_unproven_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without TRL calls are found by a named parser only."""
     directory = model(tmp_path, shipped("qwen3"))
     made = load_renderer(directory, renderer="template")
     assert (made.name, made.how) == ("training template (proven)", "template")
@@ -188,42 +147,25 @@ def test_trl_training_template_replaces_unproven_one(tmp_path: Path, monkeypatch
     made = load_renderer(directory, renderer="template")
     assert (made.name, made.how) == ("template", "full")
     assert not calls_are_found(made)
-
-
-def test_named_parser_replaces_that_of_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_trl(monkeypatch)
-    made = load_renderer(model(tmp_path, shipped("qwen3")), renderer="template", tool_parser="qwen3")
-    assert calls_are_found(made)
-
-
-def calls_are_found(made: Renderer) -> bool:
-    sampled = '<tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call><|im_end|>'
-    ids = make_tokenizer(family_tokens("qwen3")).encode(sampled)
-    found = made.parse(ids, made.render([user("Hello.")], TOOLS), TOOLS)
-    return found.calls == (("bash", "{}", None),)
+    assert calls_are_found(load_renderer(directory, renderer="template", tool_parser="qwen3"))
 
 
 def test_trl_is_not_imported_needlessly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trl.chat_template_utils", None)
-    assert load_renderer(model(tmp_path, shipped("qwen3"))).how == "bridge"
+    assert load_renderer(model(tmp_path, shipped("qwen3")), renderer="qwen3").how == "bridge"
 
 
 def test_template_is_read_from_a_file(tmp_path: Path) -> None:
     directory = model(tmp_path / "model", shipped("qwen3"))
     file = tmp_path / "chat.jinja"
     file.write_text(shipped("qwen3_training"))
-    assert load_renderer(directory, chat_template=file).name == "template (proven)"
+    made = load_renderer(directory, renderer="template", chat_template=file)
+    assert made.name == "template (proven)"
     with pytest.raises(ConfigError, match=r"no\.jinja"):
         load_renderer(directory, chat_template=tmp_path / "no.jinja")
 
 
-def test_family_is_chosen_by_name(tmp_path: Path) -> None:
-    assert load_renderer(model(tmp_path, None), renderer="qwen3").name == "renderers/qwen3"
-
-
-@pytest.mark.parametrize(
-    ("renderer", "near"), [("qwen-3", "qwen3"), ("GLM4.5", "glm-4.5"), ("gptoss", "gpt-oss")]
-)
+@pytest.mark.parametrize(("renderer", "near"), [("qwen-3", "qwen3"), ("gptoss", "gpt-oss")])
 def test_unknown_family_suggests_close_names(tmp_path: Path, renderer: str, near: str) -> None:
     with pytest.raises(ConfigError, match=rf"'{renderer}' is not known: .*{near}"):
         load_renderer(str(tmp_path), renderer=renderer)
@@ -243,13 +185,11 @@ def test_tokenizer_without_template_is_an_error(tmp_path: Path) -> None:
 
 def test_tokenization_spaces_are_not_cleaned_up(tmp_path: Path) -> None:
     """Streamed text must not change: "do" and " n't" stay apart."""
-    special = family_tokens("qwen3")
-    saved = make_tokenizer(special, chat_template=shipped("qwen3"), eos_token="<|im_end|>")
+    saved = make_tokenizer(family_tokens("qwen3"), eos_token="<|im_end|>")
     saved.save_pretrained(tmp_path)
     file = tmp_path / "tokenizer_config.json"
     forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
-    file.write_text(
-        json.dumps({**json.loads(file.read_text()), "clean_up_tokenization_spaces": True, forced: True})
-    )
-    made = load_renderer(str(tmp_path))
+    stated = {**json.loads(file.read_text()), "clean_up_tokenization_spaces": True, forced: True}
+    file.write_text(json.dumps(stated))
+    made = load_renderer(str(tmp_path), renderer="qwen3")
     assert made.text(saved.encode("I do n't , really .")) == "I do n't , really ."

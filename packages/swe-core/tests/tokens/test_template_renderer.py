@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_core.api.messages import Message
 from swe_core.errors import ConfigError, RequestRefused
-from swe_core.tokens.probe_messages import PROBES, TOOLS, reply, result, system, user
+from swe_core.tokens.probe_messages import TOOLS, reply, result, system, user
 from swe_core.tokens.renderer import TAIL, Parsed
 from swe_core.tokens.reply_parsers import named_parser, response_parser
 from swe_core.tokens.template_renderer import ChatTemplate, TemplateRenderer, prove_prefix_preserving
@@ -141,20 +140,15 @@ def _made(source: str) -> TemplateRenderer:
     return renderer(source)
 
 
-def test_cut_reply_is_closed() -> None:
+def test_cut_reply_is_closed_and_ids_after_the_end_are_not_extended() -> None:
     made = renderer(chat())
     prompt = made.render([user("Hello.")], None)
     more = made.extend(prompt, tokenizer().encode("I am cut he"), [user("Go on.")], None)
     assert made.text(more or []) == (
         "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
     )
-
-
-@pytest.mark.parametrize("sampled", ["Done.<|im_end|> and more", "<|im_end|><|im_end|> x"])
-def test_template_does_not_extend_ids_after_the_end(sampled: str) -> None:
-    made = renderer(chat())
-    prompt = made.render([user("Hello.")], None)
-    assert made.extend(prompt, tokenizer().encode(sampled), [user("Go on.")], None) is None
+    for sampled in ("Done.<|im_end|> and more", "<|im_end|><|im_end|> x"):
+        assert made.extend(prompt, tokenizer().encode(sampled), [user("Go on.")], None) is None
 
 
 def test_token_that_absorbs_following_space_is_extended() -> None:
@@ -243,45 +237,25 @@ def trl_parser() -> Callable[..., Parsed]:
 
 
 @pytest.mark.parametrize("parser", [trl_parser, lambda: named_parser(tokenizer(), "qwen3", "think")])
-@pytest.mark.parametrize(
-    ("sampled", "content", "reasoning", "calls"),
-    [
+def test_template_replies_are_parsed(parser: Callable[[], Callable[..., Parsed]]) -> None:
+    """Malformed calls, and those that no JSON can say, stay text."""
+    made = renderer(chat(), parser=parser())
+    assert not made.streams
+    tail = made.render([user("Hello.")], None)
+    broken = '<tool_call>\n{"name": "bash", "argu\n</tool_call>'
+    for sampled, content, reasoning, calls in (
         ("Done.", "Done.", None, ()),
         ("<think>\nWhy?\n</think>\n\nDone.", "Done.", "Why?", ()),
         (f"On it.\n{CALL}", "On it.", None, (("bash", '{"é": 1}', None),)),
-    ],
-)
-def test_template_replies_are_parsed(
-    parser: Callable[[], Callable[..., Parsed]],
-    sampled: str,
-    content: str,
-    reasoning: str | None,
-    calls: tuple,
-) -> None:
-    made = renderer(chat(), parser=parser())
-    parsed = made.parse(
-        tokenizer().encode(sampled + "<|im_end|>"), made.render([user("Hello.")], None), TOOLS
-    )
-    assert (parsed.content, parsed.reasoning, parsed.calls) == (content, reasoning, calls)
-    assert not made.streams
-
-
-@pytest.mark.parametrize("parser", [trl_parser, lambda: named_parser(tokenizer(), "qwen3", None)])
-def test_malformed_calls_stay_text(parser: Callable[[], Callable[..., Parsed]]) -> None:
-    broken = '<tool_call>\n{"name": "bash", "argu\n</tool_call>'
-    made = renderer(chat(), parser=parser())
-    parsed = made.parse(tokenizer().encode(broken), made.render([user("Hello.")], None), TOOLS)
-    assert (parsed.content, parsed.calls) == (broken, ())
-
-
-@pytest.mark.parametrize("parser", [trl_parser, lambda: named_parser(tokenizer(), "qwen3", None)])
-@pytest.mark.parametrize("broken", [CALL.replace("bash", "\\ud800"), CALL.replace("1", "1e999")])
-def test_unrepresentable_calls_stay_text(parser: Callable[[], Callable[..., Parsed]], broken: str) -> None:
-    made = renderer(chat(), parser=parser())
-    parsed = made.parse(tokenizer().encode(broken), made.render([user("Hello.")], None), TOOLS)
-    orjson.dumps([parsed.content, parsed.calls])
-    assert [arguments for _, arguments, _ in parsed.calls if "Infinity" in arguments] == []
-    assert broken in parsed.content or "1e999" in parsed.calls[0][1]
+        (broken, broken, None, ()),
+    ):
+        parsed = made.parse(tokenizer().encode(sampled + "<|im_end|>"), tail, TOOLS)
+        assert (parsed.content, parsed.reasoning, parsed.calls) == (content, reasoning, calls)
+    for broken in (CALL.replace("bash", "\\ud800"), CALL.replace("1", "1e999")):
+        parsed = made.parse(tokenizer().encode(broken), tail, TOOLS)
+        orjson.dumps([parsed.content, parsed.calls])
+        assert [arguments for _, arguments, _ in parsed.calls if "Infinity" in arguments] == []
+        assert broken in parsed.content or "1e999" in parsed.calls[0][1]
 
 
 def test_thinking_opened_by_the_prompt_is_parsed() -> None:
@@ -304,9 +278,3 @@ def test_template_never_retracts_plain_text(completion: list[int]) -> None:
     whole = made.parse(completion, [], None)
     for n in range(len(completion) + 1):
         assert whole.content.startswith(made.parse(completion[:n], [], None, ended=False).content)
-
-
-@pytest.mark.parametrize("name", PROBES)
-def test_probes_end_before_a_reply(name: str) -> None:
-    conversation: list[Message] = PROBES[name]
-    assert conversation[-1]["role"] in ("user", "tool")

@@ -29,7 +29,7 @@ import sys
 from swe_core.builtin.vllm import engine
 from swe_core.tokens.load_renderer import load_renderer
 family = load_renderer(sys.argv[1])
-template = load_renderer(sys.argv[2], tool_parser="qwen3")
+template = load_renderer(sys.argv[2], renderer="template", tool_parser="qwen3")
 print(family.name, template.name, sorted({"torch", "trl"} & sys.modules.keys()))
 """
 
