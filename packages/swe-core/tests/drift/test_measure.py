@@ -113,13 +113,6 @@ def test_measure_counts_rows_as_the_ledger_does(
     assert (found.ours.rows, found.ours.causes) == (rows, causes)
 
 
-def test_measure_counts_a_branch() -> None:
-    other = session(*WORK, user("C"), reply("D"))[-1]
-    found = drift(*session(*WORK), NEXT, other)
-    assert (found.ours.rows, found.ours.causes) == (2, {"branch": 1})
-    assert found.ours.repeated > 0
-
-
 def test_measure_keeps_a_dropped_turn_as_context_only() -> None:
     first, second = session(*WORK)
     kept = drift(first, second)

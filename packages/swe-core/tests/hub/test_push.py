@@ -295,6 +295,7 @@ def test_killed_push_is_completed_by_the_next(hf: LocalHF, run: RunDirectory, ca
     assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2"]
 
 
+@pytest.mark.slow  # it imports datasets, in a process of its own
 def test_datasets_library_reads_the_data_set(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     push_run(run, PushOptions(to=TO))

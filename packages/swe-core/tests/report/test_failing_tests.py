@@ -110,7 +110,15 @@ def pytest_log(suite: Path, *options: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "options", [("-rA",), ("--color=yes", "--tb=short"), ("--tb=native",)], ids=lambda it: it[0]
+    "options",
+    [
+        ("-rA",),
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in (("--color=yes", "--tb=short"), ("--tb=native",))
+        ),
+    ],
+    ids=lambda it: it[0],
 )
 def test_pytest_log_has_each_failure_with_its_place(suite: Path, options: tuple[str, ...]) -> None:
     found = failures_of(pytest_log(suite, *options))

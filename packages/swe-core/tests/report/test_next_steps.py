@@ -28,32 +28,27 @@ def test_finished_run_shows_its_first_failure_in_natural_order(tmp_path: Path) -
     }
 
 
-def test_run_without_failures_shows_a_rollout(tmp_path: Path) -> None:
-    assert list(steps(tmp_path / "run", "finished", t="resolved")) == ["a rollout", "in a browser"]
-    assert list(steps(tmp_path / "empty", "finished")) == ["in a browser"]
+RESUME = ["the rest", "a rollout", "in a browser"]
+AGAIN = ["the rest", "the rest and the errors", "the first failure", "in a browser"]
+FAILED = ["the first failure", "in a browser"]
 
 
 @pytest.mark.parametrize(
-    ("outcome", "purposes"),
+    ("state", "planned", "outcomes", "purposes"),
     [
-        ("resolved", ["the rest", "a rollout", "in a browser"]),
-        ("error", ["the rest", "the rest and the errors", "the first failure", "in a browser"]),
+        ("finished", 9, {"t": "resolved"}, ["a rollout", "in a browser"]),
+        ("finished", 9, {}, ["in a browser"]),
+        ("interrupted", 9, {"t": "resolved"}, RESUME),
+        ("interrupted", 9, {"t": "error"}, AGAIN),
+        ("running", 9, {"t": "error"}, FAILED),  # it is not resumed
+        ("ended", None, {"t": "error"}, FAILED),  # errors of a training are not run again
     ],
 )
-def test_interrupted_run_can_be_resumed(tmp_path: Path, outcome: str, purposes: list[str]) -> None:
-    found = steps(tmp_path / "run", "interrupted", t=outcome)
-    assert list(found) == purposes
-    assert found["the rest"] == f"swe-core run --resume {tmp_path / 'run'}"
-
-
-def test_running_run_is_not_resumed(tmp_path: Path) -> None:
-    assert list(steps(tmp_path / "run", "running", t="error")) == ["the first failure", "in a browser"]
-
-
-def test_errors_of_a_training_are_not_run_again(tmp_path: Path) -> None:
-    assert list(steps(tmp_path / "run", "ended", None, t="error")) == ["the first failure", "in a browser"]
-
-
-def test_path_is_quoted_for_the_shell(tmp_path: Path) -> None:
+def test_steps_are_those_of_the_state(
+    tmp_path: Path, state: State, planned: int | None, outcomes: dict[str, str], purposes: list[str]
+) -> None:
     run = tmp_path / "my run"
-    assert steps(run, "finished")["in a browser"] == f"swe-core view '{run}'"
+    found = steps(run, state, planned, **outcomes)
+    assert list(found) == purposes
+    assert found.get("the rest") in (None, f"swe-core run --resume '{run}'")
+    assert found["in a browser"] == f"swe-core view '{run}'"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -124,14 +123,6 @@ def test_interval_has_its_nominal_coverage(shape: tuple[float, float], attempts:
     assert covered(probabilities, truth, attempts, k, seed=2) > 0.91
 
 
-def test_interval_is_wider_than_that_of_independent_attempts() -> None:
-    """What the design effect is for: eight attempts at 25 tasks are not 200 tasks."""
-    values: Sequence[float] = [0.0, 1.0] * 12 + [0.5]
-    low, high = wilson(fmean(values), effective_trials(values, 8 * 25))
-    naive_low, naive_high = wilson(fmean(values), 8 * 25)
-    assert high - low > 2 * (naive_high - naive_low)
-
-
 @settings(max_examples=50)
 @given(
     st.lists(
@@ -158,11 +149,6 @@ def test_estimates_choose_k() -> None:
     assert [(one.k, one.tasks) for one in estimates([task(6, 1), task(3, 0), task(0, 0)])] == [
         (1, 2), (2, 2), (4, 1), (6, 1),
     ]  # fmt: skip
-
-
-def test_tasks_have_equal_weight() -> None:
-    (one, *_) = estimates([task(10, 10), task(1, 0)])
-    assert one.value == 0.5
 
 
 def test_mean_seconds_include_all_attempts() -> None:

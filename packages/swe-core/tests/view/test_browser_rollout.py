@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 from playwright.sync_api import Page, expect
 
 from swe_core.api.records import Phases, Turn
@@ -62,6 +63,7 @@ def test_running_rollout_grows_in_place(page: Page, shown: Callable[[Site], str]
         expect(page.locator("[data-follow]")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_link_into_the_test_log_unfolds_it(page: Page, shown: Callable[[Site], str], training: Path) -> None:
     page.goto(f"{shown(Site([training]))}/run/train/rollout/moto-7365-g0-1/")
     expect(page.locator("#test-log pre")).to_be_hidden()
@@ -71,6 +73,7 @@ def test_link_into_the_test_log_unfolds_it(page: Page, shown: Callable[[Site], s
     expect(page.locator("#test-log .failing").first).to_be_in_viewport()
 
 
+@pytest.mark.slow
 def test_place_of_a_search_is_unfolded_and_marked(
     page: Page, shown: Callable[[Site], str], training: Path
 ) -> None:
@@ -84,6 +87,7 @@ def test_place_of_a_search_is_unfolded_and_marked(
     )  # in the title of the call, and in its arguments
 
 
+@pytest.mark.slow
 def test_slowest_minute_is_named_and_leads_to_its_turn(
     page: Page, shown: Callable[[Site], str], tmp_path: Path
 ) -> None:
@@ -106,6 +110,7 @@ def test_slowest_minute_is_named_and_leads_to_its_turn(
     expect(page.locator("#turn-20")).to_be_in_viewport()
 
 
+@pytest.mark.slow
 def test_attempts_are_walked_and_pages_have_keys(
     page: Page, shown: Callable[[Site], str], training: Path
 ) -> None:
@@ -123,6 +128,7 @@ def test_attempts_are_walked_and_pages_have_keys(
         page.wait_for_url(url)
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_from_the_list(
     page: Page, shown: Callable[[Site], str], training: Path, tmp_path: Path
 ) -> None:

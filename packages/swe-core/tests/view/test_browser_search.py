@@ -12,6 +12,8 @@ from swe_core.view import searching
 from swe_core.view.site import Site
 from swe_core.view.static_site import write_site
 
+pytestmark = pytest.mark.slow
+
 
 def test_search_begins_with_a_key(page: Page, shown: Callable[[Site], str], training: Path) -> None:
     page.goto(f"{shown(Site([training]))}/run/train/group/g0/")
