@@ -20,6 +20,7 @@ from swe_core.errors import ConfigError, SweError, UsageError
 from swe_testing.hf import LocalHF
 from swe_testing.hf import hub as local_hub
 from swe_testing.hf.repos import Repo, Space
+from swe_testing.ports import refusing
 from swe_trainer_trl.space import wheels
 from swe_trainer_trl.space.deployment import Deployment, Needs, RepoKind, Request, plan
 from swe_trainer_trl.space.hub import Hub
@@ -354,7 +355,9 @@ def test_space_that_does_not_say(threaded_hf: LocalHF, hub: Hub, keys: KeyStore,
     with answering(b"<html>") as (url, _):
         threaded_hf.hub.space(NAME).host = url
         assert hub.status(NAME).silent.startswith("it does not answer (ValidationError")
-    assert hub.status(NAME).silent.startswith("it does not answer (ConnectError")
+    with refusing() as url:
+        threaded_hf.hub.space(NAME).host = url
+        assert hub.status(NAME).silent.startswith("it does not answer (ConnectError")
     keys.forget(NAME)
     assert hub.status(NAME).silent == "it was not deployed from this machine"
 

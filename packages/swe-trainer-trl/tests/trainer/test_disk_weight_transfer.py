@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -38,8 +39,11 @@ class Server(ThreadingHTTPServer):
     notes what it was asked, and which weights lay in the directory that it was to load."""
 
     daemon_threads = True
+    allow_reuse_port = True
 
     def __init__(self) -> None:
+        self.place = socket.socket()
+        self.place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.asked: list[str] = []
@@ -90,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    with Server() as server:
+    with Server() as server, server.place:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
@@ -249,8 +253,7 @@ def test_failing_pause_is_undone(server, transfer):
 
 
 def test_server_that_is_gone_is_one_sentence(transfer, server):
-    server.shutdown()
-    server.server_close()
+    die(server)
     for act in (transfer.pause, transfer.resume, lambda: transfer.send_weights(iter(weights().items()))):
         with pytest.raises(EngineUnavailable, match=r"did not answer POST .* \(ConnectError\)"):
             act()
@@ -307,6 +310,8 @@ def to_both(both: list[Server], config: PreTrainedConfig, tmp_path: Path) -> Dis
 
 
 def die(server: Server) -> None:
+    """Stop listening. The port stays taken, or another program might answer there."""
+    server.place.bind(server.server_address)
     server.shutdown()
     server.server_close()
 

@@ -21,6 +21,7 @@ from swe_core.errors import SandboxError
 from swe_core.sandboxing.relay import bridge
 from swe_core.sandboxing.relay.bridge import reach_by_bridge
 from swe_core.sandboxing.relay.transport import Transport, TransportError
+from swe_testing.ports import refusing
 
 from .helpers import BOTH, cancelling, on_this_host, program_of
 
@@ -69,10 +70,9 @@ def test_it_ends_with_its_standard_input(language: str) -> None:
 
 @pytest.mark.parametrize("language", BOTH)
 def test_port_where_nothing_listens(language: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    argv = [*program_of("bridge", language), str(port)]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=False)
+    with refusing() as url:
+        argv = [*program_of("bridge", language), url.rpartition(":")[2]]
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE)
     assert done.stdout == b""
     assert done.returncode != 0
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from swe_core.errors import SandboxError
 from swe_core.sandboxing.relay.pull_relay import Timing
+from swe_testing.ports import refusing
 from swe_testing.sandbox.base import PATIENCE
 from swe_testing.sandbox.network import hello, serving
 from swe_testing.waiting import until
@@ -237,11 +238,10 @@ async def listen(agent: httpx.AsyncClient, path: str, said: list[bytes]) -> None
 
 
 async def test_endpoint_that_is_gone() -> None:
-    async with serving({"/": hello}) as server:
-        pass
-    async with reached(server) as (url, _), client(url) as agent:
-        await is_cut_off(agent, "/")
-        await is_cut_off(agent, "/")
+    with refusing() as server:
+        async with reached(server) as (url, _), client(url) as agent:
+            await is_cut_off(agent, "/")
+            await is_cut_off(agent, "/")
 
 
 async def test_more_concurrent_calls_than_slots() -> None:

@@ -16,6 +16,7 @@ from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import SandboxError
 from swe_core.sandboxing.relay.unix_socket import MAX_CONNECTIONS, address_of, unix_listener
+from swe_testing.ports import refusing
 from swe_testing.sandbox.base import PATIENCE
 from swe_testing.sandbox.network import hello, serving
 
@@ -83,11 +84,10 @@ async def test_relay_keeps_half_closed_connections(short_dir: Path, language: st
 async def test_unreachable_endpoint_ends_the_client(short_dir: Path, language: str) -> None:
     """The caller's connection ends, now and the next time, and the relay lives."""
     path = short_dir / "s"
-    async with reversing_server() as endpoint:
-        pass
-    async with unix_listener(path, endpoint), forwarding(language, path) as port:
-        for _ in range(2):
-            await is_cut_off(port)
+    with refusing() as endpoint:
+        async with unix_listener(path, endpoint), forwarding(language, path) as port:
+            for _ in range(2):
+                await is_cut_off(port)
 
 
 @pytest.mark.parametrize("language", BOTH)
