@@ -168,7 +168,7 @@ def _no_docker() -> str | None:
     except ImportError:
         return "docker is skipped: the package swe-sandbox-docker is not installed"
     try:
-        (address,) = resolve()
+        address = resolve()
         api = Client(address).api
     except SweError as error:
         return f"docker is skipped: {sentence(error)}"

@@ -11,28 +11,24 @@ from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
 from swe_testing.sandbox import SandboxConformance
 
-from .engines import SecondEngine, second_engine
 from .helpers import containers_of_this_process
 
 ESSENTIAL = {
-    "test_assets", "test_cancellation", "test_cancellation_kills", "test_closing_leaves_nothing",
-    "test_environment", "test_exit_code[exit 3-3]", "test_host_files_are_not_visible", "test_kill",
-    "test_kill_all_ends_commands", "test_lists_what_is_open", "test_memory_is_limited",
+    "test_assets", "test_cancellation_kills", "test_closing_leaves_nothing", "test_environment",
+    "test_host_files_are_not_visible", "test_kill", "test_kill_all_ends_commands", "test_memory_is_limited",
     "test_no_other_address_is_reachable[llm]", "test_notes", "test_output_comes_while_the_command_runs",
-    "test_processes_are_limited", "test_reach", "test_reach_streams", "test_reap_spares_the_living",
+    "test_processes_are_limited", "test_reach", "test_reap_spares_the_living",
     "test_repository_is_private", "test_stdin", "test_streams_are_kept_apart",
-    "test_timeout_kills_the_whole_tree", "test_write_and_read[1024]",
+    "test_timeout_kills_the_whole_tree",
 }  # fmt: skip
 """Of what every sandbox must do. The rest is breadth: each test opens a container."""
-
-
-ESSENTIAL_BY_TLS = {"test_assets", "test_closing_leaves_nothing", "test_reach", "test_stdin"}
-"""The same of an engine on another machine: what differs there."""
+ESSENTIAL_ELSEWHERE = {"test_assets", "test_reach"}
+"""The same of an engine that shares no files: what differs there."""
 
 
 def pytest_itemcollected(item: pytest.Function) -> None:
     """Mark what is slow of a suite that is not written here."""
-    essential = ESSENTIAL_BY_TLS if "test_docker_tls" in item.nodeid else ESSENTIAL
+    essential = ESSENTIAL_ELSEWHERE if "test_docker_elsewhere" in item.nodeid else ESSENTIAL
     if issubclass(item.cls or object, SandboxConformance) and item.name not in essential:
         item.add_marker(pytest.mark.slow)
 
@@ -43,13 +39,6 @@ def engine(docker_engine: str) -> Iterator[docker.APIClient]:
     client = docker.APIClient(base_url=docker_engine, version="auto")
     yield client
     client.close()
-
-
-@pytest.fixture(scope="session")
-def tls_engine(docker_engine: str, docker_image: str) -> Iterator[SecondEngine]:
-    """A second engine, by TCP and TLS, which shares no files with this process."""
-    with second_engine(docker_image, docker_engine) as second:
-        yield second
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
 
 
-def look(number: int, **table: object) -> Finding:
+def look(number: int) -> Finding:
     """The finding of one of the checks, by its number."""
-    return list(checks.checks_of(table))[number].look()
+    return list(checks.checks())[number].look()
 
 
 def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -36,13 +36,9 @@ def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert look(1).state == "info"
 
 
-def test_engine_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("DOCKER_HOST", "tcp://example.com:2375")
-    found = look(0)
-    assert "without it everyone who reaches the port is root there" in found.text
-    assert found.remedy.startswith("Set sandbox.docker.tls")
+def test_engine_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "ssh://far")
+    assert "forward its socket" in look(0).text
 
 
 def test_podman_is_named_where_no_engine_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -63,8 +59,16 @@ def test_replies_of_podman_are_understood() -> None:
     }  # fmt: skip
     limits = _limits(info, {"Components": [{"Name": "Podman Engine"}, {"Name": "Conmon"}]})
     assert (limits.seccomp, limits.podman, limits.missing) == (True, True, ())
-    limits = _limits({**info, "Architecture": "x86_64"}, {"Components": [{"Name": "Engine"}]})
-    assert (limits.seccomp, limits.podman) == (True, False)
+    docker = {"Components": [{"Name": "Engine"}]}
+    for options, machine, seccomp in (
+        (["name=apparmor", "name=seccomp"], "x86_64", True),
+        (["name=seccomp,profile=builtin"], "aarch64", True),
+        (["name=seccomp,profile=builtin"], "riscv64", False),
+        (["name=apparmor"], "x86_64", False),
+        (None, "x86_64", False),
+    ):
+        limits = _limits({**info, "Architecture": machine, "SecurityOptions": options}, docker)
+        assert (limits.seccomp, limits.podman) == (seccomp, False)
 
 
 def test_hanging_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,7 +96,7 @@ def test_temporary_directory_that_is_too_long_is_refused_before_an_engine_is_ask
 def test_plugin_is_asked() -> None:
     (impl,) = PluginSet(["docker"]).manager.hook.swe_checks.get_hookimpls()[-1:]
     assert impl.plugin_name == "docker"
-    assert [check.name for check in impl.function({})] == ["Docker Engine", "disk for images"]
+    assert [check.name for check in impl.function()] == ["Docker Engine", "disk for images"]
 
 
 @pytest.mark.docker

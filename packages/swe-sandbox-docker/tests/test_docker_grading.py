@@ -22,8 +22,15 @@ BREAKS = {
 RESULT = "printf '%s\\n' '=== short test summary info ===' '{} t'"
 
 
-@pytest.mark.parametrize("broken", BREAKS)
-@pytest.mark.parametrize("status", ["PASSED", "FAILED"])
+@pytest.mark.parametrize(
+    ("broken", "status"),
+    [
+        ("the shell", "PASSED"),
+        pytest.param("git", "PASSED", marks=pytest.mark.slow),
+        pytest.param("a file of the tests", "PASSED", marks=pytest.mark.slow),
+        pytest.param("the shell", "FAILED", marks=pytest.mark.slow),
+    ],
+)
 async def test_failure_is_caused_by_the_patch(
     provider: DockerProvider,
     docker_image: str,

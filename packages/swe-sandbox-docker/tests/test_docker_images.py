@@ -21,7 +21,6 @@ import docker
 import pytest
 
 from swe_core.api.sandbox import SandboxSpec
-from swe_core.builtin.demo.source import IMAGE
 from swe_core.errors import ImageNotFound, SandboxError
 from swe_sandbox_docker import images
 from swe_sandbox_docker.config import DockerConfig
@@ -222,11 +221,6 @@ async def test_image_that_cannot_be_built_says_how_to_build_it(
 async def test_image_that_may_not_be_built_says_how_to_build_it(docker_engine: str, folder: Path) -> None:
     with pytest.raises(ImageNotFound, match=f"'never'; build it: `docker build -t {BUILT} {folder}`, or set"):
         await opening(DockerProvider(DockerConfig(pull="never")), BUILT)
-
-
-def test_image_of_the_demo_has_a_dockerfile() -> None:
-    assert list(images.BUILT) == [IMAGE]
-    assert (images.BUILT[IMAGE] / "Dockerfile").is_file()
 
 
 async def test_pull_once_with_progress_for_all_who_wait(

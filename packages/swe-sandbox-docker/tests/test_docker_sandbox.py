@@ -51,7 +51,7 @@ class TestDocker(SandboxConformance):
         return SandboxSpec(image=docker_image, memory_mb=512, pids=128)
 
     def leftovers(self, provider: SandboxProvider) -> Collection[str]:
-        engine = docker.APIClient(base_url=resolve()[0].url, version="auto")
+        engine = docker.APIClient(base_url=resolve().url, version="auto")
         with closing(engine):
             return containers_of_this_process(engine) + socket_directories(os.getpid())
 
@@ -69,15 +69,6 @@ def repository(tmp_path: Path) -> Path:
     ):
         subprocess.run(["git", "-C", str(path), *command], check=True)
     return path
-
-
-async def test_policies_are_those_of_the_kernel(provider: DockerProvider, spec: SandboxSpec) -> None:
-    async with provider.open(spec) as sandbox:
-        lines = (await sandbox.read("/proc/self/status")).decode().splitlines()
-    status = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    assert {status[key] for key in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
-    assert status["NoNewPrivs"] == "1"
-    assert status["Seccomp"] == "2"
 
 
 async def test_container_is_made_as_asked(
@@ -98,12 +89,6 @@ async def test_container_is_made_as_asked(
     assert found["Config"]["Labels"][LABEL] != "somebody else"
 
 
-@pytest.mark.slow
-async def test_more_processors_than_the_host_has(provider: DockerProvider, spec: SandboxSpec) -> None:
-    async with provider.open(spec.model_copy(update={"cpus": 4096.0})) as sandbox:
-        await sh(sandbox, "true")
-
-
 async def test_file_that_is_too_large(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec.model_copy(update={"disk_mb": 8})) as sandbox:
         done = await sandbox.exec(["dd", "if=/dev/zero", "of=big", "bs=1M", "count=9"], timeout=60)
@@ -118,7 +103,7 @@ async def test_promised_quota_that_is_refused_falls_back(
     provider: DockerProvider, spec: SandboxSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An engine whose storage may have quotas, such as xfs, and then has none."""
-    ((_, connected),) = await provider._hosts.answering()
+    connected = provider._connect()
     if connected.quota:
         pytest.skip("this engine's storage has quotas")
     connected.quota = True
@@ -130,9 +115,9 @@ async def test_promised_quota_that_is_refused_falls_back(
 
 
 async def test_engine_without_limits_is_refused(docker_engine: str, spec: SandboxSpec) -> None:
-    provider = DockerProvider(DockerConfig(hosts=(docker_engine,)))
+    provider = DockerProvider(DockerConfig())
     provider.check_supported(spec)  # nobody has talked to it yet
-    ((_, connected),) = await provider._hosts.answering()
+    connected = provider._connect()
     connected.client.limits = EngineLimits(
         1, ("memory", "processor time"), swap=True, storage="vfs", quota=False, version="28.0.0", seccomp=True
     )
@@ -187,16 +172,6 @@ async def test_git_works_for_whichever_user_where_files_are_protected(
         assert await sh(sandbox, "git status --porcelain && git log --format=%s") == "y\nx\n"
 
 
-@pytest.mark.slow
-async def test_root_of_a_root_owned_repository_in_the_image(
-    provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient
-) -> None:
-    """As in SWE-bench's images: the repository is there already, root's own, and so is the user."""
-    async with provider.open(spec) as sandbox:
-        await sh(sandbox, "git init -q && echo a >a && git add a && sed -i s/a/b/ a && chmod 600 a && mv a c")
-        assert await sh(sandbox, "id -u; stat -c %u:%g c") == "0\n0:0\n"
-
-
 async def test_user_that_the_image_does_not_have(
     provider: DockerProvider, spec: SandboxSpec, docker_image: str, engine: docker.APIClient
 ) -> None:
@@ -219,28 +194,12 @@ async def test_missing_repository_or_asset(provider: DockerProvider, spec: Sandb
                 pass
 
 
-async def test_agent_cannot_end_its_sandbox(provider: DockerProvider, spec: SandboxSpec) -> None:
-    async with provider.open(spec) as sandbox:
-        await sh(sandbox, "kill -9 -1; kill -9 1; kill -9 $(ls /proc | grep '^[0-9]')", code=137)
-        await sh(sandbox, "true")
-
-
-FURTHER = [
-    pytest.param(deed, says, marks=pytest.mark.slow)
-    for deed, says in (
-        ("rm -f /bin/sh && mkdir /bin/sh", "its shell .* exec sh failed: Permission denied"),
-        ("ln -sf /bin/true /bin/sh", "its shell .* ended without output"),
-        ("chmod 000 /", "does not start again: .*permission denied"),
-        ("cd / && rm -rf /testbed && touch /testbed", "does not start again: .*/testbed is not a directory"),
-    )
-]
-
-
 @pytest.mark.parametrize(
     ("deed", "says"),
     [
         ("rm -f /bin/sh /bin/dash /bin/bash", "its shell .* exec sh failed: No such file"),
-        *FURTHER,
+        ("cd / && rm -rf /testbed && touch /testbed", "does not start again: .*/testbed is not a directory"),
+        pytest.param("chmod 000 /", "does not start again: .*permission denied", marks=pytest.mark.slow),
     ],
 )
 async def test_code_that_breaks_its_sandbox(
@@ -275,24 +234,13 @@ async def test_sandbox_that_is_killed_while_it_starts_again(
 
 
 @pytest.mark.slow
-async def test_kill_all_twice_at_once(provider: DockerProvider, spec: SandboxSpec) -> None:
-    async with provider.open(spec) as sandbox:
-        with anyio.fail_after(120):
-            async with anyio.create_task_group() as tasks:
-                for _ in range(3):
-                    tasks.start_soon(sandbox.kill_all)
-        assert (await sandbox.exec(["true"])).exit_code == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("deed", ["import time; time.sleep(600)", "while True: print(chr(120) * 1000)"])
 async def test_shell_of_the_agents_own(
-    provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch, deed: str
+    provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that runs, whether it says nothing or too much, keeps the sandbox up as well."""
+    """One that runs and says nothing keeps the sandbox up as well."""
     monkeypatch.setattr("swe_sandbox_docker.sandbox.START_TIMEOUT", 6.0)
     async with provider.open(spec) as sandbox:
-        await sh(sandbox, f"printf '#!/usr/bin/python3\n{deed}\n' >/tmp/x")
+        await sh(sandbox, "printf '#!/usr/bin/python3\nimport time; time.sleep(600)\n' >/tmp/x")
         await sh(sandbox, "chmod 755 /tmp/x && ln -sf /tmp/x /bin/sh")
         await sandbox.kill_all()
         assert (await sandbox.exec(["true"])).exit_code == 0
@@ -309,27 +257,6 @@ async def test_kill_finds_hidden_processes(provider: DockerProvider, spec: Sandb
         assert left == "sleep 605\n"
         await neighbour.kill()
         assert await neighbour.wait() == 137
-
-
-@pytest.mark.slow
-async def test_slow_reader_loses_nothing(provider: DockerProvider, spec: SandboxSpec) -> None:
-    """The engine closes the streams two seconds after the end; what it holds by then still comes."""
-    count = 3_000_000
-    async with provider.open(spec) as sandbox:
-        process = await sandbox.start(["head", "-c", str(count), "/dev/zero"])
-        await anyio.sleep(3)
-        seen = 0
-        async for _, chunk in process.output():
-            seen += len(chunk)
-            if seen > count - 500_000:
-                await anyio.sleep(0.1)
-        assert (seen, await process.wait()) == (count, 0)
-
-
-@pytest.mark.slow
-async def test_command_that_closes_its_own_streams(provider: DockerProvider, spec: SandboxSpec) -> None:
-    async with provider.open(spec) as sandbox:
-        assert await sh(sandbox, "exec >&- 2>&-; sleep 1; exit 5", code=5) == ""
 
 
 async def test_command_that_is_killed_while_it_starts_was_killed(
@@ -366,23 +293,6 @@ async def test_sandbox_that_dies(
         engine.remove_container(sandbox.id)
         with pytest.raises(SandboxDied):
             await sandbox.kill_all()
-
-
-@pytest.mark.slow
-async def test_many_commands_at_once_in_one_sandbox(provider: DockerProvider, spec: SandboxSpec) -> None:
-    """More than there are threads: a command that runs holds none."""
-    async with provider.open(spec.model_copy(update={"pids": 512})) as sandbox:
-        processes = []
-
-        async def one() -> None:
-            processes.append(await sandbox.start(["sleep", "600"]))
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(80):
-                tasks.start_soon(one)
-        await sh(sandbox, "true")
-        await sandbox.kill_all()
-        assert [await process.wait() for process in processes] == [137] * 80
 
 
 _KILLED = """

@@ -8,7 +8,6 @@ import platform
 import signal
 import zipfile
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import docker
@@ -18,8 +17,8 @@ from swe_core.api.sandbox import SandboxSpec
 from swe_core.builtin.local import seccomp as local
 from swe_core.errors import PolicyRefused
 from swe_sandbox_docker import checks, seccomp
-from swe_sandbox_docker.address import parse
-from swe_sandbox_docker.client import Client, _limits
+from swe_sandbox_docker.address import resolve
+from swe_sandbox_docker.client import Client
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
 
@@ -144,13 +143,6 @@ def test_allowed_system_calls() -> None:
     assert json.loads(seccomp.profile())["defaultAction"] == "SCMP_ACT_ERRNO"
 
 
-def test_file_of_names_says_where_they_are_from() -> None:
-    text = resources.files("swe_sandbox_docker").joinpath("syscalls.txt").read_text()
-    head, _, names = text.rpartition("# ")
-    assert "github.com/moby/profiles" in head
-    assert names.split("\n", 1)[1].split() == sorted(names.split("\n", 1)[1].split())
-
-
 @pytest.mark.docker
 @pytest.mark.parametrize("network", ["llm", pytest.param("full", marks=pytest.mark.slow)])
 async def test_kernel_applies_it(provider: DockerProvider, spec: SandboxSpec, network: str) -> None:
@@ -214,26 +206,11 @@ async def test_ordinary_work_continues(provider: DockerProvider, spec: SandboxSp
         assert await sh(sandbox, "PYTHONPATH=/tmp/site python3 -c 'import tiny; print(tiny.x)'") == "1\n"
 
 
-@pytest.mark.parametrize(
-    ("info", "takes"),
-    [
-        ({"SecurityOptions": ["name=seccomp,profile=builtin"], "Architecture": "aarch64"}, True),
-        ({"SecurityOptions": ["name=apparmor", "name=seccomp"], "Architecture": "x86_64"}, True),
-        ({"SecurityOptions": ["name=apparmor"], "Architecture": "x86_64"}, False),
-        ({"SecurityOptions": None, "Architecture": "x86_64"}, False),
-        ({"SecurityOptions": ["name=seccomp,profile=builtin"], "Architecture": "riscv64"}, False),
-    ],
-)
-def test_which_engines_take_it(info: dict[str, object], takes: bool) -> None:
-    assert _limits({"NCPU": 1, **info}, {}).seccomp is takes
-
-
 @pytest.mark.docker
 async def test_engine_without_seccomp_is_refused(
     provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ((_, connected),) = await provider._hosts.answering()
-    client = connected.client
+    client = provider._connect().client
     client.limits = replace(client.limits, seccomp=False)
     for network in ("llm", "none"):
         confined = spec.model_copy(update={"network": network})
@@ -290,6 +267,6 @@ async def test_engines_own_on_request(
         await sh(sandbox, "true")
     assert any("AF_VSOCK" in note for note in provider.notes())
     assert not any("AF_VSOCK" in note for note in DockerProvider(DockerConfig()).notes())
-    client = Client(parse(docker_engine))
+    client = Client(resolve())
     assert client.limits.seccomp
     client.close()

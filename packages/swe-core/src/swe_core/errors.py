@@ -8,8 +8,7 @@
     ├── SandboxError             the sandbox failed
     │   ├── SandboxTimeout       a command exceeded its time; its tree was killed (also TimeoutError)
     │   ├── SandboxDied          the sandbox no longer exists
-    │   │   ├── SandboxBroken    code inside broke it
-    │   │   └── HostDied         its host no longer answers, and the provider has others
+    │   │   └── SandboxBroken    code inside broke it
     │   ├── ImageNotFound        the image is missing and cannot be pulled (also LookupError)
     │   └── PolicyRefused        the provider cannot enforce a policy or a limit
     ├── AgentError               the coding agent failed
@@ -76,14 +75,6 @@ class SandboxBroken(SandboxDied):
 
     A provider raises it only if it knows that code inside is the cause. If an agent is the cause, the rollout
     is unresolved and not an error.
-    """
-
-
-class HostDied(SandboxDied):
-    """The host of the sandbox no longer answers, and the provider has others.
-
-    A provider raises it only after it has taken the host out. The rollout is run again on another host, and
-    `run.sandbox_retries` does not count that.
     """
 
 

@@ -15,7 +15,6 @@ from swe_core.errors import (
     AgentError,
     EngineUnavailable,
     GraderError,
-    HostDied,
     ImageNotFound,
     PolicyRefused,
     SandboxBroken,
@@ -131,29 +130,6 @@ async def test_rollout_errors_after_its_last_retry(bench: Bench) -> None:
     assert rollout.ledger.dropped.keys() == {"retried", "error"}
     assert sum(rollout.ledger.dropped.values()) == rollout.ledger.sampled
     bench.accounted()
-
-
-async def test_moves_to_another_host_are_not_counted(bench: Bench) -> None:
-    """A request without retries moves as well; a failure of another kind is counted in between."""
-    fail(bench, "export", times=2, error=HostDied(GONE))
-    rollout = (await bench.runner.run(bench.first)).rollout
-    assert (rollout.outcome, len(rollout.retried)) == ("resolved", 2)
-    errors = [HostDied(GONE), SandboxDied(GONE), HostDied(GONE)]
-    bench.provider.on_open = lambda sandbox: fail_with(errors.pop(0)) if errors else None
-    rollout = (await bench.runner.run(again(bench.second, 1))).rollout
-    assert [one.failure.type for one in rollout.retried] == ["HostDied", "SandboxDied", "HostDied"]
-    assert rollout.outcome == "resolved"
-    bench.accounted()
-
-
-async def test_hosts_that_die_for_ever_end_a_rollout(bench: Bench) -> None:
-    fail(bench, "open", times=99, error=HostDied(GONE))
-    rollout = (await bench.runner.run(bench.first)).rollout
-    assert (rollout.outcome, len(rollout.retried)) == ("error", 8)
-
-
-def fail_with(error: Exception) -> None:
-    raise error
 
 
 async def test_rollout_without_retries_errors_at_once(bench: Bench) -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
 
 from swe_core.api.checks import Check, Finding
 from swe_core.errors import ConfigError, SandboxError
 from swe_core.system.plural import counted
 from swe_sandbox_docker.address import Address, resolve
-from swe_sandbox_docker.config import DockerConfig
 
 if TYPE_CHECKING:
     from swe_sandbox_docker.client import Client
@@ -26,27 +23,16 @@ _LITTLE = 10 * 2**30
 _FOR = "--sandbox docker"
 
 
-def checks_of(table: Mapping[str, Any]) -> Iterator[Check]:
-    """Yield two checks for each host of the settings, `[sandbox.docker]` as the user gave them."""
+def checks() -> Iterator[Check]:
+    """Yield the checks of the engine and of its disk."""
     try:
-        config = DockerConfig.model_validate(table)
-        hosts = resolve(config.hosts, config.tls)
-    except (ValidationError, ConfigError) as error:
-        wrong = Finding.missing(_sentence(error))
+        address = resolve()
+    except ConfigError as error:
+        wrong = Finding.missing(str(error))
         yield Check("Docker Engine", _FOR, lambda: wrong)
         return
-    for number, address in enumerate(hosts, 1):
-        of = f" of host {number}" if len(hosts) > 1 else ""
-        yield Check(f"Docker Engine{of}", _FOR, partial(engine, address))
-        yield Check(f"disk{of}" if of else "disk for images", _FOR, partial(disk, address))
-
-
-def _sentence(error: ValidationError | ConfigError) -> str:
-    if isinstance(error, ConfigError):
-        return str(error)
-    first = error.errors()[0]
-    setting = ".".join(("sandbox.docker", *map(str, first["loc"])))
-    return f"{setting}: {first['msg'].removeprefix('Value error, ')}"
+    yield Check("Docker Engine", _FOR, partial(engine, address))
+    yield Check("disk for images", _FOR, partial(disk, address))
 
 
 def engine(address: Address) -> Finding:
@@ -82,7 +68,7 @@ def disk(address: Address) -> Finding:
 def _disk(client: Client) -> Finding:
     info: dict[str, Any] = client.api.info()
     root = Path(info["DockerRootDir"])
-    if client.address.kind != "unix" or not root.is_dir():
+    if not client.address.path or not root.is_dir():
         return Finding("info", f"unknown: {str(root)!r} is not on this host")
     free = shutil.disk_usage(root).free
     text = f"{free / 2**30:.1f} GiB free in {str(root)!r}, {counted(info['Images'], 'image')}"

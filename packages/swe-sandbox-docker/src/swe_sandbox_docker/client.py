@@ -12,7 +12,7 @@ import socket
 import textwrap
 import weakref
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,17 +21,12 @@ import anyio
 import anyio.to_thread
 import docker
 import httpx
-from anyio.abc import ByteStream, SocketAttribute
-from docker.constants import MINIMUM_DOCKER_API_VERSION
+from anyio.abc import ByteStream
 from docker.errors import APIError, DockerException
-from docker.tls import TLSConfig
-from requests.adapters import HTTPAdapter
 
 from swe_core.errors import SandboxDied, SandboxError
-from swe_sandbox_docker.address import TLS_FILES, Address
+from swe_sandbox_docker.address import Address
 from swe_sandbox_docker.seccomp import MACHINES
-from swe_sandbox_docker.ssh import Tunnel
-from swe_sandbox_docker.tls import HalfClosingStream, context_of
 
 CALLS = 64
 """Maximum number of concurrent blocking calls; more wait."""
@@ -39,17 +34,7 @@ TIMEOUT = 120
 """Seconds that one call may take. Starting many containers on few cores is slow."""
 _CONNECT = 10
 """Seconds to connect to an engine on another machine."""
-_KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)
-_REMEDIES = {
-    "unix": "start one, or set DOCKER_HOST to unix:///PATH of one that runs and that you may use",
-    "tcp": "start one that listens there, and check its port, its certificate and yours",
-    "ssh": "check that `ssh` logs in there without a question, and that the user may use the engine's socket",
-}
+_REMEDY = "start one, or set DOCKER_HOST to unix:///PATH of one that runs and that you may use"
 _GO_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Podman's names of architectures → Docker's, which are the kernel's."""
 _MAX_HEAD = 65536
@@ -86,7 +71,6 @@ class Client:
 
     Args:
         timeout: Seconds that one call may take.
-        lost: Makes the error for an engine that no longer answers.
 
     Attributes:
         trouble: Why the engine has once not answered; None as long as it answers.
@@ -95,62 +79,33 @@ class Client:
         SandboxError: No engine answers at `address`.
     """
 
-    def __init__(
-        self, address: Address, timeout: int = TIMEOUT, lost: Callable[[str], SandboxError] = SandboxError
-    ) -> None:
+    def __init__(self, address: Address, timeout: int = TIMEOUT) -> None:
         self.address = address
         self.host = address.url
         self.trouble: str | None = None
-        self._lost = lost
-        self._tls = context_of(address)
-        self._tunnel: Tunnel | None = None
         try:
-            if address.kind == "ssh":
-                self._tunnel = Tunnel(address)
-            self._socket = self._tunnel.socket if self._tunnel else address.path
             self._probe()  # if this fails, docker-py would leak its socket
-            self.api = self._connect(timeout)
+            self.api = docker.APIClient(address.url, "auto", timeout, max_pool_size=CALLS, num_pools=1)
             self.limits = _limits(self.api.info(), self.api.version())
-        except (DockerException, SandboxError, OSError) as error:
-            if self._tunnel is not None:
-                self._tunnel.close()
+        except (DockerException, OSError) as error:
             raise SandboxError(
-                f"no Docker Engine answers at {self.host!r}: {reason(error)}; {_REMEDIES[address.kind]}"
+                f"no Docker Engine answers at {self.host!r}: {reason(error)}; {_REMEDY}"
             ) from None
         self._limiter = anyio.CapacityLimiter(CALLS)
         # A provider does not learn which sandbox is its last. The API client holds only idle connections.
         weakref.finalize(self, self.api.close)
 
     def close(self) -> None:
-        """Close the connections of blocking calls, and the tunnel."""
+        """Close the connections of blocking calls."""
         self.api.close()
-        if self._tunnel is not None:
-            self._tunnel.close()
 
     def _probe(self) -> None:
         """Connect once, within seconds: docker-py waits for as long as a call may take."""
-        if self._socket:
+        if self.address.path:
             with socket.socket(socket.AF_UNIX) as probe:
-                probe.connect(self._socket)
+                probe.connect(self.address.path)
         else:
             socket.create_connection((self.address.host, self.address.port), timeout=_CONNECT).close()
-
-    def _connect(self, timeout: int) -> docker.APIClient:
-        if self._socket:
-            url = f"unix://{self._socket}"
-            return docker.APIClient(url, "auto", timeout, max_pool_size=CALLS, num_pools=1)
-        settings: dict[str, Any] = {"base_url": self.host, "timeout": timeout}
-        if (folder := self.address.tls) is not None:
-            authority, certificate, key = (str(folder / name) for name in TLS_FILES)
-            settings["tls"] = TLSConfig(client_cert=(certificate, key), ca_cert=authority, verify=True)
-        with closing(docker.APIClient(version=MINIMUM_DOCKER_API_VERSION, **settings)) as first:
-            # A proxy or REQUESTS_CA_BUNDLE of the environment would take the place of our settings.
-            first.trust_env = False
-            version = first.version(api_version=False)["ApiVersion"]
-        api = docker.APIClient(version=version, **settings)
-        api.trust_env = False
-        api.mount(api.base_url, HTTPAdapter(pool_connections=1, pool_maxsize=CALLS))  # docker-py keeps ten
-        return api
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a blocking function of docker-py in a thread. Cancellation waits for its end.
@@ -169,33 +124,19 @@ class Client:
     def lost(self, error: BaseException) -> SandboxError:
         """Note that the engine no longer answers, and return the error to raise."""
         self.trouble = reason(error)
-        return self._lost(f"the Docker Engine at {self.host!r} no longer answers: {self.trouble}")
+        return SandboxError(f"the Docker Engine at {self.host!r} no longer answers: {self.trouble}")
 
     def http(self) -> tuple[str, httpx.AsyncHTTPTransport]:
         """Return the URL of the API, and a new transport to it."""
-        path = f"docker/v{self.api.api_version}"
-        if self._socket:
-            return f"http://{path}", httpx.AsyncHTTPTransport(uds=self._socket)
-        url = f"{self.api.base_url}/v{self.api.api_version}"
-        return url, httpx.AsyncHTTPTransport(verify=self._tls or False, trust_env=False)
+        path = f"v{self.api.api_version}"
+        if self.address.path:
+            return f"http://docker/{path}", httpx.AsyncHTTPTransport(uds=self.address.path)
+        return f"{self.api.base_url}/{path}", httpx.AsyncHTTPTransport(trust_env=False)
 
     async def _dial(self) -> ByteStream:
-        if self._socket:
-            return await anyio.connect_unix(self._socket)
-        host, port = self.address.host, self.address.port or 0
-        plain = await anyio.connect_tcp(host, port)
-        try:
-            raw = plain.extra(SocketAttribute.raw_socket)
-            for level, name, value in _KEEPALIVE:  # to notice a machine that is switched off
-                raw.setsockopt(level, name, value)
-            if self._tls is None:
-                return plain
-            return await HalfClosingStream.wrap(
-                plain, hostname=host, ssl_context=self._tls, standard_compatible=False
-            )
-        except BaseException:  # also cancellation: clean up, then raise
-            await anyio.aclose_forcefully(plain)
-            raise
+        if self.address.path:
+            return await anyio.connect_unix(self.address.path)
+        return await anyio.connect_tcp(self.address.host, self.address.port)
 
     async def hijack(self, path: str, body: dict[str, Any]) -> tuple[ByteStream, bytearray]:
         """POST to a `path` of the API that replies with a raw stream, and take over the connection.

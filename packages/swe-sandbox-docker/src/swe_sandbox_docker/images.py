@@ -44,10 +44,6 @@ class Images:
     Args:
         pull: With `never`, an image that is not on this host is an error.
         place: The engine's host, for messages.
-
-    Attributes:
-        present: Image → whether the engine has it, of the images that were looked for.
-        unobtainable: Images that the engine could not get.
     """
 
     def __init__(self, client: Client, pull: Literal["missing", "never"], place: str = "this host") -> None:
@@ -55,17 +51,6 @@ class Images:
         self._policy = pull
         self._place = place
         self._pulls: dict[str, _Pull] = {}
-        self.present: dict[str, bool] = {}
-        self.unobtainable: set[str] = set()
-
-    async def look(self, image: str) -> None:
-        """Note in `present` whether the engine has `image`, unless that is known.
-
-        Raises:
-            SandboxError: The name is invalid, or the engine does not answer.
-        """
-        if image not in self.present:
-            await self._inspect(image)
 
     async def ensure(self, image: str) -> dict[str, Any]:
         """Return the engine's description of `image`, and pull or build the image if it is not on this host.
@@ -74,15 +59,6 @@ class Images:
             ImageNotFound: The image is missing and cannot be pulled or built.
             SandboxError: The name is invalid, or the engine does not answer.
         """
-        try:
-            found = await self._get(image)
-        except ImageNotFound:
-            self.unobtainable.add(image)
-            raise
-        self.unobtainable.discard(image)
-        return found
-
-    async def _get(self, image: str) -> dict[str, Any]:
         while True:
             found = await self._inspect(image)
             if found is not None:
@@ -105,11 +81,9 @@ class Images:
         try:
             found: dict[str, Any] = await self._client.call(self._client.api.inspect_image, image)
         except Absent:
-            self.present[image] = False
             return None
         except APIError as error:
             raise SandboxError(f"the image {image!r} cannot be used: {reason(error)}") from None
-        self.present[image] = True
         return found
 
     async def _get_for_all(self, image: str) -> None:

@@ -9,7 +9,7 @@ from swe_core import Component, SandboxProvider, hookimpl
 from swe_sandbox_docker.config import DockerConfig
 
 if TYPE_CHECKING:
-    from swe_core.api.checks import Check, Tables
+    from swe_core.api.checks import Check
 
 
 def _create(config: DockerConfig) -> SandboxProvider:
@@ -25,13 +25,13 @@ def swe_sandboxes() -> Iterable[Component[SandboxProvider]]:
         name="docker",
         create=_create,
         config=DockerConfig,
-        summary="a container per sandbox, on Docker Engines of this host or others",
+        summary="a container per sandbox, on a Docker Engine",
     )
 
 
 @hookimpl
-def swe_checks(tables: Tables) -> Iterable[Check]:
+def swe_checks() -> Iterable[Check]:
     """Register the checks of what container sandboxes need."""
-    from swe_sandbox_docker.checks import checks_of
+    from swe_sandbox_docker.checks import checks
 
-    return checks_of(tables.get("sandbox", {}).get("docker", {}))
+    return checks()

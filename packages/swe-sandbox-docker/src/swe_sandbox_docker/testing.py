@@ -22,14 +22,14 @@ _BUILD = Path(__file__).with_name("demo_image") / "from-debs"
 @pytest.fixture(scope="session")
 def docker_engine() -> str:
     """Return the address of a running engine."""
-    from swe_core.errors import SandboxError
+    from swe_core.errors import ConfigError, SandboxError
     from swe_sandbox_docker.address import resolve
     from swe_sandbox_docker.client import Client
 
-    (address,) = resolve()
     try:
+        address = resolve()
         Client(address).close()
-    except SandboxError as error:
+    except (ConfigError, SandboxError) as error:
         pytest.skip(str(error))
     return address.url
 

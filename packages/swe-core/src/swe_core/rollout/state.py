@@ -29,7 +29,6 @@ from swe_core.api.rollout_request import Observer, Phase, RolloutRequest
 from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxProvider, SandboxSpec
 from swe_core.errors import (
     Boundary,
-    HostDied,
     ImageNotFound,
     LedgerError,
     PolicyRefused,
@@ -55,8 +54,6 @@ _VERDICTS: Sequence[Outcome] = ("resolved", "unresolved")
 _FINAL = (PolicyRefused, ImageNotFound, SandboxBroken)
 """Sandbox errors after which the rollout is not tried again: another sandbox would fail as well, or the
 policy caused the error."""
-_MAX_MOVES = 8
-"""Retries of one rollout that count as moves to another host. Hosts may die and return for ever."""
 
 
 @dataclass(slots=True)
@@ -86,8 +83,6 @@ class RolloutState:
     retried: list[Retried] = field(default_factory=list)
     _earlier: list[Gate] = field(default_factory=list)
     _is_final: bool = False
-    _host_died: bool = False
-    _moves: int = 0
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -105,17 +100,10 @@ class RolloutState:
 
     @property
     def may_try_again(self) -> bool:
-        """Return whether the sandbox failed, another one may succeed, and the request allows one more.
-
-        The request does not limit moves to another host.
-        """
+        """Return whether the sandbox failed, another one may succeed, and the request allows one more."""
         sandbox_failed = self.failure is not None and self.failure.boundary == "sandbox"
-        allowed = self._is_move or len(self.retried) - self._moves < self.request.sandbox_retries
+        allowed = len(self.retried) < self.request.sandbox_retries
         return sandbox_failed and not self._is_final and allowed
-
-    @property
-    def _is_move(self) -> bool:
-        return self._host_died and self._moves < _MAX_MOVES
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
@@ -136,7 +124,6 @@ class RolloutState:
             message=self.redactor.text(sentence(error)),
         )
         self._is_final = isinstance(error, _FINAL)
-        self._host_died = isinstance(error, HostDied)
 
     def give_up_try(self, failure: Failure) -> Retried:
         """Add the failed attempt to `retried` and prepare the next one.
@@ -157,7 +144,6 @@ class RolloutState:
             self._earlier = self.gates
             self.agent, self.patch = AgentRun(), b""
             self.phases.clear()
-        self._moves += self._is_move
         self.retried.append(given_up)
         self.failure, self._began = None, time.monotonic()
         return given_up
