@@ -7,7 +7,6 @@ import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,6 @@ from swe_core.api.sandbox import Asset, SandboxSpec
 from swe_core.sandboxing.followed import archives
 from swe_core.sandboxing.followed.archives import FORMAT, Archives, parts_of, size_of
 from swe_core.system import seal
-from swe_sandbox_hf.provider import HfProvider
 
 pytestmark = pytest.mark.anyio
 
@@ -92,16 +90,6 @@ def test_poisoned_archive_is_made_anew(
     assert "cannot verify the cached archive" in record.message
 
 
-def test_archive_without_a_seal(
-    with_asset: SandboxSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """One is made for each sandbox where there is nowhere to keep a seal."""
-    (tmp_path / "state").write_text("no directory")
-    for _ in range(2):
-        with Archives().of(with_asset) as made:
-            assert len(made) == 1
-
-
 def test_least_recently_used_archive_is_evicted(
     with_asset: SandboxSpec, asset: Asset, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,19 +144,3 @@ def test_cache_that_others_can_write_is_refused(
     with Archives().of(with_asset) as made:
         (file,) = made.values()
         assert size_of(file) > 0
-
-
-async def test_sandbox_opens_while_the_cache_is_cleaned(
-    provider: HfProvider, with_asset: SandboxSpec, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create = provider._create
-
-    async def cleaned(*args: Any) -> object:
-        for path in kept_files(cache):
-            path.unlink()
-        return await create(*args)
-
-    monkeypatch.setattr(provider, "_create", cleaned)
-    async with provider.open(with_asset) as sandbox:
-        assert await sandbox.read("/opt/swe/mine/file") == b"of the agent"
-    assert kept_files(cache) == []

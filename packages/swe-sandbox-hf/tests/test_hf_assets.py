@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import anyio
 import pytest
-from huggingface_hub import HfApi, constants
 from pydantic import ValidationError
 
 from swe_core.api.sandbox import Asset, Sandbox, SandboxSpec
 from swe_core.errors import ConfigError, SandboxError
-from swe_sandbox_hf import assets
 from swe_sandbox_hf.assets import FOLDER, MOUNT
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.provider import HfProvider
@@ -109,34 +105,6 @@ async def test_nothing_is_uploaded_to_a_sandbox(local_hf: LocalHF, with_asset: S
     assert local_hf.calls["server.files"] > 0
 
 
-@pytest.mark.slow
-async def test_another_process_uploads_nothing(
-    local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset
-) -> None:
-    """Its files have other times and another place: the digest says what they are."""
-    await use(provider_of(), with_asset)
-    other = asset.path.with_name("other")
-    os.rename(asset.path, other)
-    os.utime(other / "file", (1, 1))
-    program = (
-        "import anyio, pathlib, sys\n"
-        "from swe_core.api.sandbox import Asset, SandboxSpec\n"
-        "from swe_sandbox_hf.config import HfConfig\n"
-        "from swe_sandbox_hf.provider import HfProvider\n"
-        "async def main():\n"
-        "    provider = HfProvider(HfConfig(internet=True, assets_repo=sys.argv[1]))\n"
-        "    asset = Asset(name='mine', path=pathlib.Path(sys.argv[2]), digest='1')\n"
-        "    async with provider.open(SandboxSpec(image='python:3.12', assets=(asset,))) as sandbox:\n"
-        "        print((await sandbox.read('/opt/swe/mine/file')).decode())\n"
-        "anyio.run(main)\n"
-    )
-    environment = {**os.environ, **local_hf.environment()}
-    argv = [sys.executable, "-c", program, NAME, str(other)]
-    done = await anyio.run_process(argv, env=environment, stderr=subprocess.STDOUT, check=False)
-    assert done.stdout.decode() == "of the agent\n"
-    assert local_hf.calls[COMMIT] == 1
-
-
 async def test_two_concurrent_uploads(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     """Both look before either has uploaded, and the second finds the archive."""
     looked, both = 0, anyio.Event()
@@ -171,23 +139,6 @@ async def test_upload_whose_answer_is_lost(local_hf: LocalHF, with_asset: Sandbo
     local_hf.faults.failing = 0.2
     await use(provider_of(), with_asset)
     assert len(repo(local_hf).commits) == 2
-
-
-@pytest.mark.slow
-async def test_further_asset_leaves_the_others(
-    local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset
-) -> None:
-    provider = provider_of()
-    await use(provider, with_asset)
-    (asset.path / "file").write_text("newer")
-    newer = asset.model_copy(update={"digest": "2"})
-    update = {"assets": (newer, asset.model_copy(update={"name": "other"}))}
-    async with provider.open(with_asset.model_copy(update=update)) as sandbox:
-        assert await sandbox.read("/opt/swe/mine/file") == b"newer"
-        assert await sandbox.read("/opt/swe/other/file") == b"newer"
-    await use(provider, with_asset)
-    assert local_hf.calls[COMMIT] == 2
-    assert len(archives_in(local_hf)) == 3
 
 
 async def test_mounts_of_a_run_cannot_be_swapped(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
@@ -232,11 +183,6 @@ async def refused_before_the_run(provider: HfProvider, kind: type[Exception]) ->
     return str(caught.value)
 
 
-async def test_data_set_is_created_before_the_run(local_hf: LocalHF) -> None:
-    await provider_of().reap()
-    assert repo(local_hf).private
-
-
 async def test_listing_sandboxes_creates_nothing(local_hf: LocalHF) -> None:
     assert await provider_of().list() == []
     assert local_hf.hub.repos == {}
@@ -250,19 +196,6 @@ async def test_leftovers_are_reaped_whatever_the_data_set_is(
         with pytest.raises(ConfigError, match=r"data set 'stranger/agents' .* may not do that"):
             await provider_of("stranger/agents").reap()
         assert sandbox.id not in [job.id for job in local_hf.jobs.running()]
-
-
-@pytest.mark.slow
-async def test_data_set_that_is_deleted_is_made_again_for_the_next_sandbox(
-    local_hf: LocalHF, with_asset: SandboxSpec, few: None
-) -> None:
-    provider = provider_of()
-    await use(provider, with_asset)
-    local_hf.hub.repos.clear()
-    with pytest.raises(SandboxError):
-        async with provider.open(with_asset):
-            pass
-    await use(provider, with_asset)
 
 
 async def test_foreign_data_set(local_hf: LocalHF) -> None:
@@ -294,41 +227,6 @@ async def test_token_that_may_only_read(
     await use(provider_of(), with_asset)
 
 
-@pytest.mark.slow
-async def test_token_that_may_only_read_is_asked_for_once(
-    local_hf: LocalHF, with_asset: SandboxSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither the refusal is met again nor are the files compressed for it, by whatever many rollouts."""
-    await provider_of().reap()
-    compressed: list[str] = []
-    real = assets.write
-
-    def write(source: Path, target: Path, what: str) -> None:
-        compressed.append(what)
-        real(source, target, what)
-
-    monkeypatch.setattr(assets, "write", write)
-    reader = local_hf.add_token(["job.read", "job.write", "repo.content.read"])
-    monkeypatch.setenv("HF_TOKEN", reader)
-    provider, said = provider_of(), []
-
-    async def refused() -> None:
-        said.append(await refusal(provider, with_asset, local_hf))
-
-    async with anyio.create_task_group() as tasks:
-        for _ in range(3):
-            tasks.start_soon(refused)
-    await refused()
-    assert len(set(said)) == 1
-    assert "run once with a token that may write there" in said[0]
-    # The client asks for the way to upload before it commits: there it is refused.
-    assert (local_hf.calls["hub.preupload"] + local_hf.calls[COMMIT], compressed) == (1, ["asset mine"])
-    monkeypatch.setenv("HF_TOKEN", local_hf.token)
-    await use(provider_of(), with_asset)
-    monkeypatch.setenv("HF_TOKEN", reader)
-    await use(provider, with_asset)  # it looks each time whether they are there by now
-
-
 async def test_data_set_that_is_public(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     """Nothing becomes public by surprise, and published archives can be used."""
     await use(provider_of(), with_asset)
@@ -355,34 +253,12 @@ async def test_hub_that_is_down(local_hf: LocalHF, with_asset: SandboxSpec, few:
     assert "answered 503" in said
 
 
-async def test_unreachable_hub(
-    local_hf: LocalHF, with_asset: SandboxSpec, monkeypatch: pytest.MonkeyPatch, few: None
-) -> None:
-    provider = provider_of()
-    await provider.reap()
-    service = await provider._service()
-    monkeypatch.setattr(service.client, "api", HfApi(endpoint="http://127.0.0.1:9"))
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    said = await refusal(provider, with_asset, local_hf)
-    assert f"cannot use the data set {NAME!r}" in said
-    assert "'http://127.0.0.1:9' does not answer" in said
-
-
 async def test_data_set_that_changes_all_the_time(
     local_hf: LocalHF, with_asset: SandboxSpec, few: None
 ) -> None:
     local_hf.faults.plan(COMMIT, 412, 412)
     said = await refusal(provider_of(), with_asset, local_hf)
     assert "it was changed by others during each of 2 attempts" in said
-
-
-async def test_data_set_that_is_deleted(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
-    provider = provider_of()
-    await use(provider, with_asset)
-    local_hf.jobs.jobs.clear()
-    del local_hf.hub.repos["dataset", NAME]
-    said = await refusal(provider, with_asset, local_hf)
-    assert f"Cannot mount {NAME!r}: Repository not found" in said
 
 
 async def test_missing_asset(local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset) -> None:

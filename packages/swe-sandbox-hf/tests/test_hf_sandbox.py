@@ -108,25 +108,6 @@ async def test_code_that_removes_the_files_of_its_command(provider: HfProvider, 
         await sh(sandbox, "true")
 
 
-@pytest.mark.slow
-async def test_requests_that_break_off_while_their_command_starts(
-    local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Asked again, before there are its files: it runs once, and nobody is said to have removed them."""
-    slow = {name: getattr(followed, name) for name in ("_LAUNCH", "_SUPERVISE")}
-    for name, script in slow.items():
-        slower = script.replace('mkdir "$d/run" 2>/dev/null', 'mkdir "$d/run" 2>/dev/null && sleep 0.4')
-        monkeypatch.setattr(followed, name, slower)
-    assert "sleep 0.4" in followed._LAUNCH + followed._SUPERVISE
-    async with provider.open(spec) as sandbox:
-        faults = local_hf.faults
-        faults.routes, faults.dropping, faults.drop_after = ("server.exec",), 0.6, 0
-        for number in range(6):
-            await sh(sandbox, f"echo {number} >>log")
-        faults.dropping = 0.0
-        assert (await sh(sandbox, "cat log")).split() == [str(number) for number in range(6)]
-
-
 async def test_shell_that_is_gone_or_is_none(
     provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,38 +328,6 @@ async def test_failed_call_tells_no_token(
     assert said == "Bearer [redacted] and [redacted]"
     assert caplog.text
     assert local_hf.token not in caplog.text
-
-
-@pytest.mark.slow
-async def test_relay_that_is_killed_starts_again(
-    provider: HfProvider, spec: SandboxSpec, local_hf: LocalHF
-) -> None:
-    """As `kill_all` does: the endpoint answers again under the same URL. The local HF is the endpoint."""
-    async with provider.open(spec) as sandbox, sandbox.reach(local_hf.origin) as url:
-        argv = ["python3", "-c", _PING, f"{url}/api/jobs/hardware"]
-        assert (await sandbox.exec(argv, timeout=PATIENCE)).text == "200\n"
-        await sandbox.kill_all()
-        with anyio.fail_after(PATIENCE):
-            while (await sandbox.exec(argv, timeout=PATIENCE)).exit_code:  # noqa: ASYNC110 (nothing inside tells us)
-                await anyio.sleep(0.2)
-
-
-@pytest.mark.slow
-async def test_proxy_that_breaks_off_and_answers_502(
-    provider: HfProvider, spec: SandboxSpec, local_hf: LocalHF
-) -> None:
-    """In mid-stream, of every pull: each call of the agent comes through, once."""
-    faults = local_hf.faults
-    faults.routes = ("server.proxy",)
-    faults.dropping, faults.drop_after, faults.bad_gateways = 1.0, 150, 1
-    async with provider.open(spec) as sandbox, sandbox.reach(local_hf.origin) as url:
-        local_hf.calls.clear()
-        argv = ["python3", "-c", _PING, f"{url}/api/jobs/hardware"]
-        with anyio.fail_after(PATIENCE):
-            for _ in range(3):
-                assert (await sandbox.exec(argv, timeout=PATIENCE)).text == "200\n"
-        assert local_hf.calls["jobs.hardware"] == 3
-        assert local_hf.calls["server.proxy"] > 12  # a pull, a 502, a push: thrice would be 9
 
 
 @pytest.mark.parametrize("start_delay", [0.0, 600.0])
