@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from swe_core.errors import ConfigError
-from swe_core.run.components import load_plugins
-from swe_core.run.settings import RunOptions, validate
-from swe_executor_ray.checks import CHECKS
+from swe_core.run.settings import validate
 from swe_executor_ray.config import RayConfig
 
 
@@ -30,11 +28,6 @@ from swe_executor_ray.config import RayConfig
 def test_settings_that_do_not_fit(values: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         validate(RayConfig, values, "the executor 'ray'")
-
-
-def test_address_alone_joins() -> None:
-    assert RayConfig(address="auto") == RayConfig(address="auto", workers=None)
-    assert RayConfig(address="auto", workers=0).address == "auto"
 
 
 def test_variable_that_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,11 +61,6 @@ def test_without_ray(tmp_path: Path, scratch: Path) -> None:
     assert last.endswith("install it: pip install 'ray>=2.50,<3'")
 
 
-def test_check_says_the_version() -> None:
-    (check,) = CHECKS
-    assert check.look().text.startswith("Ray 2.")
-
-
 @pytest.mark.slow
 def test_addresses_where_no_cluster_answers(tmp_path: Path, scratch: Path) -> None:
     join = ("--workers", "0", "--address")
@@ -83,9 +71,3 @@ def test_addresses_where_no_cluster_answers(tmp_path: Path, scratch: Path) -> No
         (sentence,) = run(tmp_path, scratch, *join, f"127.0.0.1:{server.getsockname()[1]}").splitlines()
     assert "no Ray cluster answers at '127.0.0.1:" in sentence
     assert "within 15 s: give the HOST:PORT that `ray start` has printed" in sentence
-
-
-def test_executor_need_not_be_among_the_plugins() -> None:
-    plugins = load_plugins(RunOptions(plugins=("mini",), executor="ray"))
-    assert "ray" in [registered.name for registered in plugins.components("executor")]
-    assert "trl" not in plugins.plugins

@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import secrets
-import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +14,6 @@ import pytest
 from swe_core.rollout.run_directory import RunDirectory
 
 from .conftest import Run, ended, wait_for
-
-ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.slow  # a cluster needs 20 s to start, and joining it 5 s
 
@@ -112,30 +107,3 @@ def test_variables_reach_nodes_and_no_file_of_ray(make_run: Callable[..., Run]) 
     files = [path for path in (run.cluster.home / "ray").rglob("*") if path.is_file()]
     assert files
     assert [path for path in files if secret.encode() in path.read_bytes()] == []
-
-
-def test_spool_that_cannot_be_written(make_run: Callable[..., Run]) -> None:
-    run = make_run("--attempts", "6", "--concurrency", "6", "--set", "agent.once.stay=4")
-    raylet = run.cluster.add(2, XDG_CACHE_HOME="/dev/null")
-    said = run.run()
-    run.cluster.remove(raylet)
-    assert "is out: it cannot write '/dev/null/swe-core/nodes/" in said
-    assert "Not a directory; let XDG_CACHE_HOME name a place there that can be written" in said
-    run.is_complete(tasks=1, attempts=6)
-
-
-def test_wheels_reach_nodes(make_run: Callable[..., Run], tmp_path: Path) -> None:
-    """By `runtime_env`, in place of what is installed there: a version that only the driver has."""
-    source, pip = tmp_path / "source", [sys.executable, "-m", "pip", "--quiet"]
-    shutil.copytree(ROOT / "packages" / "swe-core", source, ignore=shutil.ignore_patterns("tests"))
-    project = source / "pyproject.toml"
-    project.write_text(project.read_text().replace('version = "0.1.0"', 'version = "9.9"'))
-    offline = ("--no-deps", "--no-index", "--no-build-isolation")
-    subprocess.run([*pip, "wheel", *offline, "-w", str(tmp_path), str(source)], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    subprocess.run([*pip, "install", *offline, "--target", str(tmp_path / "driver"), str(wheel)], check=True)
-    run = make_run("--set", f'executor.ray.runtime_env={{"py_modules": ["{wheel}"]}}')
-    run.env = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "driver"), os.environ.get("PYTHONPATH", "")])}
-    run.run()
-    run.is_complete(tasks=1, attempts=1)
-    assert RunDirectory.open(run.out).info.versions["swe-core"] == "9.9"
