@@ -42,13 +42,6 @@ async def test_background_tasks_outlive_outer_cancellation() -> None:
     assert sorted(told[3:]) == ["first ended", "second ended"]
 
 
-async def test_error_of_the_body_propagates_unchanged() -> None:
-    with pytest.raises(KeyError, match="mine"):  # noqa: PT012  # the whole body is the test
-        async with background_task_group() as tasks:
-            tasks.start_soon(anyio.sleep_forever)
-            raise KeyError("mine")
-
-
 async def test_error_of_a_background_task_is_raised_on_exit() -> None:
     async def fail() -> None:
         raise KeyError("theirs")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import subprocess
-import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -77,11 +75,6 @@ async def sh(sandbox: Sandbox, script: str) -> str:
     return done.text
 
 
-async def test_image_has_busybox_tools_only(sandbox: Sandbox) -> None:
-    assert "BusyBox" in await sh(sandbox, "ls --help 2>&1; command -v bash || :")
-    assert "bash" not in await sh(sandbox, "command -v bash || :")
-
-
 @pytest.mark.parametrize("bug", ["", BUG], ids=["commits above the base", "a bug to put in"])
 async def test_repository_is_prepared_and_exported_on_busybox(
     provider: SandboxProvider, spec: SandboxSpec, sandbox: Sandbox, bug: str
@@ -98,17 +91,6 @@ async def test_repository_is_prepared_and_exported_on_busybox(
         fresh_base = await prepare_repository(fresh, given, hide=False, timeout=60)
         await prepare_tree(fresh, fresh_base, given, patch, References(), timeout=60)
         assert await sh(fresh, "cat 'b c' sub/x; readlink l; ls -d a.py 2>/dev/null || :") == "b\0\nx\nb\n"
-
-
-async def test_files_and_archives_arrive_on_busybox(sandbox: Sandbox) -> None:
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as archive:
-        member = tarfile.TarInfo("f")
-        member.size = 3
-        archive.addfile(member, io.BytesIO(b"abc"))
-    await sandbox.put_archive("/tmp/made/here", data.getvalue())
-    await sandbox.write("/tmp/made/there/p", b"#!/bin/sh\n", mode=0o755)
-    assert await sh(sandbox, "cat /tmp/made/here/f; stat -c %a /tmp/made/there/p") == "abc755\n"
 
 
 async def test_process_tree_is_killed_on_busybox(sandbox: Sandbox) -> None:

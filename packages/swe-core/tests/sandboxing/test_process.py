@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -150,30 +149,6 @@ async def test_error_is_raised_after_the_output_each_time() -> None:
                 await process.wait()
 
 
-async def test_output_ends_with_the_command() -> None:
-    go_on = anyio.Event()
-
-    async def script(process: Scripted) -> int:
-        await process.put("stdout", b"early")
-        await go_on.wait()
-        return 3
-
-    async with fed(Scripted(script)) as process:
-        output = process.output()
-        assert await anext(output) == ("stdout", b"early")
-        async with anyio.create_task_group() as tasks:
-
-            async def rest() -> None:
-                assert [chunk async for chunk in output] == []
-                assert process.over
-
-            tasks.start_soon(rest)
-            await anyio.wait_all_tasks_blocked()
-            assert not process.over
-            go_on.set()
-        assert await process.wait() == 3
-
-
 async def test_output_has_one_reader() -> None:
     async with fed(Scripted(says([("stdout", b"one")]))) as process:
         assert await read(process) == [("stdout", b"one")]
@@ -189,27 +164,3 @@ async def test_closed_sandbox_ends_the_process() -> None:
     assert process.over
     with pytest.raises(SandboxDied, match="'box' was closed"):
         await process.wait()
-
-
-async def test_defect_is_raised_and_ends_waiting() -> None:
-    async def script(process: Scripted) -> int:
-        raise KeyError("mine")
-
-    process = Scripted(script)
-    with pytest.raises(KeyError, match="mine"):
-        await process.run()
-    with pytest.raises(SandboxDied, match="'box' was closed"), anyio.fail_after(PATIENCE):
-        await process.wait()
-
-
-async def test_unread_output_is_discarded_silently(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
-    """A stream that is dropped while it is open warns of that."""
-    gc.collect()  # what other tests left
-    recwarn.clear()
-    process = Scripted(says(numbered(3)))
-    await process.run()
-    del process
-    gc.collect()
-    assert [str(warning.message) for warning in recwarn] == []

@@ -66,16 +66,6 @@ def test_arguments_other_than_follow(text: str) -> None:
         list(Feed().add(text))
 
 
-@given(st.text())
-def test_any_other_text_is_refused_or_waits_for_its_end(text: str) -> None:
-    feed = Feed()
-    try:
-        said = list(feed.add(text))
-    except Garbled:
-        return
-    assert said == [] or feed.offsets["stdout"] + feed.offsets["stderr"] == sum(len(data) for _, data in said)
-
-
 @pytest.mark.parametrize("said", [".o " + "0" * 5000, ".x " + "1" * 5000, ".o ٣"])
 def test_numbers_that_are_none(said: str) -> None:
     with pytest.raises(Garbled):

@@ -263,21 +263,6 @@ def test_follower_that_dies_does_not_end_the_command(shell: Shell) -> None:
     assert heard(shell.follow(MARK, 0, 0).stdout) == (0, b"done\n", b"")
 
 
-def test_command_whose_supervisor_is_killed_with_it(shell: Shell) -> None:
-    assert shell.run("sh", "-c", "echo last words; kill -9 $PPID; sleep 0.1") == (137, b"last words\n", b"")
-
-
-def test_exit_code_that_is_read_while_it_is_written(shell: Shell) -> None:
-    """dash reads byte by byte, so it may see the first half of what was there and the second of what is."""
-    process = shell.launch("sleep", "1")
-    while not (shell.base / MARK / "pid").exists():
-        time.sleep(0.01)
-    with (shell.base / MARK / "exit").open("r+") as file:  # as it is written: it is never empty
-        file.write("..0")
-    said, complaint = process.communicate(timeout=30)
-    assert (heard(said), complaint) == ((0, b"", b""), b"")
-
-
 def test_files_that_are_no_more(shell: Shell) -> None:
     process = shell.launch("sh", "-c", f"rm -r {MARK}; sleep 1")
     process.communicate(timeout=30)
@@ -315,12 +300,6 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_kill_does_not_change_how_a_command_ended(shell: Shell) -> None:
-    assert shell.run("sh", "-c", "exit 3") == (3, b"", b"")
-    assert shell.kill(MARK) == 0
-    assert heard(shell.follow(MARK, 0, 0).stdout)[0] == 3
-
-
 def test_finished_commands_are_removed(shell: Shell) -> None:
     shell.run("true", mark="first")
     shell.run("true", mark="second", over="first")
@@ -344,21 +323,6 @@ def test_command_waits_for_a_slow_reader(shell: Shell, monkeypatch: pytest.Monke
     assert heard(said) == (0, bytes(600_000) + b"\n", b"")
     assert (shell.base / "stops").exists()
     assert not (shell.base / MARK / "stopped").exists()
-
-
-def test_stopped_command_is_killed_like_any_other(shell: Shell) -> None:
-    process = shell.launch("sh", "-c", "kill -STOP $$")
-    assert process.stdout is not None
-    assert process.stdout.readline() == b".s\n"
-    assert shell.kill(MARK) == 0
-    assert process.communicate(timeout=30)[0].endswith(b".x 137\n")
-
-
-def test_path_that_leads_nowhere_breaks_the_command_only(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert shell.run("no-such-program")[0] == 127
 
 
 def test_sandbox_is_made_ready_at_the_first_place_that_can_be_written(shell: Shell, tmp_path: Path) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import re
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import anyio
@@ -22,7 +20,7 @@ import pytest
 from aiohttp import web
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
-from swe_core.api.sandbox import Asset, Process, Sandbox, SandboxProvider, SandboxSpec
+from swe_core.api.sandbox import Asset, Sandbox, SandboxSpec
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.sandboxing.background import helper_task_group
@@ -249,95 +247,6 @@ async def dial_host(port: int) -> ByteStream:
     return await anyio.connect_tcp("127.0.0.1", port)
 
 
-_BACK = """
-import socket, sys, threading
-from urllib.parse import urlsplit
-where = urlsplit(sys.argv[1])
-def pump(source, target):
-    try:
-        while True:
-            data = source.recv(65536)
-            if not data:
-                break
-            target.sendall(data)
-        target.shutdown(socket.SHUT_WR)
-    except OSError:
-        for end in (source, target):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-def serve():
-    while True:
-        out = socket.create_connection((where.hostname, where.port))
-        line = b""
-        while not line.endswith(b"\\n"):
-            byte = out.recv(1)
-            if not byte:
-                return
-            line += byte
-        try:
-            inside = socket.create_connection(("127.0.0.1", int(line)))
-        except OSError:
-            out.close()
-            continue
-        out.sendall(b"+")
-        threading.Thread(target=serve).start()
-        threads = [threading.Thread(target=pump, args=pair) for pair in ((out, inside), (inside, out))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        out.close()
-        inside.close()
-        return
-while True:
-    serve()
-"""
-
-
-@asynccontextmanager
-async def dialing_into(inner: Sandbox) -> AsyncIterator[Dial]:
-    """Connections to ports inside: a program there calls out, by the sandbox's own `reach`, for each."""
-    idle, arrived = anyio.create_memory_object_stream[SocketStream](math.inf)
-
-    async def called(stream: SocketStream) -> None:
-        idle.send_nowait(stream)
-
-    async def dial(port: int) -> ByteStream:
-        stream = await arrived.receive()
-        try:
-            await stream.send(b"%d\n" % port)
-            await stream.receive(1)
-        except (anyio.EndOfStream, anyio.BrokenResourceError):
-            await stream.aclose()
-            raise ConnectionRefusedError(port) from None
-        except BaseException:  # a cancelled caller closes the stream too
-            with anyio.CancelScope(shield=True):
-                await stream.aclose()
-            raise
-        return stream
-
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    endpoint = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
-    try:
-        async with listener, helper_task_group() as tasks:
-            tasks.start_soon(listener.serve, called)
-            async with inner.reach(endpoint) as url:
-                process = await inner.start(["python3", "-c", _BACK, url])
-                try:
-                    yield dial
-                finally:
-                    with anyio.CancelScope(shield=True):
-                        await process.kill()
-    finally:  # now that no more can come
-        with anyio.CancelScope(shield=True):
-            idle.close()
-            async for stream in arrived:
-                await stream.aclose()
-            arrived.close()
-
-
 Connect = Callable[[int], Transport]
 
 
@@ -346,52 +255,3 @@ async def over(proxy: Proxy) -> AsyncIterator[Connect]:
     """The control port is reached by that proxy."""
     async with proxy.serving() as here, http_client() as client:
         yield lambda port: HttpTransport(client, f"http://127.0.0.1:{here}/proxy/{port}")
-
-
-class PullSandbox(Sandbox):
-    """Another sandbox, reached by pulling."""
-
-    def __init__(self, inner: Sandbox, connect: Connect, timing: Timing | None = None) -> None:
-        self.id = inner.id
-        self.spec = inner.spec
-        self._inner = inner
-        self._connect = connect
-        self._timing = timing
-
-    async def start(self, argv: Sequence[str], **options: Any) -> Process:
-        return await self._inner.start(argv, **options)
-
-    async def kill_all(self) -> None:
-        await self._inner.kill_all()
-
-    def reach(self, endpoint: str) -> AbstractAsyncContextManager[str]:
-        return reach_by_pull(self, endpoint, self._connect, timing=self._timing)
-
-
-def _no_way(port: int) -> Transport:
-    raise AssertionError("a sandbox without a network needs no way in")
-
-
-@dataclass
-class PullProvider:
-    """Open another provider's sandboxes; a port proxy leads to their control ports."""
-
-    inner: SandboxProvider
-
-    @asynccontextmanager
-    async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        async with self.inner.open(spec) as inner:
-            if spec.network == "none":
-                yield PullSandbox(inner, _no_way)
-                return
-            async with dialing_into(inner) as dial, over(Proxy(dial)) as connect:
-                yield PullSandbox(inner, connect)
-
-    def notes(self) -> Sequence[str]:
-        return self.inner.notes()
-
-    async def reap(self) -> int:
-        return await self.inner.reap()
-
-    async def list(self) -> Sequence[object]:
-        return []

@@ -8,31 +8,26 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import anyio
 import httpx
 import pytest
 from anyio.abc import SocketStream
 
-from swe_core.api.sandbox import Process
-from swe_core.errors import SandboxError
 from swe_core.sandboxing.relay.frames import Gone, Question, RequestFrame, Unpacker, pack
 from swe_core.sandboxing.relay.pull_relay import (
     HttpTransport,
-    Timing,
     TransportError,
     http_client,
-    reach_by_pull,
 )
 from swe_testing.sandbox.base import PATIENCE
 
-from .helpers import BOTH, LANGUAGES, PullSandbox, on_this_host, program_of, running
+from .helpers import BOTH, LANGUAGES, program_of, running
 
 pytestmark = pytest.mark.anyio
 SECRET = bytes(range(32))
@@ -119,19 +114,6 @@ async def test_request_and_answer(inside: Inside) -> None:
         b"HTTP/1.1 200 Fine\r\nSet-Cookie: a=1\r\nSet-Cookie: b=caf\xe9\r\nContent-Length: 2\r\n"
     )
     assert b"date:" not in said.lower()
-
-
-async def test_connection_that_is_kept(inside: Inside) -> None:
-    """Several requests in a row, the second of them said before the first is answered."""
-    async with inside.asked(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n") as agent:
-        for number in (1, 2):
-            frames = [frame for frame, _ in await inside.poll() if isinstance(frame, RequestFrame)]
-            assert frames[0].path == f"/{number}"
-            for frame in frames:  # one program hands both up at once, the other one after the other
-                await inside.push(answer(frame.id))
-            assert (await heard(agent, b"\r\n0\r\n\r\n")).count(b"HTTP/1.1 200") == len(frames)
-            if len(frames) == 2:
-                break
 
 
 _CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -261,26 +243,6 @@ async def test_client_that_leaves_while_its_body_waits_is_never_asked_for(inside
         assert asked_in(await inside.poll()) == [("/fifth", 4)]
 
 
-@pytest.mark.parametrize("how", LEAVING)
-async def test_client_that_leaves_while_it_waits_for_a_place_is_never_asked_for(
-    inside: Inside, how: str
-) -> None:
-    address = ("127.0.0.1", inside.port)
-    with ExitStack() as stack:
-        clients = [stack.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(66)]
-        for number, agent in enumerate(clients[:64], 1):
-            agent.sendall(post("/"))
-            assert asked_in(await inside.poll()) == [("/", number)]
-        clients[64].sendall(post("/left", 5))
-        await seen(inside)
-        clients[65].sendall(post("/last", 5))
-        await seen(inside)
-        leave(clients[64], how)
-        await seen(inside)
-        await inside.push(answer(1))
-        assert asked_in(await inside.poll()) == [("/last", 65)]
-
-
 async def test_client_that_does_not_read_is_as_one_that_has_left(inside: Inside) -> None:
     """Its request is closed at the endpoint, and its place is free on both sides."""
     async with inside.asked():
@@ -385,60 +347,6 @@ async def test_client_without_the_secret_is_refused(inside: Inside) -> None:
         assert (
             await stranger.get("/elsewhere", headers=Question(SECRET, "/elsewhere").headers)
         ).status_code == 404
-
-
-async def test_answer_without_the_secret_is_refused() -> None:
-    """The host does not talk to who took the place of the relay: the way counts as broken."""
-
-    async def impostor(stream: SocketStream) -> None:
-        async with stream:
-            await stream.receive()
-            await stream.send(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b"0" * 64 + b"\n")
-
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    async with listener, anyio.create_task_group() as tasks, http_client() as client:
-        tasks.start_soon(listener.serve, impostor)
-        async with on_this_host("python") as sandbox:
-            way = HttpTransport(client, f"http://127.0.0.1:{port}")
-            with pytest.raises(SandboxError, match=r"could not be reached within .* but not by the relay"):
-                async with reach_by_pull(
-                    sandbox, "http://127.0.0.1:9", lambda _: way, timing=Timing(open=1.0)
-                ):
-                    pass
-        tasks.cancel_scope.cancel()
-
-
-class Noting(PullSandbox):
-    """Knows what was fed to the program inside."""
-
-    fed = b""
-
-    async def start(self, argv: Sequence[str], *, stdin: bytes | None = None, **more: Any) -> Process:
-        self.fed += stdin or b""
-        return await super().start(argv, stdin=stdin, **more)
-
-
-async def test_secret_is_in_no_argument_and_no_environment() -> None:
-    """Every process inside can read those of every other."""
-    async with on_this_host("python") as inside, http_client() as client:
-        sandbox = Noting(inside, lambda port: HttpTransport(client, f"http://127.0.0.1:{port}"))
-        async with sandbox.reach("http://127.0.0.1:9"):
-            seen = what_processes_tell()
-    secret = json.loads(sandbox.fed)["secret"].encode()
-    assert len(secret) == 64
-    assert any(b"MAX_AT_ONCE" in said for said in seen)
-    assert not any(secret in said for said in seen)
-
-
-def what_processes_tell() -> list[bytes]:
-    """The arguments and the environments of all processes here."""
-    seen = []
-    for name in ("cmdline", "environ"):
-        for path in Path("/proc").glob(f"[0-9]*/{name}"):
-            with suppress(OSError):
-                seen.append(path.read_bytes())
-    return seen
 
 
 @pytest.mark.parametrize("name", ["pull.py", "forward.py", "bridge.py"])
