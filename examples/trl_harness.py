@@ -1,10 +1,8 @@
 """Train with TRL's own trainer and rollout worker on rollouts of swe-core. docs/trl-harness.md explains it.
 
     python trl_harness.py MODEL http://127.0.0.1:8000 env.toml
-    python trl_harness.py MODEL http://127.0.0.1:8000 http://127.0.0.1:7000
 
-The second argument is the vLLM server of MODEL. The third is a file of settings for rollouts in this process,
-or an environment server (`swe-core openenv serve`).
+The second argument is the vLLM server of MODEL, the third a file of settings for the rollouts.
 """
 
 import sys
@@ -47,7 +45,7 @@ def train(model, rollouts, arguments, weight_transfer=None, out="runs/trl"):
 
 
 if __name__ == "__main__":
-    model, vllm, where = sys.argv[1:]
+    model, vllm, config = sys.argv[1:]
     arguments = AsyncGRPOConfig(
         output_dir="trained",
         vllm_server_base_url=vllm,
@@ -55,4 +53,4 @@ if __name__ == "__main__":
         max_inflight_tasks=32,
         max_steps=100,
     )
-    train(model, {"url" if "://" in where else "config": where}, arguments)
+    train(model, {"config": config}, arguments)

@@ -27,7 +27,7 @@ PUBLIC = (
     "swe_core.system",
 )
 FOR_TRAINERS = ("swe_core.rollout", "swe_core.run", "swe_core.hub")
-FOR_SERVERS = ("swe_core.interception", "swe_core.rollout", "swe_core.run", "swe_core.tokens")
+FOR_SERVERS = ("swe_core.rollout", "swe_core.run", "swe_core.tokens")
 PLUGINS = {
     *("swe_agents", "swe_agents_pi", "swe_executor_ray", "swe_openenv"),
     *("swe_sandbox_docker", "swe_sandbox_hf", "swe_trainer_trl"),

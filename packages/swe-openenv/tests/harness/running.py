@@ -24,16 +24,6 @@ def factory(out: Path, *sets: str, **more: Any) -> Iterator[SweSessionFactory]:
         made.close()
 
 
-@contextmanager
-def at(url: str, **more: Any) -> Iterator[SweSessionFactory]:
-    """A factory at a server, closed at the end."""
-    made = SweSessionFactory(url=url, **more)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def prompt(text: str) -> Sequence[dict[str, Any]]:
     """A row's prompt, as TRL passes it."""
     return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]

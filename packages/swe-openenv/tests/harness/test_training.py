@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,27 +82,6 @@ def train(folder: Path, server: TokenServer, rollouts: dict[str, Any], steps: in
     return taken
 
 
-@contextmanager
-def serving(out: Path, sets: list[str]) -> Iterator[str]:
-    """Run `swe-core openenv serve` in a process of its own, and give its URL."""
-    program = Path(sys.executable).with_name("swe-core")
-    command = [program, "openenv", "serve", "--port", "0", "--out", out]
-    command += [word for setting in sets for word in ("--set", setting)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        try:
-            said = ""
-            while (found := re.search(r"clients connect to (\S+)", said)) is None:
-                line = server.stderr.readline()
-                assert line, said
-                said += line
-            yield found[1]
-        finally:
-            server.send_signal(signal.SIGTERM)
-            _, said = server.communicate(timeout=60)
-    assert "Traceback" not in said, said
-
-
 def logprobs(model: Any, ids: list[int], mask: np.ndarray, temperature: float) -> np.ndarray:
     """What the model gives each sampled id of a row, in a plain forward pass."""
     import torch
@@ -174,21 +149,6 @@ def test_trl_trains_on_our_rollouts(lent_server: TokenServer, tmp_path: Path) ->
     assert max(difference(models, row) for row in rows) < 1e-4
     assert difference(models[:1], rows[0]) < 1e-4
     assert max(difference(models[:1], row) for row in rows) > 1e-3, "later rows come from trained weights"
-
-
-@pytest.mark.long
-def test_trl_trains_on_rollouts_of_a_server(lent_server: TokenServer, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    out = tmp_path / "served"
-    sets = [*settings(tmp_path, lent_server), "engine.vllm-forced.temperature=0.9"]
-    with serving(out, sets) as url:
-        rows = train(tmp_path, lent_server, {"url": url}, 1)
-    assert len(rows) >= GROUP
-    assert_rows_are_chains(rows, out)
-    before = AutoModelForCausalLM.from_pretrained(lent_server.directory, dtype="float32")
-    assert difference([before], rows[0]) < 1e-4
-    assert {0.0, 1.0} <= {rollout.reward for rollout in RunDirectory.open(out).rollouts()}
 
 
 WRONG = """

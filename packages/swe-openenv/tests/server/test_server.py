@@ -401,11 +401,11 @@ def test_id_without_a_task_has_the_same_task_after_a_restart(tmp_path: Path) -> 
 def test_cancelled_episode_stays_cancelled_after_a_restart(tmp_path: Path) -> None:
     with serving(tmp_path / "run", ["run.agent=nop"], interactive=True) as server:
         exchange(server.url, reset(episode_id="gone", index=0), step(type="exec", command="true"))
-        httpx.delete(f"{server.url}/sessions/gone", params={"why": "tired"}).raise_for_status()
+        httpx.delete(f"{server.url}/sessions/gone").raise_for_status()
         wait_until(lambda: server.outcomes.get("gone"))
     with serving(tmp_path / "run", ["run.agent=nop"], interactive=True) as server:
         (after,) = exchange(server.url, reset(episode_id="gone"))
-        assert (after["data"]["done"], after["data"]["observation"]["reason"]) == (True, "tired")
+        assert (after["data"]["done"], after["data"]["observation"]["reason"]) == (True, "stopped")
 
 
 def test_wrong_mode_of_openenv_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ choice.py      which task a session gets
 sampling.py    the trainer's sampling against the engine's
 health.py      when no further rollout can get a verdict
 background.py  an event loop in a thread
-episode.py     what a session runs on: `in_process.py` here, `remote.py` at a server
+episode.py     the rollout that a session runs on
 """
 
 from __future__ import annotations

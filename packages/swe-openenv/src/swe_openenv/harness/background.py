@@ -1,4 +1,4 @@
-"""Background: an event loop in a thread of its own, in which a host is open."""
+"""Background: an event loop in a thread of its own, in which a run is open."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
 
 from swe_core.errors import SweError, UsageError, sentence
-from swe_openenv.harness.episode import Host
 from swe_openenv.harness.health import Health
+from swe_openenv.server.episodes import Episodes
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +27,17 @@ _LOOK = 0.5
 
 
 class Background:
-    """Keeps a host open until `close`, or until the program ends.
+    """Keeps a run open until `close`, or until the program ends.
 
     Args:
-        opened: Opens the host, in the thread.
-        health: Hears of it if the host closes before that.
+        opened: Opens the run, in the thread.
+        health: Hears of it if the run closes before that.
 
     Raises:
-        SweError: The host cannot be opened.
+        SweError: The run cannot be opened.
     """
 
-    def __init__(self, opened: AbstractAsyncContextManager[Host], health: Health) -> None:
+    def __init__(self, opened: AbstractAsyncContextManager[Episodes], health: Health) -> None:
         self._health = health
         self._lock = threading.Lock()
         self._closed = False
@@ -46,18 +46,18 @@ class Background:
         with ExitStack() as stack:
             options = {"use_uvloop": find_spec("uvloop") is not None}
             self._portal = stack.enter_context(start_blocking_portal(backend_options=options))
-            self._open, self.host = self._portal.start_task(self._keep, opened)
+            self._open, self.episodes = self._portal.start_task(self._keep, opened)
             self._stack = stack.pop_all()
         self._open.add_done_callback(self._note_end)
         # Not by atexit: Python joins anyio's worker threads before that, and they end with the event loop.
         threading.Thread(target=self._close_at_the_end, name="swe-openenv-end").start()
 
     async def _keep(
-        self, opened: AbstractAsyncContextManager[Host], *, task_status: TaskStatus[Host]
+        self, opened: AbstractAsyncContextManager[Episodes], *, task_status: TaskStatus[Episodes]
     ) -> None:
         self._closing = anyio.Event()
-        async with opened as host:
-            task_status.started(host)
+        async with opened as episodes:
+            task_status.started(episodes)
             await self._closing.wait()
 
     def start(self, function: Callable[[], Awaitable[T]]) -> Future[T]:
@@ -86,7 +86,7 @@ class Background:
             raise UsageError("the session factory was closed during a call: make another one") from None
 
     def close(self) -> None:
-        """Cancel what runs, and close the host."""
+        """Cancel what runs, and close the run."""
         with self._lock:
             if self._closed:
                 return

@@ -1,23 +1,23 @@
-"""SweSessionFactory: makes sessions, in this process or at a server; task_prompts: the rows for TRL."""
+"""SweSessionFactory: makes sessions of a run in this process; task_prompts: the rows for TRL."""
 
 from __future__ import annotations
 
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 from openenv.core.harness import ResourceSessionFactory
 
-from swe_core.errors import ConfigError, SweError, sentence
+from swe_core.errors import SweError, sentence
 from swe_openenv.harness.background import Background
 from swe_openenv.harness.choice import choose
-from swe_openenv.harness.episode import Host
+from swe_openenv.harness.episode import Episode, open_here
 from swe_openenv.harness.health import Health
+from swe_openenv.harness.sampling import sampled_as
 from swe_openenv.harness.session import SweSession
-from swe_openenv.keys import key_from
+from swe_openenv.plans import load_plan
 
 OUT = "runs/trl"
 """Default run directory."""
@@ -26,21 +26,18 @@ OUT = "runs/trl"
 class SweSessionFactory(ResourceSessionFactory[SweSession]):
     """Makes sessions, each of which is a rollout that is graded.
 
-    The rollouts run in this process, or at a server (`swe-core openenv serve`) if there is a `url`. A
-    functools partial of this class is what TRL's `HarnessRolloutWorker` takes.
+    The rollouts run in this process. A functools partial of this class is what TRL's `HarnessRolloutWorker`
+    takes.
 
     Args:
         config: TOML file with settings of the run.
         sets: `SECTION.KEY=VALUE` above the file.
         out: Run directory. A run there with the same settings is resumed.
-        url: Base URL of a server, in place of the arguments before.
-        key_env: Environment variable with the server's key.
-        timeout: Seconds for which the server may be out of reach; then the training stops.
         give_up_after: Rollouts in a row without a verdict after which the training stops.
         sampling: How the trainer samples: temperature and the rest, neutral. The engine must sample so.
 
     Raises:
-        SweError: A setting is wrong, the run cannot start, or the server does not fit.
+        SweError: A setting is wrong, or the run cannot start.
     """
 
     def __init__(
@@ -49,29 +46,14 @@ class SweSessionFactory(ResourceSessionFactory[SweSession]):
         sets: Sequence[str] = (),
         out: str | os.PathLike[str] = OUT,
         *,
-        url: str | None = None,
-        key_env: str | None = None,
-        timeout: float = 120.0,
         give_up_after: int = 64,
         sampling: Mapping[str, float] | None = None,
     ) -> None:
         self._health = Health(give_up_after)
-        opened: AbstractAsyncContextManager[Host]
-        if url is None:
-            from swe_openenv.harness.in_process import open_here
-            from swe_openenv.harness.sampling import sampled_as
-            from swe_openenv.plans import load_plan
-
-            plan, plugins = load_plan(_path(config), sets)
-            if sampling is not None:
-                plan = sampled_as(plan, sampling)
-            opened = open_here(plan, plugins, Path(out))
-        else:
-            from swe_openenv.harness.remote import open_there
-
-            _check_alone(config, sets)
-            opened = open_there(url, key_from(key_env, "key_env"), timeout, sampling, self._health)
-        self._background = Background(opened, self._health)
+        plan, plugins = load_plan(_path(config), sets)
+        if sampling is not None:
+            plan = sampled_as(plan, sampling)
+        self._background = Background(open_here(plan, plugins, Path(out)), self._health)
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> SweSession:
         """Return a session of a task. Its rollout starts when it is waited for.
@@ -82,19 +64,19 @@ class SweSessionFactory(ResourceSessionFactory[SweSession]):
             episode_id: Name of the rollout; None makes one.
 
         Raises:
-            SweError: There is no such task, the server gives no episode, or the factory is closed. After
+            SweError: There is no such task, or the factory is closed. After
                 `give_up_after` of these in a row it returns sessions that stop the training.
         """
         name = episode_id if episode_id is not None else uuid.uuid4().hex
         try:
-            episode = self._background.host.episode(name, choose(task, seed))
+            episode = Episode(self._background.episodes, name, choose(task, seed))
             if self._health.over is None:
                 self._background.call(episode.begin)
         except SweError as error:
             self._health.count(sentence(error))
             if self._health.over is None:
                 raise
-            episode = self._background.host.episode(name, {})
+            episode = Episode(self._background.episodes, name, {})
         return SweSession(self._background, self._health, episode)
 
     def close(self) -> None:
@@ -103,36 +85,19 @@ class SweSessionFactory(ResourceSessionFactory[SweSession]):
 
 
 def task_prompts(
-    config: str | os.PathLike[str] | None = None,
-    sets: Sequence[str] = (),
-    *,
-    url: str | None = None,
-    key_env: str | None = None,
+    config: str | os.PathLike[str] | None = None, sets: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Return a row for each task, for a `datasets.Dataset` that TRL takes: the prompt is the task's id.
 
     Args:
-        config, sets, url, key_env: As of `SweSessionFactory`.
+        config, sets: As of `SweSessionFactory`.
 
     Raises:
-        SweError: A setting is wrong, or the server does not answer.
+        SweError: A setting is wrong.
     """
-    if url is None:
-        from swe_openenv.plans import load_plan
-
-        ids = [task.instance_id for task in load_plan(_path(config), sets)[0].tasks]
-    else:
-        from swe_openenv.harness.remote import ask_tasks
-
-        _check_alone(config, sets)
-        ids = ask_tasks(url, key_from(key_env, "key_env"))
+    ids = [task.instance_id for task in load_plan(_path(config), sets)[0].tasks]
     return [{"prompt": [{"role": "user", "content": task_id}]} for task_id in ids]
 
 
 def _path(config: str | os.PathLike[str] | None) -> Path | None:
     return Path(config) if config is not None else None
-
-
-def _check_alone(config: str | os.PathLike[str] | None, sets: Sequence[str]) -> None:
-    if config is not None or sets:
-        raise ConfigError("the server has its own settings: leave out config and sets, or the url")

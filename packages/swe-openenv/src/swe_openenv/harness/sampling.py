@@ -40,30 +40,14 @@ def sampled_as(plan: Plan, sampling: Mapping[str, float]) -> Plan:
         tables = {**tables, engine.name: {**tables.get(engine.name, {}), _TEMPERATURE: temperature}}
         plan = replace(plan, model_side=engine, settings=plan.settings.model_copy(update={"engine": tables}))
     found = cast(Engine, engine.create()).sampling
-    check_sampling(sampling, found, whose, f"leave engine.{engine.name}.{{}} out of the settings")
-    return plan
-
-
-def check_sampling(
-    wanted: Mapping[str, float], found: Mapping[str, float] | None, whose: str, remedy: str
-) -> None:
-    """Check that tokens are sampled as the trainer's loss takes them to be.
-
-    Args:
-        found: How they are sampled; None if the engine does not own them.
-        whose: Who samples, for the message.
-        remedy: What to do, for the message; `{}` is the name of the setting.
-
-    Raises:
-        ConfigError: They are not.
-    """
     if found is None:
         raise ConfigError(
             f"{whose} does not own its tokens, so nothing can be trained: use the engine 'vllm'"
         )
-    for name, value in wanted.items():
+    for name, value in sampling.items():
         if found.get(name) != value:
             raise ConfigError(
-                f"{whose} samples with {name} {found.get(name)} and the trainer with {value}: "
-                + remedy.format(name)
+                f"{whose} samples with {name} {found.get(name)} and the trainer with {value}: leave "
+                f"engine.{engine.name}.{name} out of the settings"
             )
+    return plan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import os
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -104,12 +103,12 @@ async def _trace_entries(episodes: Episodes, episode_id: str) -> JSONResponse:
     return JSONResponse({"session_id": episode_id, "entries": entries})
 
 
-async def _cancel(episodes: Episodes, episode_id: str, why: str = "stopped") -> JSONResponse:
+async def _cancel(episodes: Episodes, episode_id: str) -> JSONResponse:
     """End an episode; one that has a verdict keeps it."""
     episode = episodes.known(episode_id)
     if episode is None:
         return JSONResponse({"error": "unknown session"}, status_code=404)
-    episodes.cancel(episode, why if re.fullmatch(r"[a-z ]{1,64}", why) else "stopped")
+    episodes.cancel(episode, "stopped")
     return JSONResponse({"session_id": episode_id})
 
 
